@@ -1,0 +1,58 @@
+"""Typed ids, and the one source they come from."""
+
+from __future__ import annotations
+
+import random
+from typing import Final, NewType
+
+from weft.core.errors import InvalidIdError
+
+SessionId = NewType("SessionId", str)
+ProgramId = NewType("ProgramId", str)
+ThreadId = NewType("ThreadId", str)
+CallId = NewType("CallId", str)
+EngineId = NewType("EngineId", str)
+
+MAX_ID_LENGTH: Final = 256
+
+
+def check_id(value: object, what: str) -> str:
+    """Return `value` if it can travel as an id: a printable string of 1 to 256 characters.
+
+    Raises:
+        InvalidIdError: it is something else; the message names `what` and shows the value.
+    """
+    if not isinstance(value, str):
+        raise InvalidIdError(f"{what} must be a string, not {type(value).__name__} ({value!r:.80}).")
+    if not 0 < len(value) <= MAX_ID_LENGTH or not value.isprintable():
+        raise InvalidIdError(
+            f"{what} must be 1 to {MAX_ID_LENGTH} printable characters, not {len(value)}: {value!r:.80}."
+        )
+    return value
+
+
+class IdSource:
+    """Makes ids of 64 random bits behind a readable prefix.
+
+    Args:
+        rng: where the bits come from. A seeded `random.Random` gives the same ids again; the default asks the
+            operating system.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng if rng is not None else random.SystemRandom()
+
+    def _new(self, prefix: str) -> str:
+        return f"{prefix}-{self._rng.getrandbits(64):016x}"
+
+    def session(self) -> SessionId:
+        return SessionId(self._new("sess"))
+
+    def program(self) -> ProgramId:
+        return ProgramId(self._new("prog"))
+
+    def thread(self) -> ThreadId:
+        return ThreadId(self._new("thr"))
+
+    def call(self) -> CallId:
+        return CallId(self._new("call"))

@@ -1,0 +1,170 @@
+"""vLLM's own chat endpoint, in this process: its templates, tool parsers, structured output and usage, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import ValidationError
+
+from weft.core.errors import (
+    CallFailedError,
+    ContextLengthError,
+    EngineDiedError,
+    InvalidRequestError,
+    WeftError,
+)
+from weft.core.ids import CallId
+from weft.core.process_table import Account
+from weft.engine.vllm_api import (
+    AsyncLLM,
+    BaseModelPath,
+    ChatCompletionRequest,
+    EngineDeadError,
+    ErrorResponse,
+    OnlineRenderer,
+    OpenAIServingChat,
+    OpenAIServingModels,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    VLLMClientError,
+)
+from weft.engine.wire import decode_account
+
+OnAccount = Callable[[CallId, Account], None]
+
+
+class AccountingLLM(AsyncLLM):
+    """An `AsyncLLM` that takes the accounts which Weft's scheduler attaches off the outputs and reports them.
+
+    `on_account` is called on the engine's event loop, before the output that carried the account is delivered.
+    """
+
+    on_account: OnAccount
+
+    def __del__(self) -> None:
+        """Nothing: `weft.Engine` shuts it down, and vLLM's own would fail in an interpreter that is ending."""
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        call_id = CallId((sampling_params.extra_args or {}).get("call_id", request_id))
+        is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
+        output_tokens = 0
+        # Closing this generator must close vLLM's at once, which aborts the request.
+        async with aclosing(super().generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
+            async for output in outputs:
+                produced = sum(len(choice.token_ids) for choice in output.outputs)
+                output_tokens = output_tokens + produced if is_delta else produced
+                account = decode_account(
+                    output.kv_transfer_params,
+                    len(output.prompt_token_ids or ()),
+                    output_tokens,
+                    output.num_cached_tokens or 0,
+                )
+                if account is not None:
+                    self.on_account(call_id, account)
+                output.kv_transfer_params = None  # else it would show up in the OpenAI response
+                yield output
+
+
+def make_request(body: dict[str, Any]) -> ChatCompletionRequest:
+    """Check a chat request in OpenAI's format.
+
+    Raises:
+        InvalidRequestError: it is not one; the message names each field.
+    """
+    try:
+        return ChatCompletionRequest(**body)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
+        )
+        raise InvalidRequestError(f"the chat request is malformed: {problems}") from None
+    except ValueError as error:
+        raise InvalidRequestError(f"the chat request is malformed: {error}") from None
+
+
+class ChatEndpoint:
+    """OpenAI chat completions over one engine. Use it on the engine's event loop."""
+
+    def __init__(self, llm: AsyncLLM, model_name: str, tool_call_parser: str | None) -> None:
+        self._llm = llm
+        common: dict[str, Any] = {
+            "request_logger": None,
+            "chat_template": None,
+            "chat_template_content_format": "auto",
+            "enable_auto_tools": tool_call_parser is not None,
+            "tool_parser": tool_call_parser,
+            # "auto" would constrain only the envelope of a call; its arguments should be valid too.
+            "tool_strict_level": "parameter",
+        }
+        models = OpenAIServingModels(llm, [BaseModelPath(name=model_name, model_path=model_name)])
+        renderer = OnlineRenderer(model_config=llm.model_config, renderer=llm.renderer, **common)
+        self._chat = OpenAIServingChat(
+            llm,
+            models,
+            response_role="assistant",
+            online_renderer=renderer,
+            enable_prompt_tokens_details=True,
+            **common,
+        )
+
+    async def complete(self, request: ChatCompletionRequest) -> dict[str, Any]:
+        """One answer, as an OpenAI `chat.completion` object.
+
+        Raises:
+            CallError, EngineDiedError: see `weft.core.errors`.
+        """
+        try:
+            response = await self._chat.create_chat_completion(request)
+        except Exception as error:
+            raise self._translate(error) from error
+        if isinstance(response, ErrorResponse):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # vLLM answers a cancellation with an error response
+                raise asyncio.CancelledError
+            raise self._error(response.error.message, response.error.code)
+        return dict(response.model_dump(exclude_none=True))
+
+    async def stream(self, request: ChatCompletionRequest) -> AsyncIterator[dict[str, Any]]:
+        """The answer as OpenAI `chat.completion.chunk` objects.
+
+        Raises:
+            CallError, EngineDiedError: see `weft.core.errors`.
+        """
+        try:
+            response = await self._chat.create_chat_completion(request)
+        except Exception as error:
+            raise self._translate(error) from error
+        if isinstance(response, ErrorResponse):
+            raise self._error(response.error.message, response.error.code)
+        async with aclosing(response) as lines:
+            async for line in lines:
+                data = line.removeprefix("data: ").strip()
+                if data == "[DONE]":
+                    return
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise self._error(chunk["error"]["message"], chunk["error"].get("code"))
+                yield chunk
+
+    def _translate(self, error: Exception) -> WeftError:
+        if isinstance(error, EngineDeadError) or self._llm.errored:
+            return EngineDiedError()
+        if isinstance(error, VLLMClientError):
+            return self._error(str(error).split(" (parameter=")[0], 400)
+        return CallFailedError(f"the engine failed on this call: {type(error).__name__}: {error}")
+
+    def _error(self, message: str, code: Any) -> WeftError:
+        if self._llm.errored:
+            return EngineDiedError()
+        if "context length" in message or "maximum model length" in message or "max_model_len" in message:
+            return ContextLengthError(message)
+        if isinstance(code, int) and 400 <= code < 500:
+            return InvalidRequestError(f"the engine refused the request: {message}")
+        return CallFailedError(f"the engine failed on this call: {message}")

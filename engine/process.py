@@ -1,0 +1,92 @@
+"""An engine's event loop on a thread of its own, and the host process kept as it was.
+
+vLLM's front end dies with the event loop it was started on, so it must not be the user's; and starting its processes
+leaves traces in the host, which are put back here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An asyncio event loop running on a daemon thread until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        """Cancel what still runs, and end the thread. May be called twice."""
+        if not self._thread.is_alive():
+            return
+        with suppress(TimeoutError):  # something blocks the loop; the thread is a daemon and will not keep the host
+            self.submit(_cancel_others()).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+
+
+async def _cancel_others() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def host_untouched() -> Iterator[None]:
+    """Put environment variables back as they were.
+
+    vLLM sets LD_PRELOAD, LOCAL_WORLD_SIZE and others for the processes it starts; they must not reach other children of
+    the host.
+    """
+    environment = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(environment):
+            del os.environ[name]
+        for name, value in environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+def child_processes() -> set[multiprocessing.process.BaseProcess]:
+    return set(multiprocessing.active_children())
+
+
+def end_processes(processes: set[multiprocessing.process.BaseProcess], grace_s: float = 10.0) -> None:
+    """Ask processes to end, and kill those that do not within `grace_s` seconds."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(grace_s)
+        if process.is_alive():
+            process.kill()
+            process.join(grace_s)
+
+
+def is_spawned_main() -> bool:
+    """Whether this is a child process that is only now re-running the user's main module."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))

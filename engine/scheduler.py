@@ -1,0 +1,242 @@
+"""Weft's scheduler: a `scheduler_cls` plugin for stock vLLM.
+
+It decides the order of calls by a `weft.core.policies` object and leaves batching, KV blocks and outputs to vLLM. Use
+it through `weft.Engine`, or on its own::
+
+    vllm serve MODEL --scheduler-cls weft.engine.scheduler.WeftScheduler \\
+        --additional-config '{"weft": {"name": "atlas", "bounds_s": [1, 4, 16], "beta": 8}}'
+
+A request names its program in `vllm_xargs` (`program_id`, and optionally `thread_id`, `call_id`, `parents`,
+`service_s`, `total_service_s`, `wait_s`; see `weft.engine.wire`), or by its `session_id`; one that names none is its
+own program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from weft.core.ids import CallId, ProgramId
+from weft.core.policies import PolicyConfig
+from weft.core.policies.base import Call
+from weft.core.process_table import Account, Attained
+from weft.engine.request_queue import PolicyQueue
+from weft.engine.vllm_api import (
+    AsyncScheduler,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    ModelRunnerOutput,
+    PauseState,
+    Request,
+    SchedulerOutput,
+)
+from weft.engine.wire import ACCOUNT_KEY, decode_call, encode_account
+
+
+@dataclass(slots=True)
+class _Program:
+    """A program's attained service on this engine, kept while it has calls here."""
+
+    attained: Attained
+    calls: int = 0
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """What one call has cost. With n > 1 its sequences share it: a step is charged once; it waits while none runs."""
+
+    call_id: CallId
+    program_id: ProgramId
+    inherited_s: float
+    waiting_since_s: float
+    sequences: int = 0
+    running: int = 0
+    service_s: float = 0.0
+    wait_s: float = 0.0
+    preemptions: int = 0
+    last_step: int = -1
+
+    def start(self, now_s: float) -> None:
+        if self.running == 0:
+            self.wait_s += now_s - self.waiting_since_s
+        self.running += 1
+
+    def stop(self, now_s: float) -> None:
+        self.running -= 1
+        self.waiting_since_s = now_s
+
+    def account(self) -> Account:
+        return Account(self.service_s, self.wait_s, self.preemptions)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A request under way."""
+
+    call: Call
+    ledger: _Ledger
+    running: bool = False
+
+
+class WeftScheduler(AsyncScheduler):
+    """Orders waiting and running calls by program (Autellix, Algorithm 1)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = dict((self.vllm_config.additional_config or {}).get("weft", {}))
+        if "bounds_s" in config:
+            config["bounds_s"] = tuple(config["bounds_s"])
+        self.weft_policy = PolicyConfig(**config).make()
+        self.clock = time.monotonic
+        self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
+        self._programs: dict[ProgramId, _Program] = {}
+        self._ledgers: dict[CallId, _Ledger] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._left: dict[str, _Ledger] = {}  # of requests that left since the last outputs
+        self._scheduled_at_s: deque[float] = deque()  # of steps in flight, first in, first out
+        self._updated_at_s = self.clock()
+        self._step = 0
+
+    def _now_s(self) -> float:
+        return self.clock()  # looked up each time, so that a test can set the clock
+
+    def _call_of(self, request: Request) -> Call:
+        return self._entries[request.request_id].call
+
+    # -- arrival and departure
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id not in self._entries:  # else the next input of a streaming session
+            self._open(request)
+        super().add_request(request)
+
+    def _open(self, request: Request) -> None:
+        params = request.sampling_params
+        identity, attained = decode_call(
+            params.extra_args if params is not None else None, request.request_id, request.session_id
+        )
+        program = self._programs.setdefault(identity.program_id, _Program(Attained()))
+        program.attained.merge(attained)
+        program.calls += 1
+        ledger = self._ledgers.get(identity.call_id)
+        if ledger is None:
+            ledger = self._ledgers[identity.call_id] = _Ledger(
+                identity.call_id, identity.program_id, program.attained.service_s, self.clock()
+            )
+        ledger.sequences += 1
+        self._entries[request.request_id] = _Entry(Call(request.request_id, program.attained), ledger)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        entry = self._entries.pop(request.request_id, None)
+        if entry is not None:
+            self._close(request.request_id, entry)
+        return super()._free_request(request, delay_free_blocks)
+
+    def _close(self, request_id: str, entry: _Entry) -> None:
+        ledger = entry.ledger
+        if entry.running:
+            ledger.stop(self.clock())
+        elif ledger.running == 0:  # aborted, or finished while preempted: its last wait counts too
+            ledger.wait_s += self.clock() - ledger.waiting_since_s
+            ledger.waiting_since_s = self.clock()
+        self.weft_policy.leave(entry.call)
+        self._left[request_id] = ledger
+        program = self._programs[ledger.program_id]
+        ledger.sequences -= 1
+        if ledger.sequences == 0:
+            del self._ledgers[ledger.call_id]
+            program.attained.fold(ledger.inherited_s, ledger.account())
+        program.calls -= 1
+        if program.calls == 0:
+            del self._programs[ledger.program_id]
+
+    # -- one step
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        now_s = self.clock()
+        self.weft_policy.promote(now_s)
+        if self.pause_state == PauseState.UNPAUSED:
+            self._preempt_outranked()
+        # vLLM takes running[-1] as its victim when KV blocks run out inside the step.
+        self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
+        output = super().schedule(throttle_prefills)
+        for request in reversed(self.running):  # vLLM appends what it admits
+            entry = self._entries[request.request_id]
+            if entry.running:
+                break
+            entry.running = True
+            entry.ledger.start(now_s)
+            self.weft_policy.start(entry.call, now_s)
+        if output.total_num_scheduled_tokens > 0:
+            self._scheduled_at_s.append(now_s)
+        return output
+
+    def _preempt_outranked(self) -> None:
+        """Make room where calls of higher queues wait (Alg. 1 lines 32-39)."""
+        if not self.waiting:
+            return
+        free_slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        victims = self.weft_policy.victims(
+            [self._call_of(request) for request in self.running], free_slots, ready=self._is_ready
+        )
+        for call in victims:
+            request = self.requests[call.key]
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic())
+            self.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _is_ready(self, call: Call) -> bool:
+        """Whether a waiting call could start in this step; vLLM asks the same as it admits."""
+        request = self.requests[call.key]
+        if request.num_stale_output_tokens and not request.drop_stale_output:
+            return False
+        return bool(self._handle_blocked_waiting_request(request))
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        entry = self._entries[request.request_id]
+        now_s = self.clock()
+        if entry.running:
+            entry.running = False
+            entry.ledger.stop(now_s)
+        entry.ledger.preemptions += 1
+        self.weft_policy.preempt(entry.call, now_s)
+        super()._preempt_request(request, timestamp, drop_stale_output)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            self._charge(scheduler_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for client_outputs in outputs.values():
+            for output in client_outputs.outputs:
+                self._attach_account(output)
+        self._left.clear()
+        return outputs
+
+    def _charge(self, scheduler_output: SchedulerOutput) -> None:
+        """Charge each call of a step with the step's time. Steps overlap under asynchronous scheduling, so a step's
+        time runs from its schedule or from the end of the step before it, whichever is later."""
+        now_s = self.clock()
+        step_s = now_s - max(self._scheduled_at_s.popleft(), self._updated_at_s)
+        self._updated_at_s = now_s
+        self._step += 1
+        for request_id in scheduler_output.num_scheduled_tokens:
+            entry = self._entries.get(request_id)
+            if entry is None:  # aborted while the step ran
+                continue
+            self.weft_policy.charge(entry.call, step_s, now_s)
+            if entry.ledger.last_step != self._step:
+                entry.ledger.last_step = self._step
+                entry.ledger.service_s += step_s
+
+    def _attach_account(self, output: EngineCoreOutput) -> None:
+        """An output carries its call's account so far, not only the last one: a call may end in the front process, by
+        a stop string or a closed stream, and then no last output comes."""
+        entry = self._entries.get(output.request_id)
+        ledger = entry.ledger if entry is not None else self._left.get(output.request_id)
+        if ledger is not None:
+            account = encode_account(ledger.account())
+            output.kv_transfer_params = {**(output.kv_transfer_params or {}), ACCOUNT_KEY: account}

@@ -1,0 +1,55 @@
+"""The one door to vLLM: every name of vLLM that Weft uses, behind a check of the version.
+
+When vLLM moves, this list is what has to be looked at again.
+"""
+
+# ruff: noqa: E402
+from weft.engine.compat import require_vllm
+
+require_vllm()
+
+from vllm import AsyncEngineArgs
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMClientError
+from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+__all__ = [
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncScheduler",
+    "BaseModelPath",
+    "ChatCompletionRequest",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "EngineDeadError",
+    "ErrorResponse",
+    "ModelRunnerOutput",
+    "OnlineRenderer",
+    "OpenAIServingChat",
+    "OpenAIServingModels",
+    "PauseState",
+    "Request",
+    "RequestOutput",
+    "RequestOutputKind",
+    "RequestQueue",
+    "SamplingParams",
+    "SchedulerOutput",
+    "VLLMClientError",
+    "current_platform",
+]

@@ -1,0 +1,83 @@
+"""What travels with a call: ids and attained service to the scheduler process, the account back.
+
+There, in `SamplingParams.extra_args` (the chat endpoint's `vllm_xargs`), which takes scalars and flat lists. Back, in
+`RequestOutput.kv_transfer_params`, the one field of an output that a scheduler plugin can fill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.process_table import Account, Attained, CallIdentity
+
+ACCOUNT_KEY: Final = "weft"
+
+ExtraArgs = dict[str, str | int | float | list[str | int | float]]
+
+
+def encode_call(identity: CallIdentity, attained: Attained) -> ExtraArgs:
+    """The `extra_args` of a call."""
+    return {
+        "program_id": identity.program_id,
+        "thread_id": identity.thread_id,
+        "call_id": identity.call_id,
+        "parents": list(identity.parents),
+        "service_s": attained.service_s,
+        "total_service_s": attained.total_service_s,
+        "wait_s": attained.wait_s,
+    }
+
+
+def decode_call(
+    extra_args: Mapping[str, Any] | None, request_id: str, session_id: str | None
+) -> tuple[CallIdentity, Attained]:
+    """Read a call's `extra_args` inside the scheduler.
+
+    Never raises, since an exception there ends the engine: an id that is missing or malformed falls back to the session
+    and then to the request itself, so that a request of a client that knows nothing of programs is a program of its
+    own; a number that makes no sense counts as 0.
+    """
+    args = extra_args or {}
+    program_id = _text(args.get("program_id")) or session_id or request_id
+    parents = args.get("parents")
+    identity = CallIdentity(
+        program_id=ProgramId(program_id),
+        thread_id=ThreadId(_text(args.get("thread_id")) or program_id),
+        call_id=CallId(_text(args.get("call_id")) or request_id),
+        parents=tuple(CallId(p) for p in parents if _text(p)) if isinstance(parents, list) else (),
+    )
+    service_s = _seconds(args.get("service_s"))
+    total_service_s = max(_seconds(args.get("total_service_s")), service_s)
+    return identity, Attained(service_s, total_service_s, _seconds(args.get("wait_s")))
+
+
+def encode_account(account: Account) -> dict[str, Any]:
+    """The part of an account that only the scheduler knows."""
+    return {
+        "service_s": account.service_s,
+        "wait_s": account.wait_s,
+        "preemptions": account.preemptions,
+    }
+
+
+def decode_account(
+    params: Mapping[str, Any] | None, prompt_tokens: int, output_tokens: int, cached_tokens: int
+) -> Account | None:
+    """Complete a scheduler's account with the token counts of the output. None if the output carries no account."""
+    found = (params or {}).get(ACCOUNT_KEY)
+    if found is None:
+        return None
+    return Account(**found, prompt_tokens=prompt_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+        return float(value)
+    return 0.0

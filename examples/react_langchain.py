@@ -1,0 +1,193 @@
+"""ReAct agents of different lengths at once on one engine: LangChain's `create_agent`, a calculator and a lookup.
+
+Run it with `weft demo`, or `python examples/react_langchain.py --model Qwen/Qwen2.5-0.5B-Instruct`. What makes it a
+Weft example is four lines: the engine, `@weft.program`, `ChatWeft(engine=...)` and `config=program.config()`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import itertools
+import operator
+import os
+import re
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, Literal, cast
+
+import typer
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
+from pydantic import Field
+from rich.console import Console
+from rich.live import Live
+
+import weft
+from weft.console import process_table
+from weft.integrations.langchain import ChatWeft
+
+# What the lookup tool searches: one fact a line.
+ALMANAC: Final = """\
+Everest is 8849 metres high.
+The Nile is 6650 kilometres long.
+The Amazon is 6400 kilometres long.
+The Moon is 384400 kilometres away.
+The Sahara covers 9200000 square kilometres.
+Mars has 2 moons.
+The Danube is 2850 kilometres long.
+Kilimanjaro is 5895 metres high.
+Lake Baikal is 1642 metres deep.
+Iceland has 130 volcanoes."""
+
+Topic = Literal["Amazon", "Baikal", "Danube", "Everest", "Iceland", "Kilimanjaro", "Mars", "Moon", "Nile", "Sahara"]
+
+# Each list is one program: its questions are asked one after another. The long ones come first, so that under
+# first-come-first-served the short ones queue behind them.
+TASKS: Final = {
+    "atlas of rivers": ["How long is the Nile?", "How long is the Amazon?", "How long is the Danube?",
+                        "What is 6650 - 6400?", "What is 6400 - 2850?", "What is 6650 + 6400?"],
+    "space facts": ["How far away is the Moon?", "How many moons does Mars have?", "What is 384400 / 2?",
+                    "What is 384400 * 2?", "What is 365 * 24?"],
+    "high and low": ["How high is Everest?", "How high is Kilimanjaro?", "How deep is Lake Baikal?",
+                     "What is 8849 - 5895?"],
+    "desert": ["How big is the Sahara?", "What is 9200000 / 2?"],
+    "islands": ["How many volcanoes does Iceland have?", "What is 130 / 10?"],
+    "multiplication": ["What is 12 * 7?"],
+    "division": ["What is 81 / 9?"],
+    "mountain": ["How high is Everest?"],
+}  # fmt: skip
+
+_OPERATORS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+@tool
+def calculator(expression: Annotated[str, Field(pattern=r"^[0-9]{1,7}( [-+*/] [0-9]{1,7}){1,2}$")]) -> str:
+    """Work out arithmetic such as 15 * 4."""
+
+    def value(node: ast.expr) -> float:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        raise ValueError(f"not arithmetic: {expression}")
+
+    try:
+        return f"{expression} = {value(ast.parse(expression, mode='eval').body):.10g}"
+    except (SyntaxError, ValueError, ZeroDivisionError) as error:
+        return f"{expression} cannot be worked out: {error}"
+
+
+@tool
+def lookup(topic: Topic) -> str:
+    """Find a fact about a place."""
+    return next((line for line in ALMANAC.splitlines() if topic in line), f"The almanac has nothing on {topic}.")
+
+
+class OneToolFirst(AgentMiddleware[Any, Any, Any]):
+    """Has the model call a tool before it answers, and offers the one tool that fits.
+
+    A model of 135 million parameters fills in arguments well and chooses badly; a larger one would not need this.
+    """
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        question = request.messages[-1]
+        if isinstance(question, HumanMessage):
+            fitting = calculator if re.search(r"\d", question.text) else lookup
+            request = request.override(
+                tools=[fitting], tool_choice="any", model_settings={"parallel_tool_calls": False}
+            )
+        return await handler(request)
+
+
+def _worked(question: str, name: str, arguments: dict[str, str], result: str, answer: str) -> list[AnyMessage]:
+    call = {"name": name, "args": arguments, "id": f"example-{name}"}
+    return [
+        HumanMessage(question),
+        AIMessage("", tool_calls=[call]),
+        ToolMessage(result, tool_call_id=call["id"]),
+        AIMessage(answer),
+    ]
+
+
+SYSTEM_PROMPT: Final = "You answer questions with the help of tools."
+EXAMPLES: Final = [
+    *_worked("What is 15 * 4?", "calculator", {"expression": "15 * 4"}, "15 * 4 = 60", "15 * 4 = 60"),
+    *_worked("How long is the Rhine?", "lookup", {"topic": "Rhine"}, "The Rhine is 1230 kilometres long.",
+             "The Rhine is 1230 kilometres long."),
+]  # fmt: skip
+
+
+@weft.program
+async def react(questions: list[str], model: ChatWeft, program: weft.Program) -> list[str]:
+    """Answer the questions one after another."""
+    agent = create_agent(model, [calculator, lookup], system_prompt=SYSTEM_PROMPT, middleware=[OneToolFirst()])
+    answers = []
+    for question in questions:
+        result = await agent.ainvoke(
+            {"messages": [*EXAMPLES, HumanMessage(question)]}, config=cast("RunnableConfig", program.config())
+        )
+        answers.append(str(result["messages"][-1].text))
+    return answers
+
+
+async def run(model: str | None, policy: str, programs: int | None, console: Console) -> dict[str, list[str]]:
+    """Start an engine, run the agents on it at once, and print the answers and the process table.
+
+    Returns:
+        The answers of each program.
+    """
+    names = list(itertools.islice(itertools.cycle(TASKS), programs or len(TASKS)))
+    tasks = {name if n < len(TASKS) else f"{name} {n // len(TASKS) + 1}": TASKS[name] for n, name in enumerate(names)}
+    with console.status(f"starting vLLM with policy {policy} (half a minute to a minute) ..."):
+        engine = await weft.Engine.create(
+            model,
+            policy=policy,
+            max_num_seqs=3,  # few, so that programs compete
+            max_model_len=2048,
+            enforce_eager=True,  # a slower step for a quicker start
+            use_tqdm_on_load=False,
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+        )
+    async with engine:
+        chat = ChatWeft(engine=engine, temperature=0, max_tokens=48)
+        with Live(get_renderable=lambda: process_table(engine.table), console=console, transient=True):
+            answers = await asyncio.gather(
+                *(react.options(name=name)(questions, chat) for name, questions in tasks.items())
+            )
+        for (name, questions), given in zip(tasks.items(), answers, strict=True):
+            console.print(f"\n[bold]{name}[/]")
+            for question, answer in zip(questions, given, strict=True):
+                console.print(f"  {question:38} {answer}", markup=False, highlight=False, soft_wrap=True)
+        console.print()
+        console.print(process_table(engine.table))
+        return dict(zip(tasks, answers, strict=True))
+
+
+def run_demo(
+    model: Annotated[str | None, typer.Option(help="A folder in Hugging Face format, or a hub name.")] = None,
+    policy: Annotated[str, typer.Option(help="fcfs, plas or atlas.")] = "atlas",
+    programs: Annotated[int | None, typer.Option(min=1, help="How many agents run at once.")] = None,
+) -> int:
+    """Run the ReAct agents and print what they answered and what it took."""
+    # This is a program of its own, so it may quiet the libraries; `VLLM_LOGGING_LEVEL=INFO` brings vLLM's log back.
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_LOGS", "-torch._library")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    asyncio.run(run(model, policy, programs, Console()))
+    return 0
+
+
+if __name__ == "__main__":
+    typer.run(run_demo)

@@ -1,0 +1,39 @@
+"""Weft: program-aware LLM serving for people who build agents.
+
+Decorate the agent's entrypoint with `@weft.program`, hand the program on, and its calls are scheduled as one program on
+stock vLLM. Importing this needs neither vLLM nor torch; `weft.Engine` is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weft.core.decorator import program
+from weft.core.errors import WeftError
+from weft.core.process_table import Account, ProcessTable, ProgramRow, ProgramState
+from weft.core.program import Program
+
+if TYPE_CHECKING:
+    from weft.engine.engine import Engine
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Account",
+    "Engine",
+    "ProcessTable",
+    "Program",
+    "ProgramRow",
+    "ProgramState",
+    "WeftError",
+    "__version__",
+    "program",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":
+        from weft.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")

@@ -1,0 +1,59 @@
+"""The process table as people look at it: in a terminal, at rest or live."""
+
+from __future__ import annotations
+
+import math
+
+from rich.table import Table
+
+from weft.core.process_table import ProcessTable, ProgramRow
+
+_NUMBERS = (
+    "thr-\neads",
+    "calls",
+    "tokens\nin",
+    "of them\ncached",
+    "tokens\nout",
+    "service\ns",
+    "wait\ns",
+    "pre-\nempted",
+    "took\ns",
+)
+_STATE_STYLES = {"finished": "green", "failed": "red", "cancelled": "yellow", "active": "bold"}
+
+
+def process_table(table: ProcessTable) -> Table:
+    """A rich table of the programs that run and of those that have ended, in the order they started.
+
+    Columns: threads (concurrent chains of calls), calls, prompt tokens, how many of them the prefix cache held, tokens
+    generated, service (the longest chain of time on the model executor), wait (in the scheduler's queue, over all
+    calls), how often a call was preempted, time from start to end, and state.
+    """
+    view = Table(title="process table", title_justify="left", box=box.SIMPLE_HEAD, padding=0)  # fits 80 columns
+    view.add_column("program", no_wrap=True, max_width=18)
+    for heading in _NUMBERS:
+        view.add_column(heading, justify="right", no_wrap=True)
+    view.add_column("state", no_wrap=True)
+    rows = [*table.ended(), *table]
+    for row in sorted(rows, key=lambda row: row.start_s):
+        view.add_row(*_cells(row))
+    return view
+
+
+def _cells(row: ProgramRow) -> list[str]:
+    account = row.account
+    took_s = row.end_s - row.start_s
+    style = _STATE_STYLES.get(row.state)
+    return [
+        row.info.name,
+        str(len(row.threads)),
+        str(row.calls),
+        str(account.prompt_tokens),
+        str(account.cached_tokens),
+        str(account.output_tokens),
+        f"{row.attained.service_s:.2f}",
+        f"{row.attained.wait_s:.2f}",
+        str(account.preemptions),
+        "" if math.isnan(took_s) else f"{took_s:.1f}",
+        f"[{style}]{row.state}[/]" if style else str(row.state),
+    ]

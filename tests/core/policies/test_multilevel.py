@@ -1,0 +1,626 @@
+"""Multilevel queues: Algorithm 1 of Autellix, line by line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from weft.core.errors import PolicyError
+from weft.core.policies import Atlas, Call, Fcfs, MultilevelPolicy, Plas, Policy
+from weft.core.process_table import Account, Attained
+
+BOUNDS = (1.0, 3.0)  # Q_1 [0, 1), Q_2 [1, 3), Q_3 [3, oo): quanta of 1, 2 and no end
+
+
+def arrived(policy: Policy, key: str = "c", service_s: float = 0.0, *, wait_s: float = 0.0, now_s: float = 0.0) -> Call:
+    """A call of a program of its own that has attained `service_s` and waited `wait_s`."""
+    call = Call(key, Attained(service_s, service_s, wait_s))
+    policy.arrive(call, now_s)
+    return call
+
+
+def started(policy: Policy, key: str = "c", service_s: float = 0.0, now_s: float = 0.0) -> Call:
+    call = arrived(policy, key, service_s, now_s=now_s)
+    policy.start(call, now_s)
+    return call
+
+
+def waiting(policy: Policy) -> list[str]:
+    return [call.key for call in policy.waiting]
+
+
+# -- lines 11-13: the queue of an arriving call
+
+
+@pytest.mark.parametrize(
+    ("service_s", "level"),
+    [(0.0, 0), (0.999, 0), (1.0, 1), (1.001, 1), (2.999, 1), (3.0, 2), (1e9, 2)],
+)
+def test_queues_are_half_open(service_s: float, level: int) -> None:
+    """A program whose service is exactly a bound is in the queue of lower priority (lines 11, 12)."""
+    call = arrived(Plas(BOUNDS), service_s=service_s)
+    assert call.rank.level == level
+    assert call.service_s == service_s
+
+
+@pytest.mark.parametrize(("service_s", "quantum_s"), [(0.0, 1.0), (1.0, 2.0), (2.5, 2.0), (3.0, math.inf)])
+def test_a_quantum_is_as_long_as_its_queue_is_wide(service_s: float, quantum_s: float) -> None:
+    """A call gets the whole quantum of its queue, the last queue's has no end (line 13)."""
+    assert arrived(Plas(BOUNDS), service_s=service_s).quantum_s == quantum_s
+
+
+def test_inside_a_queue_first_come_first_served() -> None:
+    """Calls of one queue stand in the order of arrival, whatever their service inside the queue's range."""
+    policy = Plas(BOUNDS)
+    for key, service_s in [("b2", 2.0), ("a1", 0.9), ("b1", 1.0), ("c", 7.0), ("a2", 0.0)]:
+        arrived(policy, key, service_s)
+    assert waiting(policy) == ["a1", "a2", "b2", "b1", "c"]
+
+
+def test_an_arriving_call_keeps_the_service_it_arrived_with() -> None:
+    """What the program attains later moves its next call, not one that waits already."""
+    policy = Plas(BOUNDS)
+    call = arrived(policy)
+    call.program.fold(0.0, Account(service_s=5.0))
+    assert (call.service_s, call.rank.level) == (0.0, 0)
+
+
+# -- lines 20-23: demotion
+
+
+@pytest.mark.parametrize(("charges", "level"), [([0.999], 0), ([1.0], 1), ([0.5, 0.5], 1), ([0.5, 0.4], 0), ([2.5], 1)])
+def test_a_call_is_demoted_when_its_quantum_is_used_up(charges: list[float], level: int) -> None:
+    """Exactly at the end of its quantum a call goes down, by one queue, and gets that queue's whole quantum."""
+    policy = Plas(BOUNDS)
+    call = started(policy)
+    for charge in charges:
+        policy.charge(call, charge, 0.0)
+    assert call.rank.level == level
+    assert call.quantum_s == (2.0 if level == 1 else 1.0 - sum(charges))
+    assert call.model_time_s == sum(charges)
+
+
+def test_demotion_is_to_the_tail() -> None:
+    """A demoted call stands behind those already in the queue it comes to, and before later ones."""
+    policy = Plas(BOUNDS)
+    before = arrived(policy, "before", 1.0)
+    call = started(policy)
+    policy.charge(call, 1.0, 1.0)
+    after = arrived(policy, "after", 1.0)
+    assert before.rank < call.rank < after.rank
+
+
+def test_the_last_queue_has_no_end() -> None:
+    """In the last queue a call keeps its place, however long it runs."""
+    policy = Plas(BOUNDS)
+    call = started(policy, service_s=3.0)
+    rank = call.rank
+    for _ in range(100):
+        policy.charge(call, 1e6, 0.0)
+    assert call.rank == rank
+
+
+def test_a_call_that_waits_again_can_be_demoted() -> None:
+    """A step that comes back after its call was preempted is charged, and moves the call in the queue."""
+    policy = Plas(BOUNDS)
+    call = started(policy)
+    policy.preempt(call, 1.0)
+    arrived(policy, "other", 1.0)
+    policy.charge(call, 1.0, 1.0)
+    assert waiting(policy) == ["other", "c"]
+    assert call.waiting_since_s == 1.0
+
+
+# -- starting, preemption, leaving
+
+
+def test_wait_is_from_arrival_to_start() -> None:
+    """Starting adds the wait that ends and takes the call out of the queue."""
+    policy = Plas(BOUNDS)
+    call = arrived(policy, now_s=2.0)
+    policy.start(call, 5.0)
+    assert call.wait_s == 3.0
+    assert math.isnan(call.waiting_since_s)
+    assert waiting(policy) == []
+
+
+def test_a_preempted_call_keeps_its_place_and_its_quantum() -> None:
+    """A call that leaves the batch unfinished waits where it stood, with what is left of its quantum."""
+    policy = Plas(BOUNDS)
+    first, second = started(policy, "first", 1.0), started(policy, "second", 1.0)
+    third = arrived(policy, "third", 1.0)
+    policy.charge(second, 0.5, 0.5)
+    policy.charge(first, 0.5, 0.5)
+    policy.preempt(second, 0.5)
+    policy.preempt(first, 0.5)
+    assert waiting(policy) == ["first", "second", "third"]
+    assert (first.quantum_s, third.quantum_s) == (1.5, 2.0)
+    policy.start(first, 4.5)
+    assert first.wait_s == 4.0
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_call_that_leaves_is_gone(running: bool) -> None:
+    """Finished or aborted, waiting or running, a call does not come up again (line 18)."""
+    policy = Plas(BOUNDS, beta=1.0)
+    call = arrived(policy, service_s=1.0)
+    if running:
+        policy.start(call, 0.0)
+    policy.leave(call)
+    policy.leave(call)
+    assert waiting(policy) == []
+    assert policy.promote(1e9) == []
+
+
+# -- lines 24-30: promotion
+
+
+@pytest.mark.parametrize(("now_s", "promoted"), [(5.999, False), (6.0, True), (7.0, True)])
+def test_promotion_exactly_at_beta(now_s: float, promoted: bool) -> None:
+    """(program wait + call wait) / (program service + call service) >= beta, and not before: (2 + 6) / 4 = 2."""
+    policy = Plas(BOUNDS, beta=2.0)
+    call = arrived(policy, service_s=4.0, wait_s=2.0)
+    assert policy.promote(now_s) == ([call] if promoted else [])
+    assert call.rank.level == (0 if promoted else 2)
+
+
+def test_the_calls_own_wait_and_service_count() -> None:
+    """What the call has waited and run itself is in the ratio: (0 + 3 + 5) / (2 + 2) = 2."""
+    policy = Plas(BOUNDS, beta=2.0)
+    call = arrived(policy, service_s=2.0)
+    policy.start(call, 3.0)
+    policy.charge(call, 2.0, 5.0)
+    policy.preempt(call, 5.0)
+    assert policy.promote(9.999) == []
+    assert policy.promote(10.0) == [call]
+
+
+def test_only_the_calls_own_times_are_reset() -> None:
+    """Promotion sets c.wait and c.model_time to zero and leaves the program's row and c.service (line 29)."""
+    policy = Plas(BOUNDS, beta=1.0)
+    call = arrived(policy, service_s=2.0, wait_s=1.0)
+    policy.start(call, 0.5)
+    policy.charge(call, 0.5, 1.0)
+    policy.preempt(call, 1.0)
+    [promoted] = policy.promote(50.0)
+    assert promoted is call
+    assert (call.wait_s, call.model_time_s, call.waiting_since_s) == (0.0, 0.0, 50.0)
+    assert call.service_s == 2.0
+    assert call.program == Attained(2.0, 2.0, 1.0)
+    policy.start(call, 51.0)
+    assert call.wait_s == 1.0, "the wait before the promotion is forgotten"
+
+
+def test_a_promoted_call_goes_to_the_tail_of_q1_with_its_quantum() -> None:
+    """A promoted call stands behind those in Q_1, may run for Q_1's quantum, and then goes down as any other."""
+    policy = Plas(BOUNDS, beta=1.0)
+    call = arrived(policy, "starved", 3.0)
+    arrived(policy, "in q1")
+    assert policy.promote(3.0) == [call]
+    assert waiting(policy) == ["in q1", "starved"]
+    assert call.quantum_s == 1.0
+    policy.start(call, 3.0)
+    policy.charge(call, 1.0, 4.0)
+    assert call.rank.level == 1
+
+
+def test_calls_in_q1_are_not_promoted() -> None:
+    """A call that is in Q_1 already keeps its place, however long it waits."""
+    policy = Plas(BOUNDS, beta=1.0)
+    call = arrived(policy, service_s=0.5)
+    rank = call.rank
+    assert policy.promote(1e6) == []
+    assert call.rank == rank
+
+
+def test_a_running_call_is_not_promoted() -> None:
+    """Only a call that waits starves."""
+    policy = Plas(BOUNDS, beta=1.0)
+    call = arrived(policy, service_s=1.0, wait_s=50.0)
+    policy.start(call, 50.0)
+    assert policy.promote(100.0) == []
+    assert call.rank.level == 1
+
+
+def test_starved_calls_are_promoted_in_rank_order() -> None:
+    """Calls that starve together keep their order (line 15)."""
+    policy = Plas(BOUNDS, beta=1.0)
+    calls = [arrived(policy, key, service_s) for key, service_s in [("z", 9.0), ("y", 3.0), ("x", 1.0)]]
+    assert policy.promote(20.0) == [calls[2], calls[0], calls[1]]
+    assert waiting(policy) == ["x", "z", "y"]
+
+
+def test_no_promotion_without_beta() -> None:
+    """With beta None nothing ever starves."""
+    policy = Plas(BOUNDS, beta=None)
+    arrived(policy, service_s=1.0, wait_s=1e9)
+    assert policy.promote(1e12) == []
+
+
+def test_a_siblings_wait_brings_promotion_forward() -> None:
+    """The program's wait is read when it is asked, so a sibling that waited long lets this call up at once."""
+    policy = Plas(BOUNDS, beta=2.0)
+    call = arrived(policy, service_s=4.0)
+    assert policy.promote(1.0) == []
+    call.program.fold(4.0, Account(service_s=1.0, wait_s=9.0))
+    assert policy.promote(0.999) == []
+    assert policy.promote(1.0) == [call], "(9 + 1) / (5 + 0) = 2"
+
+
+def test_a_siblings_service_puts_promotion_off() -> None:
+    """What the program is served meanwhile counts as well."""
+    policy = Plas(BOUNDS, beta=2.0)
+    call = arrived(policy, service_s=4.0)
+    call.program.fold(4.0, Account(service_s=4.0))
+    assert policy.promote(15.999) == []
+    assert policy.promote(16.0) == [call]
+
+
+def test_threads_of_a_program_are_promoted_together() -> None:
+    """Calls of one starving program that wait alike go up together, also again after they were demoted."""
+    policy = Plas(BOUNDS, beta=1.0)
+    program = Attained(4.0, 4.0, 2.0)
+    calls = [Call(key, program) for key in "abc"]
+    for call in calls:
+        policy.arrive(call, 0.0)
+    assert policy.promote(1.999) == []
+    assert policy.promote(2.0) == calls
+
+
+@pytest.mark.parametrize(("policy", "served_s"), [(Plas(BOUNDS, 1.0), 6.0), (Atlas(BOUNDS, 1.0), 2.0)])
+def test_the_ratio_is_over_the_service_that_ranks(policy: MultilevelPolicy, served_s: float) -> None:
+    """PLAS weighs the wait against the total service, ATLAS against the critical path."""
+    call = Call("c", Attained(service_s=2.0, total_service_s=6.0))
+    policy.arrive(call, 0.0)
+    assert policy.promote(served_s - 0.001) == []
+    assert policy.promote(served_s) == [call]
+
+
+# -- lines 32-39: the next batch
+
+
+def batch(policy: Policy, *services: float) -> list[Call]:
+    """Running calls r0, r1, ... of these services."""
+    return [started(policy, f"r{number}", service_s) for number, service_s in enumerate(services)]
+
+
+def names(calls: Sequence[Call]) -> list[str]:
+    return [call.key for call in calls]
+
+
+def test_no_victims_while_there_is_room() -> None:
+    """Waiting calls go into free places first."""
+    policy = Plas(BOUNDS)
+    running = batch(policy, 5.0)
+    arrived(policy, "w")
+    assert policy.victims(running, free_slots=1) == []
+    assert names(policy.victims(running, free_slots=0)) == ["r0"]
+
+
+def test_victims_are_those_furthest_down_first() -> None:
+    """Each waiting call that is before a running one takes the place of the last; then it stops."""
+    policy = Plas(BOUNDS)
+    running = batch(policy, 5.0, 0.0, 1.0, 6.0)
+    for number in range(2):
+        arrived(policy, f"w{number}")
+    arrived(policy, "w2", 2.0)
+    assert names(policy.victims(running, free_slots=0)) == ["r3", "r0"]
+    assert names(policy.victims(running, free_slots=1)) == ["r3", "r0"]
+    assert names(policy.victims(running, free_slots=2)) == ["r3"]
+
+
+def test_victims_are_only_proposed() -> None:
+    """Asking changes neither the batch nor the queue."""
+    policy = Plas(BOUNDS)
+    running = batch(policy, 5.0)
+    arrived(policy, "w")
+    assert policy.victims(running, 0) == policy.victims(running, 0) == running
+    assert waiting(policy) == ["w"]
+
+
+def test_calls_that_could_not_start_take_no_place() -> None:
+    """A waiting call that is not ready is passed over; those behind it are looked at."""
+    policy = Plas(BOUNDS)
+    running = batch(policy, 5.0, 6.0)
+    for number in range(3):
+        arrived(policy, f"w{number}")
+    assert policy.victims(running, 0, ready=lambda _call: False) == []
+    assert names(policy.victims(running, 0, ready=lambda call: call.key == "w2")) == ["r1"]
+    assert policy.victims(running, 1, ready=lambda call: call.key == "w2") == []
+
+
+def test_nobody_is_preempted_for_a_later_call_of_the_same_queue() -> None:
+    """Inside a queue the one that came first runs on."""
+    policy = Plas(BOUNDS)
+    running = batch(policy, 1.0)
+    arrived(policy, "w", 1.0)
+    assert policy.victims(running, 0) == []
+
+
+def test_a_quantum_ends_in_favour_of_those_who_wait() -> None:
+    """A demoted call makes room for a call that waits in the queue it came to."""
+    policy = Plas(BOUNDS)
+    [call] = batch(policy, 0.0)
+    arrived(policy, "w", 1.0)
+    assert policy.victims([call], 0) == []
+    policy.charge(call, 1.0, 1.0)
+    assert policy.victims([call], 0) == [call]
+
+
+def test_nothing_running_and_nothing_waiting() -> None:
+    """An empty batch has no victims, and an empty queue asks for none."""
+    policy = Plas(BOUNDS)
+    running = batch(policy, 1.0)
+    assert policy.victims(running, 0) == []
+    arrived(policy, "w")
+    assert policy.victims([], 0) == []
+
+
+def test_fcfs_never_preempts() -> None:
+    """Under FCFS nobody makes room, not even for an earlier call that was not ready when the batch was formed."""
+    policy = Fcfs()
+    early = arrived(policy, "early")
+    running = batch(policy, 0.0)
+    policy.charge(running[0], 1e6, 1e6)
+    assert early.rank < running[0].rank
+    assert policy.victims(running, 0) == []
+    assert policy.victims(running, 1) == []
+
+
+# -- parameters
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0.0,), (-1.0,), (1.0, 1.0), (2.0, 1.0), (1.0, math.inf), (math.nan,), (1.0, math.nan, 2.0)]
+)
+def test_bounds_that_make_no_queues_are_refused(bounds: tuple[float, ...]) -> None:
+    """Bounds are positive, finite and increasing; the message shows those given."""
+    with pytest.raises(PolicyError, match=r"queue bounds must be positive, finite and increasing seconds, not \["):
+        Plas(bounds)
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0, math.nan])
+def test_a_beta_that_makes_no_ratio_is_refused(beta: float) -> None:
+    """Beta is above zero, or None; the message shows the one given."""
+    with pytest.raises(PolicyError, match=f"beta must be > 0, or None to never promote, not {beta}"):
+        Plas(BOUNDS, beta)
+
+
+def test_one_queue_is_first_come_first_served() -> None:
+    """Without bounds there is one queue, no demotion and nothing to promote."""
+    policy = Plas((), beta=1.0)
+    calls = [arrived(policy, "a", 100.0), arrived(policy, "b", 0.0)]
+    policy.start(calls[0], 0.0)
+    policy.charge(calls[0], 1e9, 0.0)
+    policy.preempt(calls[0], 0.0)
+    assert waiting(policy) == ["a", "b"]
+    assert policy.promote(1e9) == []
+
+
+# -- any sequence of events
+
+
+class Program:
+    """A program as the driver keeps it: what it attained, and its calls' total waits and services."""
+
+    def __init__(self) -> None:
+        self.attained = Attained()
+
+
+class Tracked:
+    """What a call's place ought to be, worked out apart from the policy."""
+
+    def __init__(self, call: Call, program: Program, level: int, quantum_s: float, since_s: float) -> None:
+        self.call = call
+        self.program = program
+        self.inherited_s = program.attained.service_s
+        self.level = level
+        self.quantum_s = quantum_s
+        self.waiting = True
+        self.since_s = since_s
+        self.wait_s = 0.0  # since arrival or promotion, as line 29 has it
+        self.model_time_s = 0.0
+        self.all_wait_s = 0.0  # over the call's whole life
+        self.all_service_s = 0.0
+
+
+quarters = st.integers(1, 20).map(lambda number: number / 4)  # exact in binary, so that bounds can be met exactly
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """Any sequence of what a driver may do, with every call's queue, quantum and wait kept beside the policy."""
+
+    policy: MultilevelPolicy
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.programs = [Program() for _ in range(3)]
+        self.calls: list[Tracked] = []
+        self.made = 0
+
+    @initialize(
+        kind=st.sampled_from([Plas, Atlas]),
+        bounds=st.sampled_from([(), (1.0,), (1.0, 3.0), (0.5, 1.0, 2.0, 4.0)]),
+        beta=st.sampled_from([None, 0.5, 2.0]),
+    )
+    def set_up(self, kind: type[Plas | Atlas], bounds: tuple[float, ...], beta: float | None) -> None:
+        self.policy = kind(bounds, beta)
+
+    # -- the model
+
+    def service_s(self, program: Program) -> float:
+        attained = program.attained
+        return attained.total_service_s if isinstance(self.policy, Plas) else attained.service_s
+
+    def width_s(self, level: int) -> float:
+        edges = (0.0, *self.policy.bounds_s, math.inf)
+        return edges[level + 1] - edges[level]
+
+    @property
+    def running(self) -> list[Tracked]:
+        return [each for each in self.calls if not each.waiting]
+
+    @property
+    def in_queue(self) -> list[Tracked]:
+        return sorted((each for each in self.calls if each.waiting), key=lambda each: each.call.rank)
+
+    def enter(self, each: Tracked, level: int) -> None:
+        each.level, each.quantum_s = level, self.width_s(level)
+        assert each.call.rank == max((other.call.rank for other in self.calls if other.level == level), default=None)
+
+    # -- what a driver does
+
+    @rule(seconds=quarters)
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @rule(program=st.integers(0, 2))
+    def arrive(self, program: int) -> None:
+        self.made += 1
+        mine = self.programs[program]
+        call = Call(f"c{self.made}", mine.attained)
+        self.policy.arrive(call, self.now_s)
+        service_s = self.service_s(mine)
+        level = sum(bound <= service_s for bound in self.policy.bounds_s)
+        each = Tracked(call, mine, level, self.width_s(level), self.now_s)
+        self.calls.append(each)
+        self.enter(each, level)
+        assert call.service_s == service_s
+
+    @precondition(lambda self: self.in_queue)
+    @rule(skip=st.integers(0, 2))
+    def start(self, skip: int) -> None:
+        """The first waiting call starts, or one behind it while the first ones are not ready."""
+        each = self.in_queue[min(skip, len(self.in_queue) - 1)]
+        self.policy.start(each.call, self.now_s)
+        self.stop_waiting(each)
+
+    def stop_waiting(self, each: Tracked) -> None:
+        each.waiting = False
+        each.wait_s += self.now_s - each.since_s
+        each.all_wait_s += self.now_s - each.since_s
+
+    @precondition(lambda self: self.running)
+    @rule(seconds=quarters)
+    def step(self, seconds: float) -> None:
+        """All running calls run for one step."""
+        self.now_s += seconds
+        for each in self.running:
+            self.charge(each, seconds)
+
+    @precondition(lambda self: self.in_queue)
+    @rule(data=st.data(), seconds=quarters)
+    def late_step(self, data: st.DataObject, seconds: float) -> None:
+        """A step comes back whose call was preempted meanwhile."""
+        self.charge(data.draw(st.sampled_from(self.in_queue)), seconds)
+
+    def charge(self, each: Tracked, seconds: float) -> None:
+        rank = each.call.rank
+        self.policy.charge(each.call, seconds, self.now_s)
+        each.model_time_s += seconds
+        each.all_service_s += seconds
+        each.quantum_s -= seconds
+        if each.quantum_s <= 0:
+            self.enter(each, each.level + 1)
+        else:
+            assert each.call.rank == rank
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        self.put_back(data.draw(st.sampled_from(self.running)))
+
+    def put_back(self, each: Tracked) -> None:
+        rank = each.call.rank
+        self.policy.preempt(each.call, self.now_s)
+        each.waiting, each.since_s = True, self.now_s
+        assert each.call.rank == rank
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        each = data.draw(st.sampled_from(self.calls))
+        if each.waiting:
+            self.stop_waiting(each)
+        self.policy.leave(each.call)
+        self.calls.remove(each)
+        each.program.attained.fold(each.inherited_s, Account(each.all_service_s, each.all_wait_s))
+
+    @rule()
+    def promote(self) -> None:
+        def starved(each: Tracked) -> bool:
+            wait_s = each.program.attained.wait_s + each.wait_s + self.now_s - each.since_s
+            service_s = self.service_s(each.program) + each.model_time_s
+            return self.policy.beta is not None and each.level > 0 and wait_s / service_s >= self.policy.beta
+
+        expected = [each for each in self.in_queue if starved(each)]
+        assert self.policy.promote(self.now_s) == [each.call for each in expected]
+        for each in expected:
+            each.level, each.quantum_s = 0, self.width_s(0)
+            each.all_wait_s += self.now_s - each.since_s
+            each.wait_s, each.model_time_s, each.since_s = 0.0, 0.0, self.now_s
+        in_q1 = [each for each in self.in_queue if each.level == 0]
+        assert in_q1[len(in_q1) - len(expected) :] == expected, "at the tail of Q_1"
+
+    @rule(slots=st.integers(0, 6), data=st.data())
+    def form_a_batch(self, slots: int, data: st.DataObject) -> None:
+        """The batch becomes the first calls, of those that run or could, that fit (lines 32-39)."""
+        ready = data.draw(st.sets(st.sampled_from([each.call.key for each in self.calls]))) if self.calls else set()
+        free = max(0, slots - len(self.running))
+        running = {each.call.key: each for each in self.running}
+        victims = self.policy.victims([each.call for each in self.running], free, ready=lambda call: call.key in ready)
+        candidates = [each for each in self.in_queue if each.call.key in ready]
+        by_rank = sorted([*self.running, *candidates], key=lambda each: each.call.rank)
+        batch = {each.call.key for each in by_rank[: len(running) + free]}
+        assert {call.key for call in victims} == set(running) - batch
+        assert victims == sorted(victims, key=lambda call: call.rank, reverse=True)
+        for victim in victims:
+            assert any(each.call.rank < victim.rank for each in candidates)
+            self.put_back(running[victim.key])
+        for each in candidates:
+            if each.call.key in batch:
+                self.policy.start(each.call, self.now_s)
+                self.stop_waiting(each)
+
+    # -- what must be true
+
+    @invariant()
+    def each_call_is_in_one_place(self) -> None:
+        assert {id(each.call) for each in self.in_queue} == {id(call) for call in self.policy.waiting}
+        assert len(self.policy.waiting) == len(self.in_queue)
+
+    @invariant()
+    def the_queue_reads_in_rank_order(self) -> None:
+        if self.calls:
+            assert list(self.policy.waiting) == [each.call for each in self.in_queue]
+
+    @invariant()
+    def ranks_are_unique(self) -> None:
+        ranks = [each.call.rank for each in self.calls]
+        assert len(set(ranks)) == len(ranks)
+        assert len({rank.order for rank in ranks}) == len(ranks)
+
+    @invariant()
+    def calls_are_where_the_model_has_them(self) -> None:
+        for each in self.calls:
+            call = each.call
+            assert (call.rank.level, call.quantum_s) == (each.level, each.quantum_s)
+            assert (call.wait_s, call.model_time_s) == (each.wait_s, each.model_time_s)
+            assert call.quantum_s > 0
+            if each.waiting:
+                assert call.waiting_since_s == each.since_s
+            else:
+                assert math.isnan(call.waiting_since_s)
+
+
+TestPolicyMachine = PolicyMachine.TestCase
+TestPolicyMachine.__doc__ = (
+    "Any sequence of events leaves each call in the queue, and at the place, that Algorithm 1 says."
+)
+TestPolicyMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

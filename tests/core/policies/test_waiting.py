@@ -1,0 +1,225 @@
+"""The queue of waiting calls, against a sorted list."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft.core.policies import Call, Rank
+from weft.core.policies.waiting import WaitingCalls
+from weft.core.process_table import Attained
+
+
+def call(key: str, level: int = 0, order: int = 0) -> Call:
+    return Call(key, Attained(), rank=Rank(level, order))
+
+
+def queue_of(*calls: Call) -> WaitingCalls:
+    queue = WaitingCalls()
+    for each in calls:
+        queue.push(each)
+    return queue
+
+
+def keys(queue: WaitingCalls) -> list[str]:
+    return [each.key for each in queue]
+
+
+def test_in_rank_order() -> None:
+    """Calls come level by level and, inside a level, in their order, however they were added."""
+    ranks = [(level, order) for level in range(3) for order in range(4)]
+    calls = [call(f"{level}{order}", level, order) for level, order in ranks]
+    random.Random(3).shuffle(calls)
+    queue = queue_of(*calls)
+    expected = [f"{level}{order}" for level, order in ranks]
+    assert keys(queue) == expected
+    assert [queue.pop().key for _ in ranks] == expected
+
+
+def test_equal_ranks_keep_the_order_of_adding() -> None:
+    """Calls of the same rank are told apart by when they were added; calls themselves are never compared."""
+    queue = queue_of(*(call(key) for key in "badc"))
+    assert keys(queue) == list("badc")
+
+
+def test_an_empty_queue_has_no_first_call() -> None:
+    """`peek` and `pop` of nothing say so."""
+    queue = WaitingCalls()
+    assert len(queue) == 0
+    assert list(queue) == []
+    for take in (queue.peek, queue.pop):
+        with pytest.raises(IndexError, match="no call is waiting"):
+            take()
+
+
+def test_a_call_is_in_once() -> None:
+    """Adding a call that waits already is a mistake of the caller, and the queue is as before."""
+    twice = call("twice")
+    queue = queue_of(twice)
+    with pytest.raises(ValueError, match="call twice is already waiting"):
+        queue.push(twice)
+    assert keys(queue) == ["twice"]
+
+
+def test_peek_leaves_the_call_in() -> None:
+    """Looking takes nothing; popping takes what was looked at."""
+    first, second = call("first", 0), call("second", 1)
+    queue = queue_of(second, first)
+    assert queue.peek() is queue.peek() is first
+    assert queue.pop() is first
+    assert first not in queue
+    assert second in queue
+
+
+def test_discard_takes_out_from_anywhere() -> None:
+    """A call in the middle can be taken out, and one that is not in can be asked to go."""
+    calls = [call(key, order=order) for order, key in enumerate("abc")]
+    queue = queue_of(*calls)
+    queue.discard(calls[1])
+    queue.discard(calls[1])
+    queue.discard(call("stranger"))
+    assert keys(queue) == ["a", "c"]
+
+
+def test_a_call_comes_back_with_another_rank() -> None:
+    """A call that was taken out and put back stands where its new rank says, once."""
+    moving = call("moving", 0)
+    queue = queue_of(moving, call("other", 1))
+    queue.discard(moving)
+    moving.rank = Rank(2, 0)
+    queue.push(moving)
+    assert keys(queue) == ["other", "moving"]
+    assert len(queue) == 2
+    assert [queue.pop().key, queue.pop().key] == ["other", "moving"]
+
+
+def test_a_partial_read_loses_nothing() -> None:
+    """A reader that stops early, or fails, leaves the queue as it was."""
+    queue = queue_of(*(call(str(number), order=number) for number in range(10)))
+    for _ in itertools.islice(queue, 3):
+        pass
+    with pytest.raises(ZeroDivisionError):
+        for each in queue:
+            _ = 1 / (int(each.key) - 4)
+    assert keys(queue) == [str(number) for number in range(10)]
+
+
+def test_removed_calls_do_not_pile_up() -> None:
+    """The heap stays within twice the calls that wait (and a few), however many come and go."""
+    stay = [call(f"stay{number}", 5, number) for number in range(5)]
+    queue = queue_of(*stay)
+    for number in range(1000):
+        passing = call(f"passing{number}", 9, number)
+        queue.push(passing)
+        queue.discard(passing)
+        assert len(queue._heap) <= 2 * len(queue) + 17
+    assert keys(queue) == [each.key for each in stay]
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Any use of the queue against a list that is sorted whenever it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = WaitingCalls()
+        self.model: list[tuple[Rank, int, Call]] = []
+        self.out: list[Call] = []  # calls that were in before
+        self.pushes = itertools.count()
+        self.names = itertools.count()
+
+    @property
+    def expected(self) -> list[Call]:
+        return [each for _, _, each in sorted(self.model, key=lambda item: item[:2])]
+
+    def took(self, gone: Call) -> None:
+        self.model = [item for item in self.model if item[2] is not gone]
+        self.out.append(gone)
+
+    def push_call(self, pushed: Call) -> None:
+        self.queue.push(pushed)
+        self.model.append((pushed.rank, next(self.pushes), pushed))
+
+    ranks = st.builds(Rank, st.integers(0, 3), st.integers(0, 5))
+
+    @rule(rank=ranks)
+    def push(self, rank: Rank) -> None:
+        self.push_call(Call(str(next(self.names)), Attained(), rank=rank))
+
+    @rule(ranks=st.lists(ranks, min_size=10, max_size=40))
+    def push_many(self, ranks: list[Rank]) -> None:
+        for rank in ranks:
+            self.push(rank)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), rank=ranks)
+    def push_again(self, data: st.DataObject, rank: Rank) -> None:
+        back = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        back.rank = rank
+        self.push_call(back)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def push_twice(self, data: st.DataObject) -> None:
+        inside = data.draw(st.sampled_from(self.expected))
+        with pytest.raises(ValueError, match="already waiting"):
+            self.queue.push(inside)
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def pop(self) -> None:
+        first = self.expected[0]
+        assert self.queue.pop() is first
+        self.took(first)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(self.expected))
+        self.queue.discard(gone)
+        self.took(gone)
+
+    @precondition(lambda self: len(self.model) > 10)
+    @rule(keep=st.integers(0, 5))
+    def discard_most(self, keep: int) -> None:
+        """So many at once that the heap is rebuilt."""
+        for gone in self.expected[keep:]:
+            self.queue.discard(gone)
+            self.took(gone)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def discard_absent(self, data: st.DataObject) -> None:
+        self.queue.discard(data.draw(st.sampled_from(self.out)))
+
+    @rule(count=st.integers(0, 10))
+    def read_some(self, count: int) -> None:
+        assert list(itertools.islice(self.queue, count)) == self.expected[:count]
+
+    @rule()
+    def read_all(self) -> None:
+        assert list(self.queue) == self.expected
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def peek(self) -> None:
+        assert self.queue.peek() is self.expected[0]
+
+    def teardown(self) -> None:
+        self.read_all()
+
+    @invariant()
+    def same_members(self) -> None:
+        """Reads nothing in order: that would drop what removed calls leave behind, before the next rule meets it."""
+        assert len(self.queue) == len(self.model)
+        assert all(each in self.queue for each in self.expected)
+        assert not any(each in self.queue for each in self.out)
+
+
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.__doc__ = "Any use of the queue reads as a sorted list."
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

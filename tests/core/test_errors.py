@@ -1,0 +1,118 @@
+"""The error tree: as documented, caught as documented, and saying what to do."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import inspect
+import pickle
+import re
+from typing import NamedTuple
+
+import pytest
+
+from weft.core import errors
+from weft.core.errors import WeftError
+
+
+class Entry(NamedTuple):
+    """A line of the tree in the docstring of `errors`."""
+
+    name: str
+    parent: str | None
+    builtin: str | None
+
+
+def documented() -> list[Entry]:
+    """The tree in the module's docstring."""
+    assert errors.__doc__ is not None
+    block = errors.__doc__.split("::\n", 1)[1].split("\nThe errors that", 1)[0]
+    path: list[str] = []
+    entries = []
+    for line in filter(str.strip, block.splitlines()):
+        match = re.fullmatch(r"(?P<indent>[ │├└─]*)(?P<name>\w+)(?: +(?:\((?P<builtin>\w+)\) *)?.*)?", line)
+        assert match is not None, f"not a line of the tree: {line!r}"
+        depth = (len(match["indent"]) - 4) // 4
+        entries.append(Entry(match["name"], path[depth - 1] if depth else None, match["builtin"]))
+        path[depth:] = [match["name"]]
+    return entries
+
+
+TREE = documented()
+CLASSES = {
+    name: cls
+    for name, cls in vars(errors).items()
+    if inspect.isclass(cls) and issubclass(cls, BaseException) and cls.__module__ == errors.__name__
+}
+
+# One of each error that writes its own message, with a piece of what happened and a piece of what to do.
+MESSAGES = [
+    (errors.ProgramParameterError("answer"), "answer() has no parameter", "Give it exactly one"),
+    (errors.ProgramParameterError("answer", "has 2"), "answer() has 2", "callers do not pass it"),
+    (errors.ProgramEndedError("prog-1", "answer"), "'answer' (prog-1) has ended", "Await what it starts before"),
+    (errors.ProgramEngineError("prog-1", "answer"), "'answer' (prog-1) already runs", "use the same engine"),
+    (errors.ContextLengthError("9 tokens > 8."), "9 tokens > 8.", "Shorten the prompt"),
+    (errors.VllmUnavailableError("No module"), "cannot be imported (No module)", "pip install 'weft[cpu]'"),
+    (errors.UnsupportedVllmError("0.1.0", "0.32"), "vLLM 0.1.0 is installed", "vllm==0.32.0"),
+    (errors.ModelNotFoundError("acme/x", "Not there."), "'acme/x' cannot be loaded: Not there.", "weft model prepare"),
+    (errors.EngineClosedError(), "was shut down", "start a new one"),
+    (errors.EngineDiedError("code 9"), "ended unexpectedly (code 9).", "engine.shutdown()"),
+    (errors.EngineDiedError(), "ended unexpectedly. Its", "start a new one"),
+]
+
+
+def test_the_docstring_lists_every_error() -> None:
+    """The documented tree has each error class of the module once, and no other."""
+    names = [entry.name for entry in TREE]
+    assert sorted(names) == sorted(CLASSES)
+    assert TREE[0] == Entry("WeftError", None, None)
+
+
+@pytest.mark.parametrize("entry", TREE[1:], ids=lambda entry: entry.name)
+def test_the_docstring_tree_is_the_class_tree(entry: Entry) -> None:
+    """Each error derives from the error above it in the tree and, where the tree says so, from a built-in one."""
+    own = [base.__name__ for base in CLASSES[entry.name].__bases__ if base.__name__ in CLASSES]
+    foreign = [base.__name__ for base in CLASSES[entry.name].__bases__ if base.__name__ not in CLASSES]
+    assert own == [entry.parent]
+    assert foreign == ([entry.builtin] if entry.builtin else [])
+
+
+@pytest.mark.parametrize("entry", [entry for entry in TREE if entry.builtin], ids=lambda entry: entry.name)
+def test_errors_that_are_built_in_too_are_caught_as_such(entry: Entry) -> None:
+    """Code that expects the built-in exception catches ours; so does `except WeftError`."""
+    builtin = getattr(builtins, str(entry.builtin))
+    error = next((each for each, _, _ in MESSAGES if type(each).__name__ == entry.name), None)
+    with pytest.raises(builtin) as caught:
+        raise error if error is not None else CLASSES[entry.name]("text")
+    assert isinstance(caught.value, WeftError)
+
+
+def test_a_longer_prompt_than_the_context_is_a_value_error_too() -> None:
+    """An error below one that is a built-in is that built-in as well."""
+    assert issubclass(errors.ContextLengthError, ValueError)
+
+
+@pytest.mark.parametrize(("error", "happened", "advice"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_messages_say_what_happened_and_what_to_do(error: WeftError, happened: str, advice: str) -> None:
+    """A message names the thing it is about and ends in an instruction, as one readable paragraph."""
+    message = str(error)
+    assert happened in message
+    assert advice in message
+    assert message.index(happened) < message.index(advice)
+    assert "\n" not in message
+    assert "  " not in message
+
+
+def test_every_error_that_writes_its_message_is_checked_here() -> None:
+    """No class with a message of its own is missing from the samples above."""
+    writers = {name for name, cls in CLASSES.items() if "__init__" in vars(cls)}
+    assert writers == {type(error).__name__ for error, _, _ in MESSAGES}
+
+
+@pytest.mark.parametrize("error", [error for error, _, _ in MESSAGES], ids=lambda error: type(error).__name__)
+def test_errors_cross_processes(error: WeftError) -> None:
+    """An error that is pickled, as by a process pool, or copied is the same error with the same message."""
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301 - pickled one line above
+        assert type(twin) is type(error)
+        assert str(twin) == str(error)
+        assert vars(twin) == vars(error)

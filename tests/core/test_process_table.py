@@ -1,0 +1,573 @@
+"""The process table: the metrics of Autellix §4.2.1 and the update of Algorithm 1."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft.core.errors import InvalidIdError, ProgramEndedError
+from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
+from weft.core.process_table import (
+    Account,
+    Attained,
+    CallIdentity,
+    CallRow,
+    ProcessTable,
+    ProgramInfo,
+    ProgramRow,
+    ProgramState,
+)
+from weft.core.testing import FakeClock
+
+ENGINE = EngineId("engine-0")
+ENDINGS = [ProgramState.FINISHED, ProgramState.FAILED, ProgramState.CANCELLED]
+
+
+def info(program: str = "p") -> ProgramInfo:
+    return ProgramInfo(ProgramId(program), SessionId("s"), name=program)
+
+
+def identity(call: str, thread: str = "t", program: str = "p") -> CallIdentity:
+    return CallIdentity(ProgramId(program), ThreadId(thread), CallId(call))
+
+
+class Table:
+    """A process table with one open program `p` and a clock, in few words."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(100.0)
+        self.table = ProcessTable()
+        self.table.open(info(), self.clock())
+
+    @property
+    def row(self) -> ProgramRow:
+        row = self.table.get(ProgramId("p"))
+        assert row is not None
+        return row
+
+    def arrive(self, call: str, thread: str = "t", engine: EngineId = ENGINE) -> CallRow:
+        return self.table.arrive(identity(call, thread), engine, self.clock())[0]
+
+    def leave(self, call: CallRow, service_s: float = 0.0, wait_s: float = 0.0) -> None:
+        call.account = Account(service_s, wait_s)
+        self.table.leave(call, self.clock())
+
+
+@pytest.fixture
+def it() -> Iterator[Table]:
+    """A table that has to add up at the end of the test."""
+    made = Table()
+    yield made
+    made.table.check_integrity()
+
+
+# -- the six metrics of §4.2.1
+
+
+def test_service_of_a_chain_is_its_sum(it: Table) -> None:
+    """For one call after another, service is the cumulative execution time of the completed calls."""
+    for number, service_s in enumerate([4.0, 3.0, 1.0]):
+        it.leave(it.arrive(f"c{number}"), service_s)
+    assert it.row.attained.service_s == 8.0
+    assert it.row.attained.total_service_s == 8.0
+
+
+def test_service_counts_only_completed_calls(it: Table) -> None:
+    """What a call in flight has used so far is in its own row, not yet in the program's."""
+    call = it.arrive("c")
+    call.account = Account(service_s=5.0, wait_s=2.0)
+    assert it.row.attained == Attained()
+    assert it.row.active[CallId("c")].account.service_s == 5.0
+
+
+def test_parallel_calls_count_once_for_the_critical_path(it: Table) -> None:
+    """Line 4: calls that inherit the same service give the row their maximum; the total is their sum."""
+    it.leave(it.arrive("first"), 1.0)
+    left, right = it.arrive("left", "t"), it.arrive("right", "u")
+    assert left.inherited_s == right.inherited_s == 1.0
+    it.leave(right, 5.0)
+    assert it.row.attained.service_s == 6.0
+    it.leave(left, 3.0)
+    assert it.row.attained.service_s == 6.0, "the shorter branch does not lengthen the path"
+    assert it.row.attained.total_service_s == 9.0
+    assert it.arrive("join").inherited_s == 6.0
+
+
+def test_a_call_inherits_what_was_attained_on_its_arrival(it: Table) -> None:
+    """Line 11: a call that arrives beside a long one does not inherit it, even if it leaves later."""
+    long, short = it.arrive("long"), it.arrive("short", "u")
+    it.leave(long, 10.0)
+    it.leave(short, 2.0)
+    assert short.inherited_s == 0.0
+    assert it.row.attained.service_s == 10.0
+
+
+def test_waiting_time_is_the_sum_over_calls(it: Table) -> None:
+    """Waiting adds up over all calls, parallel ones too."""
+    left, right = it.arrive("left"), it.arrive("right", "u")
+    it.leave(left, wait_s=2.0)
+    it.leave(right, wait_s=3.0)
+    assert it.row.attained.wait_s == 5.0
+
+
+def test_engine_ids_in_the_order_of_first_use(it: Table) -> None:
+    """The row names each engine once that the program has used."""
+    for number, engine in enumerate(["b", "a", "b"]):
+        it.leave(it.arrive(f"c{number}", engine=EngineId(engine)))
+    assert it.row.engine_ids == ["b", "a"]
+
+
+def test_threads_metadata(it: Table) -> None:
+    """Each thread knows its active calls with their arrival, wait and service, and what its past calls cost."""
+    it.leave(it.arrive("c1", "t"), 1.0, 0.5)
+    it.clock.advance(5.0)
+    call = it.arrive("c2", "t")
+    other = it.arrive("c3", "u")
+    call.account = Account(service_s=2.0, wait_s=0.25)
+    thread = it.row.threads[ThreadId("t")]
+    assert (thread.arrival_s, thread.calls) == (100.0, 2)
+    assert thread.account == Account(service_s=1.0, wait_s=0.5)
+    assert thread.active == {CallId("c2"): call}
+    assert (call.arrival_s, call.engine_id, call.account.wait_s) == (105.0, ENGINE, 0.25)
+    assert it.row.threads[ThreadId("u")].arrival_s == 105.0
+    assert it.row.active == {CallId("c2"): call, CallId("c3"): other}
+
+
+def test_most_recent_arrival_and_completion(it: Table) -> None:
+    """The row has the last time a call arrived and the last time one finished; before the first, neither."""
+    assert math.isnan(it.row.last_arrival_s)
+    assert math.isnan(it.row.last_completion_s)
+    first = it.arrive("first")
+    it.clock.advance(1.0)
+    it.arrive("second", "u")
+    assert it.row.last_arrival_s == 101.0
+    it.clock.advance(1.0)
+    it.leave(first)
+    assert (it.row.last_arrival_s, it.row.last_completion_s) == (101.0, 102.0)
+
+
+def test_all_of_an_account_is_summed(it: Table) -> None:
+    """Counts of preemptions and tokens add up over the calls, in the row and in the thread."""
+    for number in range(2):
+        call = it.arrive(f"c{number}")
+        call.account = Account(1.0, 2.0, preemptions=3, prompt_tokens=4, output_tokens=5, cached_tokens=6)
+        it.table.leave(call, it.clock())
+    assert it.row.account == it.row.threads[ThreadId("t")].account == Account(2.0, 4.0, 6, 8, 10, 12)
+
+
+# -- arrival
+
+
+def test_arrival_sends_a_copy_of_what_was_attained(it: Table) -> None:
+    """What travels with a call is as of its arrival; it does not change with the row, nor the row with it."""
+    it.leave(it.arrive("c1"), 3.0, 1.0)
+    call, sent = it.table.arrive(identity("c2"), ENGINE, it.clock())
+    assert sent == Attained(3.0, 3.0, 1.0)
+    it.leave(call, 1.0)
+    assert sent.service_s == 3.0
+    sent.service_s = 99.0
+    assert it.row.attained.service_s == 4.0
+
+
+def test_a_call_of_an_unknown_program_is_refused() -> None:
+    """A call needs its program's row."""
+    with pytest.raises(ProgramEndedError):
+        ProcessTable().arrive(identity("c"), ENGINE, 0.0)
+
+
+@pytest.mark.parametrize("thread", ["t", "another"])
+def test_a_call_in_flight_cannot_arrive_again(it: Table, thread: str) -> None:
+    """A call id that is in flight is refused on every thread of the program, and nothing has changed."""
+    it.arrive("c")
+    before = (it.row.calls, set(it.row.threads), it.row.last_arrival_s)
+    it.clock.advance(1.0)
+    with pytest.raises(InvalidIdError, match="call c is already in flight"):
+        it.arrive("c", thread)
+    assert (it.row.calls, set(it.row.threads), it.row.last_arrival_s) == before
+
+
+def test_a_program_cannot_open_twice(it: Table) -> None:
+    """A second row for the same program is refused, and the first one stays."""
+    it.arrive("c")
+    with pytest.raises(InvalidIdError, match="program p is already in the table"):
+        it.table.open(info(), it.clock())
+    assert it.row.calls == 1
+
+
+# -- leaving, states, the end
+
+
+def test_an_aborted_call_counts(it: Table) -> None:
+    """A call that was given up has used the executor: whatever its account says is folded in."""
+    call = it.arrive("c")
+    call.account = Account(service_s=2.0, wait_s=1.0, output_tokens=7)
+    it.table.leave(call, it.clock())
+    assert it.row.attained == Attained(2.0, 2.0, 1.0)
+    assert it.row.account.output_tokens == 7
+
+
+def test_leaving_twice_changes_nothing(it: Table) -> None:
+    """The second `leave` of a call adds nothing, whatever its account says by then."""
+    call = it.arrive("c")
+    it.leave(call, 2.0)
+    it.clock.advance(9.0)
+    it.leave(call, 50.0)
+    assert it.row.attained.total_service_s == 2.0
+    assert it.row.last_completion_s == 100.0
+
+
+def test_active_while_a_call_is_in_flight(it: Table) -> None:
+    """A program is active from its first call in flight to its last, and idle in between."""
+    assert it.row.state is ProgramState.IDLE
+    left, right = it.arrive("left"), it.arrive("right", "u")
+    assert it.row.state is ProgramState.ACTIVE
+    it.leave(left)
+    assert it.row.state is ProgramState.ACTIVE
+    it.leave(right)
+    assert it.row.state is ProgramState.IDLE
+
+
+@pytest.mark.parametrize("state", ENDINGS)
+def test_closing_takes_the_row_out(it: Table, state: ProgramState) -> None:
+    """A program's row leaves the table when it ends, and says how and when."""
+    it.clock.advance(3.0)
+    row = it.table.close(ProgramId("p"), state, it.clock())
+    assert row is not None
+    assert (row.state, row.start_s, row.end_s) == (state, 100.0, 103.0)
+    assert it.table.get(ProgramId("p")) is None
+    assert len(it.table) == 0
+    assert it.table.ended() == [row]
+
+
+def test_closing_folds_calls_in_flight(it: Table) -> None:
+    """Calls still in flight count with what they had used, and a later `leave` of theirs changes nothing."""
+    done, left, right = it.arrive("done"), it.arrive("left", "t"), it.arrive("right", "u")
+    it.leave(done, 1.0)
+    left.account, right.account = Account(2.0, 1.0), Account(4.0, 1.0)
+    row = it.table.close(ProgramId("p"), ProgramState.CANCELLED, it.clock())
+    assert row is not None
+    assert row.attained == Attained(4.0, 7.0, 2.0)
+    assert row.active == {}
+    assert row.state is ProgramState.CANCELLED
+    frozen = replace(row.attained)
+    it.leave(left, 100.0)
+    assert row.attained == frozen
+    assert row.state is ProgramState.CANCELLED
+    with pytest.raises(ProgramEndedError):
+        it.arrive("late")
+
+
+def test_closing_twice_or_an_unknown_program_gives_none(it: Table) -> None:
+    """Only the first `close` finds a row, and its ending stands."""
+    assert it.table.close(ProgramId("other"), ProgramState.FINISHED, it.clock()) is None
+    row = it.table.close(ProgramId("p"), ProgramState.FAILED, it.clock())
+    assert it.table.close(ProgramId("p"), ProgramState.FINISHED, it.clock()) is None
+    assert row is not None
+    assert row.state is ProgramState.FAILED
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, []), (2, ["p2", "p1"]), (10, ["p2", "p1", "p0"])])
+def test_the_last_rows_are_kept(keep: int, kept: list[str]) -> None:
+    """As many ended rows as asked for stay readable, the newest first."""
+    table = ProcessTable(keep_ended=keep)
+    for number in range(3):
+        table.open(info(f"p{number}"), 0.0)
+        table.close(ProgramId(f"p{number}"), ProgramState.FINISHED, 1.0)
+    assert [row.info.program_id for row in table.ended()] == kept
+
+
+def test_rows_can_be_read_while_programs_come_and_go(it: Table) -> None:
+    """Iterating reads the rows as they were at its start."""
+    seen = []
+    for row in it.table:
+        seen.append(row.info.program_id)
+        it.table.open(info("q"), 0.0)
+    assert seen == ["p"]
+    assert len(it.table) == 2
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda row: setattr(row, "calls", 7),
+        lambda row: setattr(row, "state", ProgramState.ACTIVE),
+        lambda row: setattr(row, "account", Account(9.0)),
+        lambda row: setattr(row.attained, "wait_s", 9.0),
+        lambda row: setattr(row.attained, "total_service_s", 9.0),
+        lambda row: setattr(row.attained, "service_s", 9.0),
+    ],
+    ids=["calls", "state", "account", "wait", "total", "path longer than total"],
+)
+def test_check_integrity_finds_what_does_not_add_up(break_it: Callable[[ProgramRow], None]) -> None:
+    """The check that other tests rely on fails on a row that was tampered with, and names the program."""
+    it = Table()
+    it.leave(it.arrive("c"), 1.0, 1.0)
+    it.table.check_integrity()
+    break_it(it.row)
+    with pytest.raises(AssertionError, match="process table row of p does not add up"):
+        it.table.check_integrity()
+
+
+# -- what is attained
+
+
+amounts = st.integers(0, 400).map(lambda eighths: eighths / 8)  # exact in binary, so that sums can be compared by ==
+
+
+@given(st.lists(st.tuples(amounts, amounts)))
+def test_critical_path_is_never_longer_than_the_total(calls: list[tuple[float, float]]) -> None:
+    """Whatever the calls, in whatever overlap: path <= total, and one call after another makes them equal."""
+    parallel, chain = Attained(), Attained()
+    for service_s, wait_s in calls:
+        parallel.fold(0.0, Account(service_s, wait_s))
+        chain.fold(chain.service_s, Account(service_s, wait_s))
+    assert parallel.service_s == max((service_s for service_s, _ in calls), default=0.0)
+    assert parallel.service_s <= parallel.total_service_s
+    assert chain.service_s == chain.total_service_s == parallel.total_service_s
+    assert chain.wait_s == sum(wait_s for _, wait_s in calls)
+
+
+attained = st.builds(Attained, amounts, amounts, amounts)
+
+
+@given(attained, attained, attained)
+def test_merging_copies_is_order_free(a: Attained, b: Attained, c: Attained) -> None:
+    """Copies that met in any order, any number of times, agree, and nothing is ever lost."""
+
+    def merged(*copies: Attained) -> Attained:
+        result = Attained()
+        for each in copies:
+            result.merge(each)
+        return result
+
+    assert merged(a, b, c) == merged(c, a, b, a) == merged(merged(a, b), merged(b, c))
+    assert merged(a, b).service_s >= a.service_s
+    assert merged(a, Attained()) == a
+
+
+# -- any order of events, and many threads
+
+
+def test_many_threads_at_once() -> None:
+    """Eight threads that send, finish and read calls of shared programs lose none and leave sums that agree."""
+    table = ProcessTable()
+    programs = ["p0", "p1", "p2"]
+    for program in programs:
+        table.open(info(program), 0.0)
+    together = threading.Barrier(8)
+
+    def work(worker: int) -> None:
+        together.wait()
+        for number in range(150):
+            call = identity(f"{worker}-{number}", f"t{worker}", programs[(worker + number) % 3])
+            row, _ = table.arrive(call, ENGINE, float(number))
+            row.account = Account(service_s=1.0, wait_s=0.5)
+            table.leave(row, float(number))
+            table.leave(row, float(number))
+            assert len(list(table)) == 3
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(work, worker) for worker in range(8)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(interval)
+    table.check_integrity()
+    assert sum(row.calls for row in table) == 8 * 150
+    assert sum(row.attained.total_service_s for row in table) == 8 * 150
+    assert sum(row.attained.wait_s for row in table) == 8 * 150 / 2
+
+
+def test_only_one_of_many_threads_closes_a_program() -> None:
+    """A program that ends on several threads at once has one last row, with each call folded once."""
+    table = ProcessTable()
+    table.open(info(), 0.0)
+    for number in range(20):
+        table.arrive(identity(f"c{number}"), ENGINE, 0.0)[0].account = Account(service_s=1.0)
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(lambda _: table.close(ProgramId("p"), ProgramState.FINISHED, 1.0), range(8)))
+    [row] = [row for row in rows if row is not None]
+    assert row.attained == Attained(service_s=1.0, total_service_s=20.0)
+    assert table.ended() == [row]
+
+
+@dataclass
+class Sent:
+    """A call as the log has it."""
+
+    program: str
+    thread: str
+    engine: str
+    arrived: int  # index of the event
+    at_s: float
+    left: int | None = None
+    left_s: float = math.nan
+    account: Account = field(default_factory=Account)
+
+
+@dataclass
+class Opened:
+    """A program as the log has it."""
+
+    at_s: float
+    state: ProgramState | None = None
+    end_s: float = math.nan
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Any order of open, arrive, charge, leave and close against a log of what happened, summed up anew each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = ProcessTable()
+        self.clock = FakeClock()
+        self.programs: dict[str, Opened] = {}
+        self.calls: dict[str, Sent] = {}
+        self.rows: dict[str, CallRow] = {}
+        self.events = 0
+
+    # -- what happens
+
+    def tick(self) -> int:
+        self.clock.advance(1.0)
+        self.events += 1
+        return self.events
+
+    @rule()
+    def open(self) -> None:
+        self.tick()
+        program = f"p{len(self.programs)}"
+        self.table.open(info(program), self.clock())
+        self.programs[program] = Opened(self.clock())
+
+    @precondition(lambda self: self.programs)
+    @rule(data=st.data(), thread=st.sampled_from("tuv"), engine=st.sampled_from(["e0", "e1"]))
+    def arrive(self, data: st.DataObject, thread: str, engine: str) -> None:
+        event = self.tick()
+        program = data.draw(st.sampled_from(sorted(self.programs)))
+        call = f"c{len(self.calls)}"
+        if self.programs[program].state is not None:
+            with pytest.raises(ProgramEndedError):
+                self.table.arrive(identity(call, thread, program), EngineId(engine), self.clock())
+            return
+        expected = self.attained(program)
+        row, sent = self.table.arrive(identity(call, thread, program), EngineId(engine), self.clock())
+        assert sent == expected
+        assert row.inherited_s == expected.service_s
+        self.calls[call] = Sent(program, thread, engine, event, self.clock())
+        self.rows[call] = row
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), service_s=amounts, wait_s=amounts, tokens=st.integers(0, 9))
+    def output(self, data: st.DataObject, service_s: float, wait_s: float, tokens: int) -> None:
+        """A call's account arrives, perhaps after it has left."""
+        call = data.draw(st.sampled_from(sorted(self.calls)))
+        self.rows[call].account = Account(service_s, wait_s, output_tokens=tokens)
+        if self.calls[call].left is None:
+            self.calls[call].account = self.rows[call].account
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """A call leaves, perhaps again, perhaps after its program's end."""
+        event = self.tick()
+        call = data.draw(st.sampled_from(sorted(self.calls)))
+        self.table.leave(self.rows[call], self.clock())
+        sent = self.calls[call]
+        if sent.left is None:
+            sent.left, sent.left_s = event, self.clock()
+
+    @precondition(lambda self: self.programs)
+    @rule(data=st.data(), state=st.sampled_from(ENDINGS))
+    def close(self, data: st.DataObject, state: ProgramState) -> None:
+        event = self.tick()
+        program = data.draw(st.sampled_from(sorted(self.programs)))
+        row = self.table.close(ProgramId(program), state, self.clock())
+        assert (row is None) == (self.programs[program].state is not None)
+        if row is None:
+            return
+        self.programs[program].state, self.programs[program].end_s = state, self.clock()
+        for sent in self.calls.values():
+            if sent.program == program and sent.left is None:
+                sent.left, sent.left_s = event, self.clock()
+
+    # -- what must be true
+
+    def of(self, program: str, thread: str | None = None) -> dict[str, Sent]:
+        return {
+            call: sent for call, sent in self.calls.items() if sent.program == program and thread in (None, sent.thread)
+        }
+
+    def path(self, program: str, before: float = math.inf) -> float:
+        """The scalar of line 4 over the calls that left before an event, straight from its definition."""
+        return max(
+            (
+                self.path(program, sent.arrived) + sent.account.service_s
+                for sent in self.of(program).values()
+                if sent.left is not None and sent.left < before
+            ),
+            default=0.0,
+        )
+
+    def attained(self, program: str) -> Attained:
+        left = [sent for sent in self.of(program).values() if sent.left is not None]
+        return Attained(
+            self.path(program),
+            sum(sent.account.service_s for sent in left),
+            sum(sent.account.wait_s for sent in left),
+        )
+
+    @invariant()
+    def it_adds_up(self) -> None:
+        self.table.check_integrity()
+
+    @invariant()
+    def rows_are_the_programs_that_run(self) -> None:
+        live = [program for program, opened in self.programs.items() if opened.state is None]
+        assert [row.info.program_id for row in self.table] == live
+        assert len(self.table) == len(live)
+        ended = sorted((opened.end_s for opened in self.programs.values() if opened.state is not None), reverse=True)
+        assert [row.end_s for row in self.table.ended()] == ended
+
+    @invariant()
+    def rows_say_what_happened(self) -> None:
+        for row in [*self.table, *self.table.ended()]:
+            program = row.info.program_id
+            opened, calls = self.programs[program], self.of(program)
+            active = {call for call, sent in calls.items() if sent.left is None}
+            assert row.attained == self.attained(program)
+            assert row.calls == len(calls)
+            assert set(row.active) == active
+            assert row.state is (opened.state or (ProgramState.ACTIVE if active else ProgramState.IDLE))
+            assert row.start_s == opened.at_s
+            assert row.engine_ids == list(dict.fromkeys(sent.engine for sent in calls.values()))
+            assert row.account == sum((sent.account for sent in calls.values() if sent.left is not None), Account())
+            assert same(row.last_arrival_s, max((sent.at_s for sent in calls.values()), default=math.nan))
+            left = [sent.left_s for sent in calls.values() if sent.left is not None]
+            assert same(row.last_completion_s, max(left, default=math.nan))
+            assert set(row.threads) == {sent.thread for sent in calls.values()}
+            for name, thread in row.threads.items():
+                mine = self.of(program, name)
+                assert thread.calls == len(mine)
+                assert thread.arrival_s == min(sent.at_s for sent in mine.values())
+                assert set(thread.active) == set(mine) & active
+
+
+def same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+TestTableMachine = TableMachine.TestCase
+TestTableMachine.__doc__ = "Any order of events leaves the table as the log of events says."
+TestTableMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
