@@ -7,7 +7,7 @@ import inspect
 import re
 import types
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, overload
+from typing import Any, ForwardRef, Protocol, TypeVar, Union, cast, get_args, get_origin, overload
 
 from weft.core.errors import ProgramParameterError
 from weft.core.program import Program
@@ -15,7 +15,8 @@ from weft.core.program import Program
 R_co = TypeVar("R_co", covariant=True)
 
 # An annotation that cannot be evaluated (a name imported only for type checkers, say) is judged by its text.
-_PROGRAM_TEXT = re.compile(r"^(Optional\[)?([\w.]+\.)?Program(\])?(\s*\|\s*None)?$")
+_UNION_TEXT = re.compile(r"(?:[\w.]+\.)?(?:Optional|Union)\[(.*)\]")
+_PROGRAM_TEXT = re.compile(r"(?:[\w.]+\.)?Program")
 
 
 class Entrypoint(Protocol[R_co]):
@@ -171,8 +172,13 @@ def _program_parameter(function: Any, signature: inspect.Signature) -> str:
 
 
 def _is_program(annotation: Any) -> bool:
+    if isinstance(annotation, ForwardRef):
+        annotation = annotation.__forward_arg__
     if isinstance(annotation, str):
-        return bool(_PROGRAM_TEXT.match(annotation.strip("'\" ")))
+        text = annotation.strip("'\" ")
+        union = _UNION_TEXT.fullmatch(text)
+        parts = re.split("[|,]", union[1] if union else text)
+        return any(_PROGRAM_TEXT.fullmatch(part.strip("'\" ")) for part in parts)
     if get_origin(annotation) in (Union, types.UnionType):
         return any(_is_program(part) for part in get_args(annotation))
     return isinstance(annotation, type) and issubclass(annotation, Program)

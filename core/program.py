@@ -228,7 +228,8 @@ class Program:
     @property
     def attained(self) -> Attained:
         """Service and wait so far, in seconds."""
-        return self.row.attained if self.row is not None else Attained()
+        row = self.row  # read once: it may go while the program ends
+        return row.attained if row is not None else Attained()
 
     def end(self, state: ProgramState = ProgramState.FINISHED) -> None:
         """End the program, or this branch of it. Ending twice changes nothing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rich import box
 from rich.table import Table
 
 from weft.core.process_table import ProcessTable, ProgramRow
@@ -12,7 +13,6 @@ _NUMBERS = (
     "thr-\neads",
     "calls",
     "tokens\nin",
-    "of them\ncached",
     "tokens\nout",
     "service\ns",
     "wait\ns",
@@ -25,8 +25,7 @@ _STATE_STYLES = {"finished": "green", "failed": "red", "cancelled": "yellow", "a
 def process_table(table: ProcessTable) -> Table:
     """A rich table of the programs that run and of those that have ended, in the order they started.
 
-    Columns: threads (concurrent chains of calls), calls, prompt tokens, how many of them the prefix cache held, tokens
-    generated, service (the longest chain of time on the model executor), wait (in the scheduler's queue, over all
+    Columns: threads (concurrent chains of calls), calls, prompt tokens, tokens generated, service (the longest chain of time on the model executor), wait (in the scheduler's queue, over all
     calls), how often a call was preempted, time from start to end, and state.
     """
     view = Table(title="process table", title_justify="left", box=box.SIMPLE_HEAD, padding=0)  # fits 80 columns
@@ -49,7 +48,6 @@ def _cells(row: ProgramRow) -> list[str]:
         str(len(row.threads)),
         str(row.calls),
         str(account.prompt_tokens),
-        str(account.cached_tokens),
         str(account.output_tokens),
         f"{row.attained.service_s:.2f}",
         f"{row.attained.wait_s:.2f}",

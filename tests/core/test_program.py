@@ -13,8 +13,8 @@ import pytest
 
 from weft.core import program as program_module
 from weft.core.errors import InvalidIdError, ProgramEndedError, ProgramEngineError
-from weft.core.ids import IdSource
-from weft.core.process_table import Account, Attained, ProgramState
+from weft.core.ids import IdSource, ProgramId
+from weft.core.process_table import Account, Attained, ProgramRow, ProgramState
 from weft.core.program import Backend, Program, register_adapter
 from weft.core.testing import FakeClock, RecordingBackend
 
@@ -77,22 +77,15 @@ def test_ids_that_cannot_travel_are_refused(field: str, value: object) -> None:
         Program(**options)
 
 
-def test_a_seeded_id_source_gives_the_same_program_again(backend: RecordingBackend) -> None:
+def test_a_seeded_id_source_gives_the_same_program_again() -> None:
     """Ids of program, session, threads and calls all come from the source that is passed in."""
 
     def run(seed: int) -> list[Any]:
-        program = Program(ids=IdSource(random.Random(seed)))
+        program, backend = Program(ids=IdSource(random.Random(seed))), RecordingBackend()
         return [program.program_id, program.session_id, backend.call(program), backend.call(program)]
 
-    first = run(3)
-    assert first != run(4)
-    assert first == [*run_again(3)]
-
-
-def run_again(seed: int) -> list[Any]:
-    """The same program on an engine that has not seen it."""
-    program, backend = Program(ids=IdSource(random.Random(seed))), RecordingBackend()
-    return [program.program_id, program.session_id, backend.call(program), backend.call(program)]
+    assert run(3) == run(3)
+    assert not set(run(3)) & set(run(4))
 
 
 def test_repr_says_what_it_is() -> None:
@@ -209,16 +202,12 @@ def test_one_program_runs_on_one_engine(backend: RecordingBackend) -> None:
     other = RecordingBackend()
     program = Program("answer")
     backend.call(program)
-    with pytest.raises(ProgramEngineError, match="'answer' .* already runs on another engine"):
-        backend_call(other, program.branch())
+    with pytest.raises(ProgramEngineError, match=r"'answer' .* already runs on another engine"):
+        other.call(program.branch())
     assert other.started == []
     backend.call(program)
     program.end()
     assert (len(backend.ended), other.ended) == (1, [])
-
-
-def backend_call(backend: RecordingBackend, program: Program) -> None:
-    backend.call(program)
 
 
 def test_an_engine_that_refuses_the_session_is_not_the_programs(backend: RecordingBackend) -> None:
@@ -331,18 +320,17 @@ def test_many_threads_end_a_program_once(backend: RecordingBackend) -> None:
 
 def test_what_a_program_attained_can_be_read_while_it_ends() -> None:
     """A reader that meets the end half-way (no live row any more, no last row yet) gets an answer, not an error."""
-    seen: list[Attained] = []
 
-    class Slow(RecordingBackend):
-        def row(self, program_id: Any) -> Any:
+    class EndsAfterOneLook(RecordingBackend):
+        def row(self, program_id: ProgramId) -> ProgramRow | None:
             row = super().row(program_id)
-            self.end_session(program_id, ProgramState.FINISHED)
+            self.table.close(program_id, ProgramState.FINISHED, self.clock())
             return row
 
-    program, backend = Program(), Slow()
+    program, backend = Program(), EndsAfterOneLook()
     program.bind(backend)
-    seen.append(program.attained)
-    assert seen == [Attained()]
+    assert program.attained == Attained()
+    assert program.row is None
 
 
 @pytest.mark.parametrize("bound", [True, False])

@@ -1,0 +1,65 @@
+"""What the tests share. One real engine on a tiny random Llama serves the whole session: it takes half a minute to start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for tiny_model
+
+if TYPE_CHECKING:
+    import weft
+
+# Before anything imports vLLM or torch: their own output has no place in a test report.
+os.environ.setdefault("TORCH_LOGS", "-torch._library")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of the engine's processes; this one's are errors
+
+# What every test engine has in common: quick to start, and slots enough for a few calls only.
+ENGINE_ARGS = {
+    "max_num_seqs": 4,
+    "max_model_len": 2048,
+    "enforce_eager": True,
+    "use_tqdm_on_load": False,
+    "kv_cache_memory_bytes": 256 << 20,
+}
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """vLLM, LangGraph and AutoGen run on asyncio only."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random Llama with a chat template."""
+    from tiny_model import make_tiny_llama
+
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_model: Path) -> Iterator[weft.Engine]:
+    """The session's engine. Its table must be empty again after each test that uses it."""
+    import weft
+
+    with weft.Engine(tiny_model, **ENGINE_ARGS) as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def _table_is_left_empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A program that outlives its test is a leak."""
+    yield
+    if "engine" in request.fixturenames:
+        engine = request.getfixturevalue("engine")
+        if engine.is_alive:
+            engine.table.check_integrity()
+            assert len(engine.table) == 0
+            assert engine.sessions == {}

@@ -1,0 +1,157 @@
+"""Rules of the whole tree, read off its source: who imports what, and how light `import weft` is."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weft
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("core", "engine", "integrations", "examples", "src/weft")
+HEAVY = (
+    "vllm",
+    "torch",
+    "transformers",
+    "langchain",
+    "langchain_core",
+    "langgraph",
+    "autogen_core",
+    "autogen_agentchat",
+)
+IMPLICIT = ("contextvars", "structlog.contextvars", "structlog.threadlocal")
+
+
+def sources(*folders: str) -> list[Path]:
+    """The Python files of some folders, those behind the links in src/weft once."""
+    found = {path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module, and every name in a module, that a source imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, "imports are absolute here"
+            assert node.level == 0, "imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def uses(source: str) -> Iterator[str]:
+    """Likewise, with every `package.attribute` that is read and every module imported by a call."""
+    yield from imports(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if called in ("import_module", "__import__"):
+                yield from (str(each.value) for each in node.args if isinstance(each, ast.Constant))
+
+
+def among(source: str, modules: tuple[str, ...]) -> set[str]:
+    """Which of `modules`, or of what is in them, a source uses."""
+    return {module for used in uses(source) for module in modules if used == module or used.startswith(f"{module}.")}
+
+
+def in_a_fresh_process(code: str) -> str:
+    """What `code` prints in a Python that has imported nothing yet, with warnings as errors."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import contextvars",
+        "import contextvars as c",
+        "import os, contextvars",
+        "from contextvars import ContextVar",
+        "def f():\n    from contextvars import copy_context",
+        "import structlog.contextvars",
+        "from structlog import contextvars",
+        "from structlog.contextvars import bind_contextvars",
+        "import structlog\nstructlog.contextvars.bind_contextvars(a=1)",
+        "import structlog\nstructlog.threadlocal.bind_threadlocal(a=1)",
+        "import importlib\nimportlib.import_module('contextvars')",
+        "__import__('contextvars')",
+    ],
+)
+def test_the_rule_sees_every_way_in(source: str) -> None:
+    """However a source gets at ambient context, the check below finds it."""
+    assert among(source, IMPLICIT)
+
+
+@pytest.mark.parametrize(
+    "source", ["import structlog", "'contextvars'", "import contextvars_like", "x = 1 # contextvars"]
+)
+def test_the_rule_sees_nothing_else(source: str) -> None:
+    """What only looks like it is left alone."""
+    assert among(source, IMPLICIT) == set()
+
+
+def test_the_rules_read_the_whole_tree() -> None:
+    """The files checked are those that are installed: each folder has some, and those behind links are not missed."""
+    checked = {named(path) for path in sources(*FOLDERS)}
+    assert {"core/program.py", "engine/scheduler.py", "integrations/langchain.py", "src/weft/cli.py"} <= checked
+    installed = {path.resolve() for folder in Path(weft.__file__).parent.iterdir() for path in folder.rglob("*.py")}
+    assert {named(path) for path in installed if path.is_relative_to(ROOT)} <= checked
+
+
+@pytest.mark.parametrize("path", sources(*FOLDERS), ids=named)
+def test_identity_is_never_looked_up(path: Path) -> None:
+    """No module reads context variables or thread-locals of structlog: identity is handed over."""
+    assert among(path.read_text(), IMPLICIT) == set()
+
+
+@pytest.mark.parametrize("path", sources("core"), ids=named)
+def test_core_stands_alone(path: Path) -> None:
+    """Core imports the standard library, structlog and itself; no vLLM, no torch, no framework, no upper room."""
+    assert among(path.read_text(), HEAVY) == set()
+    for imported in imports(path.read_text()):
+        top = imported.split(".")[0]
+        assert top in sys.stdlib_module_names or top == "structlog" or imported.startswith("weft.core."), imported
+
+
+def test_import_weft_is_light() -> None:
+    """`import weft` brings in neither vLLM nor torch nor a framework."""
+    loaded = in_a_fresh_process("import sys, weft\nprint(*sys.modules)").split()
+    assert "weft.core.program" in loaded
+    assert set(loaded) & set(HEAVY) == set()
+
+
+def test_public_names_need_no_engine() -> None:
+    """Every public name but Engine is there where vLLM, torch and the frameworks cannot be imported."""
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({HEAVY!r}))  # importing one now fails
+import weft
+for name in weft.__all__:
+    if name != "Engine":
+        print(name, getattr(weft, name) is not None)
+import weft.core.testing
+"""
+    printed = in_a_fresh_process(code).splitlines()
+    assert printed == [f"{name} True" for name in weft.__all__ if name != "Engine"]
+
+
+def test_public_names_are_all_there_is() -> None:
+    """`weft.__all__` has no repeats, and a name that is not in it is an AttributeError."""
+    assert "Engine" in weft.__all__
+    assert len(set(weft.__all__)) == len(weft.__all__)
+    with pytest.raises(AttributeError, match="module 'weft' has no attribute 'engin'"):
+        _ = weft.engin  # type: ignore[attr-defined]
