@@ -154,4 +154,4 @@ def test_public_names_are_all_there_is() -> None:
     assert "Engine" in weft.__all__
     assert len(set(weft.__all__)) == len(weft.__all__)
     with pytest.raises(AttributeError, match="module 'weft' has no attribute 'engin'"):
-        _ = weft.engin  # type: ignore[attr-defined]
+        _ = weft.engin

@@ -80,7 +80,7 @@ def run(entry: Any, *args: Any, **kwargs: Any) -> Any:
     if inspect.isasyncgen(result):
 
         async def collect() -> str:
-            return "".join([item async for item in result])
+            return "".join([str(item) async for item in result])
 
         return asyncio.run(collect())
     if inspect.isawaitable(result):
@@ -89,7 +89,7 @@ def run(entry: Any, *args: Any, **kwargs: Any) -> Any:
             return await result
 
         return asyncio.run(wait())
-    return "".join(result) if inspect.isgenerator(result) else result
+    return "".join(map(str, result)) if inspect.isgenerator(result) else result
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -501,7 +501,7 @@ def test_methods_of_each_kind(backend: RecordingBackend, method: str, owner: str
 
 def test_an_async_method(backend: RecordingBackend) -> None:
     """A coroutine method is an entrypoint, each call of it one program."""
-    assert asyncio.run(Agent(backend).of_instance_async("why?")) == ("instance", "why?")  # type: ignore[arg-type]
+    assert asyncio.run(Agent(backend).of_instance_async("why?")) == ("instance", "why?")
     assert [info.name for info in backend.started] == ["of_instance_async"]
 
 
@@ -764,7 +764,7 @@ def test_programs_at_once_do_not_mix(backend: RecordingBackend, kind: Callable[.
     async def one(number: int) -> str:
         result = entry.options(session_id=f"user {number}")(f"{number} why?")
         if inspect.isasyncgen(result):
-            return "".join([item async for item in result])
+            return "".join([str(item) async for item in result])
         if inspect.isawaitable(result):
             return str(await result)
         await asyncio.sleep(0)

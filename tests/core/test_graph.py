@@ -313,11 +313,11 @@ def test_any_tree_of_runs_gives_a_dag_in_order(steps: list[tuple[str, int]]) -> 
     for action, number in steps:
         idle = [run for run in containers if run != ROOT and not children[run]]
         if action == "start":
-            run, parent = next(names), pick(containers, number)
-            runs.start(run, parent)
-            containers.append(run)
-            children[run], above[run] = set(), parent
-            children[parent].add(run)
+            fresh, parent = next(names), pick(containers, number)
+            runs.start(fresh, parent)
+            containers.append(fresh)
+            children[fresh], above[fresh] = set(), parent
+            children[parent].add(fresh)
         elif action == "begin":
             call, parent = f"c{next(names)}", pick(containers, number)
             runs.begin(call, parent)

@@ -65,7 +65,7 @@ def test_what_is_given_is_kept() -> None:
     assert (program.session_id, program.tenant, program.tags) == ("s", "acme", ("a", "b"))
     assert program.metadata == {"user": 7}
     with pytest.raises(TypeError):
-        program.metadata["user"] = 9
+        program.metadata["user"] = 9  # type: ignore[index]
 
 
 @pytest.mark.parametrize("field", ["session_id", "tenant"])

@@ -623,4 +623,4 @@ TestPolicyMachine = PolicyMachine.TestCase
 TestPolicyMachine.__doc__ = (
     "Any sequence of events leaves each call in the queue, and at the place, that Algorithm 1 says."
 )
-TestPolicyMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPolicyMachine.settings = settings(max_examples=150, stateful_step_count=40)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.errors import PolicyError
@@ -175,7 +175,7 @@ def test_plas_goes_by_the_sum_and_atlas_by_the_critical_path() -> None:
     for _ in range(3):
         wide.fold(0.0, Account(service_s=2.0))
     deep.fold(0.0, Account(service_s=4.0))
-    order = {}
+    order: dict[str, list[list[str]]] = {}
     for policy in (Plas((3.0, 5.0)), Atlas((3.0, 5.0))):
         for first, second in [(wide, deep), (deep, wide)]:
             calls = [Call("wide" if program is wide else "deep", program) for program in (first, second)]
@@ -201,7 +201,6 @@ CONFIGS = [
 ]
 
 
-@settings(deadline=None)
 @given(jobs=jobs, config=st.sampled_from(CONFIGS), batch_size=st.integers(1, 3))
 def test_every_program_is_served_to_its_end(jobs: list[Job], config: PolicyConfig, batch_size: int) -> None:
     """Whatever arrives, each program runs exactly its steps, and no place is empty while a call waits."""
@@ -217,7 +216,6 @@ def test_every_program_is_served_to_its_end(jobs: list[Job], config: PolicyConfi
     assert len(schedule.policy.waiting) == 0
 
 
-@settings(deadline=None)
 @given(jobs=jobs, batch_size=st.integers(1, 3))
 def test_one_queue_is_fcfs(jobs: list[Job], batch_size: int) -> None:
     """PLAS and ATLAS without bounds make the schedule that FCFS makes."""

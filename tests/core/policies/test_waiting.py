@@ -227,4 +227,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.__doc__ = "Any use of the queue reads as a sorted list."
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30)
