@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,18 +90,23 @@ class WeftScheduler(AsyncScheduler):
         if "bounds_s" in config:
             config["bounds_s"] = tuple(config["bounds_s"])
         self.weft_policy = PolicyConfig(**config).make()
-        self.clock = time.monotonic
+        self._clock: Callable[[], float] = time.monotonic
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
         self._programs: dict[ProgramId, _Program] = {}
         self._ledgers: dict[CallId, _Ledger] = {}
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, _Ledger] = {}  # of requests that left since the last outputs
         self._scheduled_at_s: deque[float] = deque()  # of steps in flight, first in, first out
-        self._updated_at_s = self.clock()
+        self._updated_at_s = self._clock()
         self._step = 0
 
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Take seconds from `clock`, before the first request. vLLM makes schedulers itself and would pass none in."""
+        self._clock = clock
+        self._updated_at_s = clock()
+
     def _now_s(self) -> float:
-        return self.clock()  # looked up each time, so that a test can set the clock
+        return self._clock()
 
     def _call_of(self, request: Request) -> Call:
         return self._entries[request.request_id].call
@@ -123,7 +129,7 @@ class WeftScheduler(AsyncScheduler):
         ledger = self._ledgers.get(identity.call_id)
         if ledger is None:
             ledger = self._ledgers[identity.call_id] = _Ledger(
-                identity.call_id, identity.program_id, program.attained.service_s, self.clock()
+                identity.call_id, identity.program_id, program.attained.service_s, self._clock()
             )
         ledger.sequences += 1
         self._entries[request.request_id] = _Entry(Call(request.request_id, program.attained), ledger)
@@ -137,10 +143,10 @@ class WeftScheduler(AsyncScheduler):
     def _close(self, request_id: str, entry: _Entry) -> None:
         ledger = entry.ledger
         if entry.running:
-            ledger.stop(self.clock())
+            ledger.stop(self._clock())
         elif ledger.running == 0:  # aborted, or finished while preempted: its last wait counts too
-            ledger.wait_s += self.clock() - ledger.waiting_since_s
-            ledger.waiting_since_s = self.clock()
+            ledger.wait_s += self._clock() - ledger.waiting_since_s
+            ledger.waiting_since_s = self._clock()
         self.weft_policy.leave(entry.call)
         self._left[request_id] = ledger
         program = self._programs[ledger.program_id]
@@ -155,7 +161,7 @@ class WeftScheduler(AsyncScheduler):
     # -- one step
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        now_s = self.clock()
+        now_s = self._clock()
         self.weft_policy.promote(now_s)
         if self.pause_state == PauseState.UNPAUSED:
             self._preempt_outranked()
@@ -196,7 +202,7 @@ class WeftScheduler(AsyncScheduler):
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         entry = self._entries[request.request_id]
-        now_s = self.clock()
+        now_s = self._clock()
         if entry.running:
             entry.running = False
             entry.ledger.stop(now_s)
@@ -219,7 +225,7 @@ class WeftScheduler(AsyncScheduler):
     def _charge(self, scheduler_output: SchedulerOutput) -> None:
         """Charge each call of a step with the step's time. Steps overlap under asynchronous scheduling, so a step's
         time runs from its schedule or from the end of the step before it, whichever is later."""
-        now_s = self.clock()
+        now_s = self._clock()
         step_s = now_s - max(self._scheduled_at_s.popleft(), self._updated_at_s)
         self._updated_at_s = now_s
         self._step += 1

@@ -1,0 +1,240 @@
+"""The scheduler plugin on vLLM's real scheduler and KV cache manager, without a model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+Make = Callable[..., Any]
+ATLAS = {"name": "atlas", "bounds_s": [2.0, 8.0], "beta": None}
+FCFS = {"name": "fcfs"}
+
+
+@pytest.fixture
+def make(tiny_model: Path) -> Make:
+    """Makes a harness; vLLM is imported only here."""
+    from harness import SchedulerHarness
+
+    return lambda weft=ATLAS, **options: SchedulerHarness(tiny_model, dict(weft), **options)
+
+
+def test_waiting_calls_run_in_the_order_of_their_programs_service(make: Make) -> None:
+    """With one slot, the program that has attained less goes first, whatever the order of arrival."""
+    h = make(slots=1)
+    h.add("long", program_id="long", service_s=10.0, max_tokens=2)
+    h.add("middle", program_id="middle", service_s=5.0, max_tokens=2)
+    h.add("short", program_id="short", service_s=0.0, max_tokens=2)
+    h.run()
+    assert h.finished == ["short", "middle", "long"]
+
+
+def test_fcfs_keeps_the_order_of_arrival(make: Make) -> None:
+    """The baseline ignores what programs have attained."""
+    h = make(FCFS, slots=1)
+    h.add("long", program_id="long", service_s=10.0)
+    h.add("short", program_id="short", service_s=0.0)
+    h.run()
+    assert h.finished == ["long", "short"]
+
+
+def test_a_higher_queue_preempts_and_the_victim_ends_with_the_same_tokens(make: Make) -> None:
+    """Two long calls run in two slots; a short program arrives, runs next, and nobody's output changes."""
+    from harness import expected_output
+
+    h = make(slots=2)
+    prompt = list(range(100, 140))
+    h.add("a", prompt=prompt, max_tokens=20, program_id="a", service_s=5.0)
+    h.add("b", prompt=prompt[::-1], max_tokens=20, program_id="b", service_s=5.0)
+    for _ in range(6):
+        h.step()
+    h.add("short", max_tokens=3, program_id="c")
+    assert "short" in h.step()
+    h.run()
+    assert h.finished[0] == "short"
+    assert h.tokens["a"] == expected_output(prompt, 20)
+    assert h.tokens["b"] == expected_output(prompt[::-1], 20)
+    assert h.accounts["a"]["preemptions"] + h.accounts["b"]["preemptions"] == 1
+
+
+@pytest.mark.parametrize("policy", [ATLAS, FCFS])
+def test_a_call_of_the_same_queue_does_not_preempt(make: Make, policy: dict[str, Any]) -> None:
+    """Inside a queue it is first come, first served."""
+    h = make(policy, slots=1)
+    h.add("first", program_id="a", max_tokens=2)
+    h.step()
+    h.add("second", program_id="b", max_tokens=2)
+    h.run()
+    assert h.finished == ["first", "second"]
+    assert h.accounts["first"]["preemptions"] == 0
+
+
+def test_an_exhausted_quantum_demotes_a_running_call(make: Make) -> None:
+    """After two seconds in Q_1 the call goes to Q_2 and a fresh program takes the slot."""
+    h = make(slots=1)
+    h.add("long", program_id="a", max_tokens=10)
+    for _ in range(3):
+        h.step()
+    h.add("fresh", program_id="b", max_tokens=1)
+    h.run()
+    assert h.finished == ["fresh", "long"]
+
+
+def test_service_and_wait_are_exact(make: Make) -> None:
+    """One slot, one second a step: the first call runs 4 s, the second waits 4 s and runs 2 s."""
+    h = make(FCFS, slots=1)
+    h.add("a", program_id="a", max_tokens=4)
+    h.add("b", program_id="b", max_tokens=2)
+    h.run()
+    assert h.accounts["a"] == {"service_s": 4.0, "wait_s": 0.0, "preemptions": 0}
+    assert h.accounts["b"] == {"service_s": 2.0, "wait_s": 4.0, "preemptions": 0}
+
+
+def test_wait_counts_the_time_spent_preempted(make: Make) -> None:
+    """A preempted call waits again; its service is only the steps it was part of, recomputation included."""
+    h = make(slots=1)
+    h.add("a", program_id="a", max_tokens=4, service_s=5.0)
+    h.step()
+    h.add("b", program_id="b", max_tokens=2)
+    h.run()
+    assert h.accounts["a"] == {"service_s": 4.0, "wait_s": 2.0, "preemptions": 1}
+
+
+def test_overlapping_steps_are_charged_once(make: Make) -> None:
+    """Under asynchronous scheduling two steps are in flight; a call is charged the time that passed, not twice that."""
+    h = make(FCFS, slots=1, in_flight=2)
+    h.add("a", program_id="a", max_tokens=6)
+    steps = h.run()
+    assert h.accounts["a"]["service_s"] == pytest.approx(h.clock() - 0.0, abs=1.0)
+    assert h.accounts["a"]["service_s"] <= steps
+
+
+def test_samples_of_one_call_share_an_account(make: Make) -> None:
+    """With n > 1 each sample is a request of its own, but the call is charged a step once."""
+    h = make(FCFS, slots=2)
+    h.add("0_x", program_id="a", call_id="x", max_tokens=3)
+    h.add("1_x", program_id="a", call_id="x", max_tokens=5)
+    h.run()
+    assert h.accounts["1_x"] == {"service_s": 5.0, "wait_s": 0.0, "preemptions": 0}
+
+
+def test_a_program_is_charged_by_its_critical_path_while_its_calls_run(make: Make) -> None:
+    """Calls that end on this engine raise the program's service at once, also for calls that bring stale numbers."""
+    h = make(slots=2)
+    h.add("a1", program_id="a", max_tokens=3)
+    h.add("a2", program_id="a", max_tokens=12)
+    for _ in range(4):
+        h.step()
+    h.add("a3", program_id="a", max_tokens=1)
+    entry = h.scheduler._entries["a3"]
+    assert entry.call.program.service_s == 3.0
+    assert entry.call.rank.level == 1
+    h.run()
+    assert h.scheduler._programs == {}
+
+
+def test_requests_without_ids_are_programs_of_their_own(make: Make) -> None:
+    """A client that knows nothing of programs gets sane behaviour: each request starts in Q_1."""
+    h = make(slots=1)
+    h.add("a", max_tokens=2)
+    h.add("b", max_tokens=2)
+    h.run()
+    assert h.finished == ["a", "b"]
+
+
+def test_the_session_stands_in_for_a_missing_program(make: Make) -> None:
+    """Requests that bring only a session_id share that session's program."""
+    h = make(slots=2)
+    h.add("a", session_id="s", max_tokens=2)
+    h.add("b", session_id="s", max_tokens=2)
+    assert h.scheduler._entries["a"].call.program is h.scheduler._entries["b"].call.program
+    h.run()
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"program_id": 7, "service_s": "much", "wait_s": -3, "parents": "x"},
+        {"program_id": "", "call_id": None, "service_s": float("nan"), "parents": [1, 2]},
+        {"service_s": float("inf"), "total_service_s": -1.0, "wait_s": True},
+    ],
+)
+def test_malformed_ids_never_end_the_engine(make: Make, extra: dict[str, Any]) -> None:
+    """What makes no sense is ignored in the scheduler's process, where an exception would end every call."""
+    h = make()
+    h.add("a", **extra)
+    h.run()
+    assert h.finished == ["a"]
+
+
+@pytest.mark.parametrize("when", ["waiting", "running", "preempted"])
+def test_an_aborted_call_leaves_nothing_behind(make: Make, when: str) -> None:
+    """Aborting forgets the call wherever it is, and the others go on."""
+    h = make(slots=1)
+    h.add("victim", program_id="a", max_tokens=30, service_s=5.0)
+    if when != "waiting":
+        h.step()
+    h.add("other", program_id="b", max_tokens=3, service_s=9.0 if when == "running" else 0.0)
+    if when == "preempted":
+        h.step()
+        assert h.accounts["victim"]["service_s"] == 1.0
+    h.abort("victim")
+    h.run()
+    assert h.finished == ["other"]
+    s = h.scheduler
+    assert (s._entries, s._programs, s._ledgers, len(s.weft_policy.waiting)) == ({}, {}, {}, 0)
+    assert s.kv_cache_manager.block_pool.get_num_free_blocks() == 199  # one is vLLM's null block
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_random_programs_lose_and_change_nothing(make: Make, in_flight: int, prefix_caching: bool, seed: int) -> None:
+    """Random arrivals, lengths, services, priorities and scarce KV: every call ends with its undisturbed tokens, and
+    the same seed gives the same schedule."""
+    from harness import expected_output
+
+    def play() -> tuple[list[str], dict[str, Any], int]:
+        rng = random.Random(seed)
+        h = make(slots=3, blocks=24, in_flight=in_flight, prefix_caching=prefix_caching, batched_tokens=48)
+        prompts: dict[str, list[int]] = {}
+        counts: dict[str, int] = {}
+        for n in range(40):
+            name = f"call-{n}"
+            prompts[name] = [5] * rng.randrange(20) + [rng.randrange(50, 900) for _ in range(rng.randrange(1, 90))]
+            counts[name] = rng.randrange(1, 40)
+            h.add(
+                name,
+                prompt=prompts[name],
+                max_tokens=counts[name],
+                program_id=f"p{rng.randrange(12)}",
+                service_s=rng.choice([0.0, 0.0, 3.0, 20.0]),
+            )
+            for _ in range(rng.randrange(6)):
+                h.step()
+        h.run()
+        assert sorted(h.finished) == sorted(prompts)
+        for name, prompt in prompts.items():
+            assert h.tokens[name] == expected_output(prompt, counts[name]), name
+        return h.finished, h.accounts, sum(account["preemptions"] for account in h.accounts.values())
+
+    first = play()
+    assert first[2] > 0, "this workload is meant to preempt"
+    assert play() == first
+
+
+def test_bad_configuration_is_a_typed_error_at_construction(make: Make) -> None:
+    """A policy that does not exist, or bounds that fall, are told before any request comes."""
+    from weft.core.errors import PolicyError
+
+    with pytest.raises(PolicyError, match="unknown policy"):
+        make({"name": "lottery"})
+    with pytest.raises(PolicyError, match="increasing"):
+        make({"name": "atlas", "bounds_s": [3.0, 1.0]})
+    with pytest.raises(PolicyError, match="beta"):
+        make({"name": "plas", "beta": 0})
