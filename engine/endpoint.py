@@ -85,7 +85,7 @@ def make_request(body: dict[str, Any]) -> ChatCompletionRequest:
             f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
         )
         raise InvalidRequestError(f"the chat request is malformed: {problems}") from None
-    except ValueError as error:
+    except (TypeError, ValueError, VLLMClientError) as error:
         raise InvalidRequestError(f"the chat request is malformed: {error}") from None
 
 

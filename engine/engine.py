@@ -132,23 +132,16 @@ class Engine:
         if current_platform.is_cpu():
             defaults["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
             defaults["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
-        try:
+        async def start() -> tuple[endpoint.AccountingLLM, endpoint.ChatEndpoint]:
             args = AsyncEngineArgs(
                 **{
                     **defaults,
                     **engine_args,
                     "model": self.model,
                     "scheduler_cls": WeftScheduler,
-                    "additional_config": {
-                        **engine_args.get("additional_config", {}),
-                        "weft": asdict(self.policy),
-                    },
+                    "additional_config": {**engine_args.get("additional_config", {}), "weft": asdict(self.policy)},
                 }
             )
-        except TypeError as error:
-            raise EngineStartError(f"an argument is not one of vLLM's engine arguments: {error}") from None
-
-        async def start() -> tuple[endpoint.AccountingLLM, endpoint.ChatEndpoint]:
             llm = cast("endpoint.AccountingLLM", endpoint.AccountingLLM.from_engine_args(args))
             llm.on_account = _weakly(self)
             return llm, endpoint.ChatEndpoint(llm, defaults["served_model_name"], tool_call_parser)
@@ -160,12 +153,12 @@ class Engine:
                 raise EngineStartError("the start was cancelled.")
         try:
             self._llm, self._endpoint = starting.result()
+        except OSError as error:  # how transformers and the hub say that neither folder nor hub has the model
+            raise ModelNotFoundError(self.model, f"{_reason(error)}.") from error
         except Exception as error:
-            if isinstance(error, OSError):  # how transformers says that neither folder nor hub has the model
-                raise ModelNotFoundError(self.model, f"{_reason(error)}.") from error
             raise EngineStartError(
                 f"vLLM did not start: {_reason(error)}. Its own output above says more; `weft doctor` checks the "
-                "installation."
+                "installation, and vLLM's AsyncEngineArgs lists the arguments."
             ) from error
         self._make_request = endpoint.make_request
 

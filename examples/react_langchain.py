@@ -13,6 +13,7 @@ import operator
 import os
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
 import typer
@@ -159,6 +160,7 @@ async def run(model: str | None, policy: str, programs: int | None, console: Con
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
         )
     async with engine:
+        console.print(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {policy}", highlight=False)
         chat = ChatWeft(engine=engine, temperature=0, max_tokens=48)
         with Live(get_renderable=lambda: process_table(engine.table), console=console, transient=True):
             answers = await asyncio.gather(

@@ -6,6 +6,7 @@ reaches the model on each of LangChain's paths is explained in docs/design.md.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -28,15 +29,22 @@ from langchain_core.messages import (
     convert_to_openai_messages,
 )
 from langchain_core.messages.tool import tool_call_chunk
-from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers import (
+    BaseLLMOutputParser,
+    JsonOutputKeyToolsParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+    PydanticToolsParser,
+)
 from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, parse_tool_call
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough, ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, ConfigDict, Field
 
+from weft.core.errors import OutputParsingError
 from weft.core.process_table import CallIdentity
 from weft.core.program import Program, register_adapter
 from weft.engine.engine import Engine
@@ -195,7 +203,7 @@ class ChatWeft(BaseChatModel):
     def get_token_ids(self, text: str) -> list[int]:
         return self.engine.tokenize(text)
 
-    # -- identity: some of LangChain's streaming paths call the model without saying which run it is
+    # -- identity: where LangChain streams, it calls `_stream` and `_astream` without saying which run it is
 
     def _with_run(self, config: RunnableConfig | None, kwargs: dict[str, Any]) -> tuple[RunnableConfig, dict[str, Any]]:
         config = ensure_config(config)
@@ -206,27 +214,25 @@ class ChatWeft(BaseChatModel):
         config["run_id"] = run_id
         return config, {**kwargs, _RUN: _Run(handler, run_id)}
 
-    def invoke(
+    def _generate_with_cache(
         self,
-        input: LanguageModelInput,  # noqa: A002  LangChain's name
-        config: RunnableConfig | None = None,
-        *,
+        messages: list[BaseMessage],
         stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> AIMessage:
-        config, kwargs = self._with_run(config, kwargs)
-        return super().invoke(input, config, stop=stop, **kwargs)
+    ) -> ChatResult:
+        kwargs[_RUN] = _run_of(run_manager)  # it may stream, when a handler asks for tokens
+        return super()._generate_with_cache(messages, stop, run_manager, **kwargs)
 
-    async def ainvoke(
+    async def _agenerate_with_cache(
         self,
-        input: LanguageModelInput,  # noqa: A002
-        config: RunnableConfig | None = None,
-        *,
+        messages: list[BaseMessage],
         stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> AIMessage:
-        config, kwargs = self._with_run(config, kwargs)
-        return await super().ainvoke(input, config, stop=stop, **kwargs)
+    ) -> ChatResult:
+        kwargs[_RUN] = _run_of(run_manager)
+        return await super()._agenerate_with_cache(messages, stop, run_manager, **kwargs)
 
     def stream(
         self,
@@ -311,10 +317,7 @@ class ChatWeft(BaseChatModel):
 
     def _call(self, run_manager: Any, kwargs: dict[str, Any]) -> _Call:
         run = kwargs.pop(_RUN, None)
-        if run is None and run_manager is not None:
-            handler = _find_handler(run_manager)
-            run = _Run(handler, run_manager.run_id) if handler is not None else None
-        return _Call(self.name or "chat", run)
+        return _Call(self.name or "chat", run or _run_of(run_manager))
 
     def _body(
         self,
@@ -373,30 +376,74 @@ class ChatWeft(BaseChatModel):
             include_raw: give `{"raw", "parsed", "parsing_error"}` and raise nothing.
             method: "json_schema" holds the answer to the schema; "function_calling" asks for one tool call of that
                 form; "json_mode" holds it to be JSON only.
+
+        Raises:
+            OutputParsingError: (of the returned runnable) the answer was cut off by `max_tokens`.
         """
-        if method == "function_calling":
-            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
         kwargs.pop("strict", None)  # always
+        is_pydantic = isinstance(schema, type) and issubclass(schema, BaseModel)
         json_schema = convert_to_json_schema(schema)
-        response_format: dict[str, Any] = {"type": "json_object"}
-        if method == "json_schema":
-            response_format = {
-                "type": "json_schema",
-                "json_schema": {"name": json_schema.get("title", "answer"), "schema": json_schema},
-            }
-        model = self.bind(
-            response_format=response_format,
-            ls_structured_output_format={"kwargs": {"method": method}, "schema": json_schema},
-            **kwargs,
-        )
-        parser: Any = JsonOutputParser()
-        if isinstance(schema, type) and issubclass(schema, BaseModel):
-            parser = PydanticOutputParser(pydantic_object=schema)
+        kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": json_schema}
+        model: Runnable[LanguageModelInput, AIMessage]
+        parser: Any
+        if method == "function_calling":
+            model = self.bind_tools([schema], tool_choice="any", parallel_tool_calls=False, **kwargs)
+            if is_pydantic:
+                parser = _PydanticToolsParser(tools=[cast("Any", schema)], first_tool_only=True)
+            else:
+                key_name = convert_to_openai_tool(schema)["function"]["name"]
+                parser = _JsonToolsParser(key_name=key_name, first_tool_only=True)
+        else:
+            response_format: dict[str, Any] = {"type": "json_object"}
+            if method == "json_schema":
+                response_format = {
+                    "type": "json_schema",
+                    "json_schema": {"name": json_schema.get("title", "answer"), "schema": json_schema},
+                }
+            model = self.bind(response_format=response_format, **kwargs)
+            parser = _PydanticParser(pydantic_object=cast("Any", schema)) if is_pydantic else _JsonParser()
         if not include_raw:
             return cast("Runnable[LanguageModelInput, dict[str, Any] | BaseModel]", model | parser)
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
         failed = RunnablePassthrough.assign(parsed=lambda _: None)
         return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+class _Whole(BaseLLMOutputParser[Any]):
+    """Refuses an answer that was cut off, where LangChain's parsers would make up the rest or give None."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        message = cast("ChatGeneration", result[0]).message
+        if message.response_metadata.get("finish_reason") == "length" and not _is_json(message.text):
+            raise OutputParsingError(
+                "the answer was cut off by max_tokens before its structure was complete; allow more tokens. "
+                f"It begins {message.text[:80]!r}."
+            )
+        return super().parse_result(result, partial=partial)  # type: ignore[safe-super]  # always mixed into a parser
+
+
+class _JsonParser(_Whole, JsonOutputParser):
+    pass
+
+
+class _PydanticParser(_Whole, PydanticOutputParser[Any]):
+    pass
+
+
+class _JsonToolsParser(_Whole, JsonOutputKeyToolsParser):
+    pass
+
+
+class _PydanticToolsParser(_Whole, PydanticToolsParser):
+    pass
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _find_handler(*sources: Any) -> ProgramCallbackHandler | None:
@@ -407,6 +454,11 @@ def _find_handler(*sources: Any) -> ProgramCallbackHandler | None:
             if isinstance(handler, ProgramCallbackHandler):
                 return handler
     return None
+
+
+def _run_of(run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None) -> _Run | None:
+    handler = _find_handler(run_manager)
+    return _Run(handler, run_manager.run_id) if run_manager is not None and handler is not None else None
 
 
 def _usage(usage: dict[str, Any]) -> UsageMetadata:

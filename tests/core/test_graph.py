@@ -128,12 +128,12 @@ def test_overlapping_runs_branch_as_their_calls_do(runs: Runs) -> None:
 def test_a_run_without_calls_changes_nothing(runs: Runs) -> None:
     """Tools and chains that call no model leave the graph as it was, alone or beside others."""
     runs.call("a")
-    runs.start("tool")
+    runs.start("short tool")
+    runs.start("long tool")
     runs.begin("b")
-    runs.end("tool")
+    runs.end("short tool")
     runs.finish("b")
-    runs.start("tool")
-    runs.end("tool")
+    runs.end("long tool")
     assert runs.call("c") == {"b"}
 
 
@@ -144,6 +144,16 @@ def test_a_retry_comes_after_what_the_failed_call_came_after(runs: Runs) -> None
     runs.end("failed")
     assert runs.call("retry") == {"a"}
     assert runs.call("b") == {"retry"}
+
+
+def test_a_call_that_failed_beside_others_leaves_them_alone(runs: Runs) -> None:
+    """A branch that gave no result is not waited for, nor is what it came after."""
+    runs.call("a")
+    runs.begin("b")
+    runs.begin("failed")
+    runs.finish("b")
+    runs.end("failed")
+    assert runs.call("c") == {"b"}
 
 
 def test_a_retry_inside_the_same_run(runs: Runs) -> None:
@@ -292,7 +302,7 @@ def test_react(runs: Runs) -> None:
 step = st.tuples(st.sampled_from(["start", "begin", "finish", "fail", "end"]), st.integers(0, 1_000_000))
 
 
-@given(st.lists(step, max_size=60))
+@given(st.lists(step, min_size=10, max_size=60))
 def test_any_tree_of_runs_gives_a_dag_in_order(steps: list[tuple[str, int]]) -> None:
     """However runs nest, overlap and fail: parents had finished before, none is an ancestor of another, and each thread
     is a chain."""

@@ -451,6 +451,21 @@ def test_branches_of_branches(backend: RecordingBackend) -> None:
     assert [call.parents for call in chain] == [(), *((call.call_id,) for call in chain[:-1])]
 
 
+def test_runs_that_were_not_reported_are_where_their_handle_is(backend: RecordingBackend) -> None:
+    """A call, or a run, whose place is not known is inside the branch through which it came."""
+    program = Program()
+    first = backend.call(program)
+    with program.branch() as branch:
+        inside = backend.call(branch, parent="never reported")
+        call = backend.begin(branch, "not started")
+        backend.finish(branch, "not started", call, Account())
+        branch.end_run("not started")
+        assert call.identity.parents == (inside.call_id,)
+        beside = backend.call(program)
+        assert beside.parents == (first.call_id,)
+    assert set(backend.call(program).parents) == {call.identity.call_id, beside.call_id}
+
+
 def test_runs_of_a_framework_nest(backend: RecordingBackend) -> None:
     """Calls under one run of a framework are as one; what follows comes after the last of them."""
     program = Program()

@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from weft.core.testing import FakeClock
-from weft.engine.scheduler import WeftScheduler
-from weft.engine.wire import ACCOUNT_KEY
-
 from vllm import EngineArgs, SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -24,6 +20,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+
+from weft.core.testing import FakeClock
+from weft.engine.scheduler import WeftScheduler
+from weft.engine.wire import ACCOUNT_KEY
 
 BLOCK_TOKENS = 16
 

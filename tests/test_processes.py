@@ -1,0 +1,133 @@
+"""What a host process and its children look like from outside: hygiene, forgotten shutdown, Ctrl-C, the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.engine
+
+_CREATED = """
+import asyncio, json, logging, os, signal, sys
+import psutil
+import weft
+
+ARGS = dict(max_num_seqs=2, max_model_len=512, enforce_eager=True, use_tqdm_on_load=False,
+            kv_cache_memory_bytes=64 << 20)
+
+def state():
+    root = logging.getLogger()
+    return {
+        "handlers": [[type(h).__name__, h.stream is sys.stderr] for h in root.handlers],
+        "level": root.level,
+        "factory": logging.getLogRecordFactory().__name__,
+        "policy": type(asyncio.get_event_loop_policy()).__name__,
+        "signals": [str(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)],
+        "environ": {k: v for k, v in os.environ.items() if k != "VLLM_CONFIGURE_LOGGING"},
+    }
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)
+    before = state()
+    engine = weft.Engine(sys.argv[1], **ARGS)
+    after = state()
+    children = [p.pid for p in psutil.Process().children(recursive=True)]
+    print(json.dumps({"before": before, "after": after, "children": children}))
+    # and exits without engine.shutdown()
+"""
+
+
+def run_script(tmp_path: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(source))
+    return subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_the_host_stays_as_it_was_and_a_forgotten_engine_ends_with_it(tmp_path: Path, tiny_model: Path) -> None:
+    """Logging, loop policy, signal handlers and environment are untouched by an engine start; no process is left."""
+    done = run_script(tmp_path, _CREATED, str(tiny_model))
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = json.loads(done.stdout)
+    assert seen["after"] == seen["before"]
+    assert len(seen["children"]) >= 2
+    assert [pid for pid in seen["children"] if psutil.pid_exists(pid)] == []
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_without_the_main_guard_is_told_so(tmp_path: Path, tiny_model: Path) -> None:
+    """vLLM runs the script again in its processes; the message says what to write."""
+    source = f"""
+        import weft
+        weft.Engine({str(tiny_model)!r}, max_model_len=512, enforce_eager=True, kv_cache_memory_bytes=64 << 20)
+    """
+    done = run_script(tmp_path, source)
+    assert done.returncode != 0
+    assert 'if __name__ == "__main__"' in done.stderr
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.mark.parametrize("target", ["group", "parent"])
+@pytest.mark.parametrize("stage", ["starting", "running"])
+def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, target: str, stage: str) -> None:
+    """Ctrl-C in a terminal reaches the whole group, a `kill -INT` only the parent; during the start or while agents
+    run, nothing stays behind and no traceback is shown."""
+    command = [sys.executable, "-m", "weft", "demo", "--model", str(tiny_model), "--programs", "2000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            if stage == "starting":
+                while len(family(process)) < 2 and process.poll() is None:  # resource tracker, engine core
+                    time.sleep(0.2)
+            elif process.stdout is not None:
+                process.stdout.readline()  # "2000 agents at once ...", once the engine has started
+            time.sleep(3)
+            assert process.poll() is None, "the demo ended before it could be interrupted"
+            seen = family(process)
+            (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130, errors[-3000:]
+    assert errors.rstrip().endswith("interrupted"), errors[-3000:]
+    assert "Traceback" not in errors, errors[-3000:]
+    _, alive = psutil.wait_procs(seen, timeout=10)
+    assert alive == []
+
+
+def test_the_demo_answers_and_shows_the_process_table(capfd: pytest.CaptureFixture[str]) -> None:
+    """What `make demo` shows: real answers of the embedded model and a table whose rows differ."""
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "demo"], capture_output=True, text=True, timeout=600, check=False
+    )
+    with capfd.disabled():
+        print(done.stdout)  # noqa: T201  CI's log shows the table
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr == ""
+    assert "The Nile is 6650 kilometres long." in done.stdout
+    table = done.stdout[done.stdout.index("process table") :]
+    rows = [line.split() for line in table.splitlines() if line.rstrip().endswith("finished")]
+    assert len(rows) == 8
+    calls = {" ".join(row[:-9]): int(row[-8]) for row in rows}
+    assert (calls["atlas of rivers"], calls["desert"], calls["mountain"]) == (12, 4, 2)
+    services, waits = [float(row[-5]) for row in rows], [float(row[-4]) for row in rows]
+    assert len(set(services)) > 4
+    assert len(set(waits)) > 4
+    assert services[0] == max(services)
