@@ -34,7 +34,10 @@ class Entrypoint(Protocol[R_co]):
         tags: Iterable[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Entrypoint[R_co]:
-        """The same entrypoint with other options for this use, e.g. `answer.options(session_id=user)(question)`."""
+        """The same entrypoint with other options for this use, e.g. `answer.options(session_id=user)(question)`.
+
+        A method's belong to its class: `Agent.answer.options(session_id=user)(agent, question)`.
+        """
 
 
 @overload
@@ -76,11 +79,14 @@ def _decorate(function: Any, options: dict[str, Any]) -> Any:
     full = inspect.signature(function)
     parameter = _program_parameter(function, full)
     public = full.replace(parameters=[p for name, p in full.parameters.items() if name != parameter])
-    options = {**options, "name": options.get("name") or function.__name__}
+    options = {**options, "name": options.get("name") or getattr(function, "__name__", type(function).__name__)}
+    Program(**options)  # a mistake in the options is told here, not at the first call
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, tuple[Any, ...], dict[str, Any]]:
         """Open the program and put it among the arguments."""
         outer = kwargs.pop(parameter, None)
+        if outer is not None and not isinstance(outer, Program):
+            raise TypeError(f"{parameter}= takes a weft.Program to run under, not {type(outer).__name__}.")
         arguments = public.bind(*args, **kwargs).arguments
         handle = Program(**options) if outer is None else outer.branch()
         arguments[parameter] = handle

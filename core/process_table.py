@@ -142,7 +142,8 @@ class ProgramRow:
     @property
     def active(self) -> dict[CallId, CallRow]:
         """The calls in flight, over all threads."""
-        return {call_id: call for thread in self.threads.values() for call_id, call in thread.active.items()}
+        threads = list(self.threads.values())  # copies: another thread may be at it
+        return {call_id: call for thread in threads for call_id, call in dict(thread.active).items()}
 
 
 class ProcessTable:
@@ -207,8 +208,8 @@ class ProcessTable:
             row = self._rows.get(call.identity.program_id)
             if row is None:
                 return
-            thread = row.threads[call.identity.thread_id]
-            if thread.active.pop(call.identity.call_id, None) is None:
+            thread = row.threads.get(call.identity.thread_id)
+            if thread is None or thread.active.pop(call.identity.call_id, None) is not call:
                 return
             row.attained.fold(call.inherited_s, call.account)
             thread.account += call.account

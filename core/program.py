@@ -92,7 +92,7 @@ class Program:
             session_id=SessionId(check_id(session_id, "session_id")) if session_id is not None else ids.session(),
             name=name,
             tenant=check_id(tenant, "tenant") if tenant is not None else None,
-            tags=tuple(tags),
+            tags=(tags,) if isinstance(tags, str) else tuple(tags),
             metadata=MappingProxyType(dict(metadata or {})),
         )
         self._set_up(_Run(info, ids), anchor=ROOT)
@@ -138,12 +138,12 @@ class Program:
             **extra: further entries, e.g. `recursion_limit=50`; `callbacks` (a list), `tags` and `metadata` are joined
                 with the program's own.
         """
-        own_metadata = {"session_id": self.session_id, "program_id": self.program_id, **self.metadata}
+        ids = {"session_id": self.session_id, "program_id": self.program_id}
         return {
             **extra,
-            "callbacks": [*self.callbacks, *extra.get("callbacks", ())],
-            "tags": [*self.tags, *extra.get("tags", ())],
-            "metadata": {**own_metadata, **extra.get("metadata", {})},
+            "callbacks": [*self.callbacks, *(extra.get("callbacks") or ())],
+            "tags": [*self.tags, *(extra.get("tags") or ())],
+            "metadata": {**self.metadata, **(extra.get("metadata") or {}), **ids},
         }
 
     def branch(self) -> Program:

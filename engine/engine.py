@@ -132,6 +132,7 @@ class Engine:
         if current_platform.is_cpu():
             defaults["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
             defaults["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
+
         async def start() -> tuple[endpoint.AccountingLLM, endpoint.ChatEndpoint]:
             args = AsyncEngineArgs(
                 **{

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import signal
 import threading
+from multiprocessing import resource_tracker
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -27,6 +29,11 @@ class LoopThread:
         self._thread.start()
 
     def _run(self) -> None:
+        # Masks are inherited: a Ctrl-C in the terminal reaches the host alone, which then ends the engine in order,
+        # instead of every process of the engine on its own. multiprocessing unblocks it again when it first starts its
+        # resource tracker, so that comes first.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()

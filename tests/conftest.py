@@ -1,4 +1,4 @@
-"""What the tests share. One real engine on a tiny random Llama serves the whole session: it takes half a minute to start."""
+"""What the tests share: one real engine on a tiny random Llama, since it takes half a minute to start."""
 
 from __future__ import annotations
 

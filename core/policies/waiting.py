@@ -76,14 +76,16 @@ class WaitingCalls:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Call]:
-        """In rank order, O(log n) for each call taken. The queue must not change meanwhile."""
-        taken: list[tuple[tuple[Rank, int], Call]] = []
-        try:
-            while self._heap:
-                entry, call = item = heapq.heappop(self._heap)
-                if self._entries.get(call) == entry:
-                    taken.append(item)
-                    yield call
-        finally:
-            for item in taken:
-                heapq.heappush(self._heap, item)
+        """In rank order, O(log n) for each call taken: walks down the heap, always the smallest entry seen so far.
+
+        The queue must not change meanwhile.
+        """
+        heap = self._heap
+        seen = [(heap[0], 0)] if heap else []
+        while seen:
+            (entry, call), index = heapq.heappop(seen)
+            if self._entries.get(call) == entry:
+                yield call
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(heap):
+                    heapq.heappush(seen, (heap[child], child))

@@ -25,7 +25,8 @@ _STATE_STYLES = {"finished": "green", "failed": "red", "cancelled": "yellow", "a
 def process_table(table: ProcessTable) -> Table:
     """A rich table of the programs that run and of those that have ended, in the order they started.
 
-    Columns: threads (concurrent chains of calls), calls, prompt tokens, tokens generated, service (the longest chain of time on the model executor), wait (in the scheduler's queue, over all
+    Columns: threads (concurrent chains of calls), calls, prompt tokens, tokens generated, service (the longest chain of
+    time on the model executor), wait (in the scheduler's queue, over all
     calls), how often a call was preempted, time from start to end, and state.
     """
     view = Table(title="process table", title_justify="left", box=box.SIMPLE_HEAD, padding=0)  # fits 80 columns

@@ -33,6 +33,8 @@ from weft.integrations.langchain import ChatWeft, ProgramCallbackHandler
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 PROMPT = ChatPromptTemplate.from_messages([("user", "Tell me about {topic}.")])
+TEXT = StrOutputParser()
+sum_up = RunnableLambda(lambda _answers: "Sum up")
 TOPICS: list[Any] = [{"topic": name} for name in ("ships", "fog", "gulls", "herring")]
 
 # -- the table: every way in which LangChain lets a user call a model
@@ -196,37 +198,37 @@ async def configurable_alternatives(model: ChatWeft, config: RunnableConfig) -> 
 
 @path([[0]])
 def expression(model: ChatWeft, config: RunnableConfig) -> None:
-    (PROMPT | model | StrOutputParser()).invoke(TOPICS[0], config)
+    (PROMPT | model | TEXT).invoke(TOPICS[0], config)
 
 
 @path([[0]])
 async def expression_async(model: ChatWeft, config: RunnableConfig) -> None:
-    await (PROMPT | model | StrOutputParser()).ainvoke(TOPICS[0], config)
+    await (PROMPT | model | TEXT).ainvoke(TOPICS[0], config)
 
 
 @path([[0]])
 def expression_stream(model: ChatWeft, config: RunnableConfig) -> None:
-    list((PROMPT | model | StrOutputParser()).stream(TOPICS[0], config))
+    list((PROMPT | model | TEXT).stream(TOPICS[0], config))
 
 
 @path([[0]])
 async def expression_astream(model: ChatWeft, config: RunnableConfig) -> None:
-    await drain((PROMPT | model | StrOutputParser()).astream(TOPICS[0], config))
+    await drain((PROMPT | model | TEXT).astream(TOPICS[0], config))
 
 
 @path([[0, 0, 0, 0]], threads=4)
 async def expression_abatch(model: ChatWeft, config: RunnableConfig) -> None:
-    await (PROMPT | model | StrOutputParser()).abatch(TOPICS, config)
+    await (PROMPT | model | TEXT).abatch(TOPICS, config)
 
 
 @path([[0], [1], [1]])
 def chain_of_three(model: ChatWeft, config: RunnableConfig) -> None:
-    (model | model | model).invoke("Hello", config)
+    (model | TEXT | model | TEXT | model).invoke("Hello", config)
 
 
 @path([[0], [1], [1]])
 async def chain_of_three_async(model: ChatWeft, config: RunnableConfig) -> None:
-    await (model | StrOutputParser() | model | StrOutputParser() | model).ainvoke("Hello", config)
+    await (model | TEXT | model | TEXT | model).ainvoke("Hello", config)
 
 
 @path([[0, 0, 0]], threads=3)
@@ -236,7 +238,7 @@ def parallel(model: ChatWeft, config: RunnableConfig) -> None:
 
 @path([[0, 0, 0]], threads=3)
 async def parallel_async(model: ChatWeft, config: RunnableConfig) -> None:
-    await RunnableParallel(a=model, b=model, c=model | StrOutputParser()).ainvoke("Hello", config)
+    await RunnableParallel(a=model, b=model, c=model | TEXT).ainvoke("Hello", config)
 
 
 @path([[0, 0]], threads=2)
@@ -247,19 +249,19 @@ async def parallel_astream(model: ChatWeft, config: RunnableConfig) -> None:
 @path([[0], [1, 1, 1], [3]], threads=3)
 async def fork_and_join(model: ChatWeft, config: RunnableConfig) -> None:
     fork: Runnable[Any, Any] = RunnableParallel(a=model, b=model, c=model)
-    await (model | fork | RunnableLambda(str) | model).ainvoke("Hello", config)
+    await (model | TEXT | fork | sum_up | model).ainvoke("Hello", config)
 
 
 @path([[0], [1, 1], [2]], threads=2)
 def fork_and_join_sync(model: ChatWeft, config: RunnableConfig) -> None:
     fork: Runnable[Any, Any] = RunnableParallel(a=model, b=model)
-    (model | fork | RunnableLambda(str) | model).invoke("Hello", config)
+    (model | TEXT | fork | sum_up | model).invoke("Hello", config)
 
 
 @path([[0, 0], [1, 1], [2]], threads=2)
 async def branches_of_two(model: ChatWeft, config: RunnableConfig) -> None:
-    fork: Runnable[Any, Any] = RunnableParallel(a=model | model, b=model | model)
-    await (fork | RunnableLambda(str) | model).ainvoke("Hello", config)
+    fork: Runnable[Any, Any] = RunnableParallel(a=model | TEXT | model, b=model | TEXT | model)
+    await (fork | sum_up | model).ainvoke("Hello", config)
 
 
 @path([[0, 0, 0]], threads=3)
@@ -274,7 +276,7 @@ def mapped_sync(model: ChatWeft, config: RunnableConfig) -> None:
 
 @path([[0]])
 def branch_on_a_condition(model: ChatWeft, config: RunnableConfig) -> None:
-    RunnableBranch((lambda text: len(text) > 100, model | model), model).invoke("Hello", config)
+    RunnableBranch((lambda text: len(text) > 100, model | TEXT | model), model).invoke("Hello", config)
 
 
 @path([[0], [1]])
@@ -324,7 +326,7 @@ async def retry(model: ChatWeft, config: RunnableConfig) -> None:
 
 @path([[0]])
 def fallback_from_a_malformed_call(model: ChatWeft, config: RunnableConfig) -> None:
-    model.bind(temperature=-1).with_fallbacks([model]).invoke("Hello", config)
+    model.bind(max_tokens="many").with_fallbacks([model]).invoke("Hello", config)
 
 
 @path([[0]], threads=2, refused=1)
@@ -359,17 +361,15 @@ async def astream_events_of_a_model(model: ChatWeft, config: RunnableConfig) -> 
 
 @path([[0], [1]])
 async def astream_events_of_an_expression(model: ChatWeft, config: RunnableConfig) -> None:
-    def nested(message: AIMessage) -> AIMessage:
-        return model.invoke([message])
-
-    events = await drain((PROMPT | model | nested).astream_events(TOPICS[0], config, version="v2"))
+    events = await drain((PROMPT | model | TEXT | model).astream_events(TOPICS[0], config, version="v2"))
     assert sum(event["event"] == "on_chat_model_end" for event in events) == 2
 
 
 @path([[0, 0]], threads=2)
 async def astream_events_around_agenerate(model: ChatWeft, config: RunnableConfig) -> None:
-    async def two(text: str) -> None:
-        await model.agenerate([[HumanMessage(text)], [HumanMessage("again")]])
+    async def two(text: str, config: RunnableConfig) -> None:
+        # Without callbacks, LangChain would begin a root run here: (a)generate reads no config.
+        await model.agenerate([[HumanMessage(text)], [HumanMessage("again")]], callbacks=config["callbacks"])
 
     await drain(RunnableLambda(two).astream_events("Hello", config, version="v2"))
 
@@ -727,6 +727,27 @@ async def test_agent_path(engine: weft.Engine, structured: ChatWeft, name: str) 
     await run_path(engine, structured, AGENT_PATHS[name])
 
 
+@pytest.mark.xfail(
+    reason="LangChain starts a function's run at the first chunk that streams into it, so before the model that makes "
+    "the chunks has ended, and the tree of runs alone (core/graph.py) takes the two for branches. The ids of the "
+    "messages would prove the dependency."
+)
+@pytest.mark.parametrize("events", [False, True])
+async def test_function_behind_a_stream(engine: weft.Engine, model: ChatWeft, events: bool) -> None:
+    """A function behind a streaming model that asks the model again makes the second call after the first."""
+    witness = Witness()
+
+    async def again(message: AIMessage) -> AIMessage:
+        return await model.ainvoke([message])
+
+    async with weft.Program() as program:
+        config = program.config(callbacks=[witness])
+        both = model | again
+        await drain(both.astream_events("Hello", config, version="v2") if events else both.astream("Hello", config))
+    assert {call["program_id"] for call in witness.calls} == {program.program_id}
+    assert levels(witness.calls) == [[0], [1]]
+
+
 @pytest.mark.parametrize("mode", ["given config", "ambient config"])
 async def test_branches(engine: weft.Engine, model: ChatWeft, mode: str) -> None:
     """Branches opened by hand are threads of their own, and what comes after them joins them."""
@@ -739,7 +760,7 @@ async def test_branches(engine: weft.Engine, model: ChatWeft, mode: str) -> None
                 first = await model.ainvoke("Hello", config)
                 await model.ainvoke(first.text, config)
             else:
-                await (model | model).ainvoke("Hello", config)
+                await (model | TEXT | model).ainvoke("Hello", config)
 
     async with weft.Program("branches") as program:
         await model.ainvoke("Plan", program.config(callbacks=[witness]))
@@ -896,7 +917,7 @@ async def test_each_root_run_is_a_program(engine: weft.Engine, model: ChatWeft) 
     ended, handler = Ended(engine), ProgramCallbackHandler()
     for n in range(2):
         config: RunnableConfig = {"callbacks": [handler], "run_name": f"run {n}"}
-        await (PROMPT | model | model).ainvoke(TOPICS[0], config)
+        await (PROMPT | model | TEXT | model).ainvoke(TOPICS[0], config)
         assert len(engine.table) == 0
     assert [(row.info.name, row.calls, str(row.state)) for row in ended.rows] == [
         ("run 0", 2, "finished"),
@@ -998,7 +1019,7 @@ async def test_without_any_handler(engine: weft.Engine, model: ChatWeft) -> None
     """Without a handler each call is a program by itself, named after the model."""
     ended = Ended(engine)
     named = model.model_copy(update={"name": "clerk"})
-    await (named | named).ainvoke("Hello")
+    await (named | TEXT | named).ainvoke("Hello")
     list(model.stream("Hello"))
     await drain(model.astream("Hello"))
     model.batch(["Hello", "Hello"])
