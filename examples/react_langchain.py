@@ -12,9 +12,10 @@ import itertools
 import operator
 import os
 import re
+import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 
 import typer
 from langchain.agents import create_agent
@@ -45,21 +46,34 @@ Iceland has 130 volcanoes."""
 
 Topic = Literal["Amazon", "Baikal", "Danube", "Everest", "Iceland", "Kilimanjaro", "Mars", "Moon", "Nile", "Sahara"]
 
-# Each list is one program: its questions are asked one after another. The long ones come first, so that under
-# first-come-first-served the short ones queue behind them.
+
+class Task(NamedTuple):
+    """One program: when it starts, and what it is asked, one question after another."""
+
+    start_s: float
+    questions: list[str]
+
+
+# Six long programs begin together; the short ones come when those have already had some service. Under first come,
+# first served each of their calls queues behind the long ones' calls; under ATLAS and PLAS they go first.
 TASKS: Final = {
-    "atlas of rivers": ["How long is the Nile?", "How long is the Amazon?", "How long is the Danube?",
-                        "What is 6650 - 6400?", "What is 6400 - 2850?", "What is 6650 + 6400?"],
-    "space facts": ["How far away is the Moon?", "How many moons does Mars have?", "What is 384400 / 2?",
-                    "What is 384400 * 2?", "What is 365 * 24?"],
-    "high and low": ["How high is Everest?", "How high is Kilimanjaro?", "How deep is Lake Baikal?",
-                     "What is 8849 - 5895?"],
-    "desert": ["How big is the Sahara?", "What is 9200000 / 2?"],
-    "islands": ["How many volcanoes does Iceland have?", "What is 130 / 10?"],
-    "multiplication": ["What is 12 * 7?"],
-    "division": ["What is 81 / 9?"],
-    "mountain": ["How high is Everest?"],
+    "rivers": Task(0, ["How long is the Nile?", "How long is the Amazon?", "How long is the Danube?",
+                       "What is 6650 - 6400?", "What is 6400 - 2850?"]),
+    "space": Task(0, ["How far away is the Moon?", "How many moons does Mars have?", "What is 384400 / 2?",
+                      "What is 384400 * 2?", "What is 365 * 24?"]),
+    "mountains": Task(0, ["How high is Everest?", "How high is Kilimanjaro?", "What is 8849 - 5895?",
+                          "What is 8849 / 2?", "What is 5895 * 2?"]),
+    "deserts": Task(0, ["How big is the Sahara?", "What is 9200000 / 2?", "What is 9200000 / 4?",
+                        "How many volcanoes does Iceland have?"]),
+    "waters": Task(0, ["How deep is Lake Baikal?", "How long is the Danube?", "What is 2850 - 1642?",
+                       "What is 1642 * 3?"]),
+    "numbers": Task(0, ["What is 144 / 12?", "What is 17 * 3?", "What is 1000 - 1?", "What is 99 + 99?"]),
+    "volcanoes": Task(8, ["How many volcanoes does Iceland have?", "What is 130 / 10?"]),
+    "multiply": Task(12, ["What is 12 * 7?"]),
+    "Everest": Task(16, ["How high is Everest?"]),
+    "divide": Task(20, ["What is 81 / 9?"]),
 }  # fmt: skip
+SHORT: Final = 2  # questions at most
 
 _OPERATORS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
     ast.Add: operator.add,
@@ -147,7 +161,7 @@ async def run(model: str | None, policy: str, programs: int | None, console: Con
     Returns:
         The answers of each program.
     """
-    names = list(itertools.islice(itertools.cycle(TASKS), programs or len(TASKS)))
+    names = itertools.islice(itertools.cycle(TASKS), programs or len(TASKS))
     tasks = {name if n < len(TASKS) else f"{name} {n // len(TASKS) + 1}": TASKS[name] for n, name in enumerate(names)}
     with console.status(f"starting vLLM with policy {policy} (half a minute to a minute) ..."):
         engine = await weft.Engine.create(
@@ -162,16 +176,26 @@ async def run(model: str | None, policy: str, programs: int | None, console: Con
     async with engine:
         console.print(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {policy}", highlight=False)
         chat = ChatWeft(engine=engine, temperature=0, max_tokens=48)
+
+        async def start(name: str, task: Task) -> list[str]:
+            await asyncio.sleep(task.start_s)
+            return await react.options(name=name)(task.questions, chat)
+
         with Live(get_renderable=lambda: process_table(engine.table), console=console, transient=True):
-            answers = await asyncio.gather(
-                *(react.options(name=name)(questions, chat) for name, questions in tasks.items())
-            )
-        for (name, questions), given in zip(tasks.items(), answers, strict=True):
+            answers = await asyncio.gather(*(start(name, task) for name, task in tasks.items()))
+        for (name, task), given in zip(tasks.items(), answers, strict=True):
             console.print(f"\n[bold]{name}[/]")
-            for question, answer in zip(questions, given, strict=True):
+            for question, answer in zip(task.questions, given, strict=True):
                 console.print(f"  {question:38} {answer}", markup=False, highlight=False, soft_wrap=True)
         console.print()
         console.print(process_table(engine.table))
+        took_s = {row.info.name: row.end_s - row.start_s for row in engine.table.ended()}
+        short = [took_s[name] for name, task in tasks.items() if len(task.questions) <= SHORT]
+        long = [took_s[name] for name, task in tasks.items() if len(task.questions) > SHORT]
+        for title, times_s in ((f"up to {SHORT} questions", short), (f"more than {SHORT}", long)):
+            if times_s:
+                mean_s = statistics.fmean(times_s)
+                console.print(f"{len(times_s)} programs of {title} took {mean_s:.1f} s on average", highlight=False)
         return dict(zip(tasks, answers, strict=True))
 
 

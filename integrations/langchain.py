@@ -516,7 +516,7 @@ def _chunk(chunk: dict[str, Any]) -> ChatGenerationChunk:
         usage_metadata=usage,
         additional_kwargs=_reasoning(delta),
     )
-    info = _metadata(chunk, choice) if choice.get("finish_reason") else None
+    info = _metadata(chunk, choice) if choice.get("finish_reason") else _logprobs(choice)
     return ChatGenerationChunk(message=message, generation_info=info)
 
 
@@ -527,8 +527,12 @@ def _metadata(response: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
         "finish_reason": choice.get("finish_reason"),
         "id": response["id"],
         "weft": response["weft"],
-        **({"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}),
+        **_logprobs(choice),
     }
+
+
+def _logprobs(choice: dict[str, Any]) -> dict[str, Any]:
+    return {"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}
 
 
 def _reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -126,10 +126,11 @@ def test_the_demo_answers_and_shows_the_process_table(capfd: pytest.CaptureFixtu
     assert "The Nile is 6650 kilometres long." in done.stdout
     table = done.stdout[done.stdout.index("process table") :]
     rows = [line.split() for line in table.splitlines() if line.rstrip().endswith("finished")]
-    assert len(rows) == 8
-    calls = {" ".join(row[:-9]): int(row[-8]) for row in rows}
-    assert (calls["atlas of rivers"], calls["desert"], calls["mountain"]) == (12, 4, 2)
-    services, waits = [float(row[-5]) for row in rows], [float(row[-4]) for row in rows]
-    assert len(set(services)) > 4
-    assert len(set(waits)) > 4
-    assert services[0] == max(services)
+    assert len(rows) == 10
+    by_name = {row[0]: row for row in rows}
+    assert [int(by_name[name][2]) for name in ("rivers", "deserts", "volcanoes", "divide")] == [10, 8, 4, 2]
+    services, waits = [float(row[5]) for row in rows], [float(row[6]) for row in rows]
+    assert len(set(services)) > 5
+    assert len(set(waits)) > 5
+    assert min(services[:6]) > max(services[7:]), "the long programs attain more service than the shortest"
+    assert "4 programs of up to 2 questions took" in done.stdout

@@ -14,9 +14,10 @@ from weft.core.policies.plas import Plas
 
 POLICIES: Final = ("fcfs", "plas", "atlas")
 
-# A call of a small model on CPU or of a large one on GPU takes from some tenths of a second to a minute; doubling
-# bounds keep programs apart over that range whatever the unit turns out to be.
-DEFAULT_BOUNDS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+# The first bound should be above the service of a typical call, or calls are demoted while they run and preempt each
+# other for nothing (measured in the demo: a call takes 2 to 3 s, and with a first bound of 0.5 s each was preempted
+# once). Above it, doubling bounds keep programs apart over a wide range.
+DEFAULT_BOUNDS_S: Final = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 DEFAULT_BETA: Final = 8.0
 
 

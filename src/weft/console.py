@@ -26,8 +26,8 @@ def process_table(table: ProcessTable) -> Table:
     """A rich table of the programs that run and of those that have ended, in the order they started.
 
     Columns: threads (concurrent chains of calls), calls, prompt tokens, tokens generated, service (the longest chain of
-    time on the model executor), wait (in the scheduler's queue, over all
-    calls), how often a call was preempted, time from start to end, and state.
+    time on the model executor), wait (in the scheduler's queue, over all calls), how often a call was
+    preempted, time from start to end, and state.
     """
     view = Table(title="process table", title_justify="left", box=box.SIMPLE_HEAD, padding=0)  # fits 80 columns
     view.add_column("program", no_wrap=True, max_width=18)

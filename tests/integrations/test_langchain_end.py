@@ -140,8 +140,8 @@ async def test_timeout_inside_a_program(engine: weft.Engine, endless: ChatWeft, 
         pytest.param(
             False,
             marks=pytest.mark.xfail(
-                reason="vLLM gives no output of an aborted call that does not stream, so the account that the scheduler "
-                "attaches to outputs never arrives (engine/engine.py, _on_account)"
+                reason="vLLM gives no output of an aborted call that does not stream, so the account that the "
+                "scheduler attaches to outputs never arrives (engine/engine.py, _on_account)"
             ),
         ),
     ],
