@@ -11,10 +11,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from multiprocessing import resource_tracker
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 T = TypeVar("T")

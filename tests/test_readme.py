@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.engine
 def test_the_readmes_ten_lines_run(tmp_path: Path) -> None:
     """Copied into a file, on the embedded model: two answers, and the two programs' rows."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert len(blocks) == 1
     script = tmp_path / "ten_lines.py"
     script.write_text(blocks[0])
