@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import weft
+from weft.engine.compat import SUPPORTED_VLLM
 from weft.engine.model import embedded_model_path, is_embedded_model_ready
-
-SUPPORTED_VLLM = "0.32"
 
 _INSTALL = "pip install 'weft[cpu]', or with a GPU: pip install 'weft[gpu]'"
 _PROBE_SECONDS = 180  # a first import of vLLM from a cold disk takes a minute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -72,23 +72,6 @@ class AccountingLLM(AsyncLLM):
                 yield output
 
 
-def make_request(body: dict[str, Any]) -> ChatCompletionRequest:
-    """Check a chat request in OpenAI's format.
-
-    Raises:
-        InvalidRequestError: it is not one; the message names each field.
-    """
-    try:
-        return ChatCompletionRequest(**body)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
-        )
-        raise InvalidRequestError(f"the chat request is malformed: {problems}") from None
-    except (TypeError, ValueError, VLLMClientError) as error:
-        raise InvalidRequestError(f"the chat request is malformed: {error}") from None
-
-
 class ChatEndpoint:
     """OpenAI chat completions over one engine. Use it on the engine's event loop."""
 
@@ -114,6 +97,23 @@ class ChatEndpoint:
             **common,
         )
 
+    @staticmethod
+    def make_request(body: dict[str, Any]) -> ChatCompletionRequest:
+        """Check a chat request in OpenAI's format.
+
+        Raises:
+            InvalidRequestError: it is not one; the message names each field.
+        """
+        try:
+            return ChatCompletionRequest(**body)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
+            )
+            raise InvalidRequestError(f"the chat request is malformed: {problems}") from None
+        except (TypeError, ValueError, VLLMClientError) as error:
+            raise InvalidRequestError(f"the chat request is malformed: {error}") from None
+
     async def complete(self, request: ChatCompletionRequest) -> dict[str, Any]:
         """One answer, as an OpenAI `chat.completion` object.
 
@@ -131,7 +131,7 @@ class ChatEndpoint:
             raise self._error(response.error.message, response.error.code)
         return dict(response.model_dump(exclude_none=True))
 
-    async def stream(self, request: ChatCompletionRequest) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, request: ChatCompletionRequest) -> AsyncGenerator[dict[str, Any]]:
         """The answer as OpenAI `chat.completion.chunk` objects.
 
         Raises:

@@ -11,23 +11,18 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
-from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from concurrent.futures import Future
+from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
-from pydantic import ValidationError
 
 from weft.core.errors import (
     EngineClosedError,
     EngineError,
     EngineStartError,
-    ModelNotFoundError,
-    ProgramEndedError,
-    WeftError,
 )
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId
 from weft.core.log import get_logger
@@ -35,30 +30,18 @@ from weft.core.policies import PolicyConfig
 from weft.core.process_table import (
     Account,
     CallIdentity,
-    CallRow,
     ProcessTable,
     ProgramInfo,
     ProgramRow,
     ProgramState,
 )
 from weft.core.program import Program
-from weft.engine.model import embedded_model
+from weft.engine.calls import InFlight
 from weft.engine.process import LoopThread, child_processes, end_processes, host_untouched, is_spawned_main
+from weft.engine.start import resolve_model, start_vllm
 from weft.engine.wire import encode_call
 
-_CPU_KV_CACHE_BYTES: Final = 1 << 30
 _counter = itertools.count()
-
-
-@dataclass(eq=False, slots=True)
-class _InFlight:
-    """A call between its submission and its result."""
-
-    program: Program
-    identity: CallIdentity
-    row: CallRow
-    future: Future[Any] | None = None
-    ended: bool = False  # its program ended, or the engine was shut down, before it did
 
 
 class Engine:
@@ -101,19 +84,27 @@ class Engine:
             )
         self.policy = policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)
         self.engine_id = EngineId(f"engine-{next(_counter)}")
-        self.model = str(_resolve_model(model))
+        self.model = resolve_model(model)
         self.table = ProcessTable()
         self._clock = clock
         self._lock = threading.Lock()
         self._sessions: dict[SessionId, set[ProgramId]] = {}
-        self._in_flight: dict[CallId, _InFlight] = {}
+        self._in_flight: dict[CallId, InFlight] = {}
         self._log = get_logger().bind(engine_id=self.engine_id)
         self._closed = False
         self._loop = LoopThread(self.engine_id)
         before = child_processes()
         try:
             with host_untouched():
-                self._start(engine_args, tool_call_parser)
+                self._llm, self._endpoint = start_vllm(
+                    self._loop,
+                    model=self.model,
+                    policy=self.policy,
+                    engine_args=engine_args,
+                    tool_call_parser=tool_call_parser,
+                    on_account=_weakly(self),
+                    abandoned=self._start_abandoned,
+                )
         except BaseException:
             self._closed = True
             end_processes(child_processes() - before)  # vLLM's constructor, if still at it, fails at once
@@ -122,46 +113,6 @@ class Engine:
         self._children = child_processes() - before
         self._finalizer = weakref.finalize(self, _shut_down, self._llm, self._loop, self._children)
         self._log.info("engine started", model=self.model, policy=self.policy.name)
-
-    def _start(self, engine_args: dict[str, Any], tool_call_parser: str | None) -> None:
-        from weft.engine import endpoint
-        from weft.engine.scheduler import WeftScheduler
-        from weft.engine.vllm_api import AsyncEngineArgs, current_platform
-
-        defaults: dict[str, Any] = {"served_model_name": self.model, "disable_log_stats": True}
-        if current_platform.is_cpu():
-            defaults["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
-            defaults["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
-
-        async def start() -> tuple[endpoint.AccountingLLM, endpoint.ChatEndpoint]:
-            args = AsyncEngineArgs(
-                **{
-                    **defaults,
-                    **engine_args,
-                    "model": self.model,
-                    "scheduler_cls": WeftScheduler,
-                    "additional_config": {**engine_args.get("additional_config", {}), "weft": asdict(self.policy)},
-                }
-            )
-            llm = cast("endpoint.AccountingLLM", endpoint.AccountingLLM.from_engine_args(args))
-            llm.on_account = _weakly(self)
-            return llm, endpoint.ChatEndpoint(llm, defaults["served_model_name"], tool_call_parser)
-
-        starting = self._loop.submit(start())
-        while not starting.done():
-            wait([starting], timeout=0.2)
-            if self._start_abandoned.is_set():
-                raise EngineStartError("the start was cancelled.")
-        try:
-            self._llm, self._endpoint = starting.result()
-        except OSError as error:  # how transformers and the hub say that neither folder nor hub has the model
-            raise ModelNotFoundError(self.model, f"{_reason(error)}.") from error
-        except Exception as error:
-            raise EngineStartError(
-                f"vLLM did not start: {_reason(error)}. Its own output above says more; `weft doctor` checks the "
-                "installation, and vLLM's AsyncEngineArgs lists the arguments."
-            ) from error
-        self._make_request = endpoint.make_request
 
     @classmethod
     async def create(cls, model: str | os.PathLike[str] | None = None, **arguments: Any) -> Engine:
@@ -262,45 +213,46 @@ class Engine:
 
     def _open_call(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
-    ) -> tuple[_InFlight, Any]:
+    ) -> tuple[InFlight, Any]:
         if self._closed:
             raise EngineClosedError
-        request = self._make_request(
+        request = self._endpoint.make_request(
             {**body, "stream": stream, "request_id": identity.call_id, "session_id": program.session_id}
         )
         program.bind(self)
         row, attained = self.table.arrive(identity, self.engine_id, self._clock())
         request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(identity, attained)}
-        call = _InFlight(program, identity, row)
+        call = InFlight(program, identity, row)
         with self._lock:
             self._in_flight[identity.call_id] = call
         return call, request
 
-    def _submit(self, call: _InFlight, coroutine: Any) -> Future[Any]:
+    def _submit(self, call: InFlight, coroutine: Any) -> Future[Any]:
         call.future = self._loop.submit(coroutine)
         # Also for a call that is cancelled before its coroutine began.
         call.future.add_done_callback(lambda _future: self._leave(call))
-        if call.ended:  # its program ended between bind() and here
-            call.future.cancel()
+        if self.table.get(call.identity.program_id) is None:  # its program ended on another thread meanwhile
+            self._abort([call])
         return call.future
 
-    async def _endpoint_complete(self, call: _InFlight, request: Any) -> dict[str, Any]:
+    async def _endpoint_complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
             response = await self._endpoint.complete(request)
         finally:
             self._leave(call)  # before the caller sees the result, so that its next call reads the new service
-        return {**response, "weft": _report(call)}
+        return {**response, "weft": call.report()}
 
-    async def _pump(self, call: _InFlight, request: Any, deliver: Callable[[Any], object]) -> None:
+    async def _pump(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> None:
         """Carry a stream over to the caller's side; the last item is _END or an exception."""
         last: Any = _END
         try:
-            async for chunk in self._endpoint.stream(request):
-                if any(choice.get("finish_reason") for choice in chunk["choices"]):
-                    chunk["weft"] = _report(call)
-                deliver(chunk)
+            async with aclosing(self._endpoint.stream(request)) as chunks:
+                async for chunk in chunks:
+                    if any(choice.get("finish_reason") for choice in chunk["choices"]):
+                        chunk["weft"] = call.report()
+                    deliver(chunk)
         except asyncio.CancelledError:
-            last = self._ended_error(call) or _END
+            last = call.ended_error(self._closed) or _END
             raise
         except Exception as error:
             last = error
@@ -313,7 +265,7 @@ class Engine:
         if call is not None:
             call.row.account = account
 
-    def _leave(self, call: _InFlight) -> None:
+    def _leave(self, call: InFlight) -> None:
         with self._lock:
             if self._in_flight.pop(call.identity.call_id, None) is None:
                 return
@@ -327,13 +279,8 @@ class Engine:
             preemptions=call.row.account.preemptions,
         )
 
-    def _ended_error(self, call: _InFlight) -> WeftError | None:
-        if not call.ended:
-            return None
-        return EngineClosedError() if self._closed else ProgramEndedError(call.program.program_id, call.program.name)
-
-    def _raise_if_ended(self, call: _InFlight) -> None:
-        error = self._ended_error(call)
+    def _raise_if_ended(self, call: InFlight) -> None:
+        error = call.ended_error(self._closed)
         if error is not None:
             raise error
 
@@ -365,7 +312,7 @@ class Engine:
         """A running program's row."""
         return self.table.get(program_id)
 
-    def _abort(self, calls: list[_InFlight]) -> None:
+    def _abort(self, calls: list[InFlight]) -> None:
         for call in calls:
             call.ended = True
             if call.future is not None:
@@ -431,10 +378,6 @@ class Engine:
 _END: Final = object()
 
 
-def _report(call: _InFlight) -> dict[str, Any]:
-    return {**asdict(call.identity), **asdict(call.row.account)}
-
-
 def _shut_down(llm: Any, loop: LoopThread, children: set[Any]) -> None:
     """Ends the engine; also run at interpreter exit for an engine that was never shut down."""
 
@@ -448,18 +391,6 @@ def _shut_down(llm: Any, loop: LoopThread, children: set[Any]) -> None:
         end_processes(children)
 
 
-def _resolve_model(model: str | os.PathLike[str] | None) -> str | Path:
-    if model is None:
-        return embedded_model()
-    path = Path(model)
-    looks_like_a_folder = path.is_absolute() or str(model).startswith((".", "~"))
-    if looks_like_a_folder and not path.expanduser().is_dir():
-        raise ModelNotFoundError(str(model), "there is no such folder.")
-    if path.expanduser().is_dir() and not (path.expanduser() / "config.json").is_file():
-        raise ModelNotFoundError(str(model), "the folder has no config.json.")
-    return path.expanduser() if path.expanduser().is_dir() else str(model)
-
-
 def _weakly(engine: Engine) -> Callable[[CallId, Account], None]:
     """The engine's `_on_account`, without keeping the engine alive: an engine that nobody refers to shuts down."""
     reference = weakref.ref(engine)
@@ -470,11 +401,3 @@ def _weakly(engine: Engine) -> Callable[[CallId, Account], None]:
             alive._on_account(call_id, account)  # noqa: SLF001
 
     return on_account
-
-
-def _reason(error: BaseException) -> str:
-    """An error in one line; pydantic's say what is wrong below the first."""
-    if isinstance(error, ValidationError):
-        return "; ".join(problem["msg"] for problem in error.errors())
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(".: ")
