@@ -79,6 +79,7 @@ class _Entry:
     call: Call
     ledger: _Ledger
     running: bool = False
+    output_tokens: int = 0  # when it last started
 
 
 class WeftScheduler(AsyncScheduler):
@@ -111,6 +112,29 @@ class WeftScheduler(AsyncScheduler):
     def _call_of(self, request: Request) -> Call:
         return self._entries[request.request_id].call
 
+    def check_integrity(self) -> None:
+        """Assert that every request is in one place and that the sums agree. For tests.
+
+        Raises:
+            AssertionError: they do not; the message names what disagrees.
+        """
+        running = {request.request_id for request in self.running}
+        waiting = {call.key for call in self.weft_policy.waiting}
+        held = {request.request_id for request in self.kv_holding_waiting}
+        checks = {
+            "a request is in two queues": not (running & waiting or running & held or waiting & held),
+            "a request is lost": running | waiting | held == set(self.requests) == set(self._entries),
+            "the queue and the policy disagree": {request.request_id for request in self.waiting} == waiting,
+            "a running mark is wrong": running == {key for key, entry in self._entries.items() if entry.running},
+            "a place is taken twice": len({e.call.rank for e in self._entries.values()}) == len(self._entries),
+            "a program's calls do not add up": sum(p.calls for p in self._programs.values()) == len(self._entries),
+            "a call's samples do not add up": sum(x.sequences for x in self._ledgers.values()) == len(self._entries),
+            "a ledger's running count is wrong": sum(x.running for x in self._ledgers.values()) == len(running),
+        }
+        failed = [what for what, holds in checks.items() if not holds]
+        if failed:
+            raise AssertionError("; ".join(failed))
+
     # -- arrival and departure
 
     def add_request(self, request: Request) -> None:
@@ -125,6 +149,7 @@ class WeftScheduler(AsyncScheduler):
         )
         program = self._programs.setdefault(identity.program_id, _Program(Attained()))
         program.attained.merge(attained)
+        self.weft_policy.program_changed(program.attained)
         program.calls += 1
         ledger = self._ledgers.get(identity.call_id)
         if ledger is None:
@@ -154,6 +179,7 @@ class WeftScheduler(AsyncScheduler):
         if ledger.sequences == 0:
             del self._ledgers[ledger.call_id]
             program.attained.fold(ledger.inherited_s, ledger.account())
+            self.weft_policy.program_changed(program.attained)
         program.calls -= 1
         if program.calls == 0:
             del self._programs[ledger.program_id]
@@ -173,6 +199,7 @@ class WeftScheduler(AsyncScheduler):
             if entry.running:
                 break
             entry.running = True
+            entry.output_tokens = request.num_output_tokens
             entry.ledger.start(now_s)
             self.weft_policy.start(entry.call, now_s)
         if output.total_num_scheduled_tokens > 0:
@@ -183,15 +210,31 @@ class WeftScheduler(AsyncScheduler):
         """Make room where calls of higher queues wait (Alg. 1 lines 32-39)."""
         if not self.waiting:
             return
-        free_slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
         victims = self.weft_policy.victims(
-            [self._call_of(request) for request in self.running], free_slots, ready=self._is_ready
+            [self._call_of(request) for request in self.running if not self._recomputes(request)],
+            self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input,
+            ready=self._is_ready,
+            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            blocks=self._blocks_of,
         )
         for call in victims:
             request = self.requests[call.key]
             self.running.remove(request)
             self._preempt_request(request, time.monotonic())
             self.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _recomputes(self, request: Request) -> bool:
+        """Whether a resumed call has not got further yet. It is let be until it has: where rebuilding the KV cache
+        takes longer than a quantum, calls would else preempt each other for ever."""
+        return (
+            request.num_preemptions > 0 and request.num_output_tokens <= self._entries[request.request_id].output_tokens
+        )
+
+    def _blocks_of(self, call: Call) -> int:
+        """KV blocks that a running call holds, or that a waiting one needs for what it has so far."""
+        request = self.requests[call.key]
+        held = sum(len(group) for group in self.kv_cache_manager.get_block_ids(call.key))
+        return held or -(-request.num_tokens // self.block_size)
 
     def _is_ready(self, call: Call) -> bool:
         """Whether a waiting call could start in this step; vLLM asks the same as it admits."""
@@ -233,7 +276,7 @@ class WeftScheduler(AsyncScheduler):
             entry = self._entries.get(request_id)
             if entry is None:  # aborted while the step ran
                 continue
-            self.weft_policy.charge(entry.call, step_s, now_s)
+            self.weft_policy.charge(entry.call, step_s, now_s, recomputed=self._recomputes(self.requests[request_id]))
             if entry.ledger.last_step != self._step:
                 entry.ledger.last_step = self._step
                 entry.ledger.service_s += step_s

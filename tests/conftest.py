@@ -20,15 +20,6 @@ os.environ.setdefault("TORCH_LOGS", "-torch._library")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of the engine's processes; this one's are errors
 
-# What every test engine has in common: quick to start, and slots enough for a few calls only.
-ENGINE_ARGS = {
-    "max_num_seqs": 4,
-    "max_model_len": 2048,
-    "enforce_eager": True,
-    "use_tqdm_on_load": False,
-    "kv_cache_memory_bytes": 256 << 20,
-}
-
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
@@ -48,6 +39,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(tiny_model: Path) -> Iterator[weft.Engine]:
     """The session's engine. Its table must be empty again after each test that uses it."""
     import weft
+    from tiny_model import ENGINE_ARGS
 
     with weft.Engine(tiny_model, **ENGINE_ARGS) as engine:
         yield engine

@@ -172,7 +172,7 @@ def test_demo_passes_its_options_on(main: Callable[..., int], monkeypatch: pytes
     monkeypatch.setattr(cli, "is_embedded_model_ready", lambda: True)
     assert main("demo") == 3
     assert main("demo", "--model", "folder", "--policy", "fcfs", "--programs", "5") == 3
-    assert calls == [(None, "plas", None), ("folder", "fcfs", 5)]
+    assert calls == [(None, "atlas", None), ("folder", "fcfs", 5)]
 
 
 @pytest.mark.parametrize("options", [["--policy", "lifo"], ["--programs", "0"]])

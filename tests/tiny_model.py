@@ -76,6 +76,15 @@ _CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif %}"""
 
+# What every test engine has in common: quick to start, and slots enough for a few calls only.
+ENGINE_ARGS = {
+    "max_num_seqs": 4,
+    "max_model_len": 2048,
+    "enforce_eager": True,
+    "use_tqdm_on_load": False,
+    "kv_cache_memory_bytes": 256 << 20,
+}
+
 
 def make_tiny_llama(folder: Path, seed: int = 0) -> Path:
     """Write a random Llama of 0.8 million parameters (float32, 3.4 MB) to `folder`, and return `folder`.

@@ -9,10 +9,13 @@ from weft.core.errors import PolicyError
 from weft.core.policies.atlas import Atlas
 from weft.core.policies.base import Call, Policy, Rank
 from weft.core.policies.fcfs import Fcfs
+from weft.core.policies.mlfq import Mlfq
 from weft.core.policies.multilevel import MultilevelPolicy
 from weft.core.policies.plas import Plas
+from weft.core.policies.round_robin import RoundRobin
+from weft.core.policies.srpt import Srpt
 
-POLICIES: Final = ("fcfs", "plas", "atlas")
+POLICIES: Final = ("fcfs", "mlfq", "plas", "atlas", "rr")
 
 # The first bound should be above the service of a typical call, or calls are demoted while they run and preempt each
 # other for nothing (measured in the demo: a call takes 2 to 3 s, and with a first bound of 0.5 s each was preempted
@@ -23,7 +26,7 @@ DEFAULT_BETA: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """Which policy, and its parameters. `fcfs` has none and ignores them.
+    """Which policy, and its parameters. `fcfs` uses none of them, `rr` the first quantum only.
 
     Raises:
         PolicyError: an unknown name, or parameters that the policy refuses.
@@ -32,18 +35,20 @@ class PolicyConfig:
     name: str = "atlas"
     bounds_s: tuple[float, ...] = DEFAULT_BOUNDS_S  # inner bounds of the queues, in seconds of service
     beta: float | None = DEFAULT_BETA  # promote a call at this ratio of wait to service; None: never
+    quanta_s: tuple[float, ...] | None = None  # run time in each queue; None: the width of the queue's range
 
     def __post_init__(self) -> None:
         self.make()
 
     def make(self) -> Policy:
         """A new policy object, for one engine."""
+        multilevel: dict[str, type[Mlfq | Plas | Atlas]] = {"mlfq": Mlfq, "plas": Plas, "atlas": Atlas}
+        if self.name in multilevel:
+            return multilevel[self.name](self.bounds_s, self.beta, self.quanta_s)
         if self.name == "fcfs":
             return Fcfs()
-        if self.name == "plas":
-            return Plas(self.bounds_s, self.beta)
-        if self.name == "atlas":
-            return Atlas(self.bounds_s, self.beta)
+        if self.name == "rr":
+            return RoundRobin((self.quanta_s or self.bounds_s)[0])
         raise PolicyError(f"unknown policy {self.name!r}; choose one of {', '.join(POLICIES)}.")
 
 
@@ -54,9 +59,12 @@ __all__ = [
     "Atlas",
     "Call",
     "Fcfs",
+    "Mlfq",
     "MultilevelPolicy",
     "Plas",
     "Policy",
     "PolicyConfig",
     "Rank",
+    "RoundRobin",
+    "Srpt",
 ]

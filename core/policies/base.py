@@ -21,7 +21,7 @@ class Rank(NamedTuple):
     """A call's place: sorting by it reads the queues Q_1 to Q_K one after another, each first come, first served."""
 
     level: int  # index of the queue, 0 is Q_1
-    order: int  # place inside the queue
+    order: float  # place inside the queue
 
 
 @dataclass(eq=False, slots=True)
@@ -52,8 +52,13 @@ class Policy(ABC):
         """Put an arriving call into its queue, waiting (lines 9-14)."""
 
     @abstractmethod
-    def charge(self, call: Call, model_time_s: float, now_s: float) -> None:
-        """Charge a call for one step it was part of; it may go down a queue (lines 20-23)."""
+    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        """Charge a call for one step it was part of; it may go down a queue (lines 20-23).
+
+        Args:
+            recomputed: the step only rebuilt what a preemption had dropped. That is service, but no use of the quantum;
+                else a call whose recomputation takes a quantum would be preempted again before it got anywhere.
+        """
 
     @abstractmethod
     def promote(self, now_s: float) -> list[Call]:
@@ -74,8 +79,18 @@ class Policy(ABC):
         """A call finished or was aborted (line 18)."""
         self.waiting.discard(call)
 
+    def program_changed(self, program: Attained) -> None:
+        """What a program has attained has changed: another of its calls left, or came with newer numbers."""
+        del program
+
     def victims(
-        self, running: Sequence[Call], free_slots: int, ready: Callable[[Call], bool] = lambda _call: True
+        self,
+        running: Sequence[Call],
+        free_slots: int,
+        *,
+        ready: Callable[[Call], bool] = lambda _call: True,
+        free_blocks: float = math.inf,
+        blocks: Callable[[Call], int] = lambda _call: 0,
     ) -> list[Call]:
         """The running calls to preempt so that the batch becomes the first calls of Q_1 ... Q_K that fit (lines 32-39).
 
@@ -83,19 +98,25 @@ class Policy(ABC):
             running: the calls in the batch.
             free_slots: how many more calls the batch could take.
             ready: whether a waiting call could start now; others are passed over.
+            free_blocks: KV blocks that are free.
+            blocks: KV blocks that a waiting call needs to start, and that a running call would give back.
 
         Returns:
-            The calls to preempt, the one furthest down first. Each has a waiting call before it in rank.
+            The calls to preempt, the one furthest down first. Each has a waiting call before it in rank that then fits.
         """
         by_rank = sorted(running, key=lambda call: call.rank)
         victims: list[Call] = []
         for candidate in self.waiting:
             if not ready(candidate):
                 continue
-            if free_slots > 0:
-                free_slots -= 1
-            elif by_rank and candidate.rank < by_rank[-1].rank:
+            needed = blocks(candidate)
+            chosen = len(victims)
+            while free_slots < 1 or free_blocks < needed:
+                if not by_rank or candidate.rank > by_rank[-1].rank:
+                    return victims[:chosen]  # it does not fit, so nobody makes way for it
                 victims.append(by_rank.pop())
-            else:
-                break
+                free_slots += 1
+                free_blocks += blocks(victims[-1])
+            free_slots -= 1
+            free_blocks -= needed
         return victims

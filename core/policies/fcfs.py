@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from weft.core.policies.base import Call
 from weft.core.policies.multilevel import MultilevelPolicy
@@ -20,9 +21,7 @@ class Fcfs(MultilevelPolicy):
         del call
         return 0.0
 
-    def victims(
-        self, running: Sequence[Call], free_slots: int, ready: Callable[[Call], bool] = lambda _call: True
-    ) -> list[Call]:
+    def victims(self, running: Sequence[Call], free_slots: int, **_room: Any) -> list[Call]:
         """None: a running call stays, even when an earlier one becomes ready only now."""
-        del running, free_slots, ready
+        del running, free_slots
         return []

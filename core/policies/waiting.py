@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,10 +64,6 @@ class WaitingCalls:
         if self._entries.pop(call, None) is not None and len(self._heap) > 2 * len(self._entries) + 16:
             self._heap = [(entry, other) for other, entry in self._entries.items()]
             heapq.heapify(self._heap)
-
-    def unordered(self) -> Collection[Call]:
-        """All calls in no particular order, at the cost of a dict. The queue must not change meanwhile."""
-        return self._entries.keys()
 
     def __contains__(self, call: object) -> bool:
         return call in self._entries

@@ -179,6 +179,7 @@ class SchedulerHarness:
         self.clock.advance(self.step_s)
         if self._pending and (len(self._pending) >= self.in_flight or not output.total_num_scheduled_tokens):
             self._take_outputs()
+        self.scheduler.check_integrity()
         return set(output.num_scheduled_tokens)
 
     def _take_outputs(self) -> None:

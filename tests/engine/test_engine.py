@@ -422,7 +422,7 @@ async def test_an_engine_that_died_and_one_that_was_shut_down(tiny_model: Path) 
     """kill -9 of its process: the call in flight and later ones say that it died; after shutdown, that it is closed."""
     import psutil
 
-    from conftest import ENGINE_ARGS
+    from tiny_model import ENGINE_ARGS
 
     engine = await weft.Engine.create(tiny_model, **ENGINE_ARGS)
     processes = [

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.engine
 Make = Callable[..., Any]
 ATLAS = {"name": "atlas", "bounds_s": [2.0, 8.0], "beta": None}
 FCFS = {"name": "fcfs"}
+WIDE = {"name": "atlas", "bounds_s": [100.0, 200.0], "beta": None}  # nobody is demoted in a short test
 
 
 @pytest.fixture
@@ -60,6 +61,46 @@ def test_a_higher_queue_preempts_and_the_victim_ends_with_the_same_tokens(make: 
     assert h.tokens["a"] == expected_output(prompt, 20)
     assert h.tokens["b"] == expected_output(prompt[::-1], 20)
     assert h.accounts["a"]["preemptions"] + h.accounts["b"]["preemptions"] == 1
+
+
+def test_scarce_kv_blocks_are_taken_from_calls_further_down(make: Make) -> None:
+    """There is a free slot but no block for the short program: the long call gives its blocks back and ends right."""
+    from harness import expected_output
+
+    h = make(slots=4, blocks=13, batched_tokens=256)
+    prompt = list(range(100, 260))  # 10 of the 12 blocks that can be had
+    h.add("long", prompt=prompt, max_tokens=8, program_id="a", service_s=5.0)
+    h.step()
+    other = list(range(300, 380))
+    h.add("short", prompt=other, max_tokens=3, program_id="b")
+    assert h.step() == {"short"}
+    h.run()
+    assert h.finished == ["short", "long"]
+    assert h.tokens == {"long": expected_output(prompt, 8), "short": expected_output(other, 3)}
+
+
+def test_nobody_makes_way_for_a_call_that_would_not_fit_even_then(make: Make) -> None:
+    """Preempting the only call further down would free too little, so it runs on."""
+    h = make(WIDE, slots=4, blocks=13, batched_tokens=256)
+    h.add("first", prompt=list(range(100, 190)), max_tokens=6, program_id="a")
+    h.step()
+    h.add("low", prompt=list(range(20)), max_tokens=6, program_id="b", service_s=150.0)
+    h.step()
+    h.add("big", prompt=list(range(300, 440)), max_tokens=2, program_id="c")
+    assert h.step() == {"first", "low"}
+    h.run()
+    assert h.accounts["low"]["preemptions"] == 0
+
+
+def test_when_blocks_run_out_inside_a_step_the_lowest_goes(make: Make) -> None:
+    """vLLM's own preemption takes the call furthest down, not the latest arrival."""
+    h = make(WIDE, slots=2, blocks=9, batched_tokens=256)
+    h.add("low", prompt=list(range(100, 150)), max_tokens=40, program_id="a", service_s=150.0)
+    h.step()
+    h.add("high", prompt=list(range(300, 350)), max_tokens=40, program_id="b")
+    h.run()
+    assert h.accounts["high"]["preemptions"] == 0
+    assert h.accounts["low"]["preemptions"] > 0
 
 
 @pytest.mark.parametrize("policy", [ATLAS, FCFS])
@@ -191,17 +232,27 @@ def test_an_aborted_call_leaves_nothing_behind(make: Make, when: str) -> None:
     assert s.kv_cache_manager.block_pool.get_num_free_blocks() == 199  # one is vLLM's null block
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "mlfq", "plas", "atlas", "rr"])
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize("seed", range(5))
-def test_random_programs_lose_and_change_nothing(make: Make, in_flight: int, prefix_caching: bool, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs_lose_and_change_nothing(
+    make: Make, policy: str, in_flight: int, prefix_caching: bool, seed: int
+) -> None:
     """Random arrivals, lengths, services, priorities and scarce KV: every call ends with its undisturbed tokens, and
     the same seed gives the same schedule."""
     from harness import expected_output
 
     def play() -> tuple[list[str], dict[str, Any], int]:
         rng = random.Random(seed)
-        h = make(slots=3, blocks=24, in_flight=in_flight, prefix_caching=prefix_caching, batched_tokens=48)
+        h = make(
+            {"name": policy, "bounds_s": [2.0, 8.0], "beta": 3.0},
+            slots=3,
+            blocks=24,
+            in_flight=in_flight,
+            prefix_caching=prefix_caching,
+            batched_tokens=48,
+        )
         prompts: dict[str, list[int]] = {}
         counts: dict[str, int] = {}
         for n in range(40):
@@ -224,7 +275,7 @@ def test_random_programs_lose_and_change_nothing(make: Make, in_flight: int, pre
         return h.finished, h.accounts, sum(account["preemptions"] for account in h.accounts.values())
 
     first = play()
-    assert first[2] > 0, "this workload is meant to preempt"
+    assert first[2] > 0 or policy == "fcfs", "this workload is meant to preempt"
     assert play() == first
 
 

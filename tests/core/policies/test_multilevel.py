@@ -243,11 +243,12 @@ def test_no_promotion_without_beta() -> None:
 
 
 def test_a_siblings_wait_brings_promotion_forward() -> None:
-    """The program's wait is read when it is asked, so a sibling that waited long lets this call up at once."""
+    """A sibling that waited long and left lets this call up at once."""
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
     assert policy.promote(1.0) == []
     call.program.fold(4.0, Account(service_s=1.0, wait_s=9.0))
+    policy.program_changed(call.program)
     assert policy.promote(0.999) == []
     assert policy.promote(1.0) == [call], "(9 + 1) / (5 + 0) = 2"
 
@@ -257,6 +258,7 @@ def test_a_siblings_service_puts_promotion_off() -> None:
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
     call.program.fold(4.0, Account(service_s=4.0))
+    policy.program_changed(call.program)
     assert policy.promote(15.999) == []
     assert policy.promote(16.0) == [call]
 
@@ -551,6 +553,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy.leave(each.call)
         self.calls.remove(each)
         each.program.attained.fold(each.inherited_s, Account(each.all_service_s, each.all_wait_s))
+        self.policy.program_changed(each.program.attained)
 
     @rule()
     def promote(self) -> None:

@@ -12,7 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.errors import PolicyError
-from weft.core.policies import DEFAULT_BETA, DEFAULT_BOUNDS_S, POLICIES, Atlas, Call, Fcfs, Plas, Policy, PolicyConfig
+from weft.core.policies import (
+    DEFAULT_BETA,
+    DEFAULT_BOUNDS_S,
+    POLICIES,
+    Atlas,
+    Call,
+    Fcfs,
+    Mlfq,
+    Plas,
+    Policy,
+    PolicyConfig,
+    RoundRobin,
+    Srpt,
+)
 from weft.core.process_table import Account, Attained
 
 # -- a discrete-time driver
@@ -106,14 +119,6 @@ class Schedule:
         return {name: row.count(".") for name, row in self.gantt.items()}
 
 
-class Mlfq(Plas):
-    """What Autellix compares itself with: every call begins in Q_1, whatever its program."""
-
-    def attained_service_s(self, call: Call) -> float:
-        del call
-        return 0.0
-
-
 # -- Figure 2 of Autellix
 
 FIGURE_2 = [Job("A", (4, 3, 1, 1)), Job("B", (3, 3, 4)), Job("C", (1, 2)), Job("D", (4,))]
@@ -165,6 +170,23 @@ def test_chains_make_plas_and_atlas_the_same() -> None:
     assert Schedule(Atlas((2, 3)), FIGURE_2).gantt == Schedule(Plas((2, 3)), FIGURE_2).gantt
 
 
+def test_round_robin_takes_turns() -> None:
+    """Two calls of four steps on one slot with a quantum of two change places after each two."""
+    schedule = Schedule(RoundRobin(2.0), [Job("A", (4,)), Job("B", (4,))], batch_size=1)
+    assert schedule.gantt == {"A": "##..##  ", "B": "..##..##"}
+
+
+def test_srpt_runs_what_ends_soonest() -> None:
+    """Knowing the future, the shorter call goes first and a still shorter one that comes later preempts it."""
+    left = {"A1": 6.0, "B1": 4.0, "C1": 1.0}
+    schedule = Schedule(
+        Srpt(lambda call: left[call.key] - call.model_time_s),
+        [Job("A", (6,)), Job("B", (4,)), Job("C", (1,), arrival=1)],
+        batch_size=1,
+    )
+    assert schedule.gantt == {"A": ".....######", "B": "#.###      ", "C": " #         "}
+
+
 # -- what tells PLAS from ATLAS
 
 
@@ -198,6 +220,8 @@ CONFIGS = [
     PolicyConfig("plas", (1.0, 2.0, 4.0), None),
     PolicyConfig("plas", (2.0, 3.0), 0.5),
     PolicyConfig("atlas", (1.0, 4.0), 2.0),
+    PolicyConfig("mlfq", (1.0, 3.0), 4.0),
+    PolicyConfig("rr", quanta_s=(2.0,)),
 ]
 
 
@@ -252,7 +276,9 @@ def test_beta_bounds_starvation() -> None:
 # -- names and parameters
 
 
-@pytest.mark.parametrize(("name", "kind"), [("fcfs", Fcfs), ("plas", Plas), ("atlas", Atlas)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("fcfs", Fcfs), ("mlfq", Mlfq), ("plas", Plas), ("atlas", Atlas), ("rr", RoundRobin)]
+)
 def test_policies_are_made_by_name(name: str, kind: type[Policy]) -> None:
     """Each listed name makes its policy, a new one each time."""
     config = PolicyConfig(name)
@@ -263,16 +289,16 @@ def test_policies_are_made_by_name(name: str, kind: type[Policy]) -> None:
 
 def test_the_names_are_all_there_is() -> None:
     """The list of policies is complete and ATLAS is the default, with promotion on."""
-    assert POLICIES == ("fcfs", "plas", "atlas")
+    assert POLICIES == ("fcfs", "mlfq", "plas", "atlas", "rr")
     policy = PolicyConfig().make()
     assert isinstance(policy, Atlas)
     assert (policy.bounds_s, policy.beta) == (DEFAULT_BOUNDS_S, DEFAULT_BETA)
 
 
-@pytest.mark.parametrize("name", ["", "FCFS", "mlfq", "lifo"])
+@pytest.mark.parametrize("name", ["", "FCFS", "srpt", "lifo"])
 def test_an_unknown_policy_is_refused_at_once(name: str) -> None:
     """A wrong name fails where the configuration is written, and the message lists the right ones."""
-    with pytest.raises(PolicyError, match=rf"unknown policy '{name}'; choose one of fcfs, plas, atlas\."):
+    with pytest.raises(PolicyError, match=rf"unknown policy '{name}'; choose one of fcfs, mlfq, plas, atlas, rr\."):
         PolicyConfig(name)
 
 
