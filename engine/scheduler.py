@@ -14,10 +14,10 @@ own program.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import PolicyConfig
@@ -35,10 +35,13 @@ from weft.engine.vllm_api import (
 )
 from weft.engine.wire import ACCOUNT_KEY, decode_call, encode_account
 
+# Programs without a call here are remembered, for clients that send ids but no numbers; this many, the latest used.
+_REMEMBERED_PROGRAMS: Final = 10_000
+
 
 @dataclass(slots=True)
 class _Program:
-    """A program's attained service on this engine, kept while it has calls here."""
+    """A program with calls on this engine, and what it has attained as far as is known here."""
 
     attained: Attained
     calls: int = 0
@@ -94,6 +97,7 @@ class WeftScheduler(AsyncScheduler):
         self._clock: Callable[[], float] = time.monotonic
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
         self._programs: dict[ProgramId, _Program] = {}
+        self._idle: OrderedDict[ProgramId, Attained] = OrderedDict()
         self._ledgers: dict[CallId, _Ledger] = {}
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, _Ledger] = {}  # of requests that left since the last outputs
@@ -147,7 +151,10 @@ class WeftScheduler(AsyncScheduler):
         identity, attained = decode_call(
             params.extra_args if params is not None else None, request.request_id, request.session_id
         )
-        program = self._programs.setdefault(identity.program_id, _Program(Attained()))
+        program = self._programs.get(identity.program_id)
+        if program is None:
+            known = self._idle.pop(identity.program_id, None) or Attained()
+            program = self._programs[identity.program_id] = _Program(known)
         program.attained.merge(attained)
         self.weft_policy.program_changed(program.attained)
         program.calls += 1
@@ -183,6 +190,10 @@ class WeftScheduler(AsyncScheduler):
         program.calls -= 1
         if program.calls == 0:
             del self._programs[ledger.program_id]
+            if ledger.program_id != request_id:  # else it is a request without ids, and will not come again
+                self._idle[ledger.program_id] = program.attained
+                if len(self._idle) > _REMEMBERED_PROGRAMS:
+                    self._idle.popitem(last=False)
 
     # -- one step
 

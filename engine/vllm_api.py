@@ -8,7 +8,7 @@ from weft.engine.compat import require_vllm
 
 require_vllm()
 
-from vllm import AsyncEngineArgs
+from vllm import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -26,8 +26,10 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
 
 __all__ = [
     "AsyncEngineArgs",
@@ -35,10 +37,14 @@ __all__ = [
     "AsyncScheduler",
     "BaseModelPath",
     "ChatCompletionRequest",
+    "EngineArgs",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineDeadError",
     "ErrorResponse",
+    "FullAttentionSpec",
+    "KVCacheConfig",
+    "KVCacheGroupSpec",
     "ModelRunnerOutput",
     "OnlineRenderer",
     "OpenAIServingChat",
@@ -48,8 +54,10 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "RequestQueue",
+    "RequestStatus",
     "SamplingParams",
     "SchedulerOutput",
+    "StructuredOutputManager",
     "VLLMClientError",
     "current_platform",
 ]

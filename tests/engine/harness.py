@@ -9,20 +9,18 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
-from vllm import EngineArgs, SamplingParams
+from vllm import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
 from weft.core.testing import FakeClock
 from weft.engine.scheduler import WeftScheduler
+from weft.engine.testing import make_scheduler
 from weft.engine.wire import ACCOUNT_KEY
 
 BLOCK_TOKENS = 16
@@ -90,7 +88,7 @@ class SchedulerHarness:
     """Steps a `WeftScheduler`. Every step takes `step_s` seconds of the fake clock.
 
     Args:
-        model: a folder with a config.json.
+        folder: where the model's configuration may be written.
         weft: the scheduler's configuration (`name`, `bounds_s`, `beta`).
         slots: how many calls run at once.
         blocks: KV blocks of 16 tokens.
@@ -99,7 +97,7 @@ class SchedulerHarness:
 
     def __init__(
         self,
-        model: Path,
+        folder: Path,
         weft: dict[str, Any],
         *,
         slots: int = 2,
@@ -108,29 +106,23 @@ class SchedulerHarness:
         prefix_caching: bool = False,
         batched_tokens: int = 64,
     ) -> None:
-        config = EngineArgs(
-            model=str(model),
-            max_model_len=1024,
-            max_num_seqs=slots,
-            max_num_batched_tokens=batched_tokens,
-            enable_prefix_caching=prefix_caching,
-            enforce_eager=True,
-            additional_config={"weft": weft},
-        ).create_engine_config()
-        config.cache_config.num_gpu_blocks = blocks
-        config.cache_config.block_size = BLOCK_TOKENS
-        config.scheduler_config.async_scheduling = in_flight > 1
-        spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
         init_none_hash(sha256)
         self._block_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256) if prefix_caching else None
         self.clock = FakeClock()
-        self.scheduler = WeftScheduler(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_TOKENS,
-            hash_block_size=BLOCK_TOKENS,
-            log_stats=False,
+        self.scheduler = cast(
+            "WeftScheduler",
+            make_scheduler(
+                WeftScheduler,
+                folder,
+                blocks=blocks,
+                block_tokens=BLOCK_TOKENS,
+                overlapping=in_flight > 1,
+                max_model_len=1024,
+                max_num_seqs=slots,
+                max_num_batched_tokens=batched_tokens,
+                enable_prefix_caching=prefix_caching,
+                additional_config={"weft": weft},
+            ),
         )
         self.scheduler.set_clock(self.clock)
         self.worker = FakeWorker()

@@ -18,11 +18,11 @@ WIDE = {"name": "atlas", "bounds_s": [100.0, 200.0], "beta": None}  # nobody is 
 
 
 @pytest.fixture
-def make(tiny_model: Path) -> Make:
+def make(tmp_path: Path) -> Make:
     """Makes a harness; vLLM is imported only here."""
     from harness import SchedulerHarness
 
-    return lambda weft=ATLAS, **options: SchedulerHarness(tiny_model, dict(weft), **options)
+    return lambda weft=ATLAS, **options: SchedulerHarness(tmp_path, dict(weft), **options)
 
 
 def test_waiting_calls_run_in_the_order_of_their_programs_service(make: Make) -> None:
@@ -195,6 +195,27 @@ def test_the_session_stands_in_for_a_missing_program(make: Make) -> None:
     h.add("b", session_id="s", max_tokens=2)
     assert h.scheduler._entries["a"].call.program is h.scheduler._entries["b"].call.program
     h.run()
+
+
+def test_a_program_without_numbers_is_remembered_between_its_calls(make: Make) -> None:
+    """A client that sends only ids gets the service of its program's earlier calls counted."""
+    h = make(slots=1)
+    h.add("a1", program_id="a", max_tokens=5)
+    h.run()
+    h.add("a2", program_id="a", max_tokens=2)
+    h.add("b1", program_id="b", max_tokens=2)
+    assert h.scheduler._entries["a2"].call.service_s == 5.0
+    h.run()
+    assert h.finished == ["a1", "b1", "a2"]
+
+
+def test_requests_without_ids_are_not_remembered(make: Make) -> None:
+    """They never come again, so they take no memory."""
+    h = make()
+    for n in range(5):
+        h.add(f"r{n}", max_tokens=1)
+    h.run()
+    assert len(h.scheduler._idle) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""Time of one `schedule()`: Weft against stock vLLM, first come first served and priority. No model is needed.
+
+    python benchmarks/bench_scheduler.py --out bench_scheduler.json
+
+The rivals take turns step by step (A B C A B C ...), so that a drift of the machine hits all alike; what counts is the
+ratio of medians. Every step decodes one token for each running request; all requests are long enough to go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from weft.engine.scheduler import WeftScheduler
+from weft.engine.testing import make_scheduler
+from weft.engine.vllm_api import AsyncScheduler, ModelRunnerOutput, Request, SamplingParams
+
+RIVALS: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
+    "stock fcfs": (AsyncScheduler, {}),
+    "stock priority": (AsyncScheduler, {"scheduling_policy": "priority"}),
+    "weft fcfs": (WeftScheduler, {"additional_config": {"weft": {"name": "fcfs"}}}),
+    "weft atlas": (WeftScheduler, {"additional_config": {"weft": {"name": "atlas"}}}),
+}
+
+
+class Bench:
+    """One scheduler with a full batch and some waiting requests."""
+
+    def __init__(self, rival: str, folder: Path, running: int, waiting: int, seed: int) -> None:
+        kind, arguments = RIVALS[rival]
+        self.scheduler = make_scheduler(
+            kind,
+            folder,
+            blocks=running * 300,
+            block_tokens=16,
+            overlapping=False,
+            max_model_len=4096,
+            max_num_seqs=running,
+            max_num_batched_tokens=8192,
+            enable_prefix_caching=False,
+            **arguments,
+        )
+        rng = random.Random(seed)
+        for n in range(running + waiting):
+            ids = {"program_id": f"p{rng.randrange(1000)}", "call_id": f"c{n}", "service_s": rng.uniform(0, 100)}
+            if n < running:
+                ids["service_s"] = 0.0  # what runs goes on running: no preemption is measured here
+            self.scheduler.add_request(
+                Request(
+                    f"r{n}",
+                    [1] * 16,
+                    sampling_params=SamplingParams(max_tokens=4000, ignore_eos=True, extra_args=ids),
+                    pooling_params=None,
+                    priority=n if "priority" in rival else 0,
+                )
+            )
+            if n < running and n % 256 == 255:
+                self.step()
+
+    def step(self) -> float:
+        """One engine step; seconds that `schedule()` took."""
+        start = time.perf_counter()
+        output = self.scheduler.schedule()
+        took_s = time.perf_counter() - start
+        ids = list(output.num_scheduled_tokens)
+        self.scheduler.update_from_output(
+            output, ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, [[5]] * len(ids))
+        )
+        return took_s
+
+
+def measure(running: int, waiting: int, steps: int, seed: int) -> dict[str, dict[str, float]]:
+    """Microseconds of one `schedule()` for each rival."""
+    with tempfile.TemporaryDirectory() as folder:
+        benches = {rival: Bench(rival, Path(folder), running, waiting, seed) for rival in RIVALS}
+        times: dict[str, list[float]] = {rival: [] for rival in RIVALS}
+        for bench in benches.values():
+            for _ in range(20):
+                bench.step()
+        gc.collect()
+        gc.disable()
+        for _ in range(steps):
+            for rival, bench in benches.items():
+                times[rival].append(bench.step() * 1e6)
+        gc.enable()
+    result = {}
+    for rival, taken in times.items():
+        quantiles = statistics.quantiles(taken, n=100)
+        result[rival] = {
+            "median_us": statistics.median(taken),
+            "mean_us": statistics.fmean(taken),
+            "iqr_us": quantiles[74] - quantiles[24],
+            "p95_us": quantiles[94],
+            "p99_us": quantiles[98],
+        }
+    return result
+
+
+def main(
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures (JSON) and, beside it, a plot.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps measured for each rival and size.")] = 400,
+    seed: Annotated[int, typer.Option(help="Of the requests' programs and services.")] = 0,
+) -> None:
+    """Measure, print a table, and write JSON and a plot."""
+    console = Console()
+    sizes = [(running, waiting) for running in (16, 256) for waiting in (0, 1_000, 10_000)]
+    results = []
+    for running, waiting in track(sizes, "measuring", console=console, transient=True):
+        results.append({"running": running, "waiting": waiting, "rivals": measure(running, waiting, steps, seed)})
+    table = Table(title=f"one schedule(), microseconds: median (p95, p99), {steps} steps; ratio to stock fcfs")
+    for heading in ("running", "waiting", *RIVALS):
+        table.add_column(heading, justify="right")
+    for result in results:
+        rivals: dict[str, dict[str, float]] = result["rivals"]  # type: ignore[assignment]
+        base = rivals["stock fcfs"]["median_us"]
+        table.add_row(
+            str(result["running"]),
+            str(result["waiting"]),
+            *(
+                f"{r['median_us']:.0f} ({r['p95_us']:.0f}, {r['p99_us']:.0f}) {r['median_us'] / base:.2f}"
+                for r in rivals.values()
+            ),
+        )
+    console.print(table)
+    if out is not None:
+        machine = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.platform()}
+        out.write_text(json.dumps({"machine": machine, "steps": steps, "seed": seed, "results": results}, indent=1))
+        plot(results, out.with_suffix(".svg"))
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Bars of the medians, with the 95th percentile as a whisker."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    width = 0.8 / len(RIVALS)
+    for offset, rival in enumerate(RIVALS):
+        rows = [result["rivals"][rival] for result in results]
+        medians = [row["median_us"] for row in rows]
+        tails = [max(0.0, row["p95_us"] - row["median_us"]) for row in rows]
+        places = [place + offset * width for place in range(len(results))]
+        axes.bar(places, medians, width, yerr=[[0.0] * len(rows), tails], label=rival, capsize=2)
+    labels = [f"{result['running']} running\n{result['waiting']} waiting" for result in results]
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(results))], labels)
+    axes.set_ylabel("one schedule(), microseconds (median, p95)")
+    axes.legend()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    typer.run(main)
