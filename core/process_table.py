@@ -218,6 +218,25 @@ class ProcessTable:
             if not any(other.active for other in row.threads.values()):
                 row.state = ProgramState.IDLE
 
+    def settle(self, call: CallRow, account: Account) -> None:
+        """A call that was aborted turns out to have cost more than its latest output said.
+
+        Only service, wait and preemptions are taken over. A call whose program has ended changes nothing.
+        """
+        with self._lock:
+            row = self._rows.get(call.identity.program_id)
+            thread = row.threads.get(call.identity.thread_id) if row is not None else None
+            more_s = account.service_s - call.account.service_s
+            if row is None or thread is None or call.identity.call_id in thread.active or more_s < 0:
+                return
+            more = Account(more_s, account.wait_s - call.account.wait_s, account.preemptions - call.account.preemptions)
+            row.attained.service_s = max(row.attained.service_s, call.inherited_s + account.service_s)
+            row.attained.total_service_s += more.service_s
+            row.attained.wait_s += more.wait_s
+            thread.account += more
+            row.account += more
+            call.account += more
+
     def close(self, program_id: ProgramId, state: ProgramState, now_s: float) -> ProgramRow | None:
         """Take a program's row out, folding in its calls still in flight.
 

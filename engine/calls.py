@@ -19,6 +19,7 @@ class InFlight:
     identity: CallIdentity
     row: CallRow
     future: Future[Any] | None = None  # None until it is submitted
+    finished: bool = False  # the engine gave its whole answer
     ended: bool = False  # its program ended, or the engine was shut down, before it did
 
     def report(self) -> dict[str, Any]:

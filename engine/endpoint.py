@@ -33,7 +33,7 @@ from weft.engine.vllm_api import (
     SamplingParams,
     VLLMClientError,
 )
-from weft.engine.wire import decode_account
+from weft.engine.wire import decode_aborted, decode_account
 
 OnAccount = Callable[[CallId, Account], None]
 
@@ -68,6 +68,8 @@ class AccountingLLM(AsyncLLM):
                 )
                 if account is not None:
                     self.on_account(call_id, account)
+                for aborted, spent in decode_aborted(output.kv_transfer_params).items():
+                    self.on_account(aborted, spent)
                 output.kv_transfer_params = None  # else it would show up in the OpenAI response
                 yield output
 

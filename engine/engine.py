@@ -30,6 +30,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.process_table import (
     Account,
     CallIdentity,
+    CallRow,
     ProcessTable,
     ProgramInfo,
     ProgramRow,
@@ -57,7 +58,7 @@ class Engine:
 
     Args:
         model: a folder in Hugging Face format or a hub name; None: the embedded SmolLM2-135M-Instruct.
-        policy: `"fcfs"`, `"plas"`, `"atlas"`, or a `PolicyConfig` with queue bounds and beta.
+        policy: a name in `weft.core.policies.POLICIES`, or a `PolicyConfig` with queue bounds and beta.
         tool_call_parser: vLLM's parser for tool calls that the model makes of its own accord, e.g. "hermes".
         clock: monotonic seconds, for the process table.
         **engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
@@ -90,6 +91,7 @@ class Engine:
         self._lock = threading.Lock()
         self._sessions: dict[SessionId, set[ProgramId]] = {}
         self._in_flight: dict[CallId, InFlight] = {}
+        self._aborted: dict[CallId, CallRow] = {}  # of running programs; their accounts come with a later output
         self._log = get_logger().bind(engine_id=self.engine_id)
         self._closed = False
         self._loop = LoopThread(self.engine_id)
@@ -238,6 +240,7 @@ class Engine:
     async def _endpoint_complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
             response = await self._endpoint.complete(request)
+            call.finished = True
         finally:
             self._leave(call)  # before the caller sees the result, so that its next call reads the new service
         return {**response, "weft": call.report()}
@@ -251,6 +254,7 @@ class Engine:
                     if any(choice.get("finish_reason") for choice in chunk["choices"]):
                         chunk["weft"] = call.report()
                     deliver(chunk)
+            call.finished = True
         except asyncio.CancelledError:
             last = call.ended_error(self._closed) or _END
             raise
@@ -264,11 +268,17 @@ class Engine:
         call = self._in_flight.get(call_id)
         if call is not None:
             call.row.account = account
+            return
+        aborted = self._aborted.pop(call_id, None)
+        if aborted is not None:
+            self.table.settle(aborted, account)
 
     def _leave(self, call: InFlight) -> None:
         with self._lock:
             if self._in_flight.pop(call.identity.call_id, None) is None:
                 return
+            if not call.finished and not call.ended:
+                self._aborted[call.identity.call_id] = call.row
         self.table.leave(call.row, self._clock())
         call.program.log.debug(
             "call left the engine",
@@ -302,6 +312,9 @@ class Engine:
         row = self.table.close(program_id, state, self._clock())
         if row is not None:
             with self._lock:
+                self._aborted = {
+                    call_id: call for call_id, call in self._aborted.items() if call.identity.program_id != program_id
+                }
                 programs = self._sessions[row.info.session_id]
                 programs.discard(program_id)
                 if not programs:

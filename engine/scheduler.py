@@ -14,7 +14,7 @@ own program.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,9 +31,10 @@ from weft.engine.vllm_api import (
     ModelRunnerOutput,
     PauseState,
     Request,
+    RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire import ACCOUNT_KEY, decode_call, encode_account
+from weft.engine.wire import ABORTED_KEY, ACCOUNT_KEY, decode_call, encode_account
 
 # Programs without a call here are remembered, for clients that send ids but no numbers; this many, the latest used.
 _REMEMBERED_PROGRAMS: Final = 10_000
@@ -93,6 +94,8 @@ class WeftScheduler(AsyncScheduler):
         config = dict((self.vllm_config.additional_config or {}).get("weft", {}))
         if "bounds_s" in config:
             config["bounds_s"] = tuple(config["bounds_s"])
+        # Behind a server, a client must not be told of the calls of others.
+        self._tells_aborted = bool(config.pop("one_client", False))
         self.weft_policy = PolicyConfig(**config).make()
         self._clock: Callable[[], float] = time.monotonic
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
@@ -101,6 +104,7 @@ class WeftScheduler(AsyncScheduler):
         self._ledgers: dict[CallId, _Ledger] = {}
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, _Ledger] = {}  # of requests that left since the last outputs
+        self._aborted: dict[int, dict[CallId, Any]] = defaultdict(dict)  # accounts to tell each of vLLM's clients
         self._scheduled_at_s: deque[float] = deque()  # of steps in flight, first in, first out
         self._updated_at_s = self._clock()
         self._step = 0
@@ -169,11 +173,11 @@ class WeftScheduler(AsyncScheduler):
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         entry = self._entries.pop(request.request_id, None)
         if entry is not None:
-            self._close(request.request_id, entry)
+            self._close(request, entry)
         return super()._free_request(request, delay_free_blocks)
 
-    def _close(self, request_id: str, entry: _Entry) -> None:
-        ledger = entry.ledger
+    def _close(self, request: Request, entry: _Entry) -> None:
+        request_id, ledger = request.request_id, entry.ledger
         if entry.running:
             ledger.stop(self._clock())
         elif ledger.running == 0:  # aborted, or finished while preempted: its last wait counts too
@@ -186,6 +190,8 @@ class WeftScheduler(AsyncScheduler):
         if ledger.sequences == 0:
             del self._ledgers[ledger.call_id]
             program.attained.fold(ledger.inherited_s, ledger.account())
+            if self._tells_aborted and request.status == RequestStatus.FINISHED_ABORTED:
+                self._aborted[request.client_index][ledger.call_id] = encode_account(ledger.account())
             self.weft_policy.program_changed(program.attained)
         program.calls -= 1
         if program.calls == 0:
@@ -270,9 +276,14 @@ class WeftScheduler(AsyncScheduler):
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._charge(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        for client_outputs in outputs.values():
+        for client, client_outputs in outputs.items():
             for output in client_outputs.outputs:
                 self._attach_account(output)
+                if output.finish_reason is not None and self._aborted[client]:  # others may never reach a caller
+                    output.kv_transfer_params = {
+                        **(output.kv_transfer_params or {}),
+                        ABORTED_KEY: self._aborted.pop(client),
+                    }
         self._left.clear()
         return outputs
 

@@ -53,7 +53,10 @@ def start_vllm(
     arguments |= {
         "model": model,
         "scheduler_cls": WeftScheduler,
-        "additional_config": {**engine_args.get("additional_config", {}), "weft": asdict(policy)},
+        "additional_config": {
+            **engine_args.get("additional_config", {}),
+            "weft": {**asdict(policy), "one_client": True},
+        },
     }
 
     async def start() -> tuple[AccountingLLM, ChatEndpoint]:

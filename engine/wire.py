@@ -14,6 +14,7 @@ from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.process_table import Account, Attained, CallIdentity
 
 ACCOUNT_KEY: Final = "weft"
+ABORTED_KEY: Final = "weft_aborted"  # accounts of other calls, which were aborted and so had no last output
 
 ExtraArgs = dict[str, str | int | float | list[str | int | float]]
 
@@ -71,6 +72,11 @@ def decode_account(
     if found is None:
         return None
     return Account(**found, prompt_tokens=prompt_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens)
+
+
+def decode_aborted(params: Mapping[str, Any] | None) -> dict[CallId, Account]:
+    """The accounts of aborted calls that an output brings along; what they produced is not known."""
+    return {CallId(call_id): Account(**found) for call_id, found in ((params or {}).get(ABORTED_KEY) or {}).items()}
 
 
 def _text(value: Any) -> str:

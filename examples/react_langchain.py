@@ -201,7 +201,7 @@ async def run(model: str | None, policy: str, programs: int | None, console: Con
 
 def run_demo(
     model: Annotated[str | None, typer.Option(help="A folder in Hugging Face format, or a hub name.")] = None,
-    policy: Annotated[str, typer.Option(help="fcfs, plas or atlas.")] = "atlas",
+    policy: Annotated[str, typer.Option(help="fcfs, mlfq, plas, atlas or rr.")] = "atlas",
     programs: Annotated[int | None, typer.Option(min=1, help="How many agents run at once.")] = None,
 ) -> int:
     """Run the ReAct agents and print what they answered and what it took."""

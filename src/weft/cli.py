@@ -63,7 +63,9 @@ def demo(
         str | None,
         typer.Option(help="A folder in Hugging Face format, or a hub name (default: the embedded SmolLM2)."),
     ] = None,
-    policy: Annotated[Literal["fcfs", "plas", "atlas"], typer.Option(help="The scheduling policy.")] = "atlas",
+    policy: Annotated[
+        Literal["fcfs", "mlfq", "plas", "atlas", "rr"], typer.Option(help="The scheduling policy.")
+    ] = "atlas",
     programs: Annotated[
         int | None, typer.Option(min=1, help="How many agents run at once (default: the demo's own).")
     ] = None,
