@@ -12,7 +12,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Final
 
@@ -38,7 +38,14 @@ from weft.core.process_table import (
 )
 from weft.core.program import Program
 from weft.engine.calls import InFlight
-from weft.engine.process import LoopThread, child_processes, end_processes, host_untouched, is_spawned_main
+from weft.engine.process import (
+    LoopThread,
+    child_processes,
+    end_processes,
+    host_untouched,
+    is_spawned_main,
+    shut_down,
+)
 from weft.engine.start import resolve_model, start_vllm
 from weft.engine.wire import encode_call
 
@@ -113,7 +120,7 @@ class Engine:
             self._loop.stop()
             raise
         self._children = child_processes() - before
-        self._finalizer = weakref.finalize(self, _shut_down, self._llm, self._loop, self._children)
+        self._finalizer = weakref.finalize(self, shut_down, self._llm, self._loop, self._children)
         self._log.info("engine started", model=self.model, policy=self.policy.name)
 
     @classmethod
@@ -162,7 +169,9 @@ class Engine:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self._raise_if_ended(call)
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():  # it was not the caller who was cancelled
+                self._raise_if_ended(call)
             raise
 
     def chat_sync(self, body: Mapping[str, Any], program: Program, identity: CallIdentity) -> dict[str, Any]:
@@ -187,9 +196,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[Any] = asyncio.Queue()
         call, request = self._open_call(body, program, identity, stream=True)
-        future = self._submit(
-            call, self._pump(call, request, lambda item: loop.call_soon_threadsafe(items.put_nowait, item))
-        )
+        future = self._submit_stream(call, request, lambda item: loop.call_soon_threadsafe(items.put_nowait, item))
         try:
             while (item := await items.get()) is not _END:
                 if isinstance(item, BaseException):
@@ -204,7 +211,7 @@ class Engine:
         """`chat_stream` for code without an event loop."""
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         call, request = self._open_call(body, program, identity, stream=True)
-        future = self._submit(call, self._pump(call, request, items.put))
+        future = self._submit_stream(call, request, items.put)
         try:
             while (item := items.get()) is not _END:
                 if isinstance(item, BaseException):
@@ -245,24 +252,28 @@ class Engine:
             self._leave(call)  # before the caller sees the result, so that its next call reads the new service
         return {**response, "weft": call.report()}
 
-    async def _pump(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> None:
+    def _submit_stream(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> Future[Any]:
         """Carry a stream over to the caller's side; the last item is _END or an exception."""
-        last: Any = _END
-        try:
-            async with aclosing(self._endpoint.stream(request)) as chunks:
-                async for chunk in chunks:
-                    if any(choice.get("finish_reason") for choice in chunk["choices"]):
-                        chunk["weft"] = call.report()
-                    deliver(chunk)
-            call.finished = True
-        except asyncio.CancelledError:
-            last = call.ended_error(self._closed) or _END
-            raise
-        except Exception as error:
-            last = error
-        finally:
-            self._leave(call)
-            deliver(last)
+
+        async def pump() -> None:
+            try:
+                async with aclosing(self._endpoint.stream(request)) as chunks:
+                    async for chunk in chunks:
+                        if any(choice.get("finish_reason") for choice in chunk["choices"]):
+                            chunk["weft"] = call.report()
+                        deliver(chunk)
+                call.finished = True
+            finally:
+                self._leave(call)
+
+        def end(future: Future[Any]) -> None:  # also of a stream that was aborted before it began
+            error = call.ended_error(self._closed) if future.cancelled() else future.exception()
+            with suppress(RuntimeError):  # the caller's event loop is gone, and the caller with it
+                deliver(error or _END)
+
+        future = self._submit(call, pump())
+        future.add_done_callback(end)
+        return future
 
     def _on_account(self, call_id: CallId, account: Account) -> None:
         call = self._in_flight.get(call_id)
@@ -389,19 +400,6 @@ class Engine:
 
 
 _END: Final = object()
-
-
-def _shut_down(llm: Any, loop: LoopThread, children: set[Any]) -> None:
-    """Ends the engine; also run at interpreter exit for an engine that was never shut down."""
-
-    async def stop() -> None:
-        llm.shutdown()
-
-    try:
-        loop.submit(stop()).result(timeout=30)
-    finally:
-        loop.stop()
-        end_processes(children)
 
 
 def _weakly(engine: Engine) -> Callable[[CallId, Account], None]:

@@ -97,3 +97,16 @@ def end_processes(processes: set[multiprocessing.process.BaseProcess], grace_s: 
 def is_spawned_main() -> bool:
     """Whether this is a child process that is only now re-running the user's main module."""
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+
+
+def shut_down(llm: Any, loop: LoopThread, children: set[Any]) -> None:
+    """End vLLM's front end, its event loop and its processes; also at interpreter exit, for a forgotten engine."""
+
+    async def stop() -> None:
+        llm.shutdown()
+
+    try:
+        loop.submit(stop()).result(timeout=30)
+    finally:
+        loop.stop()
+        end_processes(children)

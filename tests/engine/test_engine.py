@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,29 @@ async def test_an_aborted_stream_still_costs_its_program(engine: weft.Engine) ->
         await stream.aclose()
         assert await settled(engine) == 0
         assert program.attained.service_s > 0
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_call_whose_program_ends_before_it_reaches_the_engine_is_told(
+    engine: weft.Engine, streamed: bool
+) -> None:
+    """The engine's loop is busy, so nothing of the call has run yet: its caller does not wait for ever."""
+
+    async def busy() -> None:
+        time.sleep(1)  # noqa: ASYNC251  blocks the engine's event loop on purpose
+
+    async def consume() -> None:
+        if streamed:
+            _ = [chunk async for chunk in engine.chat_stream(body(), program, program.start_call("s"))]
+        else:
+            await engine.chat(body(), program, program.start_call("s"))
+
+    with weft.Program("too late") as program:
+        engine._loop.submit(busy())
+        task = asyncio.create_task(consume())
+        await asyncio.sleep(0.1)
+    with pytest.raises(ProgramEndedError):
+        await asyncio.wait_for(task, 10)
 
 
 # -- sessions
