@@ -8,6 +8,7 @@ from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, BaseCallbackHandler, CallbackManagerForLLMRun
 
+from weft.core.errors import InvalidIdError
 from weft.core.process_table import CallIdentity
 from weft.core.program import Program, register_adapter
 
@@ -53,7 +54,11 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         program = self._program_of(parent_run_id)
         if program is None:
             session = next((metadata[key] for key in _SESSION_KEYS if metadata and metadata.get(key)), None)
-            program = Program(name, session_id=str(session) if session is not None else None, metadata=metadata)
+            try:
+                program = Program(name, session_id=str(session) if session is not None else None, metadata=metadata)
+            except InvalidIdError as error:  # LangChain would swallow it, and the run would have no program
+                program = Program(name, metadata=metadata)
+                program.log.warning("the run's session id is not usable, so it gets its own", reason=str(error))
         if self.program is None:
             with self._lock:
                 self._programs[run_id] = program

@@ -981,6 +981,19 @@ async def test_session_of_a_root_run(
     assert session is None or first == session
 
 
+async def test_an_unusable_session_of_a_root_run(
+    engine: weft.Engine, model: ChatWeft, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run keeps its one program, in a session of its own, and a warning says why."""
+    ended = Ended(engine)
+    config: RunnableConfig = {"callbacks": [ProgramCallbackHandler()], "metadata": {"session_id": "x" * 300}}
+    await two_nodes(model).ainvoke(QUESTION, config)
+    (row,) = ended.rows
+    assert row.calls == 2
+    assert row.info.session_id.startswith("sess-")
+    assert "session id is not usable" in caplog.text
+
+
 async def test_root_runs_at_once(engine: weft.Engine, model: ChatWeft) -> None:
     """Root runs at once under one shared handler do not mix."""
     graph, ended, handler = counting_graph(model), Ended(engine), ProgramCallbackHandler()
