@@ -96,7 +96,10 @@ class WeftScheduler(AsyncScheduler):
             config["bounds_s"] = tuple(config["bounds_s"])
         # Behind a server, a client must not be told of the calls of others.
         self._tells_aborted = bool(config.pop("one_client", False))
-        self.weft_policy = PolicyConfig(**config).make()
+        policy = PolicyConfig(**config)
+        self.weft_policy = policy.make()
+        self._decide_every = policy.decide_every
+        self._steps_to_decision = 0
         self._clock: Callable[[], float] = time.monotonic
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
         self._programs: dict[ProgramId, _Program] = {}
@@ -205,9 +208,13 @@ class WeftScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = self._clock()
-        self.weft_policy.promote(now_s)
-        if self.pause_state == PauseState.UNPAUSED:
-            self._preempt_outranked()
+        # Between decisions vLLM still gives the slot of a call that ends to the first that waits.
+        if self._steps_to_decision == 0:
+            self._steps_to_decision = self._decide_every
+            self.weft_policy.promote(now_s)
+            if self.pause_state == PauseState.UNPAUSED:
+                self._preempt_outranked()
+        self._steps_to_decision -= 1
         # vLLM takes running[-1] as its victim when KV blocks run out inside the step.
         self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
         output = super().schedule(throttle_prefills)

@@ -36,8 +36,11 @@ class PolicyConfig:
     bounds_s: tuple[float, ...] = DEFAULT_BOUNDS_S  # inner bounds of the queues, in seconds of service
     beta: float | None = DEFAULT_BETA  # promote a call at this ratio of wait to service; None: never
     quanta_s: tuple[float, ...] | None = None  # run time in each queue; None: the width of the queue's range
+    decide_every: int = 1  # engine steps from one promotion and preemption to the next (§4.2.2, multi-step scheduling)
 
     def __post_init__(self) -> None:
+        if self.decide_every < 1 or self.decide_every % 1:
+            raise PolicyError(f"decide_every must be a whole number of steps, at least 1, not {self.decide_every}.")
         self.make()
 
     def make(self) -> Policy:

@@ -103,6 +103,18 @@ def test_when_blocks_run_out_inside_a_step_the_lowest_goes(make: Make) -> None:
     assert h.accounts["low"]["preemptions"] > 0
 
 
+def test_deciding_every_few_steps_preempts_less_often_and_fills_slots_at_once(make: Make) -> None:
+    """With a decision every fourth step a short call waits for it; a slot that falls free meanwhile is taken."""
+    h = make({**WIDE, "decide_every": 4}, slots=1)
+    h.add("long", program_id="a", service_s=150.0, max_tokens=20)
+    h.step()
+    h.add("short", program_id="b", max_tokens=1)
+    h.add("next", program_id="c", service_s=50.0, max_tokens=5)
+    assert [h.step() for _ in range(5)] == [{"long"}, {"long"}, {"long"}, {"short"}, {"next"}]
+    h.run()
+    assert h.finished == ["short", "next", "long"]
+
+
 @pytest.mark.parametrize("policy", [ATLAS, FCFS])
 def test_a_call_of_the_same_queue_does_not_preempt(make: Make, policy: dict[str, Any]) -> None:
     """Inside a queue it is first come, first served."""
@@ -310,3 +322,5 @@ def test_bad_configuration_is_a_typed_error_at_construction(make: Make) -> None:
         make({"name": "atlas", "bounds_s": [3.0, 1.0]})
     with pytest.raises(PolicyError, match="beta"):
         make({"name": "plas", "beta": 0})
+    with pytest.raises(PolicyError, match="decide_every"):
+        make({"name": "plas", "decide_every": 0})
