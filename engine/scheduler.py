@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from weft.core.errors import PolicyError
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import PolicyConfig
 from weft.core.policies.base import Call
@@ -96,7 +97,10 @@ class WeftScheduler(AsyncScheduler):
             config["bounds_s"] = tuple(config["bounds_s"])
         # Behind a server, a client must not be told of the calls of others.
         self._tells_aborted = bool(config.pop("one_client", False))
-        policy = PolicyConfig(**config)
+        try:
+            policy = PolicyConfig(**config)
+        except TypeError as error:
+            raise PolicyError(f"the scheduler's configuration has an entry that it does not know: {error}") from None
         self.weft_policy = policy.make()
         self._decide_every = policy.decide_every
         self._steps_to_decision = 0
@@ -104,7 +108,8 @@ class WeftScheduler(AsyncScheduler):
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
         self._programs: dict[ProgramId, _Program] = {}
         self._idle: OrderedDict[ProgramId, Attained] = OrderedDict()
-        self._ledgers: dict[CallId, _Ledger] = {}
+        # Clients choose call ids, and two programs may choose the same.
+        self._ledgers: dict[tuple[ProgramId, CallId], _Ledger] = {}
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, _Ledger] = {}  # of requests that left since the last outputs
         self._aborted: dict[int, dict[CallId, Any]] = defaultdict(dict)  # accounts to tell each of vLLM's clients
@@ -165,9 +170,10 @@ class WeftScheduler(AsyncScheduler):
         program.attained.merge(attained)
         self.weft_policy.program_changed(program.attained)
         program.calls += 1
-        ledger = self._ledgers.get(identity.call_id)
+        key = identity.program_id, identity.call_id
+        ledger = self._ledgers.get(key)
         if ledger is None:
-            ledger = self._ledgers[identity.call_id] = _Ledger(
+            ledger = self._ledgers[key] = _Ledger(
                 identity.call_id, identity.program_id, program.attained.service_s, self._clock()
             )
         ledger.sequences += 1
@@ -191,7 +197,7 @@ class WeftScheduler(AsyncScheduler):
         program = self._programs[ledger.program_id]
         ledger.sequences -= 1
         if ledger.sequences == 0:
-            del self._ledgers[ledger.call_id]
+            del self._ledgers[ledger.program_id, ledger.call_id]
             program.attained.fold(ledger.inherited_s, ledger.account())
             if self._tells_aborted and request.status == RequestStatus.FINISHED_ABORTED:
                 self._aborted[request.client_index][ledger.call_id] = encode_account(ledger.account())
@@ -218,14 +224,13 @@ class WeftScheduler(AsyncScheduler):
         # vLLM takes running[-1] as its victim when KV blocks run out inside the step.
         self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
         output = super().schedule(throttle_prefills)
-        for request in reversed(self.running):  # vLLM appends what it admits
+        for request in self.running:
             entry = self._entries[request.request_id]
-            if entry.running:
-                break
-            entry.running = True
-            entry.output_tokens = request.num_output_tokens
-            entry.ledger.start(now_s)
-            self.weft_policy.start(entry.call, now_s)
+            if not entry.running:  # vLLM has just admitted it
+                entry.running = True
+                entry.output_tokens = request.num_output_tokens
+                entry.ledger.start(now_s)
+                self.weft_policy.start(entry.call, now_s)
         if output.total_num_scheduled_tokens > 0:
             self._scheduled_at_s.append(now_s)
         return output
@@ -276,6 +281,14 @@ class WeftScheduler(AsyncScheduler):
         entry.ledger.preemptions += 1
         self.weft_policy.preempt(entry.call, now_s)
         super()._preempt_request(request, timestamp, drop_stale_output)
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        entry = self._entries.get(request.request_id)
+        if request.resumable and entry is not None and entry.running:  # it goes on when its client sends more input
+            entry.running = False
+            entry.ledger.stop(self._clock())
+            entry.call.waiting_since_s = self._clock()
+        return bool(super()._handle_stopped_request(request))
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -140,6 +140,7 @@ class SchedulerHarness:
         prompt: list[int] | None = None,
         max_tokens: int = 4,
         session_id: str | None = None,
+        resumable: bool = False,
         **extra: Any,
     ) -> Request:
         """A request arrives; `extra` are its `extra_args`."""
@@ -150,9 +151,10 @@ class SchedulerHarness:
             sampling_params=params,
             pooling_params=None,
             session_id=session_id,
+            resumable=resumable,
             block_hasher=self._block_hasher,
         )
-        self.tokens[request_id] = []
+        self.tokens.setdefault(request_id, [])
         self.scheduler.add_request(request)
         return request
 

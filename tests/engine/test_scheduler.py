@@ -230,6 +230,36 @@ def test_requests_without_ids_are_not_remembered(make: Make) -> None:
     assert len(h.scheduler._idle) == 0
 
 
+def test_a_call_whose_input_comes_in_pieces_goes_on_among_others(make: Make) -> None:
+    """vLLM's streaming input: the call pauses between its pieces, keeps its KV, and others are accounted as ever."""
+    h = make(slots=2)
+    h.add("voice", program_id="a", max_tokens=3, resumable=True)
+    h.add("text", program_id="b", max_tokens=6)
+    for _ in range(4):
+        h.step()
+    assert len(h.tokens["voice"]) == 3
+    h.add("voice", prompt=[31, 32, 33], program_id="a", max_tokens=4, resumable=True)
+    h.add("late", program_id="c", max_tokens=2)
+    for _ in range(12):
+        h.step()
+    assert len(h.tokens["voice"]) == 7
+    assert {"text", "late"} <= set(h.finished)
+    assert h.accounts["text"]["service_s"] >= 6.0
+    h.add("voice", program_id="a", resumable=False)
+    h.run()
+    assert (h.scheduler._programs, h.scheduler._entries) == ({}, {})
+
+
+def test_programs_may_choose_the_same_call_id(make: Make) -> None:
+    """Ids come from clients: two programs with one call id keep their own books, and nothing breaks as they end."""
+    h = make(slots=2)
+    h.add("a1", program_id="a", call_id="x", max_tokens=2)
+    h.add("b1", program_id="b", call_id="x", max_tokens=5)
+    h.run()
+    assert (h.accounts["a1"]["service_s"], h.accounts["b1"]["service_s"]) == (2.0, 5.0)
+    assert (h.scheduler._programs, h.scheduler._ledgers) == ({}, {})
+
+
 @pytest.mark.parametrize(
     "extra",
     [
@@ -322,5 +352,7 @@ def test_bad_configuration_is_a_typed_error_at_construction(make: Make) -> None:
         make({"name": "atlas", "bounds_s": [3.0, 1.0]})
     with pytest.raises(PolicyError, match="beta"):
         make({"name": "plas", "beta": 0})
+    with pytest.raises(PolicyError, match="queues"):
+        make({"name": "plas", "queues": 4})
     with pytest.raises(PolicyError, match="decide_every"):
         make({"name": "plas", "decide_every": 0})
