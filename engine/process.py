@@ -14,7 +14,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import connection, resource_tracker
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -92,6 +92,22 @@ def end_processes(processes: set[multiprocessing.process.BaseProcess], grace_s: 
         if process.is_alive():
             process.kill()
             process.join(grace_s)
+
+
+def end_with_parent() -> None:
+    """End this process, and with it those it has started, when the process that started it is gone, however it ended.
+
+    Without it, `kill -9` of the host would leave the engine running. A process that nobody spawned is left alone.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="weft-parent", daemon=True).start()
 
 
 def is_spawned_main() -> bool:

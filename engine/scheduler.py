@@ -17,13 +17,14 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from weft.core.errors import PolicyError
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import PolicyConfig
 from weft.core.policies.base import Call
 from weft.core.process_table import Account, Attained
+from weft.engine.process import end_with_parent
 from weft.engine.request_queue import PolicyQueue
 from weft.engine.vllm_api import (
     AsyncScheduler,
@@ -77,6 +78,13 @@ class _Ledger:
         return Account(self.service_s, self.wait_s, self.preemptions)
 
 
+class _Step(NamedTuple):
+    """A step under way."""
+
+    scheduled_at_s: float
+    new_tokens: dict[str, int]  # by request, those never computed before; only filled if service is counted in tokens
+
+
 @dataclass(slots=True)
 class _Entry:
     """A request under way."""
@@ -85,6 +93,7 @@ class _Entry:
     ledger: _Ledger
     running: bool = False
     output_tokens: int = 0  # when it last started
+    computed_tokens: int = 0  # the most it ever had in the KV cache
 
 
 class WeftScheduler(AsyncScheduler):
@@ -93,16 +102,19 @@ class WeftScheduler(AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = dict((self.vllm_config.additional_config or {}).get("weft", {}))
-        if "bounds_s" in config:
+        if isinstance(config.get("bounds_s"), list):
             config["bounds_s"] = tuple(config["bounds_s"])
-        # Behind a server, a client must not be told of the calls of others.
+        # Behind a server, a client must not be told of the calls of others, and the server looks after its processes.
         self._tells_aborted = bool(config.pop("one_client", False))
+        if self._tells_aborted:
+            end_with_parent()
         try:
             policy = PolicyConfig(**config)
         except TypeError as error:
             raise PolicyError(f"the scheduler's configuration has an entry that it does not know: {error}") from None
         self.weft_policy = policy.make()
         self._decide_every = policy.decide_every
+        self._token_s = policy.token_s
         self._steps_to_decision = 0
         self._clock: Callable[[], float] = time.monotonic
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
@@ -113,7 +125,7 @@ class WeftScheduler(AsyncScheduler):
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, _Ledger] = {}  # of requests that left since the last outputs
         self._aborted: dict[int, dict[CallId, Any]] = defaultdict(dict)  # accounts to tell each of vLLM's clients
-        self._scheduled_at_s: deque[float] = deque()  # of steps in flight, first in, first out
+        self._in_flight: deque[_Step] = deque()  # first in, first out
         self._updated_at_s = self._clock()
         self._step = 0
 
@@ -232,8 +244,16 @@ class WeftScheduler(AsyncScheduler):
                 entry.ledger.start(now_s)
                 self.weft_policy.start(entry.call, now_s)
         if output.total_num_scheduled_tokens > 0:
-            self._scheduled_at_s.append(now_s)
+            self._in_flight.append(_Step(now_s, {} if self._token_s is None else self._new_tokens(output)))
         return output
+
+    def _new_tokens(self, output: SchedulerOutput) -> dict[str, int]:
+        new = {}
+        for request_id, count in output.num_scheduled_tokens.items():
+            entry, computed = self._entries[request_id], self.requests[request_id].num_computed_tokens
+            new[request_id] = min(count, max(0, computed - entry.computed_tokens))
+            entry.computed_tokens = max(computed, entry.computed_tokens)
+        return new
 
     def _preempt_outranked(self) -> None:
         """Make room where calls of higher queues wait (Alg. 1 lines 32-39)."""
@@ -311,17 +331,22 @@ class WeftScheduler(AsyncScheduler):
         """Charge each call of a step with the step's time. Steps overlap under asynchronous scheduling, so a step's
         time runs from its schedule or from the end of the step before it, whichever is later."""
         now_s = self._clock()
-        step_s = now_s - max(self._scheduled_at_s.popleft(), self._updated_at_s)
+        step = self._in_flight.popleft()
+        step_s = now_s - max(step.scheduled_at_s, self._updated_at_s)
         self._updated_at_s = now_s
         self._step += 1
         for request_id in scheduler_output.num_scheduled_tokens:
             entry = self._entries.get(request_id)
             if entry is None:  # aborted while the step ran
                 continue
-            self.weft_policy.charge(entry.call, step_s, now_s, recomputed=self._recomputes(self.requests[request_id]))
-            if entry.ledger.last_step != self._step:
+            service_s = step_s if self._token_s is None else step.new_tokens[request_id] * self._token_s
+            recomputed = self._recomputes(self.requests[request_id])
+            self.weft_policy.charge(entry.call, service_s, now_s, recomputed=recomputed)
+            if self._token_s is not None:
+                entry.ledger.service_s += service_s
+            elif entry.ledger.last_step != self._step:
                 entry.ledger.last_step = self._step
-                entry.ledger.service_s += step_s
+                entry.ledger.service_s += service_s
 
     def _attach_account(self, output: EngineCoreOutput) -> None:
         """An output carries its call's account so far, not only the last one: a call may end in the front process, by

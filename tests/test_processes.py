@@ -114,6 +114,25 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
     assert alive == []
 
 
+def test_killing_the_host_ends_its_engine(tiny_model: Path) -> None:
+    """After `kill -9` nobody is left to shut the engine down; its processes see to it themselves."""
+    command = [sys.executable, "-m", "weft", "demo", "--model", str(tiny_model), "--programs", "2000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            if process.stdout is not None:
+                process.stdout.readline()  # once the engine has started
+            seen = family(process)
+            assert len(seen) >= 2
+        finally:
+            process.kill()
+    _, alive = psutil.wait_procs(seen, timeout=30)
+    try:
+        assert alive == []
+    finally:
+        for left in alive:
+            left.kill()
+
+
 def test_the_demo_answers_and_shows_the_process_table(capfd: pytest.CaptureFixture[str]) -> None:
     """What `make demo` shows: real answers of the embedded model and a table whose rows differ."""
     done = subprocess.run(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from weft.core.errors import PolicyError
 from weft.core.policies.atlas import Atlas
@@ -33,25 +34,35 @@ class PolicyConfig:
     """
 
     name: str = "atlas"
-    bounds_s: tuple[float, ...] = DEFAULT_BOUNDS_S  # inner bounds of the queues, in seconds of service
+    # Inner bounds of the queues, in seconds of service; "auto": found from the calls that are served.
+    bounds_s: tuple[float, ...] | Literal["auto"] = DEFAULT_BOUNDS_S
     beta: float | None = DEFAULT_BETA  # promote a call at this ratio of wait to service; None: never
     quanta_s: tuple[float, ...] | None = None  # run time in each queue; None: the width of the queue's range
     decide_every: int = 1  # engine steps from one promotion and preemption to the next (§4.2.2, multi-step scheduling)
+    # Count service in tokens instead of time, this many seconds for each that is computed for the first time, prompt
+    # and output alike (Astraea §4.3: time hangs on who else is in the batch, tokens do not). None: model-executor time.
+    token_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.decide_every < 1 or self.decide_every % 1:
             raise PolicyError(f"decide_every must be a whole number of steps, at least 1, not {self.decide_every}.")
+        if self.token_s is not None and not 0 < self.token_s < math.inf:
+            raise PolicyError(f"token_s must be a positive number of seconds, or None to count time, not {self.token_s}.")
+        if isinstance(self.bounds_s, str) and self.bounds_s != "auto":
+            raise PolicyError(f'bounds_s must be increasing seconds, or "auto", not {self.bounds_s!r}.')
         self.make()
 
     def make(self) -> Policy:
         """A new policy object, for one engine."""
         multilevel: dict[str, type[Mlfq | Plas | Atlas]] = {"mlfq": Mlfq, "plas": Plas, "atlas": Atlas}
+        calibrate = self.bounds_s == "auto"
+        bounds_s = DEFAULT_BOUNDS_S if isinstance(self.bounds_s, str) else self.bounds_s
         if self.name in multilevel:
-            return multilevel[self.name](self.bounds_s, self.beta, self.quanta_s)
+            return multilevel[self.name](bounds_s, self.beta, self.quanta_s, calibrate=calibrate)
         if self.name == "fcfs":
             return Fcfs()
         if self.name == "rr":
-            return RoundRobin((self.quanta_s or self.bounds_s)[0])
+            return RoundRobin((self.quanta_s or bounds_s)[0])
         raise PolicyError(f"unknown policy {self.name!r}; choose one of {', '.join(POLICIES)}.")
 
 

@@ -32,6 +32,7 @@ class Call:
     program: Attained  # pt[c.pid], shared by the program's calls on this engine
     service_s: float = 0.0  # c.service: what the policy took as attained service on arrival (line 11)
     model_time_s: float = 0.0  # c.model_time: run since arrival or since the last promotion (line 29)
+    served_s: float = 0.0  # run since arrival
     wait_s: float = 0.0  # c.wait: waited since arrival or since the last promotion, without the current wait
     waiting_since_s: float = math.nan  # start of the current wait, nan while running
     quantum_s: float = math.inf  # c.quanta: run time left in this queue

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from weft.core.errors import PolicyError
 from weft.core.policies.base import Call, Policy, Rank
+from weft.core.policies.calibration import BoundsCalibration
 from weft.core.process_table import Attained
 
 
@@ -25,6 +26,7 @@ class MultilevelPolicy(Policy):
         bounds_s: the K-1 inner bounds, increasing, in seconds of service. Empty: one queue, first come, first served.
         quanta_s: run time in each of the K queues. None: as long as the queue's range is wide, without end in the last
             queue, so that a call leaves a queue about when its program's service leaves the range.
+        calibrate: find the bounds anew from the calls that are served; `bounds_s` are where it starts, and how many.
         beta: promote a waiting call to Q_1 once (program wait + call wait) >= beta * (program service + call service).
             None: never.
 
@@ -34,14 +36,20 @@ class MultilevelPolicy(Policy):
     """
 
     def __init__(
-        self, bounds_s: Sequence[float] = (), beta: float | None = None, quanta_s: Sequence[float] | None = None
+        self,
+        bounds_s: Sequence[float] = (),
+        beta: float | None = None,
+        quanta_s: Sequence[float] | None = None,
+        *,
+        calibrate: bool = False,
     ) -> None:
         super().__init__()
         edges = (0.0, *bounds_s)
         if not all(math.isfinite(bound) for bound in edges) or any(a >= b for a, b in itertools.pairwise(edges)):
             raise PolicyError(f"queue bounds must be positive, finite and increasing seconds, not {list(bounds_s)}.")
+        self._own_quanta = quanta_s is None
         if quanta_s is None:
-            quanta_s = (*(hi - lo for lo, hi in itertools.pairwise(edges)), math.inf)
+            quanta_s = _widths(bounds_s)
         if len(quanta_s) != len(edges) or not all(quantum > 0 for quantum in quanta_s):
             raise PolicyError(
                 f"quanta must be {len(edges)} positive numbers of seconds, one for each queue, not {list(quanta_s)}."
@@ -51,6 +59,7 @@ class MultilevelPolicy(Policy):
         self.bounds_s = tuple(bounds_s)
         self.quanta_s = tuple(quanta_s)
         self.beta = beta
+        self._calibration = BoundsCalibration(len(edges)) if calibrate and bounds_s else None
         self._order = itertools.count()
         self._starving = _Deadlines()
 
@@ -83,10 +92,21 @@ class MultilevelPolicy(Policy):
     def leave(self, call: Call) -> None:
         super().leave(call)
         self._starving.discard(call)
+        if self._calibration is not None:
+            self._set_bounds(self._calibration.observe(call.served_s))
+
+    def _set_bounds(self, bounds_s: Sequence[float] | None) -> None:
+        """For calls that arrive from now on; those that are here keep their queue and its quantum until they move."""
+        if bounds_s is None:
+            return
+        self.bounds_s = tuple(bounds_s)
+        if self._own_quanta:
+            self.quanta_s = _widths(bounds_s)
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         del now_s
         call.model_time_s += model_time_s
+        call.served_s += model_time_s
         if not recomputed:
             call.quantum_s -= model_time_s
         waiting = call in self.waiting  # its last step came back after it was preempted
@@ -129,6 +149,10 @@ class MultilevelPolicy(Policy):
         waited_s = self.attained_wait_s(call) + call.wait_s
         served_s = self.attained_service_s(call) + call.model_time_s
         self._starving.set(call, call.waiting_since_s + self.beta * served_s - waited_s)
+
+
+def _widths(bounds_s: Sequence[float]) -> tuple[float, ...]:
+    return (*(hi - lo for lo, hi in itertools.pairwise((0.0, *bounds_s))), math.inf)
 
 
 class _Deadlines:
