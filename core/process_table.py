@@ -125,7 +125,8 @@ class ThreadRow:
 @dataclass(slots=True)
 class ProgramRow:
     """A program's row. The six metrics of §4.2.1 are `attained` (service and wait), `engine_ids`, `threads`,
-    `last_arrival_s` and `last_completion_s`; the rest serves people and traces."""
+    `last_arrival_s` and `last_completion_s`; the rest serves people and traces. The time between a program's first call
+    and its last is in part service, in part wait, in part interception, and for the rest on the way to the engine."""
 
     info: ProgramInfo
     start_s: float
@@ -135,6 +136,7 @@ class ProgramRow:
     threads: dict[ThreadId, ThreadRow] = field(default_factory=dict)
     last_arrival_s: float = math.nan  # tells stale programs
     last_completion_s: float = math.nan  # tells long interceptions
+    interception_s: float = 0.0  # between calls, with none in flight: in tools, in people, in the program's own code
     end_s: float = math.nan
     calls: int = 0
     account: Account = Account()  # over all calls that have left the engine
@@ -188,6 +190,8 @@ class ProcessTable:
             thread = row.threads.get(identity.thread_id)
             if thread is None:
                 thread = row.threads[identity.thread_id] = ThreadRow(identity.thread_id, arrival_s=now_s)
+            if row.state is ProgramState.IDLE and row.calls > 0:
+                row.interception_s += now_s - row.last_completion_s
             call = CallRow(identity, engine_id, arrival_s=now_s, inherited_s=row.attained.service_s)
             thread.active[identity.call_id] = call
             thread.calls += 1

@@ -8,7 +8,7 @@ it through `weft.Engine`, or on its own::
 
 A request names its program in `vllm_xargs` (`program_id`, and optionally `thread_id`, `call_id`, `parents`,
 `service_s`, `total_service_s`, `wait_s`; see `weft.engine.wire`), or by its `session_id`; one that names none is its
-own program.
+own program. `weft.engine.http.CheckIds` has the server refuse malformed ones.
 """
 
 from __future__ import annotations
@@ -226,6 +226,8 @@ class WeftScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = self._clock()
+        # vLLM takes running[-1] as its victim when KV blocks run out inside the step.
+        self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
         # Between decisions vLLM still gives the slot of a call that ends to the first that waits.
         if self._steps_to_decision == 0:
             self._steps_to_decision = self._decide_every
@@ -233,8 +235,6 @@ class WeftScheduler(AsyncScheduler):
             if self.pause_state == PauseState.UNPAUSED:
                 self._preempt_outranked()
         self._steps_to_decision -= 1
-        # vLLM takes running[-1] as its victim when KV blocks run out inside the step.
-        self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
         output = super().schedule(throttle_prefills)
         for request in self.running:
             entry = self._entries[request.request_id]
@@ -257,8 +257,10 @@ class WeftScheduler(AsyncScheduler):
 
     def _preempt_outranked(self) -> None:
         """Make room where calls of higher queues wait (Alg. 1 lines 32-39)."""
-        if not self.waiting:
+        if not self.waiting or not self.running:
             return
+        if self.weft_policy.waiting.peek().rank > self._call_of(self.running[-1]).rank:
+            return  # the usual case: the first that waits outranks nobody, so none does
         victims = self.weft_policy.victims(
             [self._call_of(request) for request in self.running if not self._recomputes(request)],
             self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input,

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.errors import InvalidIdError, InvalidRequestError
+from weft.core.ids import CallId, ProgramId, ThreadId, check_id
 from weft.core.process_table import Account, Attained, CallIdentity
 
 ACCOUNT_KEY: Final = "weft"
@@ -53,6 +54,29 @@ def decode_call(
     service_s = _seconds(args.get("service_s"))
     total_service_s = max(_seconds(args.get("total_service_s")), service_s)
     return identity, Attained(service_s, total_service_s, _seconds(args.get("wait_s")))
+
+
+def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None:
+    """Check what a client sends, where a mistake can still be told.
+
+    Raises:
+        InvalidIdError: an id that cannot travel, or `parents` that are no list of ids.
+        InvalidRequestError: a service or wait that is not a number of seconds, 0 or more.
+    """
+    for name in ("program_id", "thread_id", "call_id"):
+        if name in extra_args:
+            check_id(extra_args[name], name)
+    if session_id is not None:
+        check_id(session_id, "session_id")
+    parents = extra_args.get("parents", [])
+    if not isinstance(parents, list):
+        raise InvalidIdError(f"parents must be a list of call ids, not {type(parents).__name__}.")
+    for parent in parents:
+        check_id(parent, "each of parents")
+    for name in ("service_s", "total_service_s", "wait_s"):
+        value = extra_args.get(name, 0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InvalidRequestError(f"{name} must be a number of seconds, 0 or more, not {value!r:.80}.")
 
 
 def encode_account(account: Account) -> dict[str, Any]:

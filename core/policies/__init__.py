@@ -47,7 +47,7 @@ class PolicyConfig:
         if self.decide_every < 1 or self.decide_every % 1:
             raise PolicyError(f"decide_every must be a whole number of steps, at least 1, not {self.decide_every}.")
         if self.token_s is not None and not 0 < self.token_s < math.inf:
-            raise PolicyError(f"token_s must be a positive number of seconds, or None to count time, not {self.token_s}.")
+            raise PolicyError(f"token_s must be positive seconds, or None to count time, not {self.token_s}.")
         if isinstance(self.bounds_s, str) and self.bounds_s != "auto":
             raise PolicyError(f'bounds_s must be increasing seconds, or "auto", not {self.bounds_s!r}.')
         self.make()

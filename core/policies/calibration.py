@@ -16,8 +16,8 @@ class BoundsCalibration:
 
     The first bound is the 90th percentile of a call's service, and each further bound is twice as far. A narrower first
     queue would demote calls while they run, so that they preempt each other for nothing; a much wider one would hold
-    all of a short program and most of a long one, and tell them apart too late. Only calls are counted, never the clock,
-    so the same calls give the same bounds.
+    all of a short program and most of a long one, and tell them apart too late. Only calls are counted, never the
+    clock, so the same calls give the same bounds.
 
     Args:
         queues: K, how many queues the bounds part.

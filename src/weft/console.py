@@ -14,9 +14,10 @@ _NUMBERS = (
     "calls",
     "tokens\nin",
     "tokens\nout",
-    "service\ns",
+    "serv-\nice s",
     "wait\ns",
-    "pre-\nempted",
+    "tools\ns",
+    "pre-\nempt.",
     "took\ns",
 )
 _STATE_STYLES = {"finished": "green", "failed": "red", "cancelled": "yellow", "active": "bold"}
@@ -26,11 +27,11 @@ def process_table(table: ProcessTable) -> Table:
     """A rich table of the programs that run and of those that have ended, in the order they started.
 
     Columns: threads (concurrent chains of calls), calls, prompt tokens, tokens generated, service (the longest chain of
-    time on the model executor), wait (in the scheduler's queue, over all calls), how often a call was
-    preempted, time from start to end, and state.
+    time on the model executor), wait (in the scheduler's queue, over all calls), tools (interception: between calls,
+    with none in flight), how often a call was preempted, time from start to end, and state.
     """
     view = Table(title="process table", title_justify="left", box=box.SIMPLE_HEAD, padding=0)  # fits 80 columns
-    view.add_column("program", no_wrap=True, max_width=18)
+    view.add_column("program", no_wrap=True, max_width=13)
     for heading in _NUMBERS:
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("state", no_wrap=True)
@@ -50,9 +51,14 @@ def _cells(row: ProgramRow) -> list[str]:
         str(row.calls),
         str(account.prompt_tokens),
         str(account.output_tokens),
-        f"{row.attained.service_s:.2f}",
-        f"{row.attained.wait_s:.2f}",
+        _seconds(row.attained.service_s),
+        _seconds(row.attained.wait_s),
+        _seconds(row.interception_s),
         str(account.preemptions),
         "" if math.isnan(took_s) else f"{took_s:.1f}",
         f"[{style}]{row.state}[/]" if style else str(row.state),
     ]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"

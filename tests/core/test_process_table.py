@@ -155,6 +155,22 @@ def test_most_recent_arrival_and_completion(it: Table) -> None:
     assert (it.row.last_arrival_s, it.row.last_completion_s) == (101.0, 102.0)
 
 
+def test_interception_is_the_time_with_no_call_in_flight(it: Table) -> None:
+    """Between a program's calls it is with a tool or a person; before its first and beside another call it is not."""
+    it.clock.advance(3.0)
+    first = it.arrive("a")
+    it.clock.advance(1.0)
+    beside = it.arrive("b", thread="u")
+    it.leave(first)
+    it.clock.advance(1.0)
+    it.leave(beside)
+    it.clock.advance(0.5)
+    it.leave(it.arrive("c"))
+    it.clock.advance(2.0)
+    it.arrive("d")
+    assert it.row.interception_s == 2.5
+
+
 def test_all_of_an_account_is_summed(it: Table) -> None:
     """Counts of preemptions and tokens add up over the calls, in the row and in the thread."""
     for number in range(2):

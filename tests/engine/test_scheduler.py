@@ -176,6 +176,50 @@ def test_samples_of_one_call_share_an_account(make: Make) -> None:
     assert h.accounts["1_x"] == {"service_s": 5.0, "wait_s": 0.0, "preemptions": 0}
 
 
+@pytest.mark.parametrize("step_s", [0.5, 3.0])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_service_in_tokens_does_not_hang_on_the_batch(make: Make, step_s: float, in_flight: int) -> None:
+    """Each token counts once, prompt and output, however long the steps take and however often it is recomputed."""
+    h = make({**ATLAS, "token_s": 0.25}, slots=1, in_flight=in_flight, batched_tokens=16)
+    h.step_s = step_s
+    h.add("long", prompt=list(range(100, 140)), max_tokens=8, program_id="a", service_s=5.0)
+    for _ in range(6):
+        h.step()
+    h.add("short", max_tokens=3, program_id="b")
+    h.run()
+    assert h.finished == ["short", "long"]
+    assert h.accounts["long"]["preemptions"] == 1
+    # The last token is given out, not computed; a step in flight beyond it may compute one more.
+    assert h.accounts["long"]["service_s"] in {0.25 * (40 + 7), 0.25 * (40 + 8)}
+    assert h.accounts["short"]["service_s"] in {0.25 * (3 + 2), 0.25 * (3 + 3)}
+
+
+def test_cached_tokens_are_no_service_in_tokens(make: Make) -> None:
+    """What is found in the prefix cache is not computed."""
+    h = make({**FCFS, "token_s": 1.0}, prefix_caching=True)
+    prompt = list(range(100, 148))
+    h.add("first", prompt=prompt, max_tokens=2, program_id="a")
+    h.run()
+    h.add("second", prompt=prompt, max_tokens=2, program_id="b")
+    h.run()
+    assert h.accounts["first"]["service_s"] == 49.0
+    assert h.accounts["second"]["service_s"] == 17.0  # the last of three blocks is computed again for its output
+
+
+def test_bounds_found_from_calls_reach_the_scheduler(make: Make) -> None:
+    """After enough calls of two seconds the first bound is two seconds, so a program of three is below a fresh one."""
+    h = make({"name": "atlas", "bounds_s": "auto", "beta": None}, slots=2)
+    for n in range(32):
+        h.add(f"call-{n}", max_tokens=2)
+    h.run()
+    assert h.scheduler.weft_policy.bounds_s[:2] == (2.0, 4.0)
+    h.add("old", program_id="a", service_s=3.0)
+    h.add("new", program_id="b")
+    ranks = {name: entry.call.rank.level for name, entry in h.scheduler._entries.items()}
+    assert ranks == {"old": 1, "new": 0}
+    h.run()
+
+
 def test_a_program_is_charged_by_its_critical_path_while_its_calls_run(make: Make) -> None:
     """Calls that end on this engine raise the program's service at once, also for calls that bring stale numbers."""
     h = make(slots=2)
@@ -356,3 +400,7 @@ def test_bad_configuration_is_a_typed_error_at_construction(make: Make) -> None:
         make({"name": "plas", "queues": 4})
     with pytest.raises(PolicyError, match="decide_every"):
         make({"name": "plas", "decide_every": 0})
+    with pytest.raises(PolicyError, match="token_s"):
+        make({"name": "plas", "token_s": -1})
+    with pytest.raises(PolicyError, match="auto"):
+        make({"name": "plas", "bounds_s": "wide"})

@@ -41,6 +41,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             MODEL,
         ),
         *("--scheduler-cls", "weft.engine.scheduler.WeftScheduler"),
+        *("--middleware", "weft.engine.http.CheckIds"),
         *("--additional-config", '{"weft": {"name": "atlas", "bounds_s": [0.3, 2.0], "beta": 8}}'),
         *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "2", "--max-model-len", "2048"),
         *("--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(128 << 20)),
@@ -48,7 +49,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-                deadline = time.monotonic() + 240
+                deadline = time.monotonic() + 600
                 while not _is_up(client):
                     assert process.poll() is None, log.read_text()[-3000:]
                     assert time.monotonic() < deadline, log.read_text()[-3000:]
@@ -56,7 +57,10 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 yield client
         finally:
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:  # it does not listen while it starts
+                process.kill()
 
 
 def _is_up(client: httpx.Client) -> bool:
@@ -117,9 +121,37 @@ def test_a_short_program_overtakes_long_ones(server: httpx.Client, how: str) -> 
 
 
 @pytest.mark.parametrize(
-    "xargs", [{"program_id": ""}, {"program_id": 7}, {"program_id": "p", "service_s": -1, "wait_s": "long"}]
+    ("extra", "named"),
+    [
+        ({"vllm_xargs": {"program_id": ""}}, "program_id"),
+        ({"vllm_xargs": {"program_id": 7}}, "program_id"),
+        ({"vllm_xargs": {"program_id": "p", "service_s": -1}}, "service_s"),
+        ({"vllm_xargs": {"program_id": "p", "wait_s": "long"}}, "wait_s"),
+        ({"vllm_xargs": {"program_id": "p", "parents": ["c1", 2]}}, "parents"),
+        ({"session_id": "a\nb"}, "session_id"),
+    ],
 )
-def test_malformed_ids_do_not_end_the_engine(server: httpx.Client, xargs: dict[str, Any]) -> None:
-    """The request is served as one without ids, and the next one too."""
-    chat(server, vllm_xargs=xargs)
+def test_malformed_ids_are_refused(server: httpx.Client, extra: dict[str, Any], named: str) -> None:
+    """A 400 in OpenAI's form says what is wrong, and the server goes on."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **extra}
+    response = server.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert named in response.json()["error"]["message"]
     chat(server)
+
+
+def test_the_servers_own_refusals_come_through(server: httpx.Client) -> None:
+    """What is not JSON, and what is no chat request, is left to the server."""
+    for content in (b"{", b"[]", b'{"model": "tiny"}'):
+        response = server.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+        assert response.status_code in (400, 422)
+        assert "error" in response.json()
+
+
+def test_a_stream_comes_in_pieces_through_the_check(server: httpx.Client) -> None:
+    """The check reads the request only; the answer streams as ever."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "ignore_eos": True}
+    with server.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert len(lines) > 4
+    assert lines[-1] == "data: [DONE]"

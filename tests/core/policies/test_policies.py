@@ -273,6 +273,56 @@ def test_beta_bounds_starvation() -> None:
     assert helped.end["long"] < 60
 
 
+# -- Figure 9 of Autellix: what the order of parallel calls does to a program
+
+FIGURE_9 = {  # call: (units of work, parents). The figure's numbers are not in the text: a graph of ours with its spans
+    "root": (1, ()),
+    "b1": (3, ("root",)),
+    "b2": (3, ("root",)),
+    "b3": (4, ("root",)),
+    "c1": (4, ("root",)),  # the critical path: root, c1, c2, c3
+    "c2": (3, ("c1",)),
+    "c3": (3, ("c2",)),
+}
+
+
+def makespan(policy: Policy) -> int:
+    """Units until the last call of `FIGURE_9` ends, two calls at a time."""
+    left = {name: work for name, (work, _) in FIGURE_9.items()}
+    attained = Attained()
+    calls: dict[str, Call] = {}
+    batch: list[str] = []
+    now = 0
+    while any(left.values()):
+        for name, (_, parents) in FIGURE_9.items():
+            if name not in calls and all(left[parent] == 0 for parent in parents):
+                calls[name] = Call(name, attained)
+                policy.arrive(calls[name], now)
+        while len(batch) < 2 and len(policy.waiting):
+            batch.append(policy.waiting.peek().key)
+            policy.start(calls[batch[-1]], now)
+        now += 1
+        for name in batch:
+            left[name] -= 1
+            policy.charge(calls[name], 1, now)
+        for name in [name for name in batch if left[name] == 0]:
+            batch.remove(name)
+            policy.leave(calls[name])
+            attained.fold(calls[name].service_s, Account(calls[name].model_time_s))
+    return now
+
+
+def test_figure_9_by_arrival_and_by_critical_path() -> None:
+    """First come, first served, the critical path is begun too late: 14 units. Knowing it, 11."""
+
+    def path(name: str) -> int:
+        behind = [path(other) for other, (_, parents) in FIGURE_9.items() if name in parents]
+        return FIGURE_9[name][0] + max(behind, default=0)
+
+    assert makespan(Fcfs()) == 14
+    assert makespan(Srpt(lambda call: -path(call.key))) == 11
+
+
 # -- names and parameters
 
 
@@ -311,6 +361,19 @@ def test_bad_parameters_are_refused_at_once(make: Callable[[], PolicyConfig]) ->
         make()
     with pytest.raises(ValueError, match="must be"):
         make()
+
+
+@pytest.mark.parametrize("token_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_token_that_costs_nothing_is_refused(token_s: float) -> None:
+    """Service that never grows would leave every call in Q_1."""
+    with pytest.raises(PolicyError, match="token_s must be positive"):
+        PolicyConfig(token_s=token_s)
+
+
+def test_bounds_are_numbers_or_auto() -> None:
+    """Another word says what can be written."""
+    with pytest.raises(PolicyError, match='increasing seconds, or "auto"'):
+        PolicyConfig(bounds_s="best")  # type: ignore[arg-type]
 
 
 def test_parameters_reach_the_policy() -> None:
