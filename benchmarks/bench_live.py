@@ -31,14 +31,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from live_engine import ProgramSpec, Rival, Round, alone, mixed, serve, unloaded_steps
 
 from tiny_model import make_tiny_llama
+from weft.core.policies import DEFAULT_BOUNDS_S
 
 RIVALS = {
     "stock-fcfs": Rival(stock="fcfs"),
     "stock-priority": Rival(stock="priority"),
-    **{name: Rival(weft={"name": name, "bounds_s": "auto"}) for name in ("mlfq", "plas", "atlas")},
-    "fcfs": Rival(weft={"name": "fcfs"}),
-    "atlas-fixed": Rival(weft={"name": "atlas"}),
-    "atlas-tokens": Rival(weft={"name": "atlas", "bounds_s": "auto", "token_s": 0.01}),
+    **{name: Rival(weft={"name": name}) for name in ("fcfs", "mlfq", "plas", "atlas")},
+    "atlas-fixed": Rival(weft={"name": "atlas", "bounds_s": DEFAULT_BOUNDS_S}),
+    "atlas-tokens": Rival(weft={"name": "atlas", "token_s": 0.01}),
 }
 MEASURES = ("mean", "p50", "p95", "p99")
 
@@ -107,8 +107,8 @@ def main(
         "stock-fcfs,atlas"
     ),
     workload: Annotated[Literal["mixed", "alone"], typer.Option(help="What arrives.")] = "mixed",
-    programs: Annotated[int, typer.Option(help="Programs in a round.")] = 60,
-    every_steps: Annotated[float, typer.Option(help="Mean steps from one arrival to the next (mixed).")] = 26.0,
+    programs: Annotated[int, typer.Option(help="Programs in a round.")] = 80,
+    every_steps: Annotated[float, typer.Option(help="Mean steps from one arrival to the next (mixed).")] = 27.0,
     slots: Annotated[int, typer.Option(help="Calls that run at once (max_num_seqs).")] = 8,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
     seed: Annotated[int, typer.Option(help="Of the programs.")] = 0,

@@ -249,15 +249,15 @@ def unloaded_steps(program: ProgramSpec) -> int:
 
 
 def mixed(rng: random.Random, programs: int, every_steps: float) -> list[ProgramSpec]:
-    """Chats, tool loops and tree searches in the proportions of many short to few long ones; Poisson arrivals.
+    """Many chats and tool loops and a few tree searches; Poisson arrivals.
 
-    Shapes follow Autellix §6.1 at a scale that a CPU plays in a minute: calls a program 6.7 (chat) and 10.8 (tools)
-    on average with a long tail, searches of parallel rounds; outputs about a tenth as long.
+    Shapes follow Autellix §6.1, at a tenth of its token counts so that a CPU plays a round in a minute or two: 6.7
+    calls of 28 tokens (chat), 10.8 calls of 3.4 (tools), 160 calls of 7.3 in rounds of five (search), on average.
     """
     arrival, specs = 0.0, []
     for _ in range(programs):
         arrival += rng.expovariate(1 / every_steps)
-        kind = rng.choices(("chat", "tools", "search"), (0.5, 0.38, 0.12))[0]
+        kind = rng.choices(("chat", "tools", "search"), (0.45, 0.45, 0.1))[0]
         calls = {"chat": _chat, "tools": _tools, "search": _search}[kind](rng)
         specs.append(ProgramSpec(kind, int(arrival), tuple(calls)))
     return specs
@@ -290,17 +290,17 @@ def _chain(rng: random.Random, calls: int, prompt: int, output: float, gap: int)
 
 
 def _chat(rng: random.Random) -> list[CallSpec]:
-    return _chain(rng, min(40, 1 + round(rng.expovariate(1 / 5.7))), prompt=25, output=27, gap=30)
+    return _chain(rng, min(40, 1 + round(rng.expovariate(1 / 5.7))), prompt=26, output=27, gap=30)
 
 
 def _tools(rng: random.Random) -> list[CallSpec]:
-    return _chain(rng, min(40, 1 + round(rng.expovariate(1 / 9.8))), prompt=40, output=6, gap=10)
+    return _chain(rng, min(40, 1 + round(rng.expovariate(1 / 9.8))), prompt=73, output=2.4, gap=10)
 
 
 def _search(rng: random.Random) -> list[CallSpec]:
-    calls = _chain(rng, 1, prompt=60, output=7, gap=0)
-    for _ in range(rng.randrange(5, 15)):  # rounds of five candidates, each after the first of the round before
+    calls = _chain(rng, 1, prompt=47, output=6.3, gap=0)
+    for _ in range(rng.randrange(22, 42)):  # rounds of five candidates, each after the first of the round before
         parent = max(0, len(calls) - 5)
-        for branch in _chain(rng, 5, prompt=45, output=7, gap=8):
+        for branch in _chain(rng, 5, prompt=47, output=6.3, gap=8):
             calls.append(CallSpec((parent,), branch.prompt, branch.output_tokens, branch.gap_steps))
     return calls

@@ -58,24 +58,29 @@ class Attained:
 
     service_s: float = 0.0  # longest observed critical path: ATLAS's scalar, Alg. 1 line 4
     total_service_s: float = 0.0  # sum over all calls: PLAS, eq. 1. Equal to service_s for a single thread
-    wait_s: float = 0.0  # sum over all calls, for anti-starvation
+    # For anti-starvation, likewise: W_total and T_total must be of the same calls, or a wide program, whose waits add
+    # up while its service does not, would always seem to starve.
+    wait_s: float = 0.0  # longest chain of waits
+    total_wait_s: float = 0.0  # sum over all calls
 
-    def fold(self, inherited_s: float, account: Account) -> None:
+    def fold(self, inherited: Attained, account: Account) -> None:
         """Add a call that has left the engine (Alg. 1 lines 1-7).
 
         Args:
-            inherited_s: the program's `service_s` when the call arrived (line 11, `c.service`).
+            inherited: what the program had attained when the call arrived (line 11, `c.service`).
             account: what the call cost (`c.model_time` is its `service_s`).
         """
-        self.service_s = max(self.service_s, inherited_s + account.service_s)
+        self.service_s = max(self.service_s, inherited.service_s + account.service_s)
         self.total_service_s += account.service_s
-        self.wait_s += account.wait_s
+        self.wait_s = max(self.wait_s, inherited.wait_s + account.wait_s)
+        self.total_wait_s += account.wait_s
 
     def merge(self, other: Attained) -> None:
-        """Take over what another copy knows. All three values only grow, so the larger is the newer."""
+        """Take over what another copy knows. All values only grow, so the larger is the newer."""
         self.service_s = max(self.service_s, other.service_s)
         self.total_service_s = max(self.total_service_s, other.total_service_s)
         self.wait_s = max(self.wait_s, other.wait_s)
+        self.total_wait_s = max(self.total_wait_s, other.total_wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class CallRow:
     identity: CallIdentity
     engine_id: EngineId
     arrival_s: float
-    inherited_s: float  # c.service: the program's service on arrival (Alg. 1 line 11)
+    inherited: Attained  # a copy of what the program had attained on arrival (Alg. 1 line 11)
     account: Account = Account()  # as of its latest output
 
 
@@ -192,7 +197,7 @@ class ProcessTable:
                 thread = row.threads[identity.thread_id] = ThreadRow(identity.thread_id, arrival_s=now_s)
             if row.state is ProgramState.IDLE and row.calls > 0:
                 row.interception_s += now_s - row.last_completion_s
-            call = CallRow(identity, engine_id, arrival_s=now_s, inherited_s=row.attained.service_s)
+            call = CallRow(identity, engine_id, arrival_s=now_s, inherited=replace(row.attained))
             thread.active[identity.call_id] = call
             thread.calls += 1
             row.calls += 1
@@ -215,7 +220,7 @@ class ProcessTable:
             thread = row.threads.get(call.identity.thread_id)
             if thread is None or thread.active.pop(call.identity.call_id, None) is not call:
                 return
-            row.attained.fold(call.inherited_s, call.account)
+            row.attained.fold(call.inherited, call.account)
             thread.account += call.account
             row.account += call.account
             row.last_completion_s = now_s
@@ -234,9 +239,12 @@ class ProcessTable:
             if row is None or thread is None or call.identity.call_id in thread.active or more_s < 0:
                 return
             more = Account(more_s, account.wait_s - call.account.wait_s, account.preemptions - call.account.preemptions)
-            row.attained.service_s = max(row.attained.service_s, call.inherited_s + account.service_s)
+            # The longest chains are maxima, so folding the whole account in again is right for them.
+            longest = replace(row.attained)
+            longest.fold(call.inherited, account)
+            row.attained.service_s, row.attained.wait_s = longest.service_s, longest.wait_s
             row.attained.total_service_s += more.service_s
-            row.attained.wait_s += more.wait_s
+            row.attained.total_wait_s += more.wait_s
             thread.account += more
             row.account += more
             call.account += more
@@ -291,8 +299,9 @@ class ProcessTable:
                     and math.isclose(row.account.service_s, summed.service_s, abs_tol=1e-6)
                     and math.isclose(row.account.wait_s, summed.wait_s, abs_tol=1e-6)
                     and math.isclose(row.attained.total_service_s, row.account.service_s, abs_tol=1e-6)
-                    and math.isclose(row.attained.wait_s, row.account.wait_s, abs_tol=1e-6)
+                    and math.isclose(row.attained.total_wait_s, row.account.wait_s, abs_tol=1e-6)
                     and row.attained.service_s <= row.attained.total_service_s + 1e-6
+                    and row.attained.wait_s <= row.attained.total_wait_s + 1e-6
                     and (row.state is ProgramState.ACTIVE) == bool(row.active)
                 )
                 if not ok:

@@ -6,9 +6,9 @@ it through `weft.Engine`, or on its own::
     vllm serve MODEL --scheduler-cls weft.engine.scheduler.WeftScheduler \\
         --additional-config '{"weft": {"name": "atlas", "bounds_s": [1, 4, 16], "beta": 8}}'
 
-A request names its program in `vllm_xargs` (`program_id`, and optionally `thread_id`, `call_id`, `parents`,
-`service_s`, `total_service_s`, `wait_s`; see `weft.engine.wire`), or by its `session_id`; one that names none is its
-own program. `weft.engine.http.CheckIds` has the server refuse malformed ones.
+A request names its program in `vllm_xargs` (`program_id`, and optionally `thread_id`, `call_id`, `parents` and what the
+program has attained; see `weft.engine.wire`), or by its `session_id`; one that names none is its own program.
+`weft.engine.http.CheckIds` has the server refuse malformed ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from weft.core.errors import PolicyError
@@ -56,7 +56,7 @@ class _Ledger:
 
     call_id: CallId
     program_id: ProgramId
-    inherited_s: float
+    inherited: Attained
     waiting_since_s: float
     sequences: int = 0
     running: int = 0
@@ -186,7 +186,7 @@ class WeftScheduler(AsyncScheduler):
         ledger = self._ledgers.get(key)
         if ledger is None:
             ledger = self._ledgers[key] = _Ledger(
-                identity.call_id, identity.program_id, program.attained.service_s, self._clock()
+                identity.call_id, identity.program_id, replace(program.attained), self._clock()
             )
         ledger.sequences += 1
         self._entries[request.request_id] = _Entry(Call(request.request_id, program.attained), ledger)
@@ -210,7 +210,7 @@ class WeftScheduler(AsyncScheduler):
         ledger.sequences -= 1
         if ledger.sequences == 0:
             del self._ledgers[ledger.program_id, ledger.call_id]
-            program.attained.fold(ledger.inherited_s, ledger.account())
+            program.attained.fold(ledger.inherited, ledger.account())
             if self._tells_aborted and request.status == RequestStatus.FINISHED_ABORTED:
                 self._aborted[request.client_index][ledger.call_id] = encode_account(ledger.account())
             self.weft_policy.program_changed(program.attained)

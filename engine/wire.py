@@ -30,6 +30,7 @@ def encode_call(identity: CallIdentity, attained: Attained) -> ExtraArgs:
         "service_s": attained.service_s,
         "total_service_s": attained.total_service_s,
         "wait_s": attained.wait_s,
+        "total_wait_s": attained.total_wait_s,
     }
 
 
@@ -51,9 +52,10 @@ def decode_call(
         call_id=CallId(_text(args.get("call_id")) or request_id),
         parents=tuple(CallId(p) for p in parents if _text(p)) if isinstance(parents, list) else (),
     )
-    service_s = _seconds(args.get("service_s"))
+    service_s, wait_s = _seconds(args.get("service_s")), _seconds(args.get("wait_s"))
     total_service_s = max(_seconds(args.get("total_service_s")), service_s)
-    return identity, Attained(service_s, total_service_s, _seconds(args.get("wait_s")))
+    total_wait_s = max(_seconds(args.get("total_wait_s")), wait_s)
+    return identity, Attained(service_s, total_service_s, wait_s, total_wait_s)
 
 
 def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None:
@@ -73,7 +75,7 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
         raise InvalidIdError(f"parents must be a list of call ids, not {type(parents).__name__}.")
     for parent in parents:
         check_id(parent, "each of parents")
-    for name in ("service_s", "total_service_s", "wait_s"):
+    for name in ("service_s", "total_service_s", "wait_s", "total_wait_s"):
         value = extra_args.get(name, 0.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise InvalidRequestError(f"{name} must be a number of seconds, 0 or more, not {value!r:.80}.")

@@ -18,9 +18,9 @@ from weft.core.policies.srpt import Srpt
 
 POLICIES: Final = ("fcfs", "mlfq", "plas", "atlas", "rr")
 
-# The first bound should be above the service of a typical call, or calls are demoted while they run and preempt each
-# other for nothing (measured in the demo: a call takes 2 to 3 s, and with a first bound of 0.5 s each was preempted
-# once). Above it, doubling bounds keep programs apart over a wide range.
+# Where calibration starts. The first bound should be above the service of a typical call, or calls are demoted while they
+# run and preempt each other for nothing (measured in the demo: a call takes 2 to 3 s, and with a first bound of 0.5 s
+# each was preempted once). Above it, doubling bounds keep programs apart over a wide range.
 DEFAULT_BOUNDS_S: Final = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 DEFAULT_BETA: Final = 8.0
 
@@ -34,8 +34,8 @@ class PolicyConfig:
     """
 
     name: str = "atlas"
-    # Inner bounds of the queues, in seconds of service; "auto": found from the calls that are served.
-    bounds_s: tuple[float, ...] | Literal["auto"] = DEFAULT_BOUNDS_S
+    # Inner bounds of the queues, in seconds of service; "auto": the default, until calls show where they should be.
+    bounds_s: tuple[float, ...] | Literal["auto"] = "auto"
     beta: float | None = DEFAULT_BETA  # promote a call at this ratio of wait to service; None: never
     quanta_s: tuple[float, ...] | None = None  # run time in each queue; None: the width of the queue's range
     decide_every: int = 1  # engine steps from one promotion and preemption to the next (§4.2.2, multi-step scheduling)

@@ -68,7 +68,7 @@ class MultilevelPolicy(Policy):
         """The service that ranks an arriving call: `c.service`, line 11."""
 
     def attained_wait_s(self, call: Call) -> float:
-        """The program's part of W_total: `pt[c.pid].wait`, line 24."""
+        """The program's part of W_total: `pt[c.pid].wait`, line 24. Over the same calls as `attained_service_s`."""
         return call.program.wait_s
 
     def level_of(self, service_s: float) -> int:

@@ -13,3 +13,6 @@ class Plas(MultilevelPolicy):
 
     def attained_service_s(self, call: Call) -> float:
         return call.program.total_service_s
+
+    def attained_wait_s(self, call: Call) -> float:
+        return call.program.total_wait_s

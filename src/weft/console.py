@@ -52,7 +52,7 @@ def _cells(row: ProgramRow) -> list[str]:
         str(account.prompt_tokens),
         str(account.output_tokens),
         _seconds(row.attained.service_s),
-        _seconds(row.attained.wait_s),
+        _seconds(row.attained.total_wait_s),
         _seconds(row.interception_s),
         str(account.preemptions),
         "" if math.isnan(took_s) else f"{took_s:.1f}",

@@ -93,13 +93,13 @@ def test_parallel_calls_count_once_for_the_critical_path(it: Table) -> None:
     """Line 4: calls that inherit the same service give the row their maximum; the total is their sum."""
     it.leave(it.arrive("first"), 1.0)
     left, right = it.arrive("left", "t"), it.arrive("right", "u")
-    assert left.inherited_s == right.inherited_s == 1.0
+    assert left.inherited.service_s == right.inherited.service_s == 1.0
     it.leave(right, 5.0)
     assert it.row.attained.service_s == 6.0
     it.leave(left, 3.0)
     assert it.row.attained.service_s == 6.0, "the shorter branch does not lengthen the path"
     assert it.row.attained.total_service_s == 9.0
-    assert it.arrive("join").inherited_s == 6.0
+    assert it.arrive("join").inherited.service_s == 6.0
 
 
 def test_a_call_inherits_what_was_attained_on_its_arrival(it: Table) -> None:
@@ -107,16 +107,18 @@ def test_a_call_inherits_what_was_attained_on_its_arrival(it: Table) -> None:
     long, short = it.arrive("long"), it.arrive("short", "u")
     it.leave(long, 10.0)
     it.leave(short, 2.0)
-    assert short.inherited_s == 0.0
+    assert short.inherited.service_s == 0.0
     assert it.row.attained.service_s == 10.0
 
 
-def test_waiting_time_is_the_sum_over_calls(it: Table) -> None:
-    """Waiting adds up over all calls, parallel ones too."""
+def test_waiting_time_is_told_over_the_longest_chain_and_in_total(it: Table) -> None:
+    """As service is: parallel waits count once for the chain, all of them for the sum."""
     left, right = it.arrive("left"), it.arrive("right", "u")
     it.leave(left, wait_s=2.0)
     it.leave(right, wait_s=3.0)
-    assert it.row.attained.wait_s == 5.0
+    assert (it.row.attained.wait_s, it.row.attained.total_wait_s) == (3.0, 5.0)
+    it.leave(it.arrive("join"), wait_s=1.0)
+    assert (it.row.attained.wait_s, it.row.attained.total_wait_s) == (4.0, 6.0)
 
 
 def test_engine_ids_in_the_order_of_first_use(it: Table) -> None:
@@ -187,7 +189,7 @@ def test_arrival_sends_a_copy_of_what_was_attained(it: Table) -> None:
     """What travels with a call is as of its arrival; it does not change with the row, nor the row with it."""
     it.leave(it.arrive("c1"), 3.0, 1.0)
     call, sent = it.table.arrive(identity("c2"), ENGINE, it.clock())
-    assert sent == Attained(3.0, 3.0, 1.0)
+    assert sent == Attained(3.0, 3.0, 1.0, 1.0)
     it.leave(call, 1.0)
     assert sent.service_s == 3.0
     sent.service_s = 99.0
@@ -227,7 +229,7 @@ def test_an_aborted_call_counts(it: Table) -> None:
     call = it.arrive("c")
     call.account = Account(service_s=2.0, wait_s=1.0, output_tokens=7)
     it.table.leave(call, it.clock())
-    assert it.row.attained == Attained(2.0, 2.0, 1.0)
+    assert it.row.attained == Attained(2.0, 2.0, 1.0, 1.0)
     assert it.row.account.output_tokens == 7
 
 
@@ -271,7 +273,7 @@ def test_closing_folds_calls_in_flight(it: Table) -> None:
     left.account, right.account = Account(2.0, 1.0), Account(4.0, 1.0)
     row = it.table.close(ProgramId("p"), ProgramState.CANCELLED, it.clock())
     assert row is not None
-    assert row.attained == Attained(4.0, 7.0, 2.0)
+    assert row.attained == Attained(4.0, 7.0, 1.0, 2.0)
     assert row.active == {}
     assert row.state is ProgramState.CANCELLED
     frozen = replace(row.attained)
@@ -344,15 +346,16 @@ def test_critical_path_is_never_longer_than_the_total(calls: list[tuple[float, f
     """Whatever the calls, in whatever overlap: path <= total, and one call after another makes them equal."""
     parallel, chain = Attained(), Attained()
     for service_s, wait_s in calls:
-        parallel.fold(0.0, Account(service_s, wait_s))
-        chain.fold(chain.service_s, Account(service_s, wait_s))
+        parallel.fold(Attained(), Account(service_s, wait_s))
+        chain.fold(replace(chain), Account(service_s, wait_s))
     assert parallel.service_s == max((service_s for service_s, _ in calls), default=0.0)
     assert parallel.service_s <= parallel.total_service_s
     assert chain.service_s == chain.total_service_s == parallel.total_service_s
-    assert chain.wait_s == sum(wait_s for _, wait_s in calls)
+    assert chain.wait_s == chain.total_wait_s == parallel.total_wait_s == sum(wait_s for _, wait_s in calls)
+    assert parallel.wait_s <= parallel.total_wait_s
 
 
-attained = st.builds(Attained, amounts, amounts, amounts)
+attained = st.builds(Attained, amounts, amounts, amounts, amounts)
 
 
 @given(attained, attained, attained)
@@ -402,7 +405,7 @@ def test_many_threads_at_once() -> None:
     table.check_integrity()
     assert sum(row.calls for row in table) == 8 * 150
     assert sum(row.attained.total_service_s for row in table) == 8 * 150
-    assert sum(row.attained.wait_s for row in table) == 8 * 150 / 2
+    assert sum(row.attained.total_wait_s for row in table) == 8 * 150 / 2
 
 
 def test_only_one_of_many_threads_closes_a_program() -> None:
@@ -480,7 +483,7 @@ class TableMachine(RuleBasedStateMachine):
         expected = self.attained(program)
         row, sent = self.table.arrive(identity(call, thread, program), EngineId(engine), self.clock())
         assert sent == expected
-        assert row.inherited_s == expected.service_s
+        assert row.inherited == expected
         self.calls[call] = Sent(program, thread, engine, event, self.clock())
         self.rows[call] = row
 
@@ -525,11 +528,11 @@ class TableMachine(RuleBasedStateMachine):
             call: sent for call, sent in self.calls.items() if sent.program == program and thread in (None, sent.thread)
         }
 
-    def path(self, program: str, before: float = math.inf) -> float:
+    def path(self, program: str, cost: Callable[[Account], float], before: float = math.inf) -> float:
         """The scalar of line 4 over the calls that left before an event, straight from its definition."""
         return max(
             (
-                self.path(program, sent.arrived) + sent.account.service_s
+                self.path(program, cost, sent.arrived) + cost(sent.account)
                 for sent in self.of(program).values()
                 if sent.left is not None and sent.left < before
             ),
@@ -539,8 +542,9 @@ class TableMachine(RuleBasedStateMachine):
     def attained(self, program: str) -> Attained:
         left = [sent for sent in self.of(program).values() if sent.left is not None]
         return Attained(
-            self.path(program),
+            self.path(program, lambda account: account.service_s),
             sum(sent.account.service_s for sent in left),
+            self.path(program, lambda account: account.wait_s),
             sum(sent.account.wait_s for sent in left),
         )
 

@@ -13,9 +13,12 @@ import pytest
 
 from weft.core import program as program_module
 from weft.core.errors import InvalidIdError, ProgramEndedError, ProgramEngineError
-from weft.core.ids import IdSource, ProgramId
-from weft.core.process_table import Account, Attained, ProgramRow, ProgramState
+from weft.core.graph import CallState, Edge, ProgramGraph
+from weft.core.ids import CallId, IdSource, ProgramId
+from weft.core.lineage import Content
+from weft.core.process_table import Account, Attained, CallIdentity, ProgramRow, ProgramState
 from weft.core.program import Backend, Program, register_adapter
+from weft.core.runs import Place
 from weft.core.testing import FakeClock, RecordingBackend
 
 
@@ -365,9 +368,9 @@ def test_a_call_in_flight_at_the_end_counts(backend: RecordingBackend) -> None:
     call = backend.begin(program, "model")
     call.account = Account(service_s=2.0, wait_s=1.0)
     program.end(ProgramState.CANCELLED)
-    assert program.attained == Attained(2.0, 2.0, 1.0)
+    assert program.attained == Attained(2.0, 2.0, 1.0, 1.0)
     backend.finish(program, "model", call, Account(service_s=50.0))
-    assert program.attained == Attained(2.0, 2.0, 1.0)
+    assert program.attained == Attained(2.0, 2.0, 1.0, 1.0)
     assert program.state is ProgramState.CANCELLED
 
 
@@ -474,6 +477,128 @@ def test_runs_of_a_framework_nest(backend: RecordingBackend) -> None:
     program.end_run("chain")
     third = backend.call(program)
     assert (second.parents, third.parents) == ((first.call_id,), (second.call_id,))
+
+
+# -- the graph
+
+
+class Engine:
+    """What an engine tells a program of its calls; each takes as long as is said."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+
+    def call(
+        self, program: Program, run: str, given: Content, seconds: float, label: str | None = None
+    ) -> CallIdentity:
+        """A whole call, which gives a message that is named as its run."""
+        identity = program.start_call(run, given, label=label)
+        program.call_arrived(identity.call_id, self.clock())
+        self.clock.advance(seconds)
+        program.call_left(identity.call_id, self.clock(), Account(service_s=seconds), CallState.FINISHED)
+        program.end_call(run, identity, Content(ids=(run,)))
+        program.end_run(run)
+        return identity
+
+
+def test_the_graph_of_a_program() -> None:
+    """Calls stand in it with labels, parents, times and what they cost; a tool between them with its name."""
+    engine = Engine()
+    with Program("answer") as program:
+        think = engine.call(program, "think", Content(), 1.0, label="planner")
+        program.start_run("search", None)
+        program.note_tool("search", "web")
+        engine.clock.advance(0.5)
+        program.end_run("search")
+        answer = engine.call(program, "answer", Content(ids=("think",)), 2.0)
+        live = program.graph
+    graph = program.graph
+    assert graph is live, "also after the end"
+    first, second = graph.calls
+    assert (first.call_id, first.thread_id, first.label) == (think.call_id, think.thread_id, "planner")
+    assert (second.label, second.tools, second.parents) == ("", ("web",), (Edge(think.call_id, True),))
+    assert (second.arrival_s, second.completion_s, second.state) == (1.5, 3.5, CallState.FINISHED)
+    assert [(gap.duration_s, gap.tools) for gap in graph.interceptions] == [(0.5, ("web",))]
+    assert graph.critical_path() == (3.0, (think.call_id, answer.call_id))
+    assert (graph.program_id, graph.session_id, graph.name) == (program.program_id, program.session_id, "answer")
+    assert ProgramGraph.from_json(graph.to_json()).calls == graph.calls
+
+
+def test_guesses_are_marked_in_the_graph() -> None:
+    """Two calls at once at the top, then one: its edges are guesses, unless what it is given proves them."""
+    for given, exact in ((Content(), False), (Content(ids=("x", "y")), True)):
+        engine, program = Engine(), Program()
+        calls = {run: program.start_call(run) for run in ("x", "y")}
+        for run, identity in calls.items():
+            program.end_call(run, identity, Content(ids=(run,)))
+        join = engine.call(program, "join", given, 1.0)
+        assert set(join.parents) == {identity.call_id for identity in calls.values()}
+        assert {edge.exact for edge in program.graph[join.call_id].parents} == {exact}
+
+
+def test_branches_are_waited_for() -> None:
+    """What follows branches comes after all of them for sure, whatever is made of their results."""
+    engine, program = Engine(), Program()
+    with program.branch() as left, program.branch() as right:
+        calls = [engine.call(branch, f"{branch is left}", Content(), 1.0) for branch in (left, right)]
+    join = engine.call(program, "join", Content(ids=("True",)), 1.0)
+    assert program.graph[join.call_id].parents == tuple(Edge(call.call_id, True) for call in calls)
+
+
+def test_what_a_call_is_given_may_be_told_later() -> None:
+    """A function is asked only when the runs leave something open."""
+    engine, program = Engine(), Program()
+    asked: list[str] = []
+
+    def given() -> Content:
+        asked.append("what")
+        return Content(ids=("x",))
+
+    program.start_call("alone", given)
+    assert asked == []
+    engine.call(program, "x", Content(), 1.0)
+    program.start_call("in doubt", given)
+    assert asked == ["what"]
+
+
+@pytest.mark.parametrize(("state", "threads"), [(CallState.FAILED, 1), (CallState.CANCELLED, 2)])
+def test_a_call_that_the_engine_could_not_do(state: CallState, threads: int) -> None:
+    """A retry of a failed call stands where that stood, on its thread; what follows a cancelled one, on another."""
+    engine, program = Engine(), Program()
+    failed = program.start_call("run", label="failed")
+    program.call_arrived(failed.call_id, 0.0)
+    program.call_left(failed.call_id, 1.0, Account(service_s=0.5), state)
+    program.call_settled(failed.call_id, Account(service_s=0.75))
+    retry = engine.call(program, "retry", Content(), 1.0)
+    assert retry.parents == ()
+    assert len(program.graph.threads) == threads
+    assert program.graph.calls[0].state is state
+    assert program.graph.calls[0].service_s == 0.75
+    assert [edge.exact for edge in program.graph[engine.call(program, "next", Content(), 1.0).call_id].parents] == [
+        True
+    ]
+
+
+def test_the_graph_hears_of_the_end_of_calls_after_the_programs_end() -> None:
+    """An aborted call leaves the engine after its program has ended; the graph has it all the same."""
+    program = Program()
+    identity = program.start_call("run")
+    program.call_arrived(identity.call_id, 0.0)
+    program.end(ProgramState.CANCELLED)
+    program.call_left(identity.call_id, 1.0, Account(service_s=1.0), CallState.CANCELLED)
+    assert program.graph[identity.call_id].state is CallState.CANCELLED
+    assert program.graph.critical_path().calls == (identity.call_id,)
+    program.call_left(CallId("of nobody"), 1.0, Account(), CallState.CANCELLED)
+
+
+def test_frameworks_may_say_who_starts_a_run() -> None:
+    """Runs that a framework starts side by side are waited for by what follows, for sure."""
+    engine, program = Engine(), Program()
+    for run in ("x", "y"):
+        program.start_run(run, None, Place.STAGE)
+    calls = [engine.call(program, run, Content(), 1.0) for run in ("x", "y")]
+    join = engine.call(program, "join", Content(), 1.0)
+    assert program.graph[join.call_id].parents == tuple(Edge(call.call_id, True) for call in calls)
 
 
 # -- many at once

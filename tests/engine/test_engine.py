@@ -76,7 +76,7 @@ async def test_a_call_returns_its_account_and_the_table_folds_it_in(engine: weft
         engine.table.check_integrity()
     assert row.calls == 3
     assert row.attained.service_s == pytest.approx(sum(report["service_s"] for report in reports), abs=1e-6)
-    assert row.attained.wait_s == pytest.approx(sum(report["wait_s"] for report in reports), abs=1e-6)
+    assert row.attained.total_wait_s == pytest.approx(sum(report["wait_s"] for report in reports), abs=1e-6)
     assert all(report["service_s"] > 0 and report["output_tokens"] == 8 for report in reports)
     assert row.account.prompt_tokens == sum(report["prompt_tokens"] for report in reports)
     assert len(row.threads) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -19,7 +20,7 @@ BOUNDS = (1.0, 3.0)  # Q_1 [0, 1), Q_2 [1, 3), Q_3 [3, oo): quanta of 1, 2 and n
 
 def arrived(policy: Policy, key: str = "c", service_s: float = 0.0, *, wait_s: float = 0.0, now_s: float = 0.0) -> Call:
     """A call of a program of its own that has attained `service_s` and waited `wait_s`."""
-    call = Call(key, Attained(service_s, service_s, wait_s))
+    call = Call(key, Attained(service_s, service_s, wait_s, wait_s))
     policy.arrive(call, now_s)
     return call
 
@@ -66,7 +67,7 @@ def test_an_arriving_call_keeps_the_service_it_arrived_with() -> None:
     """What the program attains later moves its next call, not one that waits already."""
     policy = Plas(BOUNDS)
     call = arrived(policy)
-    call.program.fold(0.0, Account(service_s=5.0))
+    call.program.fold(Attained(), Account(service_s=5.0))
     assert (call.service_s, call.rank.level) == (0.0, 0)
 
 
@@ -191,7 +192,7 @@ def test_only_the_calls_own_times_are_reset() -> None:
     assert promoted is call
     assert (call.wait_s, call.model_time_s, call.waiting_since_s) == (0.0, 0.0, 50.0)
     assert call.service_s == 2.0
-    assert call.program == Attained(2.0, 2.0, 1.0)
+    assert call.program == Attained(2.0, 2.0, 1.0, 1.0)
     policy.start(call, 51.0)
     assert call.wait_s == 1.0, "the wait before the promotion is forgotten"
 
@@ -247,7 +248,7 @@ def test_a_siblings_wait_brings_promotion_forward() -> None:
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
     assert policy.promote(1.0) == []
-    call.program.fold(4.0, Account(service_s=1.0, wait_s=9.0))
+    call.program.fold(Attained(4.0, 4.0), Account(service_s=1.0, wait_s=9.0))
     policy.program_changed(call.program)
     assert policy.promote(0.999) == []
     assert policy.promote(1.0) == [call], "(9 + 1) / (5 + 0) = 2"
@@ -257,7 +258,7 @@ def test_a_siblings_service_puts_promotion_off() -> None:
     """What the program is served meanwhile counts as well."""
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
-    call.program.fold(4.0, Account(service_s=4.0))
+    call.program.fold(Attained(4.0, 4.0), Account(service_s=4.0))
     policy.program_changed(call.program)
     assert policy.promote(15.999) == []
     assert policy.promote(16.0) == [call]
@@ -266,7 +267,7 @@ def test_a_siblings_service_puts_promotion_off() -> None:
 def test_threads_of_a_program_are_promoted_together() -> None:
     """Calls of one starving program that wait alike go up together, also again after they were demoted."""
     policy = Plas(BOUNDS, beta=1.0)
-    program = Attained(4.0, 4.0, 2.0)
+    program = Attained(4.0, 4.0, 2.0, 2.0)
     calls = [Call(key, program) for key in "abc"]
     for call in calls:
         policy.arrive(call, 0.0)
@@ -281,6 +282,15 @@ def test_the_ratio_is_over_the_service_that_ranks(policy: MultilevelPolicy, serv
     policy.arrive(call, 0.0)
     assert policy.promote(served_s - 0.001) == []
     assert policy.promote(served_s) == [call]
+
+
+@pytest.mark.parametrize(("policy", "due_s"), [(Plas(BOUNDS, 1.0), 2.0), (Atlas(BOUNDS, 1.0), 1.0)])
+def test_wait_is_over_the_same_calls_as_service(policy: MultilevelPolicy, due_s: float) -> None:
+    """A wide program's waits add up for PLAS, as its service does, and for ATLAS neither: width is no starvation."""
+    call = Call("c", Attained(service_s=2.0, total_service_s=6.0, wait_s=1.0, total_wait_s=4.0))
+    policy.arrive(call, 0.0)
+    assert policy.promote(due_s - 0.001) == []
+    assert policy.promote(due_s) == [call]
 
 
 # -- lines 32-39: the next batch
@@ -420,7 +430,7 @@ class Tracked:
     def __init__(self, call: Call, program: Program, level: int, quantum_s: float, since_s: float) -> None:
         self.call = call
         self.program = program
-        self.inherited_s = program.attained.service_s
+        self.inherited = replace(program.attained)
         self.level = level
         self.quantum_s = quantum_s
         self.waiting = True
@@ -552,7 +562,7 @@ class PolicyMachine(RuleBasedStateMachine):
             self.stop_waiting(each)
         self.policy.leave(each.call)
         self.calls.remove(each)
-        each.program.attained.fold(each.inherited_s, Account(each.all_service_s, each.all_wait_s))
+        each.program.attained.fold(each.inherited, Account(each.all_service_s, each.all_wait_s))
         self.policy.program_changed(each.program.attained)
 
     @rule()

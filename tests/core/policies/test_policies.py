@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -47,7 +47,7 @@ class Running:
     job: Job
     index: int  # which of its calls
     left: int  # steps to go
-    inherited_s: float
+    inherited: Attained
     call: Call
 
 
@@ -77,7 +77,7 @@ class Schedule:
     def _arrive(self, job: Job, index: int) -> None:
         attained = self.attained[job.name]
         call = Call(f"{job.name}{index + 1}", attained)
-        self._live[job.name] = Running(job, index, job.steps[index], attained.service_s, call)
+        self._live[job.name] = Running(job, index, job.steps[index], replace(attained), call)
         self.policy.arrive(call, self.now)
 
     def _of(self, call: Call) -> Running:
@@ -107,7 +107,7 @@ class Schedule:
         for each in done:
             self.policy.leave(each.call)
             service_s = each.job.steps[each.index]
-            self.attained[each.job.name].fold(each.inherited_s, Account(service_s, each.call.wait_s))
+            self.attained[each.job.name].fold(each.inherited, Account(service_s, each.call.wait_s))
             del self._live[each.job.name]
             if each.index + 1 < len(each.job.steps):
                 self._arrive(each.job, each.index + 1)
@@ -195,8 +195,8 @@ def test_plas_goes_by_the_sum_and_atlas_by_the_critical_path() -> None:
     before it under ATLAS."""
     wide, deep = Attained(), Attained()
     for _ in range(3):
-        wide.fold(0.0, Account(service_s=2.0))
-    deep.fold(0.0, Account(service_s=4.0))
+        wide.fold(Attained(), Account(service_s=2.0))
+    deep.fold(Attained(), Account(service_s=4.0))
     order: dict[str, list[list[str]]] = {}
     for policy in (Plas((3.0, 5.0)), Atlas((3.0, 5.0))):
         for first, second in [(wide, deep), (deep, wide)]:
@@ -308,7 +308,7 @@ def makespan(policy: Policy) -> int:
         for name in [name for name in batch if left[name] == 0]:
             batch.remove(name)
             policy.leave(calls[name])
-            attained.fold(calls[name].service_s, Account(calls[name].model_time_s))
+            attained.fold(Attained(calls[name].service_s), Account(calls[name].model_time_s))
     return now
 
 
