@@ -6,6 +6,8 @@ distribution named vllm and ends.
 
 from __future__ import annotations
 
+import ast
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 pytestmark = pytest.mark.engine
@@ -146,6 +149,17 @@ def test_the_servers_own_refusals_come_through(server: httpx.Client) -> None:
         response = server.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
         assert response.status_code in (400, 422)
         assert "error" in response.json()
+
+
+def test_the_snippet_of_the_documentation_runs(server: httpx.Client) -> None:
+    """docs/scheduler.md, with this server's model: an OpenAI client names the program and gets its account."""
+    page = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none")
+    expression = ast.parse(snippet.replace('"MODEL"', repr(MODEL)), mode="eval")
+    answer = eval(compile(expression, "scheduler.md", "eval"), {"client": client})  # noqa: S307  our own document
+    assert answer.kv_transfer_params["weft"]["service_s"] > 0
+    client.close()
 
 
 def test_a_stream_comes_in_pieces_through_the_check(server: httpx.Client) -> None:
