@@ -8,6 +8,7 @@
     │   ├── ProgramEndedError           a call on a program that has ended
     │   └── ProgramEngineError          a call on another engine than the program's own
     ├── InvalidIdError                  (ValueError) an id that cannot travel with a request
+    ├── TraceError                      (ValueError) a file or text that holds no graph of a program
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
     ├── CallError                       one LLM call was refused or failed
     │   ├── InvalidRequestError         (ValueError) the request itself is wrong
@@ -83,6 +84,10 @@ class ProgramEngineError(ProgramError):
 
 class InvalidIdError(WeftError, ValueError):
     """An id has the wrong type, is empty, too long, or has characters that do not travel."""
+
+
+class TraceError(WeftError, ValueError):
+    """A file or text does not hold what `program.graph.to_json()` writes."""
 
 
 class PolicyError(WeftError, ValueError):

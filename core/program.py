@@ -15,10 +15,12 @@ from typing import Any, Protocol
 from structlog.stdlib import BoundLogger
 
 from weft.core.errors import ProgramEndedError, ProgramEngineError
-from weft.core.graph import ROOT, RunTree
-from weft.core.ids import IdSource, ProgramId, SessionId, check_id
+from weft.core.graph import CallNode, CallState, Edge, ProgramGraph
+from weft.core.ids import CallId, IdSource, ProgramId, SessionId, check_id
+from weft.core.lineage import NOTHING, Content, Given
 from weft.core.log import get_logger
-from weft.core.process_table import Attained, CallIdentity, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_table import Account, Attained, CallIdentity, ProgramInfo, ProgramRow, ProgramState
+from weft.core.runs import ROOT, Place, RunTree
 
 
 class Backend(Protocol):
@@ -52,6 +54,7 @@ class _Run:
         self.ids = ids
         self.lock = threading.RLock()
         self.tree = RunTree(ids.thread)
+        self.graph = ProgramGraph(info.program_id, info.session_id, info.name)
         self.state = ProgramState.IDLE
         self.backend: Backend | None = None
         self.last_row: ProgramRow | None = None
@@ -152,24 +155,44 @@ class Program:
         with self._run.lock:
             branch = object.__new__(Program)
             anchor = ("branch", next(self._run.anchors))
-            self._run.tree.start(anchor, None, self._anchor)
+            self._run.tree.start(anchor, None, self._anchor, Place.STAGE)
             branch._set_up(self._run, anchor)
             return branch
 
     # -- what integrations report
 
-    def start_run(self, run: Hashable, parent: Hashable | None) -> None:
-        """A run of the framework started inside another (None: at this handle's top)."""
+    def start_run(
+        self, run: Hashable, parent: Hashable | None, place: Place = Place.CODE, stage: Hashable = None
+    ) -> None:
+        """A run of the framework started inside another (None: at this handle's top).
+
+        Args:
+            run: any key of the framework's, used once.
+            parent: the run around it.
+            place: who started it, where the framework says so.
+            stage: for `Place.STAGE`: the same for runs that the framework starts side by side.
+        """
         with self._run.lock:
-            self._run.tree.start(run, parent, self._anchor)
+            self._run.tree.start(run, parent, self._anchor, place, stage)
 
     def end_run(self, run: Hashable) -> None:
         """A run of the framework ended, well or not."""
         with self._run.lock:
             self._run.tree.end(run)
 
-    def start_call(self, run: Hashable) -> CallIdentity:
+    def note_tool(self, run: Hashable, name: str) -> None:
+        """A run is a tool's, or a human's ("human"): the graph says so of the interception that it is part of."""
+        with self._run.lock:
+            self._run.tree.note_tool(run, name)
+
+    def start_call(self, run: Hashable, given: Given = NOTHING, *, label: str | None = None) -> CallIdentity:
         """A run of the framework calls the LLM: name the call.
+
+        Args:
+            run: the run. One that was not reported is at this handle's top, and ends with the call.
+            given: what the call is given, or a function that tells, which is called only if the runs leave something
+                open.
+            label: what the graph calls it, e.g. the name of the agent.
 
         Raises:
             ProgramEndedError: the program has ended.
@@ -177,13 +200,41 @@ class Program:
         with self._run.lock:
             self._check_running()
             call_id = self._run.ids.call()
-            thread_id, parents = self._run.tree.start_call(run, call_id, self._anchor)
+            thread_id, parents, inexact, tools = self._run.tree.start_call(run, call_id, self._anchor, given)
+            guesses = set(inexact)
+            edges = tuple(Edge(parent, parent not in guesses) for parent in parents)
+            self._run.graph.open(CallNode(call_id, thread_id, edges, label or "", tools))
             return CallIdentity(self.program_id, thread_id, call_id, parents)
 
-    def end_call(self, run: Hashable, identity: CallIdentity) -> None:
-        """A call gave its result: what follows in the run comes after it."""
+    def end_call(self, run: Hashable, identity: CallIdentity, gave: Content = NOTHING) -> None:
+        """A call gave its result: what follows in the run comes after it.
+
+        A call that failed, was cancelled or broken off gives none: what follows stands where it stood.
+        """
+        del run  # the call knows
         with self._run.lock:
-            self._run.tree.end_call(run, identity.call_id)
+            self._run.tree.end_call(identity.call_id, gave)
+
+    # -- what an engine reports, in seconds of its clock
+
+    def call_arrived(self, call_id: CallId, now_s: float) -> None:
+        """A call reached the engine."""
+        with self._run.lock:
+            self._run.graph.arrive(call_id, now_s)
+
+    def call_left(self, call_id: CallId, now_s: float, account: Account, state: CallState) -> None:
+        """A call left the engine, or was refused by it, before its caller hears of it."""
+        with self._run.lock:
+            self._run.graph.leave(call_id, now_s, account, state)
+            if state is CallState.FAILED:
+                self._run.tree.fail_call(call_id)
+            elif state is CallState.CANCELLED:
+                self._run.tree.drop_call(call_id)
+
+    def call_settled(self, call_id: CallId, account: Account) -> None:
+        """A call that was aborted turned out to have cost more."""
+        with self._run.lock:
+            self._run.graph.settle(call_id, account)
 
     # -- life
 
@@ -224,6 +275,11 @@ class Program:
             if self._run.backend is None:
                 return None
             return self._run.last_row or self._run.backend.row(self.program_id)
+
+    @property
+    def graph(self) -> ProgramGraph:
+        """The calls so far as a graph: threads, forks, joins, interceptions, critical path; also after the end."""
+        return self._run.graph
 
     @property
     def attained(self) -> Attained:

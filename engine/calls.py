@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from weft.core.errors import EngineClosedError, ProgramEndedError, WeftError
+from weft.core.graph import CallState
 from weft.core.process_table import CallIdentity, CallRow
 from weft.core.program import Program
 
@@ -19,7 +20,7 @@ class InFlight:
     identity: CallIdentity
     row: CallRow
     future: Future[Any] | None = None  # None until it is submitted
-    finished: bool = False  # the engine gave its whole answer
+    outcome: CallState = CallState.CANCELLED  # unless the engine gives its whole answer, or fails to
     ended: bool = False  # its program ended, or the engine was shut down, before it did
 
     def report(self) -> dict[str, Any]:

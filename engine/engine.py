@@ -24,13 +24,13 @@ from weft.core.errors import (
     EngineError,
     EngineStartError,
 )
+from weft.core.graph import CallState
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId
 from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import (
     Account,
     CallIdentity,
-    CallRow,
     ProcessTable,
     ProgramInfo,
     ProgramRow,
@@ -98,7 +98,7 @@ class Engine:
         self._lock = threading.Lock()
         self._sessions: dict[SessionId, set[ProgramId]] = {}
         self._in_flight: dict[CallId, InFlight] = {}
-        self._aborted: dict[CallId, CallRow] = {}  # of running programs; their accounts come with a later output
+        self._aborted: dict[CallId, InFlight] = {}  # of running programs; their accounts come with a later output
         self._log = get_logger().bind(engine_id=self.engine_id)
         self._closed = False
         self._loop = LoopThread(self.engine_id)
@@ -223,13 +223,19 @@ class Engine:
     def _open_call(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
     ) -> tuple[InFlight, Any]:
-        if self._closed:
-            raise EngineClosedError
-        request = self._endpoint.make_request(
-            {**body, "stream": stream, "request_id": identity.call_id, "session_id": program.session_id}
-        )
-        program.bind(self)
-        row, attained = self.table.arrive(identity, self.engine_id, self._clock())
+        try:
+            if self._closed:
+                raise EngineClosedError
+            request = self._endpoint.make_request(
+                {**body, "stream": stream, "request_id": identity.call_id, "session_id": program.session_id}
+            )
+            program.bind(self)
+        except Exception:
+            program.call_left(identity.call_id, self._clock(), Account(), CallState.FAILED)
+            raise
+        now_s = self._clock()
+        row, attained = self.table.arrive(identity, self.engine_id, now_s)
+        program.call_arrived(identity.call_id, now_s)
         request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(identity, attained)}
         call = InFlight(program, identity, row)
         with self._lock:
@@ -247,7 +253,10 @@ class Engine:
     async def _endpoint_complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
             response = await self._endpoint.complete(request)
-            call.finished = True
+            call.outcome = CallState.FINISHED
+        except Exception:
+            call.outcome = CallState.FAILED
+            raise
         finally:
             self._leave(call)  # before the caller sees the result, so that its next call reads the new service
         return {**response, "weft": call.report()}
@@ -262,7 +271,10 @@ class Engine:
                         if any(choice.get("finish_reason") for choice in chunk["choices"]):
                             chunk["weft"] = call.report()
                         deliver(chunk)
-                call.finished = True
+                call.outcome = CallState.FINISHED
+            except Exception:
+                call.outcome = CallState.FAILED
+                raise
             finally:
                 self._leave(call)
 
@@ -282,15 +294,18 @@ class Engine:
             return
         aborted = self._aborted.pop(call_id, None)
         if aborted is not None:
-            self.table.settle(aborted, account)
+            self.table.settle(aborted.row, account)
+            aborted.program.call_settled(call_id, aborted.row.account)
 
     def _leave(self, call: InFlight) -> None:
         with self._lock:
             if self._in_flight.pop(call.identity.call_id, None) is None:
                 return
-            if not call.finished and not call.ended:
-                self._aborted[call.identity.call_id] = call.row
-        self.table.leave(call.row, self._clock())
+            if call.outcome is not CallState.FINISHED and not call.ended:
+                self._aborted[call.identity.call_id] = call
+        now_s = self._clock()
+        self.table.leave(call.row, now_s)
+        call.program.call_left(call.identity.call_id, now_s, call.row.account, call.outcome)
         call.program.log.debug(
             "call left the engine",
             thread_id=call.identity.thread_id,

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, BaseCallbackHandler, CallbackManagerForLLMRun
+from langchain_core.messages import BaseMessage
 
 from weft.core.errors import InvalidIdError
+from weft.core.lineage import Given
 from weft.core.process_table import CallIdentity
 from weft.core.program import Program, register_adapter
+from weft.core.runs import Place
+from weft.integrations._langchain_messages import Answer, said
 
 _SESSION_KEYS: Final = ("session_id", "conversation_id", "thread_id")  # as LangSmith reads them
 RUN_KWARG: Final = "_weft_run"  # private argument that carries a `Run` to the model
+
+
+class _Seen:
+    """A run under way, as far as the runs inside it need to know."""
+
+    __slots__ = ("is_each", "is_task", "label", "namespace", "steps")
+
+    def __init__(self, metadata: dict[str, Any], name: str, above: _Seen | None) -> None:
+        self.namespace = metadata.get("langgraph_checkpoint_ns")
+        # A node or @task of LangGraph: the first run of its namespace. What is tagged as its step is what it calls.
+        self.is_task = self.namespace is not None and (above is None or above.namespace != self.namespace)
+        self.is_each = name.startswith("RunnableEach<")  # `.map()`
+        self.label = name or metadata.get("lc_agent_name") or metadata.get("langgraph_node") or ""
+        self.steps: set[str] = set()
+
+
+def _place(tags: list[str] | None, above: _Seen | None) -> tuple[Place, str | None]:
+    """Who started a run, and its stage: LangChain and LangGraph tag the runs that they start themselves."""
+    for tag in tags or ():
+        if tag.startswith("graph:step:"):
+            return Place.STAGE, tag
+        if tag.startswith("map:key:"):
+            return Place.STAGE, "map"
+        if tag.startswith("seq:step:"):
+            # A step that shows twice has no run of its own, and its code made both.
+            if above is None or above.is_task or tag in above.steps:
+                return Place.CODE, None
+            above.steps.add(tag)
+            return Place.STEP, None
+    return (Place.STAGE, "each") if above is not None and above.is_each else (Place.CODE, None)
 
 
 class ProgramCallbackHandler(BaseCallbackHandler):
@@ -31,18 +66,20 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         self.program = program
         self._lock = threading.Lock()
         self._programs: dict[UUID, Program] = {}  # of the runs under way, where each root is its own program
+        self._seen: dict[UUID, _Seen] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProgramCallbackHandler:
         return self  # LangChain copies configs; the copy still carries the same program
 
-    def start_call(self, run_id: UUID) -> tuple[Program, CallIdentity]:
+    def start_call(self, run_id: UUID, given: Given) -> tuple[Program, CallIdentity]:
         """Name the call that a model run makes.
 
         Raises:
             ProgramEndedError: the program has ended.
         """
         program = self._program_of(run_id) or self._open(run_id, None, "chat", None)
-        return program, program.start_call(run_id)
+        seen = self._seen.get(run_id)
+        return program, program.start_call(run_id, given, label=seen.label if seen is not None else None)
 
     def _program_of(self, run_id: UUID | None) -> Program | None:
         if self.program is not None:
@@ -64,19 +101,41 @@ class ProgramCallbackHandler(BaseCallbackHandler):
                 self._programs[run_id] = program
         return program
 
-    def _start(self, *args: Any, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
-        serialized = args[0] or {}
-        name = kwargs.get("name") or serialized.get("name") or "program"
-        self._open(run_id, parent_run_id, name, kwargs.get("metadata")).start_run(run_id, parent_run_id)
+    def _start(
+        self,
+        serialized: dict[str, Any] | None,
+        *_input: Any,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        name: str | None = None,
+        **_more: Any,
+    ) -> Program:
+        above = self._seen.get(parent_run_id) if parent_run_id is not None else None
+        self._seen[run_id] = _Seen(metadata or {}, name or "", above)
+        named = name or (serialized or {}).get("name") or "program"
+        program = self._open(run_id, parent_run_id, named, metadata)
+        program.start_run(run_id, parent_run_id, *_place(tags, above))
+        return program
+
+    def _start_tool(self, serialized: dict[str, Any] | None, *_input: Any, run_id: UUID, **more: Any) -> None:
+        program = self._start(serialized, run_id=run_id, **more)
+        program.note_tool(run_id, more.get("name") or (serialized or {}).get("name") or "tool")
 
     def _end(self, *_args: Any, run_id: UUID, **_kwargs: Any) -> None:
         self.finish(run_id, None)
 
-    def _error(self, *args: Any, run_id: UUID, **_kwargs: Any) -> None:
-        self.finish(run_id, args[0])
+    def _error(self, error: BaseException, *, run_id: UUID, **_kwargs: Any) -> None:
+        if any(kind.__name__ == "GraphInterrupt" for kind in type(error).__mro__):  # LangGraph need not be installed
+            program = self._program_of(run_id)
+            if program is not None:
+                program.note_tool(run_id, "human")
+        self.finish(run_id, error)
 
     def finish(self, run_id: UUID, error: BaseException | None) -> None:
         """A run ended; the last run of a program that was opened here ends the program. Finishing twice is harmless."""
+        self._seen.pop(run_id, None)
         program = self._program_of(run_id)
         if program is None:
             return
@@ -88,7 +147,8 @@ class ProgramCallbackHandler(BaseCallbackHandler):
             if ends:
                 program.end_with(error)
 
-    on_chain_start = on_tool_start = on_retriever_start = on_llm_start = on_chat_model_start = _start
+    on_chain_start = on_llm_start = on_chat_model_start = _start
+    on_tool_start = on_retriever_start = _start_tool
     on_chain_end = on_tool_end = on_retriever_end = on_llm_end = _end
     on_chain_error = on_tool_error = on_retriever_error = on_llm_error = _error
 
@@ -106,22 +166,23 @@ class Run(NamedTuple):
 class ModelCall:
     """One call of the model: opened when entered, and accounted to a program whatever happens inside."""
 
-    def __init__(self, name: str, run: Run | None) -> None:
+    def __init__(self, name: str, run: Run | None, messages: list[BaseMessage]) -> None:
         self._run = run
+        self.answer = Answer()
         if run is not None:
-            self.program, self.identity = run.handler.start_call(run.run_id)
+            self.program, self.identity = run.handler.start_call(run.run_id, functools.partial(said, messages))
             self._key: Any = run.run_id
         else:  # no handler anywhere: the call is a program of its own
             self.program = Program(name)
             self._key = "call"
-            self.identity = self.program.start_call(self._key)
+            self.identity = self.program.start_call(self._key, label=name)
 
     def __enter__(self) -> ModelCall:
         return self
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         if error is None:
-            self.program.end_call(self._key, self.identity)
+            self.program.end_call(self._key, self.identity, self.answer.content(self._key))
         if self._run is None:
             self.program.end_with(error)
         elif error is not None and not isinstance(error, Exception):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from langchain_core.messages import AIMessage, AIMessageChunk, UsageMetadata
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.output_parsers import (
     BaseLLMOutputParser,
@@ -18,6 +18,51 @@ from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, p
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation
 
 from weft.core.errors import OutputParsingError
+from weft.core.lineage import Content
+
+_RUN_PREFIX: Final = "lc_run--"  # LangChain's id of a message is this, the run's id, and perhaps a number
+
+
+def said(messages: list[BaseMessage]) -> Content:
+    """What an input says of where it comes from: its texts, the runs that made its messages, ids of tool calls."""
+    texts: list[str] = []
+    ids: list[str] = []
+    for message in messages:
+        content = message.content
+        if isinstance(content, str):
+            texts.append(content)
+        else:
+            parts = (part if isinstance(part, str) else part.get("text") for part in content)
+            texts += [part for part in parts if isinstance(part, str)]
+        if isinstance(message, AIMessage):
+            if message.id is not None and message.id.startswith(_RUN_PREFIX):
+                start = len(_RUN_PREFIX)
+                ids.append(message.id[start : start + 36])
+            ids += [call["id"] for call in message.tool_calls if call["id"]]
+        elif isinstance(message, ToolMessage):
+            ids.append(message.tool_call_id)
+    return Content(tuple(texts), tuple(ids))
+
+
+class Answer:
+    """What the model gives, while it does: whole or in chunks, in OpenAI's format."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, list[str]] = {}  # by the number of the choice
+        self._ids: list[str] = []
+
+    def add(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Take note of a completion or a chunk of one, and pass it on."""
+        for choice in response["choices"]:
+            message = choice.get("delta") or choice.get("message") or {}
+            if message.get("content"):
+                self._texts.setdefault(choice["index"], []).append(message["content"])
+            self._ids += [call["id"] for call in message.get("tool_calls") or () if call.get("id")]
+        return response
+
+    def content(self, run: object) -> Content:
+        """All of it, as the answer of a run."""
+        return Content(tuple("".join(parts) for parts in self._texts.values()), (str(run), *self._ids))
 
 
 def _usage(usage: dict[str, Any]) -> UsageMetadata:

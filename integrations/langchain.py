@@ -150,8 +150,9 @@ class ChatWeft(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with self._call(run_manager, kwargs) as call:
-            return to_result(self.engine.chat_sync(self._body(messages, stop, kwargs), call.program, call.identity))
+        with self._call(run_manager, kwargs, messages) as call:
+            response = self.engine.chat_sync(self._body(messages, stop, kwargs), call.program, call.identity)
+            return to_result(call.answer.add(response))
 
     async def _agenerate(
         self,
@@ -160,8 +161,9 @@ class ChatWeft(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with self._call(run_manager, kwargs) as call:
-            return to_result(await self.engine.chat(self._body(messages, stop, kwargs), call.program, call.identity))
+        with self._call(run_manager, kwargs, messages) as call:
+            response = await self.engine.chat(self._body(messages, stop, kwargs), call.program, call.identity)
+            return to_result(call.answer.add(response))
 
     def _stream(
         self,
@@ -170,10 +172,10 @@ class ChatWeft(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with self._call(run_manager, kwargs) as call:
+        with self._call(run_manager, kwargs, messages) as call:
             body = self._body(messages, stop, kwargs, stream=True)
             for chunk in self.engine.chat_stream_sync(body, call.program, call.identity):
-                yield to_chunk(chunk)
+                yield to_chunk(call.answer.add(chunk))
 
     async def _astream(
         self,
@@ -182,15 +184,15 @@ class ChatWeft(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        with self._call(run_manager, kwargs) as call:
+        with self._call(run_manager, kwargs, messages) as call:
             body = self._body(messages, stop, kwargs, stream=True)
             async with aclosing(self.engine.chat_stream(body, call.program, call.identity)) as chunks:
                 async for chunk in chunks:
-                    yield to_chunk(chunk)
+                    yield to_chunk(call.answer.add(chunk))
 
-    def _call(self, run_manager: Any, kwargs: dict[str, Any]) -> ModelCall:
+    def _call(self, run_manager: Any, kwargs: dict[str, Any], messages: list[BaseMessage]) -> ModelCall:
         run = kwargs.pop(RUN_KWARG, None)
-        return ModelCall(self.name or "chat", run or run_of(run_manager))
+        return ModelCall(self.name or "chat", run or run_of(run_manager), messages)
 
     def _body(
         self,

@@ -1,7 +1,8 @@
 """Weft: program-aware LLM serving for people who build agents.
 
 Decorate the agent's entrypoint with `@weft.program`, hand the program on, and its calls are scheduled as one program on
-stock vLLM. Importing this needs neither vLLM nor torch; `weft.Engine` is loaded when it is first asked for.
+stock vLLM. Importing this needs neither vLLM nor torch; `weft.Engine` and `weft.openai_client` are loaded when they are
+first asked for.
 """
 
 from __future__ import annotations
@@ -10,23 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core.decorator import program
 from weft.core.errors import WeftError
+from weft.core.policies import PolicyConfig
 from weft.core.process_table import Account, ProcessTable, ProgramRow, ProgramState
 from weft.core.program import Program
 
 if TYPE_CHECKING:
     from weft.engine.engine import Engine
+    from weft.integrations.openai import openai_client
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Account",
     "Engine",
+    "PolicyConfig",
     "ProcessTable",
     "Program",
     "ProgramRow",
     "ProgramState",
     "WeftError",
     "__version__",
+    "openai_client",
     "program",
 ]
 
@@ -36,4 +41,8 @@ def __getattr__(name: str) -> Any:
         from weft.engine.engine import Engine
 
         return Engine
+    if name == "openai_client":
+        from weft.integrations.openai import openai_client
+
+        return openai_client
     raise AttributeError(f"module 'weft' has no attribute {name!r}")

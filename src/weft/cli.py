@@ -9,6 +9,7 @@ import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -81,6 +82,23 @@ def demo(
         with _progress_bars() as report:
             embedded_model(report)
     raise typer.Exit(run_demo(model, policy, programs))
+
+
+@app.command()
+def graph(
+    trace: Annotated[Path, typer.Argument(help="A file that holds what program.graph.to_json() gives.")],
+    out: Annotated[
+        Path, typer.Option(help="What to write: .svg or .png (a picture), .mmd (Mermaid), .dot (Graphviz), .json.")
+    ] = Path("graph.svg"),
+    program: Annotated[
+        str | None, typer.Option(help="Id or name of the program, if the file has several (default: the first).")
+    ] = None,
+) -> None:
+    """Draw the graph of a program's calls."""
+    from weft.graph_view import load, save
+
+    save(load(trace, program), out)
+    typer.echo(out)
 
 
 @model_app.command()

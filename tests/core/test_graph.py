@@ -1,375 +1,339 @@
-"""The run tree: which calls a call comes after, and which thread it continues."""
+"""The graph of a program: threads, forks, joins, interceptions, the critical path, and what it looks like on paper."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable
+import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.graph import ROOT, RunTree
-from weft.core.ids import CallId, ThreadId
+from weft.core.errors import TraceError
+from weft.core.graph import CallNode, CallState, Edge, Interception, ProgramGraph
+from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
+from weft.core.process_table import Account
 
 
-class Runs:
-    """A run tree with readable names: threads are t0, t1, ... and a call is named as its run."""
+def graph(name: str = "answer") -> ProgramGraph:
+    return ProgramGraph(ProgramId("prog-1"), SessionId("sess-1"), name)
 
-    def __init__(self) -> None:
-        count = itertools.count()
-        self.tree = RunTree(lambda: ThreadId(f"t{next(count)}"))
-        self.threads: dict[str, ThreadId] = {}
-        self.parents: dict[str, set[CallId]] = {}
 
-    def start(self, run: Hashable, parent: Hashable | None = None, anchor: Hashable = ROOT) -> None:
-        self.tree.start(run, parent, anchor)
+def node(call: str, *parents: str, thread: str = "t0", tools: tuple[str, ...] = ()) -> CallNode:
+    """A call that has just been named; a parent that ends in "?" is a guess."""
+    edges = tuple(Edge(CallId(parent.rstrip("?")), not parent.endswith("?")) for parent in parents)
+    return CallNode(CallId(call), ThreadId(thread), edges, label=call, tools=tools)
 
-    def end(self, *runs: Hashable) -> None:
-        for run in runs:
-            self.tree.end(run)
 
-    def begin(self, call: str, parent: Hashable | None = None, anchor: Hashable = ROOT) -> None:
-        """A run that is a call begins."""
-        self.tree.start(call, parent, anchor)
-        thread, parents = self.tree.start_call(call, CallId(call), anchor)
-        assert len(set(parents)) == len(parents)
-        self.threads[call], self.parents[call] = thread, set(parents)
-
-    def finish(self, *calls: str) -> None:
-        """Runs that are calls end well."""
-        for call in calls:
-            self.tree.end_call(call, CallId(call))
-            self.tree.end(call)
-
-    def call(self, call: str, parent: Hashable | None = None, anchor: Hashable = ROOT) -> set[CallId]:
-        """A whole call; gives its parents."""
-        self.begin(call, parent, anchor)
-        self.finish(call)
-        return self.parents[call]
+def run(made: ProgramGraph, call: CallNode, start_s: float, end_s: float, service_s: float | None = None) -> None:
+    """A call from its start to its end; by default all of it is service."""
+    made.open(call)
+    made.arrive(call.call_id, start_s)
+    account = Account(service_s=end_s - start_s if service_s is None else service_s, output_tokens=3)
+    made.leave(call.call_id, end_s, account, CallState.FINISHED)
 
 
 @pytest.fixture
-def runs() -> Runs:
-    return Runs()
+def react() -> ProgramGraph:
+    """Think, two tools at once with a call each, answer; the second edge into the answer is a guess."""
+    made = graph()
+    run(made, node("think"), 0.0, 1.0)
+    run(made, node("search", "think", tools=("web",)), 1.5, 2.5)
+    run(made, node("compute", "think", thread="t1"), 1.25, 4.25)
+    run(made, node("answer", "search", "compute?", tools=("web", "calculator")), 4.5, 5.0)
+    return made
 
 
-# -- parents
+# -- reading
 
 
-def test_one_after_another_is_a_chain(runs: Runs) -> None:
-    """Each call comes after the one before it, on one thread; the first comes after none."""
-    assert [runs.call(name) for name in ("a", "b", "c")] == [set(), {"a"}, {"b"}]
-    assert set(runs.threads.values()) == {"t0"}
+def test_calls_stand_in_order(react: ProgramGraph) -> None:
+    """Calls are there in the order they started, each by its id."""
+    assert [call.call_id for call in react.calls] == ["think", "search", "compute", "answer"]
+    assert len(react) == 4
+    assert react[CallId("answer")].parents == (Edge(CallId("search"), True), Edge(CallId("compute"), False))
+    assert react[CallId("answer")].service_s == 0.5
 
 
-def test_overlapping_siblings_are_branches(runs: Runs) -> None:
-    """Calls that overlap come after the same call, each on a thread of its own."""
-    runs.call("a")
-    runs.begin("x")
-    runs.begin("y")
-    assert runs.parents["x"] == runs.parents["y"] == {"a"}
-    assert (runs.threads["x"], runs.threads["y"]) == ("t0", "t1")
+def test_threads_forks_and_joins(react: ProgramGraph) -> None:
+    """A thread is its calls in order; a fork has several children, a join several parents."""
+    assert react.threads == {"t0": ("think", "search", "answer"), "t1": ("compute",)}
+    assert (react.forks, react.joins) == (("think",), ("answer",))
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations("xyz")))
-def test_what_follows_branches_joins_them(runs: Runs, order: tuple[str, ...]) -> None:
-    """A call after branches comes after all of them, in whatever order they finished, and of nothing older."""
-    runs.call("a")
-    for name in "xyz":
-        runs.begin(name)
-    runs.finish(*order)
-    assert runs.call("join") == {"x", "y", "z"}
-    assert runs.call("after") == {"join"}
+def test_interceptions(react: ProgramGraph) -> None:
+    """The time before a call counts from the end of the last of its parents, and names the tools."""
+    assert react.interceptions == (
+        Interception(CallId("think"), CallId("search"), 1.0, 1.5, ("web",)),
+        Interception(CallId("think"), CallId("compute"), 1.0, 1.25, ()),
+        Interception(CallId("compute"), CallId("answer"), 4.25, 4.5, ("web", "calculator")),
+    )
+    assert [gap.duration_s for gap in react.interceptions] == [0.5, 0.25, 0.25]
 
 
-def test_a_call_between_two_finishes_waits_for_one(runs: Runs) -> None:
-    """A call that starts while a branch still runs comes only after what has finished."""
-    runs.begin("slow")
-    runs.call("quick")
-    assert runs.call("next") == {"quick"}
-    runs.finish("slow")
-    assert runs.call("join") == {"next", "slow"}
+def test_critical_path(react: ProgramGraph) -> None:
+    """The longest chain by service, not by time: waits and tools do not count."""
+    assert react.critical_path() == (4.5, ("think", "compute", "answer"))
 
 
-def test_a_run_is_as_its_last_call(runs: Runs) -> None:
-    """What follows a run comes after the run's last call, not after those inside it."""
-    runs.start("chain")
-    assert runs.call("a", "chain") == set()
-    assert runs.call("b", "chain") == {"a"}
-    runs.end("chain")
-    assert runs.call("c") == {"b"}
+def test_an_empty_graph() -> None:
+    """A program that has made no call has a graph with nothing in it."""
+    made = graph()
+    assert (made.calls, made.threads, made.forks, made.joins, made.interceptions) == ((), {}, (), (), ())
+    assert made.critical_path() == (0.0, ())
+    assert made.to_mermaid() == "flowchart TD\n"
+    assert made.to_dot() == 'digraph "answer" {\n    node [shape=box];\n}\n'
 
 
-def test_runs_nest_to_any_depth(runs: Runs) -> None:
-    """Calls deep inside runs are parents of what comes after the outermost one."""
-    runs.call("before")
-    parent: Hashable = None
-    for depth in range(20):
-        runs.start(depth, parent)
-        parent = depth
-    assert runs.call("deep", parent) == {"before"}
-    runs.end(*reversed(range(20)))
-    assert runs.call("after") == {"deep"}
+# -- writing
 
 
-def test_overlapping_runs_branch_as_their_calls_do(runs: Runs) -> None:
-    """Two runs that overlap are branches, each a chain inside; what follows joins their last calls."""
-    runs.call("a")
-    runs.start("left")
-    runs.start("right")
-    assert runs.call("l1", "left") == {"a"}
-    assert runs.call("r1", "right") == {"a"}
-    assert runs.call("l2", "left") == {"l1"}
-    runs.end("right", "left")
-    assert runs.call("join") == {"r1", "l2"}
+def test_the_life_of_a_call() -> None:
+    """Named, running, finished; a node that was read before stays as it was."""
+    made = graph()
+    made.open(node("a"))
+    named = made[CallId("a")]
+    made.arrive(CallId("a"), 1.0)
+    running = made[CallId("a")]
+    made.leave(CallId("a"), 3.0, Account(service_s=0.5, wait_s=1.0), CallState.FINISHED)
+    finished = made[CallId("a")]
+    assert [each.state for each in (named, running, finished)] == ["named", "running", "finished"]
+    assert [(each.arrival_s, each.completion_s) for each in (named, running, finished)] == [
+        (None, None),
+        (1.0, None),
+        (1.0, 3.0),
+    ]
+    assert finished.account == Account(service_s=0.5, wait_s=1.0)
 
 
-def test_a_run_without_calls_changes_nothing(runs: Runs) -> None:
-    """Tools and chains that call no model leave the graph as it was, alone or beside others."""
-    runs.call("a")
-    runs.start("short tool")
-    runs.start("long tool")
-    runs.begin("b")
-    runs.end("short tool")
-    runs.finish("b")
-    runs.end("long tool")
-    assert runs.call("c") == {"b"}
+def test_a_call_that_was_refused_was_never_there() -> None:
+    """A call that no engine took has no times, and makes no interception."""
+    made = graph()
+    made.open(node("a"))
+    made.leave(CallId("a"), 1.0, Account(), CallState.FAILED)
+    run(made, node("b", "a"), 1.0, 2.0)
+    assert (made[CallId("a")].arrival_s, made[CallId("a")].completion_s) == (None, None)
+    assert made.interceptions == ()
 
 
-def test_a_retry_comes_after_what_the_failed_call_came_after(runs: Runs) -> None:
-    """A call that gave no result is nobody's parent."""
-    runs.call("a")
-    runs.begin("failed")
-    runs.end("failed")
-    assert runs.call("retry") == {"a"}
-    assert runs.call("b") == {"retry"}
+def test_the_path_grows_as_calls_complete() -> None:
+    """A call counts when it leaves, also one that was cancelled, and again when it turns out to have cost more."""
+    made = graph()
+    run(made, node("a"), 0.0, 1.0)
+    made.open(node("b", "a"))
+    made.arrive(CallId("b"), 1.0)
+    assert made.critical_path() == (1.0, ("a",))
+    made.leave(CallId("b"), 2.0, Account(service_s=0.25), CallState.CANCELLED)
+    assert made.critical_path() == (1.25, ("a", "b"))
+    made.settle(CallId("b"), Account(service_s=0.75))
+    assert made.critical_path() == (1.75, ("a", "b"))
+    assert made[CallId("b")].state is CallState.CANCELLED
 
 
-def test_a_call_that_failed_beside_others_leaves_them_alone(runs: Runs) -> None:
-    """A branch that gave no result is not waited for, nor is what it came after."""
-    runs.call("a")
-    runs.begin("b")
-    runs.begin("failed")
-    runs.finish("b")
-    runs.end("failed")
-    assert runs.call("c") == {"b"}
+def test_calls_of_others_change_nothing() -> None:
+    """What an engine says of a call that this program never named is ignored."""
+    made = graph()
+    made.arrive(CallId("x"), 1.0)
+    made.leave(CallId("x"), 2.0, Account(), CallState.FINISHED)
+    made.settle(CallId("x"), Account())
+    assert len(made) == 0
 
 
-def test_a_retry_inside_the_same_run(runs: Runs) -> None:
-    """A run may try its call again: the second try comes after what the first came after."""
-    runs.call("a")
-    runs.start("model")
-    for attempt in ("first", "second"):
-        assert runs.tree.start_call("model", CallId(attempt))[1] == ("a",)
-    runs.tree.end_call("model", CallId("second"))
-    runs.end("model")
-    assert runs.call("b") == {"second"}
+# -- any graph
+
+shapes = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 6), max_size=3, unique=True),  # how far back its parents are
+        st.integers(0, 100).map(lambda eighths: eighths / 8),  # service, in seconds that add up without rounding
+        st.booleans(),
+        st.sampled_from(CallState),
+        st.text(max_size=5),
+    ),
+    max_size=12,
+)
 
 
-def test_two_calls_of_one_run_are_a_chain(runs: Runs) -> None:
-    """What follows a finished call inside its own run comes after it, as `end_call` says."""
-    runs.start("client")
-    first, _ = runs.tree.start_call("client", CallId("first"))
-    runs.tree.end_call("client", CallId("first"))
-    assert runs.tree.start_call("client", CallId("second")) == (first, ("first",))
+def build(shape: list[Any]) -> ProgramGraph:
+    made = graph("any")
+    for number, (back, service_s, exact, state, text) in enumerate(shape):
+        parents = sorted(number - each for each in back if each <= number)
+        edges = tuple(Edge(CallId(f"c{parent}"), exact or parent % 2 == 0) for parent in parents)
+        made.open(CallNode(CallId(f"c{number}"), ThreadId(f"t{number % 3}"), edges, text, (text,) * (number % 2)))
+        if state is not CallState.NAMED:
+            made.arrive(CallId(f"c{number}"), float(number))
+        if state not in (CallState.NAMED, CallState.RUNNING):
+            made.leave(CallId(f"c{number}"), number + 0.5, Account(service_s, preemptions=number), state)
+    return made
 
 
-def test_ending_twice_or_an_unknown_run_is_harmless(runs: Runs) -> None:
-    """Ends without a start, and second ends, change nothing."""
-    runs.end("nobody")
-    runs.tree.end_call("nobody", CallId("x"))
-    runs.call("a")
-    runs.end("a", "a")
-    assert runs.call("b") == {"a"}
+def chains(made: ProgramGraph, call_id: CallId) -> list[tuple[CallId, ...]]:
+    """Every chain of calls that have left the engine, up to one."""
+    parents = [edge.parent for edge in made[call_id].parents if made[edge.parent].completion_s is not None]
+    return [(call_id,), *((*chain, call_id) for parent in parents for chain in chains(made, parent))]
 
 
-def test_a_run_that_outlives_its_parent_counts_at_the_top(runs: Runs) -> None:
-    """A call whose enclosing run ended first is still a parent of what comes after."""
-    runs.start("chain")
-    runs.begin("late", "chain")
-    runs.end("chain")
-    assert runs.call("beside") == set()
-    runs.finish("late")
-    assert runs.call("after") == {"beside", "late"}
+@given(shapes)
+def test_the_critical_path_is_the_longest_of_all_chains(shape: list[Any]) -> None:
+    """It is as long as the longest of all chains that there are, and is one of them."""
+    made = build(shape)
+    ended = [call.call_id for call in made.calls if call.completion_s is not None]
+    every = [chain for call_id in ended for chain in chains(made, call_id)]
+    lengths = {chain: sum(made[call_id].service_s for call_id in chain) for chain in every}
+    path = made.critical_path()
+    assert path.service_s == max(lengths.values(), default=0.0)
+    assert path.service_s == lengths.get(path.calls, 0.0)
 
 
-# -- anchors and unknown parents
+@given(shapes)
+def test_json_brings_the_graph_back(shape: list[Any]) -> None:
+    """A graph that is written and read is the same graph, in one line of standard JSON."""
+    made = build(shape)
+    text = made.to_json()
+    again = ProgramGraph.from_json(text)
+    assert again.calls == made.calls
+    assert again.critical_path() == made.critical_path()
+    assert again.to_json() == text
+    assert "\n" not in text
+    assert json.loads(text, parse_constant=pytest.fail)
 
 
-@pytest.mark.parametrize("parent", [None, "never reported"])
-def test_an_unknown_parent_means_the_anchor(runs: Runs, parent: str | None) -> None:
-    """A run whose parent was not reported is inside the branch it was handed to."""
-    runs.call("a")
-    runs.start("branch")
-    assert runs.call("b", parent, anchor="branch") == {"a"}
-    assert runs.call("c", parent, anchor="branch") == {"b"}
-    assert runs.call("beside", parent) == {"a"}, "not before the branch has ended"
-    runs.end("branch")
-    assert runs.call("join") == {"c", "beside"}
+@given(shapes)
+def test_pictures_have_every_call_and_edge(shape: list[Any]) -> None:
+    """Whatever the labels, Mermaid and DOT name each call once and draw each edge, guesses dashed."""
+    made = build(shape)
+    edges = [edge for call in made.calls for edge in call.parents]
+    guesses = sum(not edge.exact for edge in edges)
+    mermaid, dot = made.to_mermaid().splitlines(), made.to_dot().splitlines()
+    assert sum(line.startswith("        c") for line in mermaid) == len(made)
+    assert sum(line.startswith("        c") for line in dot) == len(made)
+    assert sum(" --> " in line or " -->|" in line for line in mermaid) == len(edges) - guesses
+    assert sum(" -.-> " in line or " -.->|" in line for line in mermaid) == guesses
+    assert sum(" -> " in line for line in dot if line.startswith("    c")) == len(edges)
+    assert sum("style=dashed" in line for line in dot if line.startswith("    c")) == guesses
 
 
-def test_an_ended_anchor_means_the_top(runs: Runs) -> None:
-    """A handle that is used after its branch ended goes on at the program's top."""
-    runs.start("branch")
-    runs.call("a", anchor="branch")
-    runs.end("branch")
-    assert runs.call("b", anchor="branch") == {"a"}
-    assert runs.call("c") == {"b"}
+# -- on paper
 
 
-def test_a_call_of_a_run_that_was_not_reported(runs: Runs) -> None:
-    """A call need not have been started as a run first."""
-    runs.call("a")
-    assert runs.tree.start_call("unreported", CallId("x")) == ("t0", ("a",))
-    runs.finish("unreported")
-    assert runs.call("b") == {"unreported"}
-
-
-def test_branches_inside_a_branch(runs: Runs) -> None:
-    """A branch of a branch joins into it, and both into the top."""
-    runs.start("outer")
-    runs.call("o1", anchor="outer")
-    runs.start("inner", None, anchor="outer")
-    assert runs.call("i1", anchor="inner") == {"o1"}
-    runs.end("inner")
-    assert runs.call("o2", anchor="outer") == {"i1"}
-    runs.end("outer")
-    assert runs.call("after") == {"o2"}
-
-
-# -- threads
-
-
-@pytest.mark.parametrize("order", ["xy", "yx"])
-def test_a_join_continues_the_oldest_thread(runs: Runs, order: str) -> None:
-    """The call after branches goes on with the thread of the branch that started first; the other thread is over."""
-    runs.call("a")
-    runs.begin("x")
-    runs.begin("y")
-    runs.finish(*order)
-    runs.call("join")
-    runs.call("after")
-    assert runs.threads == {"a": "t0", "x": "t0", "y": "t1", "join": "t0", "after": "t0"}
-
-
-def test_a_branch_is_one_thread(runs: Runs) -> None:
-    """A chain inside a branch stays on the branch's thread, whatever runs beside it."""
-    runs.start("left")
-    runs.start("right")
-    for name in ("l1", "r1", "l2", "r2"):
-        runs.call(name, "left" if name[0] == "l" else "right")
-    assert runs.threads == {"l1": "t0", "l2": "t0", "r1": "t1", "r2": "t1"}
-
-
-def test_a_continued_thread_cannot_be_continued_again(runs: Runs) -> None:
-    """Only one of the calls that come after a call takes its thread on; the others begin new ones."""
-    runs.call("a")
-    for name in "xyz":
-        runs.begin(name)
-    assert [runs.threads[name] for name in "axyz"] == ["t0", "t0", "t1", "t2"]
-
-
-def test_react(runs: Runs) -> None:
-    """Model, two tools at once with a call each, model again: one fork, one join, two threads."""
-    runs.start("agent")
-    runs.start("model node", "agent")
-    runs.call("think", "model node")
-    runs.end("model node")
-    runs.start("tools node", "agent")
-    runs.start("search", "tools node")
-    runs.start("calculator", "tools node")
-    runs.begin("summarise", "search")
-    runs.begin("compute", "calculator")
-    runs.finish("compute")
-    runs.end("calculator")
-    runs.finish("summarise")
-    runs.end("search", "tools node")
-    runs.start("model node 2", "agent")
-    runs.call("answer", "model node 2")
-    runs.end("model node 2", "agent")
-    assert runs.parents == {
-        "think": set(),
-        "summarise": {"think"},
-        "compute": {"think"},
-        "answer": {"summarise", "compute"},
+def test_json_schema(react: ProgramGraph) -> None:
+    """The file is as its documentation says."""
+    data = json.loads(react.to_json())
+    assert list(data) == ["format", "version", "program", "calls"]
+    assert (data["format"], data["version"]) == ("weft.graph", 1)
+    assert data["program"] == {"program_id": "prog-1", "session_id": "sess-1", "name": "answer"}
+    assert data["calls"][3] == {
+        "call_id": "answer",
+        "thread_id": "t0",
+        "label": "answer",
+        "state": "finished",
+        "parents": [{"call_id": "search", "exact": True}, {"call_id": "compute", "exact": False}],
+        "tools": ["web", "calculator"],
+        "arrival_s": 4.5,
+        "completion_s": 5.0,
+        "service_s": 0.5,
+        "wait_s": 0.0,
+        "preemptions": 0,
+        "prompt_tokens": 0,
+        "output_tokens": 3,
+        "cached_tokens": 0,
     }
-    assert runs.threads == {"think": "t0", "summarise": "t0", "compute": "t1", "answer": "t0"}
+    assert ProgramGraph.to_json.__doc__ is not None
+    assert all(f'"{key}"' in ProgramGraph.to_json.__doc__ for key in (*data, *data["program"], *data["calls"][3]))
 
 
-# -- any tree
-
-step = st.tuples(st.sampled_from(["start", "begin", "finish", "fail", "end"]), st.integers(0, 1_000_000))
-
-
-@given(st.lists(step, min_size=10, max_size=60))
-def test_any_tree_of_runs_gives_a_dag_in_order(steps: list[tuple[str, int]]) -> None:
-    """However runs nest, overlap and fail: parents had finished before, none is an ancestor of another, and each thread
-    is a chain."""
-    runs = Runs()
-    containers: list[Hashable] = [ROOT]
-    children: dict[Hashable, set[Hashable]] = {ROOT: set()}
-    above: dict[Hashable, Hashable] = {}
-    in_flight: list[str] = []
-    finished: set[str] = set()
-    names = itertools.count()
-
-    def pick(options: list[Hashable], number: int) -> Hashable:
-        return options[number % len(options)]
-
-    def forget(run: Hashable) -> None:
-        children[above[run]].discard(run)
-
-    for action, number in steps:
-        idle = [run for run in containers if run != ROOT and not children[run]]
-        if action == "start":
-            fresh, parent = next(names), pick(containers, number)
-            runs.start(fresh, parent)
-            containers.append(fresh)
-            children[fresh], above[fresh] = set(), parent
-            children[parent].add(fresh)
-        elif action == "begin":
-            call, parent = f"c{next(names)}", pick(containers, number)
-            runs.begin(call, parent)
-            assert runs.parents[call] <= finished
-            in_flight.append(call)
-            above[call] = parent
-            children[parent].add(call)
-        elif action in ("finish", "fail") and in_flight:
-            call = in_flight.pop(number % len(in_flight))
-            if action == "finish":
-                runs.finish(call)
-                finished.add(call)
-            else:
-                runs.end(call)
-            forget(call)
-        elif action == "end" and idle:
-            run = pick(idle, number)
-            runs.end(run)
-            containers.remove(run)
-            forget(run)
-
-    ancestors: dict[str, set[str]] = {}
-    last: dict[ThreadId, str] = {}
-    for call, parents in runs.parents.items():  # in the order of their start
-        for parent in parents:
-            assert not parents & ancestors[parent], "a parent that another parent implies"
-        ancestors[call] = set(parents).union(*(ancestors[parent] for parent in parents))
-        thread = runs.threads[call]
-        if thread in last:
-            assert last[thread] in parents, "a thread goes on with a call that came after its last one"
-        last[thread] = call
+def test_mermaid(react: ProgramGraph) -> None:
+    """A box for each thread, the guess dashed, the critical path thick, tools beside the edges."""
+    assert react.to_mermaid() == (
+        "flowchart TD\n"
+        '    subgraph t0["thread 0"]\n'
+        '        c0["think<br/>1.000 s"]\n'
+        '        c1["search<br/>1.000 s"]\n'
+        '        c3["answer<br/>0.500 s"]\n'
+        "    end\n"
+        '    subgraph t1["thread 1"]\n'
+        '        c2["compute<br/>3.000 s"]\n'
+        "    end\n"
+        '    c0 -->|"web 0.500 s"| c1\n'
+        "    c0 --> c2\n"
+        "    c1 --> c3\n"
+        '    c2 -.->|"web, calculator 0.250 s"| c3\n'
+        "    linkStyle 1,3 stroke-width:4px\n"
+    )
 
 
-def test_thread_ids_come_from_the_source_that_was_passed_in() -> None:
-    """The tree makes no ids itself, and asks for no more than it needs."""
-    made: list[str] = []
+def test_dot(react: ProgramGraph) -> None:
+    """Likewise."""
+    assert react.to_dot() == (
+        'digraph "answer" {\n'
+        "    node [shape=box];\n"
+        '    subgraph cluster_0 { label="thread 0";\n'
+        '        c0 [label="think\\n1.000 s"];\n'
+        '        c1 [label="search\\n1.000 s"];\n'
+        '        c3 [label="answer\\n0.500 s"];\n'
+        "    }\n"
+        '    subgraph cluster_1 { label="thread 1";\n'
+        '        c2 [label="compute\\n3.000 s"];\n'
+        "    }\n"
+        '    c0 -> c1 [label="web 0.500 s"];\n'
+        "    c0 -> c2 [penwidth=3];\n"
+        "    c1 -> c3;\n"
+        '    c2 -> c3 [label="web, calculator 0.250 s", style=dashed, penwidth=3];\n'
+        "}\n"
+    )
 
-    def make() -> ThreadId:
-        made.append(f"mine-{len(made)}")
-        return ThreadId(made[-1])
 
-    source: Callable[[], ThreadId] = make
-    tree = RunTree(source)
-    assert made == []
-    assert tree.start_call("run", CallId("c")) == ("mine-0", ())
+def test_labels_are_escaped() -> None:
+    """A label cannot break out of its quotes, and a call that did not finish says so."""
+    made = graph('say "hi"\\')
+    made.open(CallNode(CallId("a"), ThreadId("t"), label='"]; <b>\\\n#x'))
+    assert '"#34;#93;#59; #60;b#62;#92;#10;#35;x<br/>0.000 s<br/>named"' in made.to_mermaid()
+    assert made.to_dot().startswith('digraph "say \\"hi\\"\\\\" {')
+    assert 'c0 [label="\\"]; <b>\\\\ #x\\n0.000 s\\nnamed"];' in made.to_dot()
+
+
+def broken(change: Callable[[Any], object]) -> str:
+    """A graph of one call, written and then changed."""
+    made = graph()
+    run(made, node("a"), 0.0, 1.0)
+    data = json.loads(made.to_json())
+    change(data)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"weft.graph"',
+        "[" * 100_000,
+        "{}",
+        broken(lambda data: data.update(version=2)),
+        broken(lambda data: data.update(format="other")),
+        broken(lambda data: data.pop("program")),
+        broken(lambda data: data["program"].update(name=7)),
+        broken(lambda data: data.update(calls={"a": 1})),
+        broken(lambda data: data.update(calls=[1])),
+        broken(lambda data: data["calls"].append(data["calls"][0])),
+        broken(lambda data: data["calls"][0].pop("service_s")),
+        broken(lambda data: data["calls"][0].update(service_s="long")),
+        broken(lambda data: data["calls"][0].update(service_s=True)),
+        broken(lambda data: data["calls"][0].update(wait_s=float("nan"))),
+        broken(lambda data: data["calls"][0].update(arrival_s=float("inf"))),
+        broken(lambda data: data["calls"][0].update(state="gone")),
+        broken(lambda data: data["calls"][0].update(parents=[{"call_id": "b", "exact": True}])),
+        broken(lambda data: data["calls"][0].update(parents=[{"call_id": "a", "exact": True}])),
+        broken(lambda data: data["calls"][0].update(parents=[{"call_id": "a"}])),
+        broken(lambda data: data["calls"][0].update(parents=["a"])),
+        broken(lambda data: data["calls"][0].update(tools=[1])),
+    ],
+)
+def test_what_is_no_graph_is_refused(text: str) -> None:
+    """A text that is no graph, of another version or inconsistent is a TraceError in one line."""
+    with pytest.raises(TraceError) as caught:
+        ProgramGraph.from_json(text)
+    assert "\n" not in str(caught.value)
+    assert "to_json" in str(caught.value)

@@ -1,4 +1,7 @@
-"""LangChain and LangGraph: on every public path, each call is booked to its program, after the right calls."""
+"""LangChain and LangGraph: on every public path, each call is booked to its program, after the right calls.
+
+Which shapes programs have is in test_langchain_shapes.py.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,11 @@ from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableBranch, RunnableConfig, RunnableLambda, RunnableParallel, chain
+from langchain_core.runnables import RunnableBranch, RunnableConfig, RunnableLambda, RunnableParallel, chain
 from langchain_core.tools import tool
 from langchain_witness import Ended, Witness, finished, levels, report
-from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
-from langgraph.types import Command, Send
+from langgraph.types import Command
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -34,7 +35,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 PROMPT = ChatPromptTemplate.from_messages([("user", "Tell me about {topic}.")])
 TEXT = StrOutputParser()
-sum_up = RunnableLambda(lambda _answers: "Sum up")
 TOPICS: list[Any] = [{"topic": name} for name in ("ships", "fog", "gulls", "herring")]
 
 # -- the table: every way in which LangChain lets a user call a model
@@ -221,16 +221,6 @@ async def expression_abatch(model: ChatWeft, config: RunnableConfig) -> None:
     await (PROMPT | model | TEXT).abatch(TOPICS, config)
 
 
-@path([[0], [1], [1]])
-def chain_of_three(model: ChatWeft, config: RunnableConfig) -> None:
-    (model | TEXT | model | TEXT | model).invoke("Hello", config)
-
-
-@path([[0], [1], [1]])
-async def chain_of_three_async(model: ChatWeft, config: RunnableConfig) -> None:
-    await (model | TEXT | model | TEXT | model).ainvoke("Hello", config)
-
-
 @path([[0, 0, 0]], threads=3)
 def parallel(model: ChatWeft, config: RunnableConfig) -> None:
     RunnableParallel(a=model, b=model, c=PROMPT | model).invoke(TOPICS[0]["topic"], config)
@@ -244,34 +234,6 @@ async def parallel_async(model: ChatWeft, config: RunnableConfig) -> None:
 @path([[0, 0]], threads=2)
 async def parallel_astream(model: ChatWeft, config: RunnableConfig) -> None:
     await drain(RunnableParallel(a=model, b=model).astream("Hello", config))
-
-
-@path([[0], [1, 1, 1], [3]], threads=3)
-async def fork_and_join(model: ChatWeft, config: RunnableConfig) -> None:
-    fork: Runnable[Any, Any] = RunnableParallel(a=model, b=model, c=model)
-    await (model | TEXT | fork | sum_up | model).ainvoke("Hello", config)
-
-
-@path([[0], [1, 1], [2]], threads=2)
-def fork_and_join_sync(model: ChatWeft, config: RunnableConfig) -> None:
-    fork: Runnable[Any, Any] = RunnableParallel(a=model, b=model)
-    (model | TEXT | fork | sum_up | model).invoke("Hello", config)
-
-
-@path([[0, 0], [1, 1], [2]], threads=2)
-async def branches_of_two(model: ChatWeft, config: RunnableConfig) -> None:
-    fork: Runnable[Any, Any] = RunnableParallel(a=model | TEXT | model, b=model | TEXT | model)
-    await (fork | sum_up | model).ainvoke("Hello", config)
-
-
-@path([[0, 0, 0]], threads=3)
-async def mapped(model: ChatWeft, config: RunnableConfig) -> None:
-    await (PROMPT | model).map().ainvoke(TOPICS[:3], config)
-
-
-@path([[0, 0, 0]], threads=3)
-def mapped_sync(model: ChatWeft, config: RunnableConfig) -> None:
-    model.map().invoke(["a", "b", "c"], config)
 
 
 @path([[0]])
@@ -310,26 +272,12 @@ async def function_in_a_thread(model: ChatWeft, config: RunnableConfig) -> None:
     await RunnableLambda(hop).ainvoke("Hello", config)
 
 
-@path([[0], [1]])
-async def retry(model: ChatWeft, config: RunnableConfig) -> None:
-    attempts: list[AIMessage] = []
-
-    def fail_once(message: AIMessage) -> AIMessage:
-        attempts.append(message)
-        if len(attempts) == 1:
-            raise ConnectionError("a parser that fails the first time")
-        return message
-
-    flaky = (model | fail_once).with_retry(stop_after_attempt=2, wait_exponential_jitter=False)
-    await flaky.ainvoke("Hello", config)
-
-
 @path([[0]])
 def fallback_from_a_malformed_call(model: ChatWeft, config: RunnableConfig) -> None:
     model.bind(max_tokens="many").with_fallbacks([model]).invoke("Hello", config)
 
 
-@path([[0]], threads=2, refused=1)
+@path([[0]], refused=1)
 async def fallback_from_a_refused_call(model: ChatWeft, config: RunnableConfig) -> None:
     longer = model.bind(max_tokens=1_000_000)
     await longer.with_fallbacks([model]).ainvoke("Hello", config)
@@ -475,65 +423,6 @@ async def graph_abatch(model: ChatWeft, config: RunnableConfig) -> None:
     await two_nodes(model).abatch([QUESTION, QUESTION], config)
 
 
-class Topics(TypedDict):
-    """State of the graph that maps and reduces."""
-
-    topics: list[str]
-    notes: Annotated[list[str], operator.add]
-
-
-@path([[0], [1, 1, 1], [3]], threads=3)
-async def graph_send(model: ChatWeft, config: RunnableConfig) -> None:
-    async def plan(_state: Topics) -> Any:
-        await model.ainvoke("Plan")
-        return {"topics": ["ships", "fog", "gulls"]}
-
-    async def write(state: dict[str, str]) -> Any:
-        return {"notes": [(await model.ainvoke(state["topic"])).text]}
-
-    async def reduce(state: Topics) -> Any:
-        assert len(state["notes"]) == 3
-        await model.ainvoke("\n".join(state["notes"]))
-        return {}
-
-    graph = StateGraph(Topics).add_node(plan).add_node(write).add_node(reduce).add_edge(START, "plan")
-    graph.add_conditional_edges("plan", lambda state: [Send("write", {"topic": name}) for name in state["topics"]])
-    await graph.add_edge("write", "reduce").compile().ainvoke({"topics": [], "notes": []}, config)
-
-
-@path([[0, 0], [2]], threads=2)
-async def graph_fork_and_join(model: ChatWeft, config: RunnableConfig) -> None:
-    async def node(_state: Topics) -> Any:
-        return {"notes": [(await model.ainvoke("Hello")).text]}
-
-    graph = StateGraph(Topics).add_node("a", node).add_node("b", node).add_node("c", node)
-    graph.add_edge(START, "a").add_edge(START, "b").add_edge(["a", "b"], "c")
-    await graph.compile().ainvoke({"topics": [], "notes": []}, config)
-
-
-@path([[0], [1], [1], [1]])
-async def graph_in_a_graph(model: ChatWeft, config: RunnableConfig) -> None:
-    async def outer(state: MessagesState) -> Any:
-        return {"messages": [await model.ainvoke(state["messages"])]}
-
-    async def by_hand(state: MessagesState) -> Any:
-        return {"messages": (await two_nodes(model).ainvoke(state))["messages"][-1:]}
-
-    graph = StateGraph(MessagesState).add_node("by_hand", by_hand).add_node("before", outer).add_node("after", outer)
-    graph.add_edge(START, "before").add_edge("before", "by_hand").add_edge("by_hand", "after")
-    await graph.compile().ainvoke(QUESTION, config)
-
-
-@path([[0], [1], [1]])
-async def graph_as_a_node(model: ChatWeft, config: RunnableConfig) -> None:
-    async def after(state: MessagesState) -> Any:
-        return {"messages": [await model.ainvoke(state["messages"])]}
-
-    graph = StateGraph(MessagesState).add_node("inner", two_nodes(model)).add_node("after", after)
-    graph.add_edge(START, "inner").add_edge("inner", "after")
-    await drain(graph.compile().astream(QUESTION, config, stream_mode="messages", subgraphs=True))
-
-
 @path([[0], [1], [1]])
 async def graph_loop_by_command(model: ChatWeft, config: RunnableConfig) -> None:
     async def node(state: MessagesState) -> Command[Literal["node", "__end__"]]:
@@ -541,19 +430,6 @@ async def graph_loop_by_command(model: ChatWeft, config: RunnableConfig) -> None
         return Command(update={"messages": [answer]}, goto="node" if len(state["messages"]) < 3 else END)
 
     await StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile().ainvoke(QUESTION, config)
-
-
-@path([[0, 0], [2]], threads=2)
-async def functional_graph(model: ChatWeft, config: RunnableConfig) -> None:
-    @task
-    async def ask(question: str) -> str:
-        return (await model.ainvoke(question)).text
-
-    @entrypoint()
-    async def both(questions: list[str]) -> str:
-        return await ask(" ".join(await asyncio.gather(*map(ask, questions))))
-
-    await both.ainvoke(["a", "b"], config)
 
 
 # tools and agents
@@ -573,23 +449,6 @@ async def tool_that_asks_the_model(model: ChatWeft, config: RunnableConfig) -> N
 
     await ask.ainvoke({"question": "Hello"}, config)
     ask_sync.invoke({"question": "Hello"}, config)
-
-
-@path([[0, 0], [2]], threads=2)
-async def tools_side_by_side(model: ChatWeft, config: RunnableConfig) -> None:
-    @tool
-    async def ask(question: str) -> str:
-        """Ask."""
-        return (await model.ainvoke(question)).text
-
-    calls: Any = [{"name": "ask", "args": {"question": name}, "id": name} for name in ("a", "b")]
-
-    async def answer(state: MessagesState) -> Any:
-        return {"messages": [await model.ainvoke(state["messages"])]}
-
-    graph = StateGraph(MessagesState).add_node("tools", ToolNode([ask])).add_node(answer)
-    graph.add_edge(START, "tools").add_edge("tools", "answer")
-    await graph.compile().ainvoke({"messages": [AIMessage("", tool_calls=calls)]}, config)
 
 
 class OneToolFirst(AgentMiddleware[Any, Any, Any]):
@@ -725,27 +584,6 @@ async def test_path(engine: weft.Engine, model: ChatWeft, name: str) -> None:
 async def test_agent_path(engine: weft.Engine, structured: ChatWeft, name: str) -> None:
     """So is every call of an agent, of its tools and of agents among its tools."""
     await run_path(engine, structured, AGENT_PATHS[name])
-
-
-@pytest.mark.xfail(
-    reason="LangChain starts a function's run at the first chunk that streams into it, so before the model that makes "
-    "the chunks has ended, and the tree of runs alone (core/graph.py) takes the two for branches. The ids of the "
-    "messages would prove the dependency."
-)
-@pytest.mark.parametrize("events", [False, True])
-async def test_function_behind_a_stream(engine: weft.Engine, model: ChatWeft, events: bool) -> None:
-    """A function behind a streaming model that asks the model again makes the second call after the first."""
-    witness = Witness()
-
-    async def again(message: AIMessage) -> AIMessage:
-        return await model.ainvoke([message])
-
-    async with weft.Program() as program:
-        config = program.config(callbacks=[witness])
-        both = model | again
-        await drain(both.astream_events("Hello", config, version="v2") if events else both.astream("Hello", config))
-    assert {call["program_id"] for call in witness.calls} == {program.program_id}
-    assert levels(witness.calls) == [[0], [1]]
 
 
 @pytest.mark.parametrize("mode", ["given config", "ambient config"])

@@ -1,0 +1,773 @@
+"""LangChain and LangGraph: every shape of program comes out with its true threads and edges, however it is run."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, NamedTuple
+
+import anyio
+import pytest
+
+pytest.importorskip("langchain", reason="the LangChain extra is not installed")
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda, RunnableParallel
+from langchain_core.tools import tool
+from langchain_witness import finished, quiet
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, Send, interrupt
+from typing_extensions import TypedDict
+
+import weft
+from weft.core.graph import CallState, ProgramGraph
+from weft.core.program import Program
+from weft.integrations.langchain import ChatWeft, ProgramCallbackHandler
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.anyio,
+    # LangChain says so of ways that users still go: astream_log and events v1 (deprecated), events v3 (beta).
+    pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning"),
+]
+
+TEXT = StrOutputParser()
+SYNC = ("invoke", "stream")
+ASYNC = ("ainvoke", "astream", "events v1", "events v2", "log")
+GRAPH_SYNC = ("invoke", "stream messages", "stream updates", "stream all")
+GRAPH_ASYNC = ("ainvoke", "astream messages", "astream updates", "astream all", "events v1", "events v2", "events v3")
+MODES = {"messages": "messages", "updates": "updates", "all": ["messages", "updates", "values", "debug", "custom"]}
+
+
+async def drive(runnable: Any, given: Any, config: RunnableConfig, how: str) -> None:
+    """Run it in one of LangChain's ways, to the end."""
+    kind, _, mode = how.partition(" ")
+    modes: dict[str, Any] = {"stream_mode": MODES[mode], "subgraphs": True} if mode in MODES else {}
+    if kind == "invoke":
+        runnable.invoke(given, config)
+    elif kind == "ainvoke":
+        await runnable.ainvoke(given, config)
+    elif kind == "stream":
+        list(runnable.stream(given, config, **modes))
+    elif how == "events v3":
+        events = await runnable.astream_events(given, config, version="v3")
+        await events.output()
+    else:
+        items = {
+            "astream": lambda: runnable.astream(given, config, **modes),
+            "events": lambda: runnable.astream_events(given, config, version=mode),
+            "log": lambda: runnable.astream_log(given, config),
+        }
+        _ = [item async for item in items[kind]()]
+
+
+def edges(graph: ProgramGraph) -> set[str]:
+    """A graph as its calls and edges, by label: "a", "a>b", and "a~b" for a guess. A second "a" is "a2"."""
+    names: dict[str, str] = {}
+    for call in graph.calls:
+        same = sum(name.rstrip("0123456789") == call.label for name in names.values())
+        names[call.call_id] = f"{call.label}{same + 1}" if same else call.label
+    arrows = (
+        f"{names[edge.parent]}{'>' if edge.exact else '~'}{names[call.call_id]}"
+        for call in graph.calls
+        for edge in call.parents
+    )
+    return {*names.values(), *arrows}
+
+
+def expected(text: str) -> set[str]:
+    """The same, written with the edges alone; a call without any stands by itself."""
+    arrows = text.split()
+    return {*arrows, *(name for arrow in arrows for name in arrow.replace("~", ">").split(">"))}
+
+
+class Maker:
+    """Makes the parts of a program: models by name, and functions of the kind that is asked for."""
+
+    def __init__(self, model: ChatWeft, is_async: bool) -> None:
+        self.model = model
+        self.is_async = is_async
+
+    def gate(self, parties: int) -> Any:
+        """Something that passes on what it is given once `parties` runs have come to it, so that they overlap."""
+        if self.is_async:
+            barrier = asyncio.Barrier(parties)
+
+            async def wait_async(given: Any) -> Any:
+                await barrier.wait()
+                return given
+
+            return RunnableLambda(wait_async)
+        gate = threading.Barrier(parties)
+
+        def wait(given: Any) -> Any:
+            gate.wait(60)
+            return given
+
+        return RunnableLambda(wait)
+
+    def __call__(self, name: str) -> Runnable[Any, AIMessage]:
+        """A model whose calls have this name."""
+        return self.model.with_config(run_name=name)
+
+    def asks(self, name: str, prompt: Callable[[Any], Any] = lambda given: given) -> Callable[[Any], Any]:
+        """A function that asks the model, and gives the answer's message."""
+
+        async def ask_async(given: Any) -> AIMessage:
+            return await self(name).ainvoke(prompt(given))
+
+        def ask(given: Any) -> AIMessage:
+            return self(name).invoke(prompt(given))
+
+        return ask_async if self.is_async else ask
+
+
+class Shape(NamedTuple):
+    """A program, and the DAG that it has."""
+
+    build: Callable[[Maker], tuple[Any, Any]]  # gives a runnable and its input
+    edges: str
+    threads: int
+    ways: tuple[str, ...]
+
+
+SHAPES: dict[str, Shape] = {}
+
+
+def shape(text: str, threads: int = 1, ways: tuple[str, ...] = SYNC + ASYNC) -> Any:
+    """Enter a program into the table, under its name."""
+
+    def enter(build: Callable[[Maker], tuple[Any, Any]]) -> Callable[[Maker], tuple[Any, Any]]:
+        SHAPES[build.__name__] = Shape(build, text, threads, ways)
+        return build
+
+    return enter
+
+
+# -- expressions
+
+
+@shape("a")
+def model_alone(m: Maker) -> tuple[Any, Any]:
+    return m("a"), "Hello"
+
+
+@shape("a>b b>c")
+def sequence(m: Maker) -> tuple[Any, Any]:
+    return m("a") | TEXT | m("b") | TEXT | m("c"), "Hello"
+
+
+@shape("a>b a>c c>d b>e d>e", threads=2)
+def fork_and_join(m: Maker) -> tuple[Any, Any]:
+    fork: Any = RunnableParallel(left=m("b"), right=m("c") | TEXT | m("d"))
+    return m("a") | TEXT | fork | (lambda _: "Sum up") | m("e"), "Hello"
+
+
+@shape("a>b a>c a>d b>e c>e d>e e>f", threads=3)
+def forks_in_forks(m: Maker) -> tuple[Any, Any]:
+    inner: Any = RunnableParallel(one=m("c"), two=m("d"))
+    fork: Any = RunnableParallel(left=m("b"), right=inner)
+    return m("a") | TEXT | fork | (lambda _: "Sum up") | m("e") | TEXT | m("f"), "Hello"
+
+
+@shape("a>b a>b2 a>b3 b>c b2>c b3>c", threads=3)
+def map_over_a_list(m: Maker) -> tuple[Any, Any]:
+    return m("a") | (lambda _: ["x", "y", "z"]) | m("b").map() | (lambda _: "Sum up") | m("c"), "Hello"
+
+
+@shape("a>b")
+def function_behind_a_stream(m: Maker) -> tuple[Any, Any]:
+    return m("a") | RunnableLambda(m.asks("b", lambda message: [message])), "Hello"
+
+
+@shape("a>b")
+def function_that_uses_nothing_of_the_stream(m: Maker) -> tuple[Any, Any]:
+    return m("a") | TEXT | RunnableLambda(m.asks("b", lambda _: "unrelated")), "Hello"
+
+
+@shape("a>b a>c b>d c>d", threads=2)
+def functions_side_by_side_behind_a_stream(m: Maker) -> tuple[Any, Any]:
+    both: Any = RunnableParallel(left=m.asks("b"), right=m.asks("c"))
+    return m("a") | TEXT | both | RunnableLambda(m.asks("d", lambda _: "Sum up")), "Hello"
+
+
+@shape("a>c b>c", threads=2, ways=("astream",))
+def function_that_asks_during_the_stream(m: Maker) -> tuple[Any, Any]:
+    async def meanwhile(chunks: Any) -> Any:
+        first = True
+        async for chunk in chunks:
+            if first:
+                await m("b").bind(max_tokens=1).ainvoke("while the other one streams")
+                first = False
+            yield chunk
+
+    return m("a").bind(max_tokens=200) | TEXT | RunnableGenerator(meanwhile) | m("c"), "Hello"
+
+
+@shape("a>b b>c")
+def function_of_two_calls(m: Maker) -> tuple[Any, Any]:
+    if m.is_async:
+
+        async def twice_async(message: AIMessage) -> Any:
+            return await m("c").ainvoke([await m("b").ainvoke([message])])
+
+        return m("a") | RunnableLambda(twice_async), "Hello"
+    return m("a") | RunnableLambda(lambda message: m("c").invoke([m("b").invoke([message])])), "Hello"
+
+
+# -- tries; LangChain retries nothing that streams
+
+
+@shape("a>bad a>good good>b", ways=("invoke", "ainvoke"))
+def retry_after_a_failed_call(m: Maker) -> tuple[Any, Any]:
+    tries = iter([m("bad").bind(max_tokens=1_000_000), m("good")])
+
+    async def flaky_async(text: str) -> Any:
+        return await next(tries).ainvoke(text)
+
+    def flaky(text: str) -> Any:
+        return next(tries).invoke(text)
+
+    steady = RunnableLambda(flaky_async if m.is_async else flaky).with_retry(wait_exponential_jitter=False)
+    return m("a") | TEXT | steady | TEXT | m("b"), "Hello"
+
+
+@shape("a>b b>b2 b2>c", ways=("invoke", "ainvoke"))
+def retry_of_what_follows_a_call(m: Maker) -> tuple[Any, Any]:
+    tries: list[Any] = []
+
+    def parse(message: AIMessage) -> str:
+        tries.append(message)
+        if len(tries) == 1:
+            raise ValueError("not what was asked for")
+        return message.text
+
+    return m("a") | TEXT | (m("b") | parse).with_retry(wait_exponential_jitter=False) | m("c"), "Hello"
+
+
+@shape("a>bad a>worse a>good good>b")
+def fallbacks(m: Maker) -> tuple[Any, Any]:
+    bad, worse = m("bad").bind(max_tokens=1_000_000), m("worse").bind(max_tokens="many")
+    return m("a") | TEXT | bad.with_fallbacks([worse, m("good")]) | TEXT | m("b"), "Hello"
+
+
+# -- tools
+
+
+def asking_tool(m: Maker, name: str = "ask", steps: int = 1, at_once: int = 1) -> Any:
+    """A tool that asks the model, when it runs `at_once` times, or asks it again about what it said."""
+    gate = m.gate(at_once)
+    if m.is_async:
+
+        @tool(name)
+        async def ask_async(question: str) -> str:
+            """Ask."""
+            await gate.ainvoke(None)
+            for _ in range(steps):
+                question = (await m(name).ainvoke(question)).text
+            return question
+
+        return ask_async
+
+    @tool(name)
+    def ask(question: str) -> str:
+        """Ask."""
+        gate.invoke(None)
+        for _ in range(steps):
+            question = m(name).invoke(question).text
+        return question
+
+    return ask
+
+
+@shape("a>ask ask>b")
+def tool_that_asks_the_model(m: Maker) -> tuple[Any, Any]:
+    return m("a") | (lambda message: {"question": message.text}) | asking_tool(m) | m("b"), "Hello"
+
+
+class TwoToolCalls(AgentMiddleware[Any, Any, Any]):
+    """Puts two calls of the tool into the first answer, whatever a random model said."""
+
+    def _set(self, request: Any) -> Any:
+        return request.override(tools=[])
+
+    def _script(self, request: Any, response: Any) -> Any:
+        if isinstance(request.messages[-1], HumanMessage):
+            response.result[0].tool_calls = [
+                {"name": "ask", "args": {"question": f"What of the {what}?"}, "id": what, "type": "tool_call"}
+                for what in ("fog", "herring")
+            ]
+        return response
+
+    def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """Called by `agent.invoke`."""
+        return self._script(request, handler(self._set(request)))
+
+    async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Called by `agent.ainvoke`."""
+        return self._script(request, await handler(self._set(request)))
+
+
+QUESTION: Any = {"messages": [HumanMessage("Hello")]}
+
+
+def agent(m: Maker, steps: int = 1) -> Any:
+    """An agent that calls its tool twice at once, then answers."""
+    return create_agent(m.model, [asking_tool(m, steps=steps)], middleware=[TwoToolCalls()])
+
+
+@shape("model>ask model>ask2 ask>model2 ask2>model2", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
+def agent_with_two_tools_at_once(m: Maker) -> tuple[Any, Any]:
+    return agent(m), QUESTION
+
+
+@shape("ask ask2 ask>b ask2>b", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
+def tool_node(m: Maker) -> tuple[Any, Any]:
+    calls: Any = [{"name": "ask", "args": {"question": what}, "id": what} for what in ("fog", "herring")]
+    graph = StateGraph(MessagesState).add_node("tools", ToolNode([asking_tool(m, at_once=2)]))
+    graph.add_node("b", updating(m, m.asks("b", operator.itemgetter("messages"))))
+    graph.add_edge(START, "tools").add_edge("tools", "b")
+    return graph.compile(), {"messages": [AIMessage("", tool_calls=calls)]}
+
+
+# -- graphs
+
+
+def updating(m: Maker, ask: Callable[[Any], Any], key: str = "messages") -> Any:
+    """A node that puts what a function gives into the state."""
+
+    async def node_async(state: Any) -> Any:
+        return {key: [await ask(state)]}
+
+    def node(state: Any) -> Any:
+        return {key: [ask(state)]}
+
+    return node_async if m.is_async else node
+
+
+def nodes(m: Maker, *names: str) -> Any:
+    """A graph of nodes one after another, each a call named as the node."""
+    parts: Any = [(name, updating(m, m.asks(name, operator.itemgetter("messages")))) for name in names]
+    return StateGraph(MessagesState).add_sequence(parts).add_edge(START, names[0])
+
+
+@shape("a>b b>c", ways=GRAPH_SYNC + GRAPH_ASYNC)
+def graph_of_nodes(m: Maker) -> tuple[Any, Any]:
+    return nodes(m, "a", "b", "c").compile(), QUESTION
+
+
+class Topics(TypedDict):
+    """State of the graphs that map and reduce."""
+
+    notes: Annotated[list[AIMessage], operator.add]
+
+
+@shape("plan>x plan>y plan>z x>x2 y>y2 z>z2 x2>sum y2>sum z2>sum", threads=3, ways=GRAPH_SYNC + GRAPH_ASYNC)
+def send_map_reduce(m: Maker) -> tuple[Any, Any]:
+    async def write_async(state: dict[str, str]) -> Any:
+        first = await m(state["topic"]).ainvoke(state["topic"])
+        return {"notes": [await m(state["topic"]).ainvoke(f"Improve: {first.text}")]}
+
+    def write(state: dict[str, str]) -> Any:
+        first = m(state["topic"]).invoke(state["topic"])
+        return {"notes": [m(state["topic"]).invoke(f"Improve: {first.text}")]}
+
+    graph = StateGraph(Topics).add_node("plan", updating(m, m.asks("plan", lambda _: "Plan"), "notes"))
+    graph.add_node("write", write_async if m.is_async else write)
+    graph.add_node("sum", updating(m, m.asks("sum", lambda _: "Sum up"), "notes")).add_edge(START, "plan")
+    graph.add_conditional_edges("plan", lambda _: [Send("write", {"topic": name}) for name in "xyz"], ["write"])
+    return graph.add_edge("write", "sum").compile(), {"notes": []}
+
+
+@shape("a>c b>c a>d b>d c>e d>e", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
+def supersteps(m: Maker) -> tuple[Any, Any]:
+    graph = StateGraph(Topics)
+    for name in "abcde":
+        graph.add_node(name, updating(m, m.asks(name, lambda _: "Hello"), "notes"))
+    for before, after in ((START, "a"), (START, "b"), ("a", "c"), ("b", "d"), (["c", "d"], "e")):
+        graph.add_edge(before, after)
+    return graph.compile(), {"notes": []}
+
+
+@shape("before>one one>two two>after", ways=GRAPH_SYNC + GRAPH_ASYNC)
+def graph_as_a_node(m: Maker) -> tuple[Any, Any]:
+    graph = nodes(m, "before").add_node("inner", nodes(m, "one", "two").compile())
+    graph.add_node("after", updating(m, m.asks("after", operator.itemgetter("messages"))))
+    return graph.add_edge("before", "inner").add_edge("inner", "after").compile(), QUESTION
+
+
+@shape("before>one before>three one>two two>after three>after", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
+def graphs_in_nodes_side_by_side(m: Maker) -> tuple[Any, Any]:
+    graph = nodes(m, "before")
+    for name, inner in (("left", nodes(m, "one", "two").compile()), ("right", nodes(m, "three").compile())):
+
+        async def by_hand_async(state: MessagesState, inner: Any = inner) -> Any:
+            return {"messages": (await inner.ainvoke(state))["messages"][-1:]}
+
+        def by_hand(state: MessagesState, inner: Any = inner) -> Any:
+            return {"messages": inner.invoke(state)["messages"][-1:]}
+
+        graph.add_node(name, by_hand_async if m.is_async else by_hand).add_edge("before", name)
+    graph.add_node("after", updating(m, m.asks("after", lambda _: "Sum up")))
+    return graph.add_edge(["left", "right"], "after").compile(), QUESTION
+
+
+@shape("a b a>c b>c", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
+def tasks_side_by_side(m: Maker) -> tuple[Any, Any]:
+    gate = m.gate(2)
+    if m.is_async:
+
+        @task
+        async def ask_async(name: str, given: Any) -> Any:
+            return await m(name).ainvoke(await gate.ainvoke(given) if name in "ab" else given)
+
+        @entrypoint()
+        async def main_async(_: Any) -> Any:
+            return await ask_async("c", await asyncio.gather(ask_async("a", "x"), ask_async("b", "y")))
+
+        return main_async, "Hello"
+
+    @task
+    def ask(name: str, given: Any) -> Any:
+        return m(name).invoke(gate.invoke(given) if name in "ab" else given)
+
+    @entrypoint()
+    def main(_: Any) -> Any:
+        both = [ask("a", "x"), ask("b", "y")]
+        return ask("c", [each.result() for each in both]).result()
+
+    return main, "Hello"
+
+
+# -- code of which LangChain knows nothing: helpers of several steps at once under one run
+
+
+def helpers(m: Maker, told: str, how: str) -> Callable[[Any], Any]:
+    """A function that runs two helpers of two calls each at once, the second calls after both first ones, and then asks
+    once more.
+
+    Args:
+        m: makes the parts.
+        told: what the calls are given of what they come from: "message", "text", "quote", "nothing".
+        how: by which means the helpers run at once: "gather", "anyio", "threads".
+    """
+
+    def given(messages: list[AIMessage]) -> Any:
+        if told == "message":
+            return [HumanMessage("Improve"), *messages]
+        if told == "text":
+            return [HumanMessage(message.text) for message in messages]
+        return " and ".join(["Improve", *(message.text for message in messages)]) if told == "quote" else "Go on"
+
+    gates = [m.gate(2) for _ in range(3)]
+
+    def first(name: str) -> Any:
+        return gates[0] | m(f"{name}_first")
+
+    def last(name: str) -> Any:
+        return RunnableLambda(given) | gates[2] | m(f"{name}_last")
+
+    async def main_async(_: Any) -> Any:
+        async def helper(name: str) -> Any:
+            answer = await gates[1].ainvoke(await first(name).ainvoke(f"What of the {name}?"))
+            return await last(name).ainvoke([answer])
+
+        if how == "gather":
+            results = await asyncio.gather(helper("fog"), helper("herring"))
+        else:
+            results = []
+
+            async def keep(name: str) -> None:
+                results.append(await helper(name))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(keep, "fog")
+                group.start_soon(keep, "herring")
+        return await m("join").ainvoke(given(results))
+
+    def main(_: Any, config: RunnableConfig) -> Any:
+        def helper(name: str) -> Any:
+            answer = gates[1].invoke(first(name).invoke(f"What of the {name}?", config), config)
+            return last(name).invoke([answer], config)
+
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(helper, ("fog", "herring")))
+        return m("join").invoke(given(results), config)
+
+    return main_async if m.is_async else main
+
+
+STRANDS = "fog_first>fog_last herring_first>herring_last fog_last>join herring_last>join"
+GUESSES = (
+    "fog_first~fog_last herring_first~fog_last fog_first~herring_last herring_first~herring_last "
+    "fog_last~join herring_last~join"
+)
+
+
+def enter_helpers() -> None:
+    for told in ("message", "text", "quote", "nothing"):
+        for how in ("gather", "anyio", "threads"):
+            ways = SYNC if how == "threads" else ASYNC
+            text = GUESSES if told == "nothing" else STRANDS
+
+            def build(m: Maker, told: str = told, how: str = how) -> tuple[Any, Any]:
+                return RunnableLambda(helpers(m, told, how)), "Hello"
+
+            SHAPES[f"helpers_by_{how}_told_by_{told}"] = Shape(build, text, 2, ways)
+
+            def in_a_node(m: Maker, told: str = told, how: str = how) -> tuple[Any, Any]:
+                main = helpers(m, told, how)
+
+                async def node_async(state: MessagesState) -> Any:
+                    return {"messages": [await main(state)]}
+
+                def node(state: MessagesState, config: RunnableConfig) -> Any:
+                    return {"messages": [main(state, config)]}
+
+                graph = StateGraph(MessagesState).add_node("node", node_async if m.is_async else node)
+                graph.add_node("after", updating(m, m.asks("after", lambda _: "Sum up")))
+                return graph.add_edge(START, "node").add_edge("node", "after").compile(), QUESTION
+
+            graph_ways = GRAPH_SYNC[:2] if how == "threads" else GRAPH_ASYNC[:2]
+            name = f"helpers_by_{how}_told_by_{told}_in_a_node"
+            SHAPES[name] = Shape(in_a_node, f"{text} join>after", 2, graph_ways)
+
+
+enter_helpers()
+
+# -- the tests
+
+
+ROWS = [(name, how) for name, row in SHAPES.items() for how in row.ways]
+
+
+def maker(model: ChatWeft, how: str) -> Maker:
+    return Maker(model, is_async=how.split(maxsplit=1)[0] not in ("invoke", "stream"))
+
+
+@pytest.mark.parametrize(("name", "how"), ROWS, ids=lambda value: value)
+async def test_shape(engine: weft.Engine, model: ChatWeft, name: str, how: str) -> None:
+    """The program has exactly these calls, edges and threads, and its row has the same calls, threads and costs."""
+    row = SHAPES[name]
+    runnable, given = row.build(maker(model, how))
+    async with weft.Program(name) as program:
+        await drive(runnable, given, program.config(), how)
+    graph = program.graph
+    assert edges(graph) == expected(row.edges)
+    assert len(graph.threads) == row.threads
+    assert {call.label for call in graph.calls if call.state is not CallState.FINISHED} <= {"bad", "worse"}
+    assert ProgramGraph.from_json(graph.to_json()).calls == graph.calls
+    arrived = [call for call in graph.calls if call.arrival_s is not None]
+    assert program.row is not None
+    assert program.row.calls == len(arrived)
+    assert set(program.row.threads) == {call.thread_id for call in arrived}
+    assert program.row.account.output_tokens == sum(call.account.output_tokens for call in arrived)
+    assert program.row.account.service_s == pytest.approx(sum(call.service_s for call in arrived))
+    assert program.row.attained.total_service_s >= graph.critical_path().service_s - 1e-6
+
+
+class Keeping(ProgramCallbackHandler):
+    """A handler for root runs that keeps their programs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.programs: dict[str, Program] = {}
+
+    def _open(self, *args: Any) -> Program:
+        program = super()._open(*args)
+        self.programs[program.program_id] = program
+        return program
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_shape_without_a_program(engine: weft.Engine, model: ChatWeft, name: str) -> None:
+    """So it is without a program, where the root run is one, in the session that its metadata names."""
+    row, handler = SHAPES[name], Keeping()
+    runnable, given = row.build(maker(model, row.ways[0]))
+    await drive(runnable, given, {"callbacks": [handler], "metadata": {"session_id": "mine"}}, row.ways[0])
+    (program,) = handler.programs.values()
+    assert (str(program.state), program.session_id) == ("finished", "mine")
+    assert edges(program.graph) == expected(row.edges)
+    assert len(program.graph.threads) == row.threads
+    assert handler._seen == {}
+
+
+# -- at the top of a program, where there is no run around
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("told", [True, False])
+async def test_batch(engine: weft.Engine, model: ChatWeft, is_async: bool, told: bool) -> None:
+    """The inputs of a batch are branches. What comes next waits for them as far as anybody can tell: for sure, if it is
+    given what they gave."""
+    m = Maker(model, is_async)
+    async with weft.Program() as program:
+        m("a").invoke("Hello", program.config())
+        each = m.gate(3) | m("b")
+        answers = await finished((each.abatch if is_async else each.batch)(["x", "y", "z"], program.config()))
+        m("c").invoke(answers if told else "Sum up", program.config())
+    sign = ">" if told else "~"
+    assert edges(program.graph) == expected(f"a>b a>b2 a>b3 b{sign}c b2{sign}c b3{sign}c")
+    assert len(program.graph.threads) == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_batch_one_at_a_time(engine: weft.Engine, model: ChatWeft, is_async: bool) -> None:
+    """With room for one at a time, each input of a batch does wait for the one before it."""
+    async with weft.Program() as program:
+        configs: Any = [{**program.config(), "run_name": name, "max_concurrency": 1} for name in "abc"]
+        await finished((model.abatch if is_async else model.batch)(["x", "y", "z"], configs))
+    assert edges(program.graph) == expected("a>b b>c")
+
+
+@pytest.mark.parametrize("told", ["message", "text", "quote", "nothing"])
+@pytest.mark.parametrize("how", ["gather", "anyio", "threads"])
+async def test_helpers_at_the_top(engine: weft.Engine, model: ChatWeft, how: str, told: str) -> None:
+    """Helpers at once directly in a program are told apart as under a run."""
+    m = Maker(model, is_async=how != "threads")
+
+    async with weft.Program() as program:
+        mine = Maker(model.model_copy(update={"callbacks": program.callbacks}), m.is_async)
+        main = helpers(mine, told, how)
+        await finished(main(None) if m.is_async else main(None, program.config()))
+    assert edges(program.graph) == expected(GUESSES if told == "nothing" else STRANDS)
+    assert len(program.graph.threads) == 2
+
+
+async def test_branches(engine: weft.Engine, model: ChatWeft) -> None:
+    """Helpers that are given a branch each need nothing to tell them apart."""
+    m = Maker(model, is_async=True)
+
+    async def helper(branch: weft.Program, name: str) -> None:
+        async with branch:
+            await m(f"{name}_first").ainvoke("Go on", branch.config())
+            await m(f"{name}_last").ainvoke("Go on", branch.config())
+
+    async with weft.Program() as program:
+        await asyncio.gather(*(helper(program.branch(), name) for name in ("fog", "herring")))
+        await m("join").ainvoke("Go on", program.config())
+    assert edges(program.graph) == expected(STRANDS)
+    assert len(program.graph.threads) == 2
+
+
+async def test_result_that_comes_by_a_queue(engine: weft.Engine, model: ChatWeft) -> None:
+    """A message that reaches a call by a way that no run shows makes its call a parent."""
+    m, answers = Maker(model, is_async=True), asyncio.Queue[AIMessage]()
+
+    async def produce(text: str) -> None:
+        await answers.put(await m("made").ainvoke(text))
+        await asyncio.sleep(0.3)
+
+    async def consume(_: str) -> AIMessage:
+        return await m("taken").ainvoke([await answers.get()])
+
+    async with weft.Program() as program:
+        config = program.config()
+        await asyncio.gather(
+            RunnableLambda(produce).ainvoke("Hello", config), RunnableLambda(consume).ainvoke("Hello", config)
+        )
+    assert edges(program.graph) == expected("made>taken")
+
+
+async def test_task_that_outlives_its_node(engine: weft.Engine, model: ChatWeft) -> None:
+    """A call of a task that its node did not wait for counts in the graph around the node, as a guess."""
+    m, tasks = Maker(model, is_async=True), list[asyncio.Task[Any]]()
+
+    async def first(_: Topics) -> Any:
+        tasks.append(asyncio.create_task(m("late").bind(max_tokens=100).ainvoke("Hello")))
+        return {"notes": [await m("first").ainvoke("Hello")]}
+
+    async def second(_: Topics) -> Any:
+        await tasks[0]
+        return {"notes": [await m("second").ainvoke("Hello")]}
+
+    graph = StateGraph(Topics).add_sequence([("one", first), ("two", second)]).add_edge(START, "one").compile()
+    async with weft.Program() as program:
+        await graph.ainvoke({"notes": []}, program.config())
+        await m("last").ainvoke("Hello", program.config())
+    found = edges(program.graph)
+    assert {"first>second", "second>last"} <= found
+    assert len(program.graph.threads) == 2
+
+
+# -- interceptions
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "astream messages"])
+async def test_tools_between_calls(engine: weft.Engine, model: ChatWeft, how: str) -> None:
+    """The time between an agent's calls names the tools that ran in it, around calls of their own too."""
+    async with weft.Program() as program:
+        await drive(agent(maker(model, how), steps=2), QUESTION, program.config(), how)
+    gaps = [
+        (program.graph[gap.after].label, program.graph[gap.before].label, gap.tools)
+        for gap in program.graph.interceptions
+    ]
+    assert sorted(gaps) == [
+        ("ask", "ask", ()),
+        ("ask", "ask", ()),
+        ("ask", "model", ("ask",)),
+        ("model", "ask", ("ask",)),
+        ("model", "ask", ("ask",)),
+    ]
+    assert all(gap.duration_s >= 0 for gap in program.graph.interceptions)
+
+
+async def test_waiting_for_a_human(engine: weft.Engine, model: ChatWeft) -> None:
+    """When a graph interrupts itself for a human, the time until the answer is an interception of that name."""
+    m = Maker(model, is_async=True)
+
+    def ask_human(_: Topics) -> Any:
+        interrupt("Shall I go on?")
+        return {}
+
+    graph = StateGraph(Topics).add_node("first", updating(m, m.asks("first", lambda _: "Hello"), "notes"))
+    graph.add_node("human", ask_human).add_node("second", updating(m, m.asks("second", lambda _: "Hello"), "notes"))
+    graph.add_edge(START, "first").add_edge("first", "human").add_edge("human", "second")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    async with weft.Program() as program:
+        config: Any = program.config(configurable={"thread_id": "1"})
+        await compiled.ainvoke({"notes": []}, config)
+        await compiled.ainvoke(Command(resume="yes"), config)
+    (gap,) = program.graph.interceptions
+    assert gap.tools == ("human",)
+    assert gap.duration_s > 0
+    assert edges(program.graph) == expected("first>second")
+
+
+async def test_times_and_costs(engine: weft.Engine, model: ChatWeft) -> None:
+    """The graph's accounts add up to the program's row, and a chain's critical path is all of its service."""
+    m = Maker(model, is_async=True)
+    async with weft.Program() as program:
+        await (m("a") | TEXT | m("b")).ainvoke("Hello", program.config())
+    graph, row = program.graph, program.row
+    assert row is not None
+    assert sum((call.account for call in graph.calls), weft.Account()) == row.account
+    assert graph.critical_path().service_s == pytest.approx(row.attained.service_s)
+    first, second = graph.calls
+    assert None not in (first.arrival_s, first.completion_s, second.arrival_s)
+    assert row.start_s <= first.arrival_s < first.completion_s <= second.arrival_s  # type: ignore[operator]
+
+
+async def test_cancelled_call(engine: weft.Engine, endless: ChatWeft, model: ChatWeft) -> None:
+    """A call that its caller gave up on stands in the graph as cancelled, with what it had cost; no other follows it."""
+    async with weft.Program() as program:
+        with anyio.move_on_after(0.3):
+            await endless.with_config(run_name="endless").ainvoke("Hello", program.config())
+        await quiet(engine)
+        await model.with_config(run_name="next").ainvoke("Hello", program.config())  # brings the account along
+    graph = program.graph
+    assert edges(graph) == {"endless", "next"}
+    assert [call.state for call in graph.calls] == [CallState.CANCELLED, CallState.FINISHED]
+    assert graph.calls[0].completion_s is not None
+    assert program.row is not None
+    assert sum(call.service_s for call in graph.calls) == pytest.approx(program.row.account.service_s)

@@ -1,0 +1,710 @@
+"""The OpenAI SDK on the session's engine: answers, streams, identity, cancellation and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any, Literal
+
+import anyio
+import httpx2
+import openai
+import pytest
+from langchain_witness import Ended, calls_in_flight, generating, levels, quiet, until
+from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
+from pydantic import BaseModel, Field
+
+import weft
+from weft.core.errors import (
+    CallFailedError,
+    ContextLengthError,
+    EngineClosedError,
+    EngineDiedError,
+    InvalidRequestError,
+    ProgramEndedError,
+    ProgramEngineError,
+    WeftError,
+)
+from weft.core.testing import RecordingBackend
+from weft.integrations._openai_errors import error_body, error_response
+from weft.integrations.openai import AsyncTransport, Transport, openai_client, sync_openai_client
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+
+QUESTION: list[Any] = [{"role": "user", "content": "Where is the lighthouse?"}]
+every_way = pytest.mark.parametrize("how", ["create", "create sync", "stream", "stream sync"])
+
+
+class Answer:
+    """A whole answer, however it came."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        choices = [part.choices[0] for part in parts if part.choices]
+        messages = [getattr(choice, "message", None) or choice.delta for choice in choices]
+        self.text = "".join(message.content or "" for message in messages)
+        self.finish_reason = next(choice.finish_reason for choice in choices if choice.finish_reason)
+        self.weft: dict[str, Any] = next(part.weft for part in parts if hasattr(part, "weft"))
+        self.usage: Any = next(part.usage for part in parts if part.usage)
+
+
+async def ask(engine: weft.Engine, program: weft.Program | None, how: str, /, **request: Any) -> Answer:
+    """Ask on one of the four ways, by default for 12 tokens of nonsense at once."""
+    given = {"model": engine.model, "messages": QUESTION, **short(**request)}
+    if how == "create":
+        return Answer([await openai_client(engine, program).chat.completions.create(**given)])
+    if how == "create sync":
+        client = sync_openai_client(engine, program)
+        return Answer([await asyncio.to_thread(client.chat.completions.create, **given)])
+    given |= {"stream": True, "stream_options": {"include_usage": True}}
+    if how == "stream":
+        return Answer([chunk async for chunk in await openai_client(engine, program).chat.completions.create(**given)])
+    client = sync_openai_client(engine, program)
+    return Answer(await asyncio.to_thread(lambda: list(client.chat.completions.create(**given))))
+
+
+def short(**request: Any) -> dict[str, Any]:
+    """What makes an answer 12 tokens long, whatever they are."""
+    extra = {"ignore_eos": True, **request.pop("extra_body", {})}
+    return {"temperature": 0, "max_tokens": 12, "extra_body": extra, **request}
+
+
+def endless(**request: Any) -> dict[str, Any]:
+    """What makes an answer last for seconds."""
+    return short(max_tokens=1900, **request)
+
+
+@pytest.fixture
+def structured(engine: weft.Engine) -> dict[str, Any]:
+    """For tool calls and JSON: schemas allow white space without end, which a random model likes."""
+    tokenizer: Any = engine._llm.renderer.tokenizer
+    blank = {str(token): -100 for token in tokenizer.get_vocab().values() if not tokenizer.decode([token]).strip()}
+    return {"model": engine.model, "messages": QUESTION, "temperature": 0, "max_tokens": 160, "logit_bias": blank}
+
+
+class Weather(BaseModel):
+    """The weather somewhere."""
+
+    city: Literal["Paris", "London"]
+    degrees: int = Field(ge=0, le=40)
+    warm: bool
+
+
+# -- answers
+
+
+@every_way
+async def test_answer(engine: weft.Engine, how: str) -> None:
+    """An answer carries its call's ids and account, and belongs to the program, on every way."""
+    async with weft.Program("asker", session_id="s1") as program:
+        answer = await ask(engine, program, how)
+    assert answer.text
+    assert answer.finish_reason == "length"
+    assert answer.usage.completion_tokens == answer.weft["output_tokens"] == 12
+    assert answer.usage.prompt_tokens == answer.weft["prompt_tokens"] > 0
+    assert answer.weft["service_s"] > 0
+    assert answer.weft["program_id"] == program.program_id
+    assert program.row is not None
+    assert (program.row.calls, str(program.row.state)) == (1, "finished")
+    assert program.row.account.service_s == answer.weft["service_s"]
+
+
+async def test_the_four_ways_agree(engine: weft.Engine) -> None:
+    """At temperature 0 it makes no difference on which way the model is asked."""
+    ways = ("create", "create sync", "stream", "stream sync")
+    assert len({(await ask(engine, None, how)).text for how in ways}) == 1
+
+
+async def test_several_choices(engine: weft.Engine) -> None:
+    """All choices of an answer are one call, streamed or not."""
+    async with weft.Program() as program:
+        client = openai_client(engine, program)
+        request = {"model": engine.model, "messages": QUESTION, **short(n=3, seed=1), "temperature": 1.0}
+        whole = await client.chat.completions.create(**request)
+        chunks = [chunk async for chunk in await client.chat.completions.create(stream=True, **request)]
+    assert len(whole.choices) == 3
+    texts = ["", "", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert len(program.graph) == 2
+    assert program.row is not None
+    assert program.row.calls == 2
+
+
+async def test_the_lazy_name(engine: weft.Engine) -> None:
+    """`weft.openai_client` is the same function, and makes a client of OpenAI's own class."""
+    assert weft.openai_client is openai_client
+    assert type(weft.openai_client(engine)) is AsyncOpenAI
+    assert type(sync_openai_client(engine)) is OpenAI
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_raw_response(engine: weft.Engine, stream: bool) -> None:
+    """Raw responses have a status, and the call's id as the request's."""
+    client = openai_client(engine)
+    request: dict[str, Any] = {"model": engine.model, "messages": QUESTION, "stream": stream, **short()}
+    raw = await client.chat.completions.with_raw_response.create(**request)
+    assert raw.status_code == 200
+    parsed: Any = raw.parse()
+    parts = [part async for part in parsed] if stream else [parsed]
+    assert raw.headers["x-request-id"] == raw.request_id == Answer([*parts, Usage()]).weft["call_id"]
+    async with client.chat.completions.with_streaming_response.create(**request) as response:
+        lines = [line async for line in response.iter_lines() if line]
+    assert (lines[-1] == "data: [DONE]") is stream
+    assert len(lines) > 12 if stream else len(lines) == 1
+
+
+class Usage:
+    """Stands for the chunk that nobody asked for."""
+
+    choices = ()
+    usage = True
+
+
+async def test_request_id(engine: weft.Engine) -> None:
+    """The SDK's `_request_id` is the call's id."""
+    completion: Any = await openai_client(engine).chat.completions.create(
+        model=engine.model, messages=QUESTION, **short()
+    )
+    assert completion._request_id == completion.weft["call_id"]
+
+
+async def test_models(engine: weft.Engine) -> None:
+    """The engine's model is listed, for both kinds of client."""
+    assert [model.id async for model in openai_client(engine).models.list()] == [engine.model]
+    models = await asyncio.to_thread(lambda: list(sync_openai_client(engine).models.list()))
+    assert [model.id for model in models] == [engine.model]
+
+
+async def test_model_may_be_left_empty(engine: weft.Engine) -> None:
+    """The SDK asks for a model; an empty one means the engine's."""
+    assert (await ask(engine, None, "create", model="")).text
+
+
+@pytest.mark.parametrize("beta", [True, False])
+async def test_parse(engine: weft.Engine, structured: dict[str, Any], beta: bool) -> None:
+    """`parse` gives an object of the class, which the schema held the model to."""
+    client = openai_client(engine)
+    completions = client.beta.chat.completions if beta else client.chat.completions
+    completion = await completions.parse(response_format=Weather, **structured)
+    assert isinstance(completion.choices[0].message.parsed, Weather)
+
+
+def test_parse_sync(engine: weft.Engine, structured: dict[str, Any]) -> None:
+    """So it does without an event loop."""
+    completion = sync_openai_client(engine).chat.completions.parse(response_format=Weather, **structured)
+    assert isinstance(completion.choices[0].message.parsed, Weather)
+
+
+async def test_parse_of_what_was_cut_off(engine: weft.Engine, structured: dict[str, Any]) -> None:
+    """An answer that max_tokens cut off is the SDK's own error."""
+    with pytest.raises(openai.LengthFinishReasonError):
+        await openai_client(engine).chat.completions.parse(response_format=Weather, **{**structured, "max_tokens": 3})
+
+
+async def test_parse_tools(engine: weft.Engine, structured: dict[str, Any]) -> None:
+    """A pydantic class as a tool gives parsed arguments."""
+    tools: Any = [pydantic_function_tool(Weather)]
+    completion = await openai_client(engine).chat.completions.parse(
+        tools=tools, tool_choice="required", parallel_tool_calls=False, **structured
+    )
+    calls = completion.choices[0].message.tool_calls
+    assert calls
+    assert all(isinstance(call.function.parsed_arguments, Weather) for call in calls)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_stream_helper(engine: weft.Engine, structured: dict[str, Any], sync: bool) -> None:
+    """`chat.completions.stream` gives events and the parsed whole; the account is on the chunk that ends the answer."""
+    if sync:
+
+        def read() -> tuple[list[Any], Any]:
+            with sync_openai_client(engine).chat.completions.stream(response_format=Weather, **structured) as stream:
+                return list(stream), stream.get_final_completion()
+
+        events, completion = await asyncio.to_thread(read)
+    else:
+        async with openai_client(engine).chat.completions.stream(response_format=Weather, **structured) as stream:
+            events = [event async for event in stream]
+            completion = await stream.get_final_completion()
+    assert isinstance(completion.choices[0].message.parsed, Weather)
+    assert {"chunk", "content.delta", "content.done"} <= {event.type for event in events}
+    assert [event.chunk.weft["service_s"] > 0 for event in events if hasattr(getattr(event, "chunk", None), "weft")]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_tool_loop(engine: weft.Engine, structured: dict[str, Any], stream: bool) -> None:
+    """A tool call and its result make two calls in a chain, with the tool between them in the graph."""
+    tools: Any = [pydantic_function_tool(Weather, name="weather")]
+    async with weft.Program() as program:
+        client = openai_client(engine, program)
+        request = {**structured, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+        if stream:
+            async with client.chat.completions.stream(**request) as events:
+                message = (await events.get_final_completion()).choices[0].message
+        else:
+            message = (await client.chat.completions.create(**request)).choices[0].message
+        assert message.tool_calls
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "mild"}
+        messages = [*QUESTION, message.model_dump(exclude_none=True), result]
+        await ask(engine, program, "create", messages=messages)
+    first, second = program.graph.calls
+    assert [edge.parent for edge in second.parents] == [first.call_id]
+    assert (first.tools, second.tools) == ((), ("weather",))
+
+
+@pytest.mark.parametrize("make", [lambda client: client.copy(), lambda client: client.with_options(timeout=60.0)])
+async def test_copies(engine: weft.Engine, make: Callable[[AsyncOpenAI], AsyncOpenAI]) -> None:
+    """A copy of a client is on the same engine and belongs to the same program, also when the first is closed."""
+    async with weft.Program() as program:
+        client = openai_client(engine, program)
+        answer: Any = await make(client).chat.completions.create(model=engine.model, messages=QUESTION, **short())
+        await client.close()
+        await openai_client(engine, program).chat.completions.create(model=engine.model, messages=QUESTION, **short())
+    assert answer.weft["program_id"] == program.program_id
+    assert len(program.graph) == 2
+
+
+async def test_transports_for_clients_of_others(engine: weft.Engine) -> None:
+    """The transports serve any httpx2 client, under any base URL."""
+    body = {"messages": QUESTION, "max_tokens": 3}
+    async with httpx2.AsyncClient(transport=AsyncTransport(engine), base_url="http://somewhere/v7") as http:
+        assert (await http.post("/chat/completions", json=body)).json()["weft"]["output_tokens"] == 3
+    with httpx2.Client(transport=Transport(engine), base_url="https://elsewhere") as sync_http:
+        response = await asyncio.to_thread(lambda: sync_http.post("/chat/completions", json=body))
+    assert response.json()["weft"]["output_tokens"] == 3
+
+
+# -- streams
+
+
+async def test_streams_for_real(engine: weft.Engine) -> None:
+    """Chunks come while the engine is still at it, one token each."""
+    async with weft.Program() as program:
+        client = openai_client(engine, program)
+        stream = await client.chat.completions.create(
+            model=engine.model, messages=QUESTION, stream=True, **short(max_tokens=300)
+        )
+        chunks = 0
+        async for chunk in stream:
+            chunks += 1
+            if chunks == 3:
+                assert calls_in_flight(engine)
+                assert len(chunk.choices[0].delta.content or "") < 40
+    assert chunks > 200
+
+
+async def test_sync_streams_for_real(engine: weft.Engine) -> None:
+    """So they do without an event loop, and nothing is left when the stream is closed early."""
+
+    def read() -> int:
+        request = {"model": engine.model, "messages": QUESTION, **endless()}
+        with weft.Program() as program:
+            stream = sync_openai_client(engine, program).chat.completions.create(stream=True, **request)
+            next(stream)
+            next(stream)
+            busy = calls_in_flight(engine)
+            stream.close()
+            deadline = time.monotonic() + 2
+            while calls_in_flight(engine) and time.monotonic() < deadline:
+                time.sleep(0.005)
+        return busy
+
+    assert await asyncio.to_thread(read)
+    assert not calls_in_flight(engine)
+
+
+@pytest.mark.parametrize("how", ["close", "context", "break", "generator"])
+@pytest.mark.parametrize("who", ["program", "nobody"])
+async def test_closed_stream(engine: weft.Engine, how: str, who: str) -> None:
+    """A stream that is not read to its end is aborted in the engine, however it is left."""
+    ended = Ended(engine)
+    async with weft.Program() as program:
+        client = openai_client(engine, program if who == "program" else None)
+        request = {"model": engine.model, "messages": QUESTION, "stream": True, **endless()}
+        stream: Any = await client.chat.completions.create(**request)
+        if how == "context":
+            async with stream:
+                await anext(stream)
+        elif how == "generator":
+            async with aclosing(aiter(stream)) as chunks:
+                await anext(chunks)
+            await stream.close()
+        else:
+            async for _chunk in stream:
+                break
+        if how == "close":
+            await stream.close()
+        del stream
+        await anyio.sleep(0.01)
+        gc.collect()  # the SDK's streams are cycles
+        await quiet(engine)
+    states = [(row.calls, row.account.output_tokens < 1000, str(row.state)) for row in ended.rows]
+    assert states == ([(1, True, "finished")] if who == "program" else [(1, True, "cancelled")])
+
+
+async def test_stream_never_read(engine: weft.Engine) -> None:
+    """A stream that is dropped without being read is aborted too."""
+    ended = Ended(engine)
+    await openai_client(engine).chat.completions.create(model=engine.model, messages=QUESTION, stream=True, **endless())
+    gc.collect()
+    await quiet(engine)
+    await until(lambda: len(engine.table) == 0, seconds=2)
+    assert [str(row.state) for row in ended.rows] == ["cancelled"]
+
+
+async def test_closed_while_somebody_waits(engine: weft.Engine) -> None:
+    """Closing a stream from another task aborts the call, and ends the loop that reads it."""
+    async with weft.Program() as program:
+        stream = await openai_client(engine, program).chat.completions.create(
+            model=engine.model, messages=QUESTION, stream=True, **endless()
+        )
+
+        async def read() -> int:
+            return len([chunk async for chunk in stream])
+
+        task = asyncio.create_task(read())
+        await generating(engine)
+        await stream.close()
+        await quiet(engine)
+        assert await task < 1000
+        assert task.cancelling() == 0
+
+
+async def test_finished_when_its_last_chunk_is_there(engine: weft.Engine) -> None:
+    """Who stops reading at the chunk with the finish reason has cut nothing off, and goes on after this call."""
+    async with weft.Program() as program:
+        stream = await openai_client(engine, program).chat.completions.create(
+            model=engine.model, messages=QUESTION, stream=True, stream_options={"include_usage": True}, **short()
+        )
+        async for chunk in stream:
+            if chunk.choices and chunk.choices[0].finish_reason:
+                break
+        await ask(engine, program, "create")
+    assert [str(call.state) for call in program.graph.calls] == ["finished", "finished"]
+    assert [len(call.parents) for call in program.graph.calls] == [0, 1]
+
+
+# -- identity
+
+
+async def test_fork_and_join(engine: weft.Engine) -> None:
+    """Calls one after another are a chain, calls at once a fork, and what follows joins them."""
+    async with weft.Program() as program:
+        calls = [(await ask(engine, program, "create")).weft]
+        calls += [
+            answer.weft for answer in await asyncio.gather(*(ask(engine, program, how) for how in ("create", "stream")))
+        ]
+        calls.append((await ask(engine, program, "stream sync")).weft)
+    assert levels(calls) == [[0], [1, 1], [2]]
+    assert program.graph.calls[0].call_id == calls[0]["call_id"]
+
+
+async def test_branches(engine: weft.Engine) -> None:
+    """A client bound to a branch keeps its calls on threads of their own."""
+
+    async def twice(program: weft.Program) -> list[dict[str, Any]]:
+        async with program.branch() as branch:
+            return [(await ask(engine, branch, how)).weft for how in ("create", "stream")]
+
+    async with weft.Program() as program:
+        one, other = await asyncio.gather(twice(program), twice(program))
+        last = (await ask(engine, program, "create")).weft
+    assert levels([*one, *other, last]) == [[0, 0], [1, 1], [2]]
+    assert len({call["thread_id"] for call in one}) == len({call["thread_id"] for call in other}) == 1
+
+
+async def test_lineage_tells_strands_apart(engine: weft.Engine) -> None:
+    """Where two strands run beside each other without branches, what a call is given says whose it is."""
+
+    async def strand(name: str, client: AsyncOpenAI) -> None:
+        messages: list[Any] = [{"role": "user", "content": f"Tell {name} about the harbour."}]
+        for _ in range(3):
+            answer = await client.chat.completions.create(model=engine.model, messages=messages, **short(max_tokens=30))
+            messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+            messages.append({"role": "user", "content": f"Go on, says {name}."})
+
+    async with weft.Program() as program:
+        client = openai_client(engine, program)
+        await asyncio.gather(strand("Ada", client), strand("Grace", client))
+    assert len(program.graph.threads) == 2
+    assert sorted(len(calls) for calls in program.graph.threads.values()) == [3, 3]
+
+
+async def test_program_of_its_own(engine: weft.Engine) -> None:
+    """Without a program, every call is one."""
+    ended = Ended(engine)
+    for how in ("create", "stream", "create sync", "stream sync"):
+        await ask(engine, None, how)
+    assert [(row.calls, str(row.state)) for row in ended.rows] == [(1, "finished")] * 4
+
+
+async def test_many_at_once(engine: weft.Engine) -> None:
+    """Many programs at once, on one event loop and on threads, get each its own calls."""
+
+    async def one(how: str) -> tuple[str, set[str]]:
+        async with weft.Program() as program:
+            answers = [await ask(engine, program, how) for _ in range(2)]
+        return program.program_id, {answer.weft["program_id"] for answer in answers}
+
+    found = await asyncio.gather(*(one(how) for how in ("create", "stream", "create sync", "stream sync") * 4))
+    assert all(programs == {program_id} for program_id, programs in found)
+
+
+def test_one_client_on_several_event_loops(engine: weft.Engine) -> None:
+    """A client is tied to no event loop, and a sync one to no thread."""
+    with weft.Program() as program:
+        client, sync_client = openai_client(engine, program), sync_openai_client(engine, program)
+        request = {"model": engine.model, "messages": QUESTION, **short()}
+
+        def on_a_loop_of_its_own(_: int) -> None:
+            async def call() -> None:
+                await client.chat.completions.create(**request)
+
+            asyncio.run(call())
+            sync_client.chat.completions.create(**request)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(on_a_loop_of_its_own, range(8)))
+    assert program.row is not None
+    assert program.row.calls == 16
+
+
+# -- cancelled
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("how", ["task", "wait_for", "move_on_after"])
+async def test_cancelled(engine: weft.Engine, stream: bool, how: str) -> None:
+    """Cancelling the entrypoint aborts its call in the engine, and the program ends as cancelled."""
+    ended = Ended(engine)
+
+    @weft.program
+    async def main(program: weft.Program) -> None:
+        client = openai_client(engine, program)
+        request = {"model": engine.model, "messages": QUESTION, **endless()}
+        if stream:
+            async for _ in await client.chat.completions.create(stream=True, **request):
+                pass
+        else:
+            await client.chat.completions.create(**request)
+
+    if how == "task":
+        task = asyncio.create_task(main())
+        await generating(engine)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif how == "wait_for":
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(main(), 0.2)
+    else:
+        with anyio.move_on_after(0.2) as scope:
+            await main()
+        assert scope.cancelled_caught
+    await quiet(engine)
+    (row,) = ended.rows
+    assert (row.calls, str(row.state)) == (1, "cancelled")
+    assert row.account.output_tokens < 1000
+
+
+async def test_cancelled_in_the_queue(engine: weft.Engine) -> None:
+    """A stream that is cancelled before its first chunk, while it waits for its turn, leaves nothing behind."""
+    async with weft.Program() as program:
+        client = openai_client(engine, program)
+        request = {"model": engine.model, "messages": QUESTION, "stream": True, **endless()}
+        tasks = [asyncio.create_task(client.chat.completions.create(**request)) for _ in range(8)]  # 4 can run
+        await until(lambda: any(task.done() for task in tasks))
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if not isinstance(result, BaseException):
+                await result.close()
+        await quiet(engine)
+    assert any(isinstance(result, asyncio.CancelledError) for result in results)
+
+
+def test_keyboard_interrupt(engine: weft.Engine) -> None:
+    """A Ctrl-C while a sync call waits aborts it."""
+    ended = Ended(engine)
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 10
+        while not engine._llm.get_num_unfinished_requests() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), weft.Program("interrupted") as program:
+        sync_openai_client(engine, program).chat.completions.create(model=engine.model, messages=QUESTION, **endless())
+    thread.join()
+    asyncio.run(quiet(engine))
+    assert ended.states == {"interrupted": "cancelled"}
+
+
+@every_way
+async def test_timeout(engine: weft.Engine, how: str) -> None:
+    """A timeout that the user sets is the SDK's timeout error, and the call is aborted; there is none otherwise."""
+    ended = Ended(engine)
+    with pytest.raises(openai.APITimeoutError):
+        await ask(engine, None, how, timeout=1e-4, **endless())
+    await quiet(engine)
+    assert [str(row.state) for row in ended.rows] == ["cancelled"]
+    assert openai_client(engine).timeout is None
+
+
+# -- errors
+
+
+@every_way
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1}, {"top_p": 7}, {"n": 0}, {"tools": [3]}, {"stop": 5}, {"messages": [3]}],
+    ids=str,
+)  # fmt: skip
+async def test_invalid_request(engine: weft.Engine, how: str, wrong: dict[str, Any]) -> None:
+    """What makes no sense is a bad request that names the field, on every way."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(engine, None, how, **wrong)
+    assert next(iter(wrong)) in caught.value.message
+    assert caught.value.type == "invalid_request_error"
+    await quiet(engine)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [3, "Hello", [{"role": "assistant", "tool_calls": 3}, {"role": "tool", "tool_call_id": []}],
+     [{"role": "assistant", "tool_calls": [{"id": [], "function": 3}, 3]}, {"role": "tool"}]],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("how", ["create", "stream"])
+async def test_messages_that_are_none(engine: weft.Engine, how: str, messages: Any) -> None:
+    """Messages of any shape are read for what they are given by, and refused as a bad request."""
+    async with weft.Program() as program:
+        with pytest.raises(openai.BadRequestError):
+            await ask(engine, program, how, messages=messages)
+    await quiet(engine)
+
+
+@every_way
+@pytest.mark.parametrize(
+    "what", [{"max_tokens": 1_000_000}, {"messages": [{"role": "user", "content": "fog " * 3000}]}]
+)
+async def test_context_length(engine: weft.Engine, how: str, what: dict[str, Any]) -> None:
+    """What does not fit the model's context has the code that OpenAI's has."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(engine, None, how, **what)
+    assert caught.value.code == "context_length_exceeded"
+    await quiet(engine)
+
+
+async def test_body_that_is_no_request(engine: weft.Engine) -> None:
+    """A body that is no JSON object is a bad request."""
+    for content in (b"{", b"[]", b"\xff"):
+        with pytest.raises(openai.BadRequestError, match="JSON"):
+            await openai_client(engine).post("/chat/completions", content=content, cast_to=httpx2.Response)
+
+
+@every_way
+async def test_another_model(engine: weft.Engine, how: str) -> None:
+    """A model that is not the engine's is not found, and the error says which one is."""
+    with pytest.raises(openai.NotFoundError, match="tiny") as caught:
+        await ask(engine, None, how, model="gpt-7")
+    assert caught.value.code == "model_not_found"
+
+
+async def test_another_path(engine: weft.Engine) -> None:
+    """What is not served is not found, and the error says what is."""
+    client = openai_client(engine)
+    for call in (client.embeddings.create(model="m", input="x"), client.responses.create(model="m", input="x")):
+        with pytest.raises(openai.NotFoundError, match="POST /chat/completions and GET /models"):
+            await call
+
+
+@every_way
+async def test_program_has_ended(engine: weft.Engine, how: str) -> None:
+    """A call after the program's end is a conflict, which is not tried again."""
+    async with weft.Program("over") as program:
+        await ask(engine, program, "create")
+    with pytest.raises(openai.ConflictError, match="over") as caught:
+        await ask(engine, program, how)
+    assert caught.value.code == "program_ended"
+    assert len(program.graph) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_program_ends_meanwhile(engine: weft.Engine, stream: bool) -> None:
+    """So is one whose program ends under it; a stream that has begun can only say so in a chunk."""
+
+    async def call(program: weft.Program) -> None:
+        client = openai_client(engine, program)
+        request = {"model": engine.model, "messages": QUESTION, **endless()}
+        if stream:
+            async for _ in await client.chat.completions.create(stream=True, **request):
+                pass
+        else:
+            await client.chat.completions.create(**request)
+
+    async with weft.Program("short") as program:
+        task = asyncio.create_task(call(program))
+        await generating(engine)
+    with pytest.raises(openai.APIError, match="short") as caught:
+        await task
+    assert caught.value.code == "program_ended"
+    assert isinstance(caught.value, openai.ConflictError) is not stream
+    await quiet(engine)
+
+
+async def test_another_engines_program(engine: weft.Engine) -> None:
+    """A program that runs on another engine is a conflict."""
+    async with weft.Program() as program:
+        program.bind(RecordingBackend())
+        with pytest.raises(openai.ConflictError) as caught:
+            await ask(engine, program, "create")
+    assert caught.value.code == "program_engine"
+
+
+STATUSES: dict[str, tuple[WeftError, int, type[openai.APIStatusError], bool]] = {
+    "invalid_request": (InvalidRequestError("no"), 400, openai.BadRequestError, False),
+    "context_length_exceeded": (ContextLengthError("no."), 400, openai.BadRequestError, False),
+    "program_ended": (ProgramEndedError("p", "name"), 409, openai.ConflictError, False),
+    "program_engine": (ProgramEngineError("p", "name"), 409, openai.ConflictError, False),
+    "call_failed": (CallFailedError("no"), 500, openai.InternalServerError, True),
+    "engine_closed": (EngineClosedError(), 503, openai.InternalServerError, False),
+    "engine_died": (EngineDiedError(), 503, openai.InternalServerError, False),
+    "weft_error": (WeftError("no"), 500, openai.InternalServerError, False),
+}
+
+
+@pytest.mark.parametrize("code", STATUSES)
+async def test_statuses(engine: weft.Engine, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Each of Weft's errors has a status and a code; nothing is tried twice, unless the user says so and it helps."""
+    error, status, kind, may_help = STATUSES[code]
+    tries = []
+
+    async def fail(*_args: Any) -> Any:
+        tries.append(1)
+        raise error
+
+    monkeypatch.setattr(engine, "chat", fail)
+    client = openai_client(engine)
+    for retries, expected in ((0, 1), (1, 2 if may_help else 1)):
+        tries.clear()
+        with pytest.raises(kind) as caught:
+            await client.with_options(max_retries=retries).chat.completions.create(
+                model=engine.model, messages=QUESTION
+            )
+        assert (caught.value.status_code, caught.value.code, len(tries)) == (status, code, expected)
+        assert str(error) in caught.value.message
+    assert client.max_retries == 0
+    assert error_response(error).json() == error_body(error)
