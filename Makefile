@@ -9,12 +9,13 @@ LOCK   := requirements/cpu.txt
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-core lint lock clean
+.PHONY: help setup model demo test test-core test-soak lint lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
 	@echo "make test       set up, then run every test (real vLLM included)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
+	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
 	@echo "make lint       ruff, mypy (strict), import-linter"
 	@echo "make lock       resolve $(LOCK) again from pyproject.toml (needs uv)"
 	@echo "make clean      remove the virtual environment and build outputs (the model cache stays)"
@@ -54,7 +55,10 @@ test: model
 	@$(BIN)/python -m pytest
 
 test-core: setup
-	@$(BIN)/python -m pytest -m "not engine"
+	@$(BIN)/python -m pytest -m "not engine and not soak"
+
+test-soak: setup
+	@$(BIN)/python -m pytest -m soak
 
 lint: setup
 	$(BIN)/ruff check .

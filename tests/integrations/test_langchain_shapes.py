@@ -759,7 +759,7 @@ async def test_times_and_costs(engine: weft.Engine, model: ChatWeft) -> None:
 
 
 async def test_cancelled_call(engine: weft.Engine, endless: ChatWeft, model: ChatWeft) -> None:
-    """A call that its caller gave up on stands in the graph as cancelled, with what it had cost; no other follows it."""
+    """A call that its caller gave up on stands in the graph as cancelled, with what it had cost."""
     async with weft.Program() as program:
         with anyio.move_on_after(0.3):
             await endless.with_config(run_name="endless").ainvoke("Hello", program.config())

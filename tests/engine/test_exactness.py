@@ -1,0 +1,80 @@
+"""A call that is preempted, however often and at any point, yields what it yields undisturbed; on real engines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+ENGINES = ("sync", "sync+caching", "async", "async+caching")
+PHASES = ("prefill", "first token", "decode")
+FEATURES = {
+    "greedy",
+    "seeded",
+    "chunked prompt",
+    "logprobs",
+    "structured",
+    "n > 1",
+    "stop string",
+    "stop token",
+    "penalties",
+    "min_tokens",
+    "streamed",
+}
+
+
+def examine(model: Path, folder: Path, *options: str) -> dict[str, dict[str, Any]]:
+    """What `exactness_engine.py` finds, for each engine."""
+    script, found = Path(__file__).with_name("exactness_engine.py"), folder / "found.json"
+    command = [sys.executable, str(script), str(model), str(found), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(found.read_text())
+
+
+def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
+    """No call of an engine differs, and enough of every kind were forced out at every point."""
+    assert found["mismatches"] == []
+    # A choice closer than rounding is nobody's fault, but one in a thousand calls at most has one that matters.
+    assert len(found["decided_by_rounding"]) <= found["calls"] // 1000 + 1
+    forced = found["preemptions"]["forced"]
+    assert sum(forced.values()) >= preemptions
+    assert set(found["touched"]) == FEATURES
+    for feature, phases in found["touched"].items():
+        assert all(phases[phase] for phase in PHASES), (feature, phases)
+    assert forced["recompute"] > 0
+    for cause in ("policy", "memory"):  # Weft's own preemptions, and vLLM's when KV blocks run out
+        assert sum(found["preemptions"][cause].values()) > 0
+    assert (found["while_in_flight"] > 0) == engine.startswith("async")
+
+
+@pytest.fixture(scope="module")
+def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every engine, disturbed until each kind of call was forced out in each phase."""
+    return examine(tiny_model, tmp_path_factory.mktemp("exactness"), "--preemptions", "100", "--faults")
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_preempted_calls_yield_what_they_yield_undisturbed(found: dict[str, dict[str, Any]], kind: str) -> None:
+    """At least 100 random preemptions on each engine change no token, text, logprob or finish reason."""
+    check(found[kind], kind, 100)
+
+
+def test_a_wrong_resume_is_noticed(found: dict[str, dict[str, Any]]) -> None:
+    """A scheduler that loses a token, or takes freed KV blocks for computed, makes mismatches."""
+    assert set(found["noticed"]) == {"loses a token", "trusts freed blocks"}
+    assert all(found["noticed"].values())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_thousand_preemptions_change_nothing(tiny_model: Path, tmp_path: Path, kind: str) -> None:
+    """At least 1,000 random preemptions on each engine, of other calls than in the shorter test."""
+    options = ("--seed", "1", "--engine", kind, "--preemptions", "1000", "--rounds", "100")
+    check(examine(tiny_model, tmp_path, *options)[kind], kind, 1000)
