@@ -47,18 +47,18 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         Raises:
             httpx2.ReadTimeout: the request's read timeout, in seconds, ran out; the call is aborted.
         """
-        what = request.method, request.url.path
+        method, path = request.method, request.url.path
         try:
-            if what[0] == "POST" and what[1].endswith("/chat/completions"):
+            if method == "POST" and path.endswith("/chat/completions"):
                 return await self._chat(request)
         except WeftError as error:
             return error_response(error)
-        if what[0] == "GET" and what[1].endswith("/models"):
+        if method == "GET" and path.endswith("/models"):
             model = {"id": self._engine.model, "object": "model", "created": 0, "owned_by": "weft"}
             return httpx2.Response(200, json={"object": "list", "data": [model]})
         return refusal(
             404,
-            f"{' '.join(what)} is not served in this process: only POST /chat/completions and GET /models are.",
+            f"{method} {path} is not served in this process: only POST /chat/completions and GET /models are.",
             "not_served",
         )
 

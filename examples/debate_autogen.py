@@ -1,0 +1,106 @@
+"""Debates between AutoGen agents, several at once: one for, one against, and a judge who decides after each round.
+
+Run it with `python examples/debate_autogen.py`, or `--model Qwen/Qwen2.5-0.5B-Instruct`. What makes it a Weft example
+is four lines: the engine, `@weft.program`, `WeftChatCompletionClient(engine)` and `bind_team(team, program)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.messages import BaseChatMessage, StructuredMessage
+from autogen_agentchat.teams import RoundRobinGroupChat
+from pydantic import BaseModel
+from rich.console import Console
+
+import weft
+from weft.console import process_table
+from weft.graph_view import save
+from weft.integrations.autogen import WeftChatCompletionClient, bind_team
+
+# What is debated, and for how many rounds. The engine has two slots: the long debate makes way for the short ones.
+MOTIONS: Final = {"Cities should ban cars": 3, "Homework helps children": 1, "Tea is better than coffee": 1}
+
+
+class Verdict(BaseModel):
+    """What the judge says, held to this form by vLLM."""
+
+    winner: Literal["pro", "contra"]
+    by: Literal["a little", "a lot"]
+
+
+def make_team(engine: weft.Engine, rounds: int) -> RoundRobinGroupChat:
+    """The debaters and their judge, who speak in turn."""
+
+    def client(opening: str | None = None) -> WeftChatCompletionClient:
+        """A client for one agent. A model of 135 million parameters keeps to its side if its opening is given."""
+        form = {"regex": rf"{opening}, because [^.\n]{{20,80}}\."} if opening else None
+        return WeftChatCompletionClient(
+            engine, temperature=0, max_tokens=40, repetition_penalty=1.2, structured_outputs=form
+        )
+
+    pro = AssistantAgent("pro", client("Yes"), system_message="You are for it. Give a reason.")
+    contra = AssistantAgent("contra", client("No"), system_message="You are against it. Give a reason.")
+    judge = AssistantAgent("judge", client(), system_message="Judge who argues better.", output_content_type=Verdict)
+    members = [pro, contra, judge]
+    return RoundRobinGroupChat([*members], max_turns=3 * rounds, custom_message_types=[StructuredMessage[Verdict]])
+
+
+@weft.program
+async def debate(motion: str, engine: weft.Engine, program: weft.Program) -> tuple[list[str], weft.Program]:
+    """Debate a motion.
+
+    Returns:
+        What was said, and the program, for its graph.
+    """
+    team = bind_team(make_team(engine, MOTIONS[motion]), program)
+    result = await team.run(task=f"{motion}. Yes or no?")
+    messages = [message for message in result.messages[1:] if isinstance(message, BaseChatMessage)]
+    return [f"{message.source:7} {' '.join(message.to_text().split())}" for message in messages], program
+
+
+async def run(model: str | None, picture: Path, console: Console) -> None:
+    """Start an engine, hold the debates at once, and print them and the process table."""
+    with console.status("starting vLLM (half a minute to a minute) ..."):
+        engine = await weft.Engine.create(
+            model,
+            max_num_seqs=2,  # few, so that programs compete
+            max_model_len=2048,
+            enforce_eager=True,  # a slower step for a quicker start
+            use_tqdm_on_load=False,
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+        )
+    async with engine:
+        debates = await asyncio.gather(*(debate.options(name=motion)(motion, engine) for motion in MOTIONS))
+        for motion, (said, _) in zip(MOTIONS, debates, strict=True):
+            console.print(f"\n[bold]{motion}[/]")
+            for line in said:
+                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print()
+        console.print(process_table(engine.table))
+        _, longest = debates[0]
+        save(longest.graph, picture)
+        console.print(f"graph of the first debate: {picture}", highlight=False)
+
+
+def main(
+    model: Annotated[str | None, typer.Option(help="A folder in Hugging Face format, or a hub name.")] = None,
+    picture: Annotated[Path, typer.Option(help="Graph to draw: .svg, .png, .mmd, .dot.")] = Path("debate_autogen.svg"),
+) -> None:
+    """Hold the debates, and print what was said and what it took."""
+    # This is a program of its own, so it may quiet the libraries; `VLLM_LOGGING_LEVEL=INFO` brings vLLM's log back.
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_LOGS", "-torch._library")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    asyncio.run(run(model, picture, Console()))
+
+
+if __name__ == "__main__":
+    typer.run(main)

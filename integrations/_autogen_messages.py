@@ -1,0 +1,124 @@
+"""From AutoGen's messages, tools and formats to OpenAI's wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from autogen_core import Image
+from autogen_core.models import (
+    FunctionExecutionResultMessage,
+    LLMMessage,
+    ModelInfo,
+    SystemMessage,
+    UserMessage,
+)
+from autogen_core.tools import Tool, ToolSchema
+from pydantic import BaseModel
+
+from weft.core.errors import InvalidRequestError
+
+ToolChoice = Tool | Literal["auto", "required", "none"]
+
+
+def to_messages(messages: Sequence[LLMMessage], model_info: ModelInfo, *, name_prefixes: bool) -> list[dict[str, Any]]:
+    """Messages in OpenAI's format.
+
+    Raises:
+        InvalidRequestError: an image for a model without vision, or system messages that its template cannot render.
+    """
+    if not model_info.get("multiple_system_messages"):
+        messages = _one_system_message(messages)
+    return [written for message in messages for written in _to_message(message, model_info, name_prefixes)]
+
+
+def _one_system_message(messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+    """System messages that follow each other as one, as AutoGen's own clients have it."""
+    places = [place for place, message in enumerate(messages) if isinstance(message, SystemMessage)]
+    if not places:
+        return list(messages)
+    first, last = places[0], places[-1]
+    if last - first >= len(places):
+        raise InvalidRequestError(
+            "the model's chat template takes system messages only at one place, and there are others between these. "
+            "Send what comes later as user messages, or say multiple_system_messages=True in model_info."
+        )
+    text = "\n".join(str(messages[place].content) for place in places)
+    return [*messages[:first], SystemMessage(content=text), *messages[last + 1 :]]
+
+
+def _to_message(message: LLMMessage, model_info: ModelInfo, name_prefixes: bool) -> Iterator[dict[str, Any]]:
+    if isinstance(message, SystemMessage):
+        yield {"role": "system", "content": message.content}
+    elif isinstance(message, UserMessage):
+        prefix = f"{message.source} said:\n" if name_prefixes else ""
+        yield {"role": "user", "name": message.source, "content": _user_content(message, prefix, model_info)}
+    elif isinstance(message, FunctionExecutionResultMessage):
+        for result in message.content:
+            yield {"role": "tool", "tool_call_id": result.call_id, "name": result.name, "content": result.content}
+    elif isinstance(message.content, str):
+        yield {"role": "assistant", "content": message.content}
+    else:
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.content
+        ]
+        yield {"role": "assistant", "content": message.thought, "tool_calls": calls}
+
+
+def _user_content(message: UserMessage, prefix: str, model_info: ModelInfo) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return prefix + message.content
+    if not model_info["vision"] and any(isinstance(part, Image) for part in message.content):
+        raise InvalidRequestError(
+            "a message has an image and the model takes none (model_info['vision'] is False). Remove the images, or "
+            "give a client on a model with vision a model_info that says so."
+        )
+    texts = [prefix, *message.content] if prefix else message.content
+    return [part.to_openai_format() if isinstance(part, Image) else {"type": "text", "text": part} for part in texts]
+
+
+def to_tools(tools: Sequence[Tool | ToolSchema]) -> list[dict[str, Any]]:
+    """Tools in OpenAI's format."""
+    schemas = [tool.schema if isinstance(tool, Tool) else tool for tool in tools]
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": schema["name"],
+                "description": schema.get("description", ""),
+                "parameters": schema.get("parameters", {}),
+            },
+        }
+        for schema in schemas
+    ]
+
+
+def to_tool_choice(choice: ToolChoice, tools: list[dict[str, Any]]) -> str | dict[str, Any]:
+    """A tool choice in OpenAI's format.
+
+    Raises:
+        InvalidRequestError: it names a tool that is not among those offered, or is none of AutoGen's choices.
+    """
+    if isinstance(choice, str):
+        if choice not in ("auto", "required", "none"):
+            raise InvalidRequestError(f"tool_choice is 'auto', 'required', 'none' or a Tool, not {choice!r}.")
+        return choice
+    names = [tool["function"]["name"] for tool in tools]
+    if choice.name not in names:
+        raise InvalidRequestError(f"tool_choice names {choice.name!r}, and the tools offered are {names}.")
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def to_response_format(json_output: bool | type[BaseModel]) -> dict[str, Any]:
+    """AutoGen's `json_output` as OpenAI's `response_format`.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    if isinstance(json_output, bool):
+        return {"type": "json_object" if json_output else "text"}
+    if not isinstance(json_output, type):
+        raise InvalidRequestError(f"json_output is True, False or a pydantic class, not {json_output!r}.")
+    schema = {"name": json_output.__name__, "schema": json_output.model_json_schema(), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}

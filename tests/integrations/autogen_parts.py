@@ -1,0 +1,78 @@
+"""What the AutoGen tests share: clients whose random model says what a test needs, and graphs with readable names."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from autogen_core.models import LLMMessage, SystemMessage, UserMessage
+
+import weft
+from weft.integrations.autogen import WeftChatCompletionClient
+
+
+def asked(text: str = "Where is the lighthouse?") -> list[LLMMessage]:
+    """A conversation that begins."""
+    return [SystemMessage(content="You are a helpful assistant."), UserMessage(content=text, source="user")]
+
+
+def babbling(engine: weft.Engine, tokens: int = 12, **fields: Any) -> WeftChatCompletionClient:
+    """Says nonsense of so many tokens, another for every prompt."""
+    return WeftChatCompletionClient(engine, temperature=0, max_tokens=tokens, ignore_eos=True, **fields)
+
+
+def endless(engine: weft.Engine) -> WeftChatCompletionClient:
+    """Talks for seconds, unless it is stopped."""
+    return babbling(engine, tokens=1900)
+
+
+def terse(engine: weft.Engine, **fields: Any) -> WeftChatCompletionClient:
+    """For tool calls and JSON. Schemas allow white space without end, which a random model likes: ruled out here."""
+    tokenizer: Any = engine._llm.renderer.tokenizer
+    blank = {str(token): -100 for token in tokenizer.get_vocab().values() if not tokenizer.decode([token]).strip()}
+    return WeftChatCompletionClient(engine, temperature=0, max_tokens=160, logit_bias=blank, **fields)
+
+
+def saying(engine: weft.Engine, *texts: str, **fields: Any) -> WeftChatCompletionClient:
+    """Says one of some texts."""
+    return WeftChatCompletionClient(engine, temperature=0, structured_outputs={"choice": list(texts)}, **fields)
+
+
+def calling(engine: weft.Engine, *calls: tuple[str, dict[str, Any]], **fields: Any) -> WeftChatCompletionClient:
+    """Makes these tool calls, after a thought: "I ask."
+
+    Where tools are offered, vLLM lets the model choose between a text that was asked for and other calls. Those begin
+    with "<", which it is kept from; the thought begins otherwise.
+    """
+    parts = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    text = "I ask." + "".join(f"\n<tool_call>\n{part}\n</tool_call>" for part in parts)
+    tokenizer: Any = engine._llm.renderer.tokenizer
+    vocabulary = tokenizer.get_vocab().values()
+    bias = {str(token): -100 for token in vocabulary if tokenizer.decode([token]).startswith("<")}
+    return saying(engine, text, logit_bias=bias, **fields)
+
+
+def named(program: weft.Program) -> dict[str, str]:
+    """Readable names of a program's calls: the agent and how many of its calls this is."""
+    counts: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    for node in program.graph.calls:
+        counts[node.label] += 1
+        names[node.call_id] = f"{node.label}{counts[node.label]}"
+    return names
+
+
+def parents(program: weft.Program) -> dict[str, list[str]]:
+    """The parents of each call; those that are guesses have a question mark."""
+    names = named(program)
+    return {
+        names[node.call_id]: sorted(names[edge.parent] + ("" if edge.exact else "?") for edge in node.parents)
+        for node in program.graph.calls
+    }
+
+
+def threads(program: weft.Program) -> list[list[str]]:
+    """The calls of each thread."""
+    names = named(program)
+    return [[names[call_id] for call_id in calls] for calls in program.graph.threads.values()]

@@ -1,0 +1,274 @@
+"""Binding a team at once: whom it covers, what it refuses, and binding it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("autogen_agentchat", reason="the AutoGen extra is not installed")
+
+from autogen_agentchat.agents import AssistantAgent, BaseChatAgent, CodeExecutorAgent, UserProxyAgent
+from autogen_agentchat.agents._code_executor_agent import ApprovalRequest, ApprovalResponse
+from autogen_agentchat.base import Response
+from autogen_agentchat.messages import BaseChatMessage, TextMessage
+from autogen_agentchat.teams import MagenticOneGroupChat, RoundRobinGroupChat, SelectorGroupChat
+from autogen_core import CancellationToken
+from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
+from autogen_core.models import ChatCompletionClient
+from autogen_ext.models.cache import ChatCompletionCache
+from autogen_ext.models.replay import ReplayChatCompletionClient
+from autogen_parts import babbling, parents, saying
+
+import weft
+from weft.core.errors import ProgramEndedError, ProgramError
+from weft.integrations.autogen import TeamBindingError, WeftChatCompletionClient, bind_team
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+
+
+def agent(name: str, client: ChatCompletionClient, **extra: Any) -> AssistantAgent:
+    return AssistantAgent(name, client, system_message=f"You are {name}.", **extra)
+
+
+def pair(engine: weft.Engine, *names: str, **extra: Any) -> RoundRobinGroupChat:
+    return RoundRobinGroupChat([agent(name, babbling(engine)) for name in names or ("ann", "bob")], **extra)
+
+
+class Poet(BaseChatAgent):
+    """A user's own agent, with clients where it likes to keep them."""
+
+    def __init__(self, name: str, client: ChatCompletionClient) -> None:
+        super().__init__(name, "A poet.")
+        self.muses: list[ChatCompletionClient] = [client]
+        self.critics: dict[str, ChatCompletionClient] = {"stern": client}
+
+    @property
+    def produced_message_types(self) -> Sequence[type[BaseChatMessage]]:
+        return (TextMessage,)
+
+    async def on_messages(self, messages: Sequence[BaseChatMessage], cancellation_token: CancellationToken) -> Response:
+        texts = [message.to_model_message() for message in messages]
+        for client in (*self.muses, *self.critics.values()):
+            answer = await client.create(texts, cancellation_token=cancellation_token)
+        return Response(chat_message=TextMessage(content=str(answer.content), source=self.name))
+
+    async def on_reset(self, cancellation_token: CancellationToken) -> None: ...
+
+
+class NoExecutor(CodeExecutor):
+    """Runs nothing."""
+
+    component_type = "code_executor"
+
+    async def execute_code_blocks(
+        self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
+    ) -> CodeResult:
+        return CodeResult(exit_code=0, output="")
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def restart(self) -> None: ...
+
+
+def never(_request: ApprovalRequest) -> ApprovalResponse:
+    return ApprovalResponse(approved=False, reason="never")
+
+
+def labels(program: weft.Program) -> list[str]:
+    return [call.label for call in program.graph.calls]
+
+
+# -- whom it covers
+
+
+async def test_it_returns_the_team(engine: weft.Engine) -> None:
+    """The same object, so that it can be bound where it is made; agents with nothing to bind are left alone."""
+    team = RoundRobinGroupChat(
+        [
+            agent("ann", babbling(engine)),
+            UserProxyAgent("me"),
+            CodeExecutorAgent("code", NoExecutor(), approval_func=never),
+        ]
+    )
+    with weft.Program() as program:
+        assert bind_team(team, program) is team
+
+
+async def test_agents_of_ones_own(engine: weft.Engine) -> None:
+    """An agent of a user's class, with clients in a list and in a dictionary."""
+    team = RoundRobinGroupChat([Poet("poet", babbling(engine))], max_turns=1)
+    async with weft.Program() as program:
+        await bind_team(team, program).run(task="Sing.")
+    assert labels(program) == ["poet", "poet"]
+
+
+async def test_a_client_behind_a_cache(engine: weft.Engine) -> None:
+    """A client that another one wraps is bound inside it; what the cache answers is no call."""
+    asker = agent("asker", ChatCompletionCache(babbling(engine)))
+    async with weft.Program() as program:
+        bind_team(asker, program)
+        await asker.run(task="Talk.")
+        await asker.on_reset(CancellationToken())
+        await asker.run(task="Talk.")
+    assert labels(program) == ["asker"]
+
+
+async def test_an_orchestrator(engine: weft.Engine) -> None:
+    """Magentic-One's own client is bound as well, under the team's name."""
+    team = MagenticOneGroupChat([agent("ann", babbling(engine))], babbling(engine), name="magentic")
+    with weft.Program() as program:
+        bind_team(team, program)
+        assert team._model_client.binding.agent == "magentic"  # type: ignore[attr-defined]
+
+
+async def test_names_given_by_hand(engine: weft.Engine) -> None:
+    """An agent that was bound under another name keeps it, and a client may be shared by all."""
+    client = babbling(engine)
+    async with weft.Program() as program:
+        team = RoundRobinGroupChat(
+            [agent("ann", client.bind(program, agent="the first")), agent("bob", client), agent("cid", client)],
+            max_turns=3,
+        )
+        await bind_team(team, program).run(task="Talk.")
+    assert labels(program) == ["the first", "bob", "cid"]
+    assert client.binding is None
+    assert client.total_usage().completion_tokens == 36
+
+
+async def test_with_the_decorator(engine: weft.Engine) -> None:
+    """A team that is made, bound and run inside an entrypoint."""
+    client = babbling(engine)
+
+    @weft.program
+    async def debate(topic: str, program: weft.Program) -> list[str]:
+        team = bind_team(RoundRobinGroupChat([agent(name, client) for name in ("ann", "bob")], max_turns=2), program)
+        result = await team.run(task=topic)
+        assert labels(program) == ["ann", "bob"]
+        return [message.source for message in result.messages]
+
+    assert await debate("The sea") == ["user", "ann", "bob"]
+    assert [row.info.name for row in engine.table.ended()[:1]] == ["debate"]
+
+
+# -- again
+
+
+@pytest.mark.parametrize("kind", ["round robin", "selector"])
+async def test_a_team_is_bound_again_for_its_next_run(engine: weft.Engine, kind: str) -> None:
+    """When its program has ended, the team, its manager included, can go on in another."""
+    members: list[Any] = [agent(name, babbling(engine)) for name in ("ann", "bob", "cid")]
+    team: Any = RoundRobinGroupChat(members, max_turns=2)
+    if kind == "selector":
+        team = SelectorGroupChat(members, saying(engine, "ann", "bob"), allow_repeated_speaker=True, max_turns=2)
+    programs = []
+    for name in ("first", "second", "third"):
+        async with weft.Program(name) as program:
+            await bind_team(team, program).run(task=f"Talk about the {name} thing.")
+            programs.append(program)
+    assert [len(program.graph) for program in programs] == [2 if kind == "round robin" else 4] * 3
+    assert [program.row.calls for program in programs if program.row is not None] == [len(programs[0].graph)] * 3
+    if kind == "round robin":
+        assert labels(programs[1]) == ["cid", "ann"]  # it goes on where it stood
+        assert parents(programs[1]) == {"cid1": [], "ann1": ["cid1"]}
+
+
+async def test_binding_twice_to_the_same_program(engine: weft.Engine) -> None:
+    """Changes nothing, and a branch of the program takes the team over."""
+    team = pair(engine, max_turns=2)
+    async with weft.Program() as program:
+        bind_team(bind_team(team, program), program)
+        await team.run(task="Talk.")
+        async with program.branch() as branch:
+            await bind_team(team, branch).run(task="Go on.")
+    assert labels(program) == ["ann", "bob"] * 2
+
+
+async def test_a_team_whose_program_has_ended(engine: weft.Engine) -> None:
+    """Its calls are refused by name, as AutoGen tells errors: by their text."""
+    team = pair(engine, max_turns=2)
+    async with weft.Program("over") as program:
+        bind_team(team, program)
+    with pytest.raises(RuntimeError, match=r"program 'over'.*has ended"):
+        await team.run(task="Talk.")
+    with pytest.raises(ProgramEndedError, match="over"):
+        bind_team(team, program)
+
+
+# -- what it refuses
+
+
+async def test_two_programs_at_once(engine: weft.Engine) -> None:
+    """A team of a program that still runs is not taken from it, nor is an agent that two teams share."""
+    team = pair(engine)
+    shared = RoundRobinGroupChat([agent("cid", babbling(engine)), team._participants[1]])
+    with weft.Program("first") as first, weft.Program("second") as second:
+        bind_team(team, first)
+        with pytest.raises(TeamBindingError, match=r"'ann' belongs to program 'first' .*still runs") as caught:
+            bind_team(team, second)
+        assert caught.value.agent == "ann"
+        assert isinstance(caught.value, ProgramError)
+        with pytest.raises(TeamBindingError, match="'bob' belongs to program 'first'"):
+            bind_team(shared, second)
+        assert [client_of(member).binding.program for member in team._participants] == [first, first]  # type: ignore[union-attr]
+        assert client_of(shared._participants[0]).binding is None, "nothing of a refused team is bound"
+    with weft.Program() as third:
+        bind_team(shared, third)
+
+
+def client_of(member: Any) -> WeftChatCompletionClient:
+    client = member._model_client
+    assert isinstance(client, WeftChatCompletionClient)
+    return client
+
+
+async def test_a_client_bound_by_hand_to_another_program(engine: weft.Engine) -> None:
+    """It is as taken as one that was bound with its team."""
+    with weft.Program("first") as first, weft.Program("second") as second:
+        mine = agent("ann", babbling(engine).bind(first))
+        with pytest.raises(TeamBindingError, match="'ann' belongs to program 'first'"):
+            bind_team(mine, second)
+
+
+async def test_another_client(engine: weft.Engine) -> None:
+    """An agent on another backend is named, with its client."""
+    team = RoundRobinGroupChat([agent("ann", babbling(engine)), agent("bob", ReplayChatCompletionClient(["Hello"]))])
+    with (
+        weft.Program() as program,
+        pytest.raises(TeamBindingError, match="'bob' calls its model through Replay") as caught,
+    ):
+        bind_team(team, program)
+    assert caught.value.agent == "bob"
+    assert client_of(team._participants[0]).binding is None
+
+
+async def test_nothing_to_bind() -> None:
+    """A team without a client is a mistake."""
+    with weft.Program() as program, pytest.raises(TeamBindingError, match="'me' has no WeftChatCompletionClient"):
+        bind_team(UserProxyAgent("me"), program)
+
+
+async def test_a_team_that_has_run_unbound(engine: weft.Engine) -> None:
+    """A selector keeps the client of its first run, so it has to be bound before."""
+    members: list[Any] = [agent(name, babbling(engine)) for name in ("ann", "bob")]
+    team = SelectorGroupChat(members, saying(engine, "ann", "bob"), name="chair", max_turns=1)
+    await team.run(task="Talk.")
+    with weft.Program() as program, pytest.raises(TeamBindingError, match="'chair' has run before it was bound"):
+        bind_team(team, program)
+    plain = pair(engine, max_turns=1)
+    await plain.run(task="Talk.")
+    async with weft.Program() as program:
+        await bind_team(plain, program).run(task="Talk.")
+    assert labels(program) == ["bob"]
+
+
+async def test_asked_and_streamed(engine: weft.Engine) -> None:
+    """A bound team streams its messages as before, its result last."""
+    team = pair(engine, max_turns=2)
+    async with weft.Program() as program:
+        messages = [message async for message in bind_team(team, program).run_stream(task="Talk.")]
+    assert [getattr(message, "source", "") for message in messages] == ["user", "ann", "bob", ""]
+    assert messages[-1].stop_reason is not None  # type: ignore[union-attr]

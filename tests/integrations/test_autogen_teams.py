@@ -1,0 +1,303 @@
+"""Agents and teams of every shape: which calls come after which, on which thread, and in whose program."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import pytest
+
+pytest.importorskip("autogen_agentchat", reason="the AutoGen extra is not installed")
+
+from autogen_agentchat.agents import AssistantAgent, MessageFilterAgent, MessageFilterConfig, SocietyOfMindAgent
+from autogen_agentchat.agents._message_filter_agent import PerSourceFilter
+from autogen_agentchat.base import TaskResult
+from autogen_agentchat.conditions import MaxMessageTermination
+from autogen_agentchat.messages import StructuredMessage, ToolCallSummaryMessage
+from autogen_agentchat.teams import DiGraphBuilder, GraphFlow, RoundRobinGroupChat, SelectorGroupChat, Swarm
+from autogen_agentchat.tools import AgentTool, TeamTool
+from autogen_core import SingleThreadedAgentRuntime
+from autogen_parts import babbling, calling, parents, saying, terse, threads
+from pydantic import BaseModel
+
+import weft
+from weft.integrations.autogen import WeftChatCompletionClient, bind_team
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+
+
+async def weather(city: Literal["Paris", "Rome"]) -> str:
+    """Weather of a city."""
+    return f"The sun shines in {city}."
+
+
+WEATHER = ("weather", {"city": "Paris"})
+
+
+def agent(name: str, client: WeftChatCompletionClient, **extra: Any) -> AssistantAgent:
+    return AssistantAgent(name, client, system_message=f"You are {name}.", **extra)
+
+
+def sources(result: TaskResult) -> list[str]:
+    return [message.source for message in result.messages]
+
+
+# -- one agent
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_agent_and_its_tools(engine: weft.Engine, streamed: bool) -> None:
+    """Call, two tools, call, two tools, reflection: one chain, which says what ran in between."""
+    client = calling(engine, WEATHER, ("weather", {"city": "Rome"}))
+    async with weft.Program() as program:
+        asker = agent(
+            "asker",
+            client.bind(program, agent="asker"),
+            tools=[weather],
+            max_tool_iterations=2,
+            reflect_on_tool_use=True,
+            model_client_stream=streamed,
+        )
+        result = await asker.run(task="How is the weather?")
+    assert parents(program) == {"asker1": [], "asker2": ["asker1"], "asker3": ["asker2"]}
+    assert len(threads(program)) == 1
+    assert [call.tools for call in program.graph.calls] == [(), ("weather",), ("weather",)]
+    assert "The sun shines in Rome." in str(result.messages)
+
+
+async def test_tools_that_a_model_must_call(engine: weft.Engine) -> None:
+    """A client whose default is to call a tool makes an agent call one, since agents leave the choice to it."""
+    async with weft.Program() as program:
+        client = terse(engine, tool_choice="required", parallel_tool_calls=False)
+        asker = bind_team(agent("asker", client, tools=[weather]), program)
+        result = await asker.run(task="How is the weather?")
+    assert isinstance(result.messages[-1], ToolCallSummaryMessage)
+    assert result.messages[-1].content.startswith("The sun shines in")
+
+
+class Ship(BaseModel):
+    """What a structured answer is."""
+
+    kind: Literal["sail", "steam"]
+
+
+async def test_structured_output_of_an_agent(engine: weft.Engine) -> None:
+    """An agent with an output type gives messages of that type."""
+    async with weft.Program() as program:
+        asker = bind_team(agent("asker", terse(engine), output_content_type=Ship), program)
+        result = await asker.run(task="Which ship?")
+    last = result.messages[-1]
+    assert isinstance(last, StructuredMessage)
+    assert isinstance(last.content, Ship)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+async def test_agents_as_tools_at_once(engine: weft.Engine, steps: int) -> None:
+    """Two agents that run as tools beside each other are branches, each a chain of its own; the answer joins them."""
+    inner: dict[str, Any] = {"tools": [weather], "reflect_on_tool_use": steps == 2}
+    rome = ("weather", {"city": "Rome"})
+    writer = agent("writer", calling(engine, WEATHER) if steps == 2 else babbling(engine), **inner)
+    critic = agent("critic", calling(engine, rome) if steps == 2 else babbling(engine), **inner)
+    tasks = ("writer", {"task": "Write about the harbour."}), ("critic", {"task": "Judge the harbour."})
+    chief = agent(
+        "chief", calling(engine, *tasks), tools=[AgentTool(writer), AgentTool(critic)], reflect_on_tool_use=True
+    )
+    async with weft.Program() as program:
+        await bind_team(chief, program).run(task="Tell me about the harbour.")
+    expected = {"chief1": [], "writer1": ["chief1"], "critic1": ["chief1"]}
+    if steps == 2:
+        expected |= {"writer2": ["writer1"], "critic2": ["critic1"]}
+    expected["chief2"] = [f"critic{steps}", f"writer{steps}"]
+    assert parents(program) == expected
+    assert len(threads(program)) == 2
+    assert program.graph.calls[-1].tools == ("writer", "critic")
+
+
+# -- teams
+
+
+async def test_round_robin(engine: weft.Engine) -> None:
+    """One after the other: a chain on one thread, under the agents' names."""
+    team = RoundRobinGroupChat([agent(name, babbling(engine)) for name in ("ann", "bob")], max_turns=4)
+    async with weft.Program() as program:
+        result = await bind_team(team, program).run(task="Talk.")
+    assert sources(result) == ["user", "ann", "bob", "ann", "bob"]
+    assert parents(program) == {"ann1": [], "bob1": ["ann1"], "ann2": ["bob1"], "bob2": ["ann2"]}
+    assert len(threads(program)) == 1
+
+
+async def test_selector(engine: weft.Engine) -> None:
+    """The selector's own calls are in the chain, under the team's name."""
+    names = ["ann", "bob", "cid"]
+    team = SelectorGroupChat(
+        [agent(name, babbling(engine)) for name in names],
+        saying(engine, *names),
+        name="chair",
+        allow_repeated_speaker=True,
+        max_turns=3,
+    )
+    async with weft.Program() as program:
+        result = await bind_team(team, program).run(task="Talk.")
+    labels = [call.label for call in program.graph.calls]
+    assert labels[::2] == ["chair"] * 3
+    assert labels[1::2] == sources(result)[1:]
+    assert [len(edges) for edges in parents(program).values()] == [0, 1, 1, 1, 1, 1]
+    assert len(threads(program)) == 1
+
+
+async def test_swarm(engine: weft.Engine) -> None:
+    """An agent that hands over to another, which hands back: a chain."""
+    team = Swarm(
+        [
+            agent("ann", calling(engine, ("transfer_to_bob", {})), handoffs=["bob"]),
+            agent("bob", terse(engine, tool_choice="required", parallel_tool_calls=False), handoffs=["ann"]),
+        ],
+        termination_condition=MaxMessageTermination(4),
+    )
+    async with weft.Program() as program:
+        await bind_team(team, program).run(task="Talk.")
+    assert parents(program) == {"ann1": [], "bob1": ["ann1"], "ann2": ["bob1"]}
+    assert len(threads(program)) == 1
+
+
+def diamond(engine: weft.Engine, **extra: Any) -> GraphFlow:
+    """a, then b and c at once, then d."""
+    a, b, c, d = (agent(name, babbling(engine, tokens=8 + 6 * n)) for n, name in enumerate("abcd"))
+    graph = DiGraphBuilder()
+    for node in (a, b, c, d):
+        graph.add_node(node)
+    graph.add_edge(a, b).add_edge(a, c).add_edge(b, d).add_edge(c, d)
+    return GraphFlow([a, b, c, d], graph=graph.build(), **extra)
+
+
+async def test_graph_flow(engine: weft.Engine) -> None:
+    """Fan-out gives branches on threads of their own, fan-in joins them; a second run goes on from the first."""
+    team = diamond(engine)
+    async with weft.Program() as program:
+        bind_team(team, program)
+        await team.run(task="Talk.")
+        first = parents(program)
+        await team.run(task="Again.")
+    assert first == {"a1": [], "b1": ["a1"], "c1": ["a1"], "d1": ["b1", "c1"]}
+    assert list(parents(program).items())[4:] == [("a2", ["d1"]), ("b2", ["a2"]), ("c2", ["a2"]), ("d2", ["b2", "c2"])]
+    assert sorted(map(len, threads(program))) == [1, 1, 6]
+
+
+async def test_graph_flow_with_branches_of_two_steps(engine: weft.Engine) -> None:
+    """GraphFlow waits for all that runs before it goes on, so what comes next was waiting for all of it, unless it
+    is only given the message of one."""
+    agents = {name: agent(name, babbling(engine, tokens=12 + n)) for n, name in enumerate("abcde")}
+    only = MessageFilterConfig(per_source=[PerSourceFilter(source="b", position="last", count=1)])
+    filtered = MessageFilterAgent("d", agents["d"], only)
+    graph = DiGraphBuilder()
+    nodes: list[Any] = [agents["a"], agents["b"], agents["c"], filtered, agents["e"]]
+    for node in nodes:
+        graph.add_node(node)
+    graph.add_edge("a", "b").add_edge("a", "c").add_edge("b", filtered).add_edge(filtered, "e").add_edge("c", "e")
+    async with weft.Program() as program:
+        await bind_team(GraphFlow(nodes, graph=graph.build()), program).run(task="Talk.")
+    assert parents(program) == {"a1": [], "b1": ["a1"], "c1": ["a1"], "d1": ["b1"], "e1": ["c1", "d1"]}
+    assert sorted(map(sorted, threads(program))) == [
+        ["a1", "b1", "d1"],
+        ["c1", "e1"],
+    ]  # the older branch is gone on with
+
+
+async def test_teams_inside_teams(engine: weft.Engine) -> None:
+    """A team as participant, one behind an agent and one behind a tool: all their calls are the program's."""
+    inner = RoundRobinGroupChat(
+        [agent("in1", babbling(engine)), agent("in2", babbling(engine))], max_turns=2, name="in"
+    )
+    mind = SocietyOfMindAgent(
+        "mind", RoundRobinGroupChat([agent("idea", babbling(engine))], max_turns=1), babbling(engine)
+    )
+    crew = RoundRobinGroupChat([agent("mate", babbling(engine))], max_turns=1)
+    tool = TeamTool(crew, "crew", "Ask the crew.")
+    captain = agent("captain", calling(engine, ("crew", {"task": "Set the sails."})), tools=[tool])
+    team = RoundRobinGroupChat([inner, mind, captain], max_turns=3)
+    async with weft.Program() as program:
+        await bind_team(team, program).run(task="Talk.")
+        assert program.row is not None
+        assert program.row.calls == 6
+    order = ["in11", "in21", "idea1", "mind1", "captain1", "mate1"]
+    assert parents(program) == {name: order[max(n - 1, 0) : n] for n, name in enumerate(order)}
+
+
+async def test_teams_on_branches(engine: weft.Engine) -> None:
+    """Teams bound to branches run beside each other, and what follows joins them, whatever their calls say."""
+
+    async def run(branch: weft.Program, *names: str) -> None:
+        async with branch:
+            team = RoundRobinGroupChat([agent(name, babbling(engine)) for name in names], max_turns=2)
+            await bind_team(team, branch).run(task="Talk.")
+
+    client = babbling(engine)
+    async with weft.Program() as program:
+        await agent("first", client.bind(program, agent="first")).run(task="Talk.")
+        await asyncio.gather(run(program.branch(), "ann", "bob"), run(program.branch(), "cid", "dan"))
+        await agent("last", client.bind(program, agent="last")).run(task="Talk.")
+    edges = parents(program)
+    assert (edges["bob1"], edges["dan1"]) == (["ann1"], ["cid1"])
+    assert (edges["ann1"], edges["cid1"], edges["last1"]) == (["first1"], ["first1"], ["bob1", "dan1"])
+    assert len(threads(program)) == 2
+
+
+# -- programs beside each other
+
+
+@pytest.mark.parametrize("started", ["before", "by the first program", "by each team"])
+async def test_two_programs_on_one_runtime(engine: weft.Engine, started: str) -> None:
+    """Programs whose teams share a runtime, a client and the agents' names: each call is booked to its own."""
+    runtime = None if started == "by each team" else SingleThreadedAgentRuntime()
+    client = babbling(engine)
+    booked: dict[str, WeftChatCompletionClient] = {}
+    if runtime is not None and started == "before":
+        runtime.start()
+
+    @weft.program
+    async def main(task: str, program: weft.Program) -> weft.Program:
+        if runtime is not None and runtime._run_context is None:
+            runtime.start()
+        booked[program.program_id] = own = client.bind(program)
+        if task == "flow":
+            team: Any = diamond(engine, runtime=runtime)
+        else:
+            team = RoundRobinGroupChat([agent(name, own) for name in ("a", "b")], max_turns=6, runtime=runtime)
+        result = await bind_team(team, program).run(task=f"Talk about the {task}.")
+        assert len(result.messages) == (5 if task == "flow" else 7)
+        return program
+
+    programs = await asyncio.gather(*(main(task) for task in ("tide", "flow", "moon", "flow", "wind")))
+    if runtime is not None:
+        await runtime.stop_when_idle()
+    for program, calls in zip(programs, (6, 4, 6, 4, 6), strict=True):
+        assert program.row is not None
+        assert program.row.calls == len(program.graph) == calls
+        if calls == 6:
+            assert booked[program.program_id].total_usage().prompt_tokens == program.row.account.prompt_tokens
+            assert [call.label for call in program.graph.calls] == ["a", "b"] * 3
+            assert len(threads(program)) == 1
+        else:
+            assert parents(program) == {"a1": [], "b1": ["a1"], "c1": ["a1"], "d1": ["b1", "c1"]}
+    ids = [call.call_id for program in programs for call in program.graph.calls]
+    assert len(set(ids)) == len(ids)
+
+
+async def test_a_program_beside_calls_without_one(engine: weft.Engine) -> None:
+    """An unbound team beside a bound one adds nothing to the program, also from inside a tool of it."""
+    stray = agent("stray", babbling(engine))
+
+    async def ask_stray() -> str:
+        """Ask an agent that is nobody's."""
+        return str((await stray.run(task="Talk.")).messages[-1])
+
+    asker = agent("asker", calling(engine, ("ask_stray", {})), tools=[ask_stray])
+    before = len(engine.table.ended())
+    async with weft.Program("mine") as program:
+        await asyncio.gather(
+            bind_team(asker, program).run(task="Talk."),
+            RoundRobinGroupChat([agent("other", babbling(engine))], max_turns=2).run(task="Talk."),
+        )
+    assert [call.label for call in program.graph.calls] == ["asker"]
+    ended = engine.table.ended()[: len(engine.table.ended()) - before]
+    assert sorted((row.info.name, row.calls) for row in ended) == [("chat", 1)] * 3 + [("mine", 1)]
