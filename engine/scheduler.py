@@ -155,6 +155,8 @@ class WeftScheduler(AsyncScheduler):
             "the queue and the policy disagree": {request.request_id for request in self.waiting} == waiting,
             "a running mark is wrong": running == {key for key, entry in self._entries.items() if entry.running},
             "a place is taken twice": len({e.call.rank for e in self._entries.values()}) == len(self._entries),
+            "a level has no queue": all(self.weft_policy.has_level(e.call.rank.level) for e in self._entries.values()),
+            "a quantum was used up": all(e.call.quantum_s > 0 for e in self._entries.values()),
             "a program's calls do not add up": sum(p.calls for p in self._programs.values()) == len(self._entries),
             "a call's samples do not add up": sum(x.sequences for x in self._ledgers.values()) == len(self._entries),
             "a ledger's running count is wrong": sum(x.running for x in self._ledgers.values()) == len(running),

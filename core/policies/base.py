@@ -84,6 +84,10 @@ class Policy(ABC):
         """What a program has attained has changed: another of its calls left, or came with newer numbers."""
         del program
 
+    def has_level(self, level: int) -> bool:
+        """Whether there is such a queue."""
+        return level == 0
+
     def victims(
         self,
         running: Sequence[Call],

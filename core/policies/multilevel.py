@@ -75,6 +75,9 @@ class MultilevelPolicy(Policy):
         """Index of the queue whose range [lo, hi) holds `service_s` (line 12)."""
         return bisect_right(self.bounds_s, service_s)
 
+    def has_level(self, level: int) -> bool:
+        return 0 <= level <= len(self.bounds_s)
+
     def arrive(self, call: Call, now_s: float) -> None:
         call.service_s = self.attained_service_s(call)
         self._enter(call, self.level_of(call.service_s))
