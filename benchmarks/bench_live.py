@@ -85,6 +85,7 @@ def measure(result: Round) -> dict[str, Any]:
         "steps_per_token": summarise([program.steps / program.tokens for program in result.programs]),
         "tokens_per_step": sum(program.tokens for program in result.programs) / result.steps,
         "tokens_per_s": sum(program.tokens for program in result.programs) / result.seconds,
+        "median_step_s": result.step_s,
         "preemptions": result.preemptions,
     }
 
@@ -172,7 +173,7 @@ def show(console: Console, measured: dict[str, list[dict[str, Any]]], unloaded: 
         + [("seconds", m) for m in MEASURES]
         + [("steps_per_token", m) for m in MEASURES]
     )
-    for path in [*lines, ("tokens_per_step",), ("tokens_per_s",)]:
+    for path in [*lines, ("tokens_per_step",), ("tokens_per_s",), ("median_step_s",)]:
         cells = ["{:.3f} ({:.2f}, {:.2f})".format(*ratios(rounds, base, *path)) for rounds in measured.values()]
         table.add_row(" ".join(path), *cells)
     table.add_row(

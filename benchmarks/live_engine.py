@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import random
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -91,6 +92,7 @@ class Round:
     programs: list[Outcome]
     steps: int
     seconds: float
+    step_s: float  # the median step, which outliers of a busy machine do not move
     preemptions: int
 
 
@@ -113,6 +115,7 @@ class Stepper:
 
         self.steps = 0
         self.busy_s = 0.0
+        self.step_times_s: list[float] = []
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(model),
@@ -137,7 +140,8 @@ class Stepper:
         """The requests that finished in one step."""
         start = time.perf_counter()
         outputs = self.engine.step()
-        self.busy_s += time.perf_counter() - start
+        self.step_times_s.append(time.perf_counter() - start)
+        self.busy_s += self.step_times_s[-1]
         self.steps += 1
         return [output for output in outputs if output.finished]
 
@@ -166,7 +170,8 @@ class _Play:
         self._live: dict[int, _Live] = {}
         self._in_flight: dict[str, tuple[int, int, CallRow | None]] = {}
         self._first_step, self._first_s = stepper.steps, stepper.busy_s
-        self._result = Round([], 0, 0.0, 0)
+        self._result = Round([], 0, 0.0, 0.0, 0)
+        stepper.step_times_s.clear()
 
     def run(self) -> Round:
         for index, spec in enumerate(self._programs):
@@ -181,7 +186,12 @@ class _Play:
                 self._send(index, number)
             for output in self._stepper.step():
                 self._end_call(output)
-        return replace(self._result, steps=self._now, seconds=self._stepper.busy_s - self._first_s)
+        return replace(
+            self._result,
+            steps=self._now,
+            seconds=self._stepper.busy_s - self._first_s,
+            step_s=statistics.median(self._stepper.step_times_s),
+        )
 
     @property
     def _now(self) -> int:

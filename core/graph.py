@@ -115,7 +115,9 @@ class ProgramGraph:
         """A call that has left turns out to have cost more."""
         if call_id in self._calls:
             self._calls[call_id] = replace(self[call_id], account=account)
-            self._extend(call_id)
+            for other in self._calls:  # calls after it may have left already
+                if other in self._longest:
+                    self._extend(other)
 
     def _extend(self, call_id: CallId) -> None:
         """Equation 2: p(c) = max over parents k of p(k) + t(k), and 0 for a root."""

@@ -131,6 +131,15 @@ def test_the_path_grows_as_calls_complete() -> None:
     assert made[CallId("b")].state is CallState.CANCELLED
 
 
+def test_a_call_that_cost_more_makes_the_chains_through_it_longer() -> None:
+    """Also those of calls that have left meanwhile."""
+    made = graph()
+    run(made, node("a"), 0.0, 1.0)
+    run(made, node("b", "a"), 1.0, 2.0)
+    made.settle(CallId("a"), Account(service_s=1.5))
+    assert made.critical_path() == (2.5, ("a", "b"))
+
+
 def test_calls_of_others_change_nothing() -> None:
     """What an engine says of a call that this program never named is ignored."""
     made = graph()
