@@ -19,6 +19,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough, ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
 from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -71,7 +72,8 @@ class ChatWeft(BaseChatModel):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
-        return LangSmithParams(**{**params, "ls_provider": "weft", "ls_model_name": self.engine.model})
+        model = kwargs.get("model") or self.engine.model
+        return LangSmithParams(**{**params, "ls_provider": "weft", "ls_model_name": model})
 
     def get_token_ids(self, text: str) -> list[int]:
         return self.engine.tokenize(text)
@@ -256,7 +258,7 @@ class ChatWeft(BaseChatModel):
             OutputParsingError: (of the returned runnable) the answer was cut off by `max_tokens`.
         """
         kwargs.pop("strict", None)  # always
-        is_pydantic = isinstance(schema, type) and issubclass(schema, BaseModel)
+        is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)  # of pydantic 1 too
         json_schema = convert_to_json_schema(schema)
         kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": json_schema}
         model: Runnable[LanguageModelInput, AIMessage]

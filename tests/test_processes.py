@@ -92,7 +92,13 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
     run, nothing stays behind and no traceback is shown."""
     command = [sys.executable, "-m", "weft", "demo", "--model", str(tiny_model), "--programs", "2000"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # It is ignored, and stays so in children, where the tests run in a shell's background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:
         try:
             if stage == "starting":
