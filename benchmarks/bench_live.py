@@ -3,15 +3,15 @@
     python benchmarks/bench_live.py --out bench_live.json            # ATLAS against stock first come, first served
     python benchmarks/bench_live.py --workload alone                 # one program at a time: what Weft costs
 
-Every round draws new programs, which all rivals play, one rival after the other in turns (A B A B ...). Arrivals are
-counted in engine steps, so the load is the same however fast the machine is; latencies are given in steps and in
-seconds. Ratios are per round, then median and spread over rounds. The model is the tests' tiny random Llama.
+Every round draws new programs, which all rivals play, in turns of one engine step (A B A B ...), so that noise hits all
+alike; arrivals are counted in steps too. Latencies are given in steps and in seconds that the engine was at work. All
+engines live in this process: two processes of the same engine differ by several per cent. Ratios are per round, then
+median and spread over rounds. The model is the tests' tiny random Llama.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import platform
 import random
 import statistics
@@ -28,48 +28,21 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from live_engine import ProgramSpec, Rival, Round, alone, mixed, serve, unloaded_steps
+from live_engine import Play, ProgramSpec, Rival, Round, Stepper, alone, mixed, unloaded_steps
 
 from tiny_model import make_tiny_llama
 from weft.core.policies import DEFAULT_BOUNDS_S
 
 RIVALS = {
     "stock-fcfs": Rival(stock="fcfs"),
+    "stock-again": Rival(stock="fcfs"),  # against stock-fcfs: how much is noise
     "stock-priority": Rival(stock="priority"),
     **{name: Rival(weft={"name": name}) for name in ("fcfs", "mlfq", "plas", "atlas")},
     "atlas-fixed": Rival(weft={"name": "atlas", "bounds_s": DEFAULT_BOUNDS_S}),
     "atlas-tokens": Rival(weft={"name": "atlas", "token_s": 0.01}),
 }
+_ENDED = object()
 MEASURES = ("mean", "p50", "p95", "p99")
-
-
-class Engines:
-    """One process with an engine for each rival."""
-
-    def __init__(self, names: list[str], model: Path, slots: int, *, steps_clock: bool) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes, self._processes = {}, {}
-        for name in names:
-            pipe, theirs = context.Pipe()
-            self._processes[name] = context.Process(
-                target=serve, args=(theirs, model, RIVALS[name], slots), kwargs={"steps_clock": steps_clock}
-            )
-            self._processes[name].start()
-            theirs.close()  # so that a dead process is told by EOFError
-            pipe.recv()
-            self._pipes[name] = pipe
-
-    def play(self, name: str, programs: list[ProgramSpec]) -> Round:
-        self._pipes[name].send(programs)
-        result: Round = self._pipes[name].recv()
-        return result
-
-    def close(self) -> None:
-        for pipe in self._pipes.values():
-            pipe.send(None)
-        for process in self._processes.values():
-            process.join(30)
-            process.kill()
 
 
 def summarise(values: list[float]) -> dict[str, float]:
@@ -108,10 +81,10 @@ def main(
         "stock-fcfs,atlas"
     ),
     workload: Annotated[Literal["mixed", "alone"], typer.Option(help="What arrives.")] = "mixed",
-    programs: Annotated[int, typer.Option(help="Programs in a round.")] = 80,
+    programs: Annotated[int, typer.Option(min=2, help="Programs in a round.")] = 80,
     every_steps: Annotated[float, typer.Option(help="Mean steps from one arrival to the next (mixed).")] = 27.0,
-    slots: Annotated[int, typer.Option(help="Calls that run at once (max_num_seqs).")] = 8,
-    rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
+    slots: Annotated[int, typer.Option(min=1, help="Calls that run at once (max_num_seqs).")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5,
     seed: Annotated[int, typer.Option(help="Of the programs.")] = 0,
     steps_clock: Annotated[
         bool, typer.Option("--steps-clock", help="Weft's clock counts 10 ms a step: repeatable to the digit.")
@@ -147,17 +120,26 @@ def play(
     results: dict[str, list[Round]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         with console.status("starting an engine for each rival"):
-            engines = Engines(names, make_tiny_llama(Path(folder) / "tiny"), slots, steps_clock=steps_clock)
-        try:
-            for name in names:
-                engines.play(name, alone(random.Random(0), 3))  # to warm up
-            for number, specs in enumerate(track(draws, "playing rounds", console=console, transient=True)):
-                turn = number % len(names)
-                for name in names[turn:] + names[:turn]:  # nobody is always first
-                    results[name].append(engines.play(name, specs))
-        finally:
-            engines.close()
+            model = make_tiny_llama(Path(folder) / "tiny")
+            engines = {name: Stepper(model, RIVALS[name], slots, steps_clock=steps_clock) for name in names}
+        lockstep(engines, alone(random.Random(0), 3))  # to warm up
+        for number, specs in enumerate(track(draws, "playing rounds", console=console, transient=True)):
+            turn = number % len(names)
+            order = names[turn:] + names[:turn]  # nobody is always first
+            for name, result in lockstep({name: engines[name] for name in order}, specs).items():
+                results[name].append(result)
     return results
+
+
+def lockstep(engines: dict[str, Stepper], specs: list[ProgramSpec]) -> dict[str, Round]:
+    """Play the same programs on every engine, a step of one after a step of another, so that noise hits all alike."""
+    plays = {name: Play(engine, specs) for name, engine in engines.items()}
+    running = {name: play.run() for name, play in plays.items()}
+    while running:
+        for name in list(running):
+            if next(running[name], _ENDED) is _ENDED:
+                del running[name]
+    return {name: play.result for name, play in plays.items()}
 
 
 def show(console: Console, measured: dict[str, list[dict[str, Any]]], unloaded: float) -> None:

@@ -1,7 +1,7 @@
 """A real vLLM engine stepped by hand, playing programs: the engine's side of `bench_live.py`.
 
 Arrivals and tool times are counted in engine steps, so that every rival gets the same load however fast the machine is
-at the moment. Run in a process of its own: vLLM's state is global.
+at the moment.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +52,22 @@ class Rival:
     stock: str | None = None
     weft: dict[str, Any] = field(default_factory=dict)
 
-    def engine_args(self, steps: Callable[[], int] | None) -> dict[str, Any]:
-        """vLLM's arguments; `steps` replaces the clock of Weft's scheduler."""
+    def engine_args(self, stepper: Stepper, *, steps_clock: bool) -> dict[str, Any]:
+        """vLLM's arguments, with the clock of Weft's scheduler: seconds that its engine is at work, or steps."""
         if self.stock is not None:
             return {"scheduling_policy": self.stock}
         from weft.engine.scheduler import WeftScheduler
 
+        class Clocked(WeftScheduler):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                self.set_clock(lambda: time.perf_counter() - stepper.elsewhere_s)
+
         class Stepped(WeftScheduler):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
-                if steps is not None:
-                    self._executed = 0
-                    self.set_clock(lambda: (steps() + self._executed) * STEP_S)
+                self._executed = 0
+                self.set_clock(lambda: (stepper.steps + self._executed) * STEP_S)
 
             def schedule(self, *args: Any, **kwargs: Any) -> Any:
                 self._executed = 0
@@ -72,7 +75,7 @@ class Rival:
                 self._executed = 1
                 return output
 
-        return {"scheduler_cls": Stepped, "additional_config": {"weft": self.weft}}
+        return {"scheduler_cls": Stepped if steps_clock else Clocked, "additional_config": {"weft": self.weft}}
 
 
 @dataclass(frozen=True)
@@ -96,20 +99,15 @@ class Round:
     preemptions: int
 
 
-def serve(pipe: Connection, model: Path, rival: Rival, slots: int, *, steps_clock: bool) -> None:
-    """Start an engine, say so, and play what comes through the pipe until that is None."""
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
-    logging.getLogger("vllm").setLevel(logging.ERROR)
-    stepper = Stepper(model, rival, slots, steps_clock=steps_clock)
-    pipe.send(None)
-    while (programs := pipe.recv()) is not None:
-        pipe.send(_Play(stepper, programs, tells_programs=rival.stock is None).run())
-
-
 class Stepper:
     """An engine in this process, and how many steps and seconds it has been at work."""
 
     def __init__(self, model: Path, rival: Rival, slots: int, *, steps_clock: bool) -> None:
+        self.tells_programs = rival.stock is None
+        self.elsewhere_s = 0.0  # how long other engines had their turn
+        self._paused_at_s = time.perf_counter()
+        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
+        logging.getLogger("vllm").setLevel(logging.ERROR)
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -125,9 +123,17 @@ class Stepper:
                 enforce_eager=True,
                 kv_cache_memory_bytes=256 << 20,
                 use_tqdm_on_load=False,
-                **rival.engine_args((lambda: self.steps) if steps_clock else None),
+                **rival.engine_args(self, steps_clock=steps_clock),
             )
         )
+
+    def take_turn(self) -> None:
+        """Go on after another engine's turn."""
+        self.elsewhere_s += time.perf_counter() - self._paused_at_s
+
+    def end_turn(self) -> None:
+        """Let another engine have its turn."""
+        self._paused_at_s = time.perf_counter()
 
     def send(self, call_id: str, prompt: list[int], output_tokens: int, extra: dict[str, Any] | None) -> None:
         from weft.engine.vllm_api import SamplingParams
@@ -157,13 +163,13 @@ class _Live:
     ended: set[int] = field(default_factory=set)
 
 
-class _Play:
+class Play:
     """All programs, from the first arrival to the last end."""
 
-    def __init__(self, stepper: Stepper, programs: list[ProgramSpec], *, tells_programs: bool) -> None:
+    def __init__(self, stepper: Stepper, programs: list[ProgramSpec]) -> None:
         self._stepper = stepper
         self._programs = programs
-        self._tells_programs = tells_programs
+        self._tells_programs = stepper.tells_programs
         self._table = ProcessTable()
         self._numbers = itertools.count()
         self._due: list[tuple[int, int, int, int]] = []  # step, tie breaker, program, call
@@ -173,12 +179,14 @@ class _Play:
         self._result = Round([], 0, 0.0, 0.0, 0)
         stepper.step_times_s.clear()
 
-    def run(self) -> Round:
+    def run(self) -> Iterator[None]:
+        """Play, one engine step after another."""
         for index, spec in enumerate(self._programs):
             for number, call in enumerate(spec.calls):
                 if not call.parents:
                     self._plan(spec.arrival_step, index, number)
         while self._due or self._in_flight:
+            self._stepper.take_turn()
             if not self._in_flight and self._due[0][0] > self._now:
                 self._stepper.steps += self._due[0][0] - self._now  # nothing to do until then
             while self._due and self._due[0][0] <= self._now:
@@ -186,6 +194,12 @@ class _Play:
                 self._send(index, number)
             for output in self._stepper.step():
                 self._end_call(output)
+            self._stepper.end_turn()
+            yield
+
+    @property
+    def result(self) -> Round:
+        """What came of it, once it has run to its end."""
         return replace(
             self._result,
             steps=self._now,

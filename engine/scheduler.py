@@ -77,12 +77,15 @@ class _Ledger:
     def account(self) -> Account:
         return Account(self.service_s, self.wait_s, self.preemptions)
 
+    def encode(self) -> dict[str, Any]:
+        return encode_account(self.service_s, self.wait_s, self.preemptions)
+
 
 class _Step(NamedTuple):
     """A step under way."""
 
     scheduled_at_s: float
-    new_tokens: dict[str, int]  # by request, those never computed before; only filled if service is counted in tokens
+    new_tokens: dict[str, int] | None  # by request, those never computed before; only if service is counted in tokens
 
 
 @dataclass(slots=True)
@@ -115,6 +118,7 @@ class WeftScheduler(AsyncScheduler):
         self.weft_policy = policy.make()
         self._decide_every = policy.decide_every
         self._token_s = policy.token_s
+        self._overlaps = bool(self.vllm_config.scheduler_config.async_scheduling)
         self._steps_to_decision = 0
         self._clock: Callable[[], float] = time.monotonic
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
@@ -214,7 +218,7 @@ class WeftScheduler(AsyncScheduler):
             del self._ledgers[ledger.program_id, ledger.call_id]
             program.attained.fold(ledger.inherited, ledger.account())
             if self._tells_aborted and request.status == RequestStatus.FINISHED_ABORTED:
-                self._aborted[request.client_index][ledger.call_id] = encode_account(ledger.account())
+                self._aborted[request.client_index][ledger.call_id] = ledger.encode()
             self.weft_policy.program_changed(program.attained)
         program.calls -= 1
         if program.calls == 0:
@@ -229,7 +233,8 @@ class WeftScheduler(AsyncScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = self._clock()
         # vLLM takes running[-1] as its victim when KV blocks run out inside the step.
-        self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
+        if len(self.running) > 1:
+            self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
         # Between decisions vLLM still gives the slot of a call that ends to the first that waits.
         if self._steps_to_decision == 0:
             self._steps_to_decision = self._decide_every
@@ -246,7 +251,7 @@ class WeftScheduler(AsyncScheduler):
                 entry.ledger.start(now_s)
                 self.weft_policy.start(entry.call, now_s)
         if output.total_num_scheduled_tokens > 0:
-            self._in_flight.append(_Step(now_s, {} if self._token_s is None else self._new_tokens(output)))
+            self._in_flight.append(_Step(now_s, None if self._token_s is None else self._new_tokens(output)))
         return output
 
     def _new_tokens(self, output: SchedulerOutput) -> dict[str, int]:
@@ -263,8 +268,9 @@ class WeftScheduler(AsyncScheduler):
             return
         if self.weft_policy.waiting.peek().rank > self._call_of(self.running[-1]).rank:
             return  # the usual case: the first that waits outranks nobody, so none does
+        running = [(request, self._entries[request.request_id]) for request in self.running]
         victims = self.weft_policy.victims(
-            [self._call_of(request) for request in self.running if not self._recomputes(request)],
+            [entry.call for request, entry in running if not self._recomputes(request, entry)],
             self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input,
             ready=self._is_ready,
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
@@ -276,12 +282,11 @@ class WeftScheduler(AsyncScheduler):
             self._preempt_request(request, time.monotonic())
             self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _recomputes(self, request: Request) -> bool:
+    @staticmethod
+    def _recomputes(request: Request, entry: _Entry) -> bool:
         """Whether a resumed call has not got further yet. It is let be until it has: where rebuilding the KV cache
         takes longer than a quantum, calls would else preempt each other for ever."""
-        return (
-            request.num_preemptions > 0 and request.num_output_tokens <= self._entries[request.request_id].output_tokens
-        )
+        return request.num_preemptions > 0 and request.num_output_tokens <= entry.output_tokens
 
     def _blocks_of(self, call: Call) -> int:
         """KV blocks that a running call holds, or that a waiting one needs for what it has so far."""
@@ -324,33 +329,46 @@ class WeftScheduler(AsyncScheduler):
             for output in client_outputs.outputs:
                 self._attach_account(output)
                 if output.finish_reason is not None and self._aborted[client]:  # others may never reach a caller
-                    output.kv_transfer_params = {
-                        **(output.kv_transfer_params or {}),
-                        ABORTED_KEY: self._aborted.pop(client),
-                    }
+                    output.kv_transfer_params[ABORTED_KEY] = self._aborted.pop(client)
         self._left.clear()
         return outputs
+
+    # Where steps do not overlap, vLLM uses its plain scheduler, which keeps no placeholders for tokens in flight.
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        if self._overlaps:
+            super()._update_after_schedule(scheduler_output)
+        else:
+            super(AsyncScheduler, self)._update_after_schedule(scheduler_output)
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        if self._overlaps:
+            return super()._update_request_with_output(request, new_token_ids, is_stale)
+        return super(AsyncScheduler, self)._update_request_with_output(request, new_token_ids, is_stale)
 
     def _charge(self, scheduler_output: SchedulerOutput) -> None:
         """Charge each call of a step with the step's time. Steps overlap under asynchronous scheduling, so a step's
         time runs from its schedule or from the end of the step before it, whichever is later."""
         now_s = self._clock()
-        step = self._in_flight.popleft()
-        step_s = now_s - max(step.scheduled_at_s, self._updated_at_s)
+        scheduled_at_s, new_tokens = self._in_flight.popleft()
+        step_s = now_s - max(scheduled_at_s, self._updated_at_s)
         self._updated_at_s = now_s
         self._step += 1
         for request_id in scheduler_output.num_scheduled_tokens:
             entry = self._entries.get(request_id)
             if entry is None:  # aborted while the step ran
                 continue
-            service_s = step_s if self._token_s is None else step.new_tokens[request_id] * self._token_s
-            recomputed = self._recomputes(self.requests[request_id])
+            ledger, service_s = entry.ledger, step_s
+            if new_tokens is not None and self._token_s is not None:
+                service_s = new_tokens[request_id] * self._token_s
+                ledger.service_s += service_s
+            elif ledger.last_step != self._step:
+                ledger.last_step = self._step
+                ledger.service_s += step_s
+            recomputed = self._recomputes(self.requests[request_id], entry)
             self.weft_policy.charge(entry.call, service_s, now_s, recomputed=recomputed)
-            if self._token_s is not None:
-                entry.ledger.service_s += service_s
-            elif entry.ledger.last_step != self._step:
-                entry.ledger.last_step = self._step
-                entry.ledger.service_s += service_s
 
     def _attach_account(self, output: EngineCoreOutput) -> None:
         """An output carries its call's account so far, not only the last one: a call may end in the front process, by
@@ -358,5 +376,6 @@ class WeftScheduler(AsyncScheduler):
         entry = self._entries.get(output.request_id)
         ledger = entry.ledger if entry is not None else self._left.get(output.request_id)
         if ledger is not None:
-            account = encode_account(ledger.account())
-            output.kv_transfer_params = {**(output.kv_transfer_params or {}), ACCOUNT_KEY: account}
+            if output.kv_transfer_params is None:
+                output.kv_transfer_params = {}
+            output.kv_transfer_params[ACCOUNT_KEY] = ledger.encode()

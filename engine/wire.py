@@ -81,13 +81,9 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
             raise InvalidRequestError(f"{name} must be a number of seconds, 0 or more, not {value!r:.80}.")
 
 
-def encode_account(account: Account) -> dict[str, Any]:
+def encode_account(service_s: float, wait_s: float, preemptions: int) -> dict[str, Any]:
     """The part of an account that only the scheduler knows."""
-    return {
-        "service_s": account.service_s,
-        "wait_s": account.wait_s,
-        "preemptions": account.preemptions,
-    }
+    return {"service_s": service_s, "wait_s": wait_s, "preemptions": preemptions}
 
 
 def decode_account(

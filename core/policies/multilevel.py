@@ -124,7 +124,10 @@ class MultilevelPolicy(Policy):
             self._watch(call)
 
     def promote(self, now_s: float) -> list[Call]:
-        starved = sorted(self._starving.pop_due(now_s), key=lambda call: call.rank)
+        starved = self._starving.pop_due(now_s)
+        if not starved:
+            return starved
+        starved.sort(key=lambda call: call.rank)
         for call in starved:
             self.waiting.discard(call)
             self._enter(call, 0)
