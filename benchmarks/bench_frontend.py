@@ -241,8 +241,8 @@ def summary(taken_ms: list[float]) -> dict[str, float]:
 
 def main(
     out: Annotated[Path | None, typer.Option(help="Where to write the figures (JSON) and, beside it, a plot.")] = None,
-    calls: Annotated[int, typer.Option(min=2, help="Calls measured one at a time, for each rival.")] = 100,
-    batches: Annotated[int, typer.Option(min=2, help="Batches of calls at once, likewise.")] = 10,
+    calls: Annotated[int, typer.Option(min=2, help="Calls measured one at a time, for each rival.")] = 40,
+    batches: Annotated[int, typer.Option(min=2, help="Batches of calls at once, likewise.")] = 5,
 ) -> None:
     """Measure, print a table, and write JSON and a plot."""
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")

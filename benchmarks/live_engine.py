@@ -13,6 +13,7 @@ import os
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,7 +108,9 @@ class Stepper:
         self.elsewhere_s = 0.0  # how long other engines had their turn
         self._paused_at_s = time.perf_counter()
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
+        os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", TORCH_LOGS="-torch._library")
         logging.getLogger("vllm").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")  # vLLM's own
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 

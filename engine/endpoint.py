@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -132,6 +133,21 @@ class ChatEndpoint:
                 raise asyncio.CancelledError
             raise self._error(response.error.message, response.error.code)
         return dict(response.model_dump(exclude_none=True))
+
+    async def count_prompt_tokens(self, request: ChatCompletionRequest) -> int:
+        """How many tokens the prompt has once the chat template has rendered it; it need not fit the model's context.
+
+        Raises:
+            InvalidRequestError: the chat template refuses it.
+        """
+        tools = [tool.model_dump() for tool in request.tools] if request.tools else None
+        chat = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False})
+        any_length = replace(request.build_tok_params(self._llm.model_config), max_total_tokens=None)
+        try:
+            _, (prompt,) = await self._llm.renderer.render_chat_async([request.messages], chat, any_length)
+        except VLLMClientError as error:
+            raise InvalidRequestError(f"the engine refused the request: {error}") from None
+        return len(prompt["prompt_token_ids"])
 
     async def stream(self, request: ChatCompletionRequest) -> AsyncGenerator[dict[str, Any]]:
         """The answer as OpenAI `chat.completion.chunk` objects.

@@ -382,6 +382,18 @@ class Engine:
             raise EngineError("this engine was started with skip_tokenizer_init; it has no tokenizer.")
         return list(tokenizer.encode(text, add_special_tokens=False))
 
+    def count_prompt_tokens(self, body: Mapping[str, Any]) -> int:
+        """How many tokens the prompt of a chat request has, as vLLM renders it; it need not fit the model's context.
+
+        Raises:
+            InvalidRequestError: it is no chat request, or the chat template refuses it.
+            EngineClosedError: the engine was shut down.
+        """
+        if not self.is_alive:
+            raise EngineClosedError
+        request = self._endpoint.make_request(dict(body))
+        return self._loop.submit(self._endpoint.count_prompt_tokens(request)).result()
+
     def shutdown(self) -> None:
         """Abort what runs and end the engine's processes. Later calls raise `EngineClosedError`. Idempotent."""
         if self._closed:

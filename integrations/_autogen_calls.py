@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from autogen_core import CancellationToken
@@ -18,7 +18,7 @@ from autogen_core.models import (
     RequestUsage,
 )
 
-from weft.core.errors import EngineClosedError, InvalidRequestError, WeftError
+from weft.core.errors import InvalidRequestError, WeftError
 from weft.core.lineage import NOTHING, Content
 from weft.core.program import Program
 from weft.engine.engine import Engine
@@ -184,31 +184,6 @@ def check_fields(names: Iterable[str]) -> None:
         )
 
 
-def count_prompt_tokens(engine: Engine, body: dict[str, Any]) -> int:
-    """How many tokens a chat request's prompt has, as vLLM renders it; it need not fit the model's context.
-
-    Raises:
-        InvalidRequestError: it is no chat request, or the chat template refuses it.
-        EngineClosedError: the engine was shut down.
-    """
-    from weft.engine.endpoint import ChatEndpoint
-    from weft.engine.vllm_api import VLLMClientError
-
-    if not engine.is_alive:
-        raise EngineClosedError
-    request = ChatEndpoint.make_request(body)
-    llm: Any = engine._llm  # noqa: SLF001
-    tools = [tool.model_dump() for tool in request.tools] if request.tools else None
-    chat = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False})
-    any_length = replace(request.build_tok_params(llm.model_config), max_total_tokens=None)
-    try:
-        rendering = engine._loop.submit(llm.renderer.render_chat_async([request.messages], chat, any_length))  # noqa: SLF001
-        _, (prompt,) = rendering.result()
-    except VLLMClientError as error:
-        raise InvalidRequestError(f"the engine refused the request: {error}") from None
-    return len(prompt["prompt_token_ids"])
-
-
 def takes_several_system_messages(engine: Engine, fields: Mapping[str, Any]) -> bool:
     """Whether the chat template renders a system message that comes after others.
 
@@ -219,7 +194,7 @@ def takes_several_system_messages(engine: Engine, fields: Mapping[str, Any]) -> 
     messages = [{"role": role, "content": role} for role in ("system", "user", "system")]
     seen = {name: value for name, value in fields.items() if name in ("chat_template", "chat_template_kwargs")}
     try:
-        without, with_last = (count_prompt_tokens(engine, {**seen, "messages": messages[:count]}) for count in (2, 3))
+        without, with_last = (engine.count_prompt_tokens({**seen, "messages": messages[:count]}) for count in (2, 3))
     except InvalidRequestError:  # the template says no
         return False
     return with_last > without

@@ -35,7 +35,6 @@ from weft.integrations._autogen_calls import (
     ClientConfigError,
     Usage,
     check_fields,
-    count_prompt_tokens,
     takes_several_system_messages,
     until_cancelled,
 )
@@ -218,7 +217,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
 
     def count_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = ()) -> int:
         """Tokens of the prompt that these messages and tools make, exactly; nothing is downloaded."""
-        return count_prompt_tokens(self.engine, self._body(messages, tools))
+        return self.engine.count_prompt_tokens(self._body(messages, tools))
 
     def remaining_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = ()) -> int:
         """Tokens that the model's context still has room for, negative if the prompt is too long."""

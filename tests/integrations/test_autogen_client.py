@@ -219,10 +219,9 @@ async def test_json(engine: weft.Engine, way: str) -> None:
 
 
 def saying_json(engine: weft.Engine) -> WeftChatCompletionClient:
-    """Closes what it opens: a random model, left to itself, would fill a string without end."""
+    """Says `{}`: a random model, left to itself, would open a string and fill it without end."""
     tokenizer: Any = engine._llm.renderer.tokenizer
-    quote, close = (tokenizer.encode(mark, add_special_tokens=False)[0] for mark in ('"', "}"))
-    bias = {str(quote): 90, str(close): 100}
+    bias = {str(tokenizer.encode(mark, add_special_tokens=False)[0]): 100 for mark in "{}"}
     return WeftChatCompletionClient(engine, temperature=0, max_tokens=60, logit_bias=bias)
 
 
