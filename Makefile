@@ -9,13 +9,14 @@ LOCK   := requirements/cpu.txt
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-core test-soak lint lock clean
+.PHONY: help setup model demo test test-core test-soak test-asan lint lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
 	@echo "make test       set up, then run every test (real vLLM included)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
+	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
 	@echo "make lint       ruff, mypy (strict), import-linter"
 	@echo "make lock       resolve $(LOCK) again from pyproject.toml (needs uv)"
 	@echo "make clean      remove the virtual environment and build outputs (the model cache stays)"
@@ -59,6 +60,18 @@ test-core: setup
 
 test-soak: setup
 	@$(BIN)/python -m pytest -m soak
+
+# An extension of its own in build/asan. The CUDA part needs no nvcc here: its tests compile it for a fake GPU. Python and
+# torch leak by design. The runtime library has to come first, and with it libstdc++, or it does not see exceptions. It
+# writes its report past Python, which pytest must not capture.
+test-asan: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/asan -G Ninja --log-level=WARNING -DWEFT_ASAN=ON -DWEFT_CUDA=OFF \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSKBUILD_PROJECT_VERSION=asan -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)"
+	@$(BIN)/ninja --quiet -C build/asan
+	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0 CXXFLAGS=-fsanitize=address WEFT_CSRC=build/asan PYTHONPATH=tests/engine/swap \
+	  $(BIN)/python -m pytest -p swap_asan -p no:cacheprovider --capture=sys tests/engine/swap
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,11 +10,16 @@
     ├── InvalidIdError                  (ValueError) an id that cannot travel with a request
     ├── TraceError                      (ValueError) a file or text that holds no graph of a program
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
+    ├── BalancerError                   (ValueError) unknown balancer, a negative threshold, a ratio below 1
     ├── CallError                       one LLM call was refused or failed
     │   ├── InvalidRequestError         (ValueError) the request itself is wrong
-    │   │   └── ContextLengthError      the prompt does not fit the model's context
+    │   │   ├── ContextLengthError      the prompt does not fit the model's context
+    │   │   └── UnknownModelError       the engine serves no model of this name
     │   ├── OutputParsingError          the model's output is not what was asked for
-    │   └── CallFailedError             the engine failed on this call; others are not affected
+    │   ├── CallFailedError             the engine failed on this call; others are not affected
+    │   ├── OverloadedError             too many calls in flight; it says when to come again
+    │   ├── DeadlineError               (TimeoutError) the call, or its program, took longer than it may
+    │   └── ReplicaLostError            the replica that ran the call died; it says how much was delivered
     └── EngineError                     the engine side
         ├── VllmUnavailableError        (ImportError) vLLM cannot be imported
         ├── UnsupportedVllmError        a vLLM version Weft was not tested with
@@ -22,18 +27,26 @@
         ├── ModelPrepareError           the embedded model could not be fetched or converted
         ├── EngineStartError            the engine did not start
         ├── EngineClosedError           a call on an engine that was shut down
-        └── EngineDiedError             an engine process ended by itself
+        ├── EngineDiedError             an engine process ended by itself
+        ├── ReplicaError                (ValueError) zero replicas, a replica that is not there, ...
+        ├── NoReplicaError              no replica of the model is ready
+        └── SwapError                   KV cannot be swapped between the engine's cache and the host pool
+            ├── SwapArgumentError       (ValueError) blocks, slots or caches that cannot be swapped as given
+            ├── SwapDeviceError         CUDA is not there, or reported an error
+            └── PoolClosedError         the host pool was closed
 
 The errors that are also built-in exceptions (in brackets) are caught by code that expects the built-in ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
 def _restore(kind: type[WeftError], args: tuple[Any, ...], state: dict[str, Any]) -> WeftError:
     error = kind.__new__(kind, *args)
+    error.args = args  # an OSError, as TimeoutError is one, leaves them to __init__
     error.__dict__.update(state)
     return error
 
@@ -94,6 +107,10 @@ class PolicyError(WeftError, ValueError):
     """A scheduling policy was configured with values that make no sense."""
 
 
+class BalancerError(WeftError, ValueError):
+    """A load balancer was configured with values that make no sense."""
+
+
 class CallError(WeftError):
     """One LLM call was refused or failed."""
 
@@ -111,12 +128,58 @@ class ContextLengthError(InvalidRequestError):
         )
 
 
+class UnknownModelError(InvalidRequestError):
+    """The request names a model that the engine does not serve."""
+
+    def __init__(self, model: str, served: Sequence[str]) -> None:
+        super().__init__(
+            f"the model {model!r} is not served here. Name one of these, or none for the first: {', '.join(served)}."
+        )
+        self.model = model
+
+
 class OutputParsingError(CallError):
     """The model's output was cut off or is not the structure that was asked for."""
 
 
 class CallFailedError(CallError):
     """The engine reported an internal error for this call only; it may be sent again."""
+
+
+class OverloadedError(CallError):
+    """As many calls are in flight as may be; this one was not begun."""
+
+    def __init__(self, calls: int, limit: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"the engine is overloaded: {calls} calls are in flight, {limit} may be. Send the call again in "
+            f"{retry_after_s:.3g} s, or start more replicas."
+        )
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineError(CallError, TimeoutError):
+    """A call was aborted because it, or its program, took longer than it may."""
+
+    def __init__(self, whose: str, allowed_s: float, delivered_tokens: int) -> None:
+        super().__init__(
+            f"the {whose} was not done within {allowed_s:g} s, and the call was aborted after {delivered_tokens} "
+            f"tokens were delivered. Ask for fewer tokens, or give it more time (timeout_s)."
+        )
+        self.delivered_tokens = delivered_tokens
+
+
+class ReplicaLostError(CallError):
+    """The replica that ran a call died, and the call could not be moved to another one unnoticed."""
+
+    def __init__(self, replica: str, delivered_tokens: int, attempts: int) -> None:
+        tries = "" if attempts == 1 else f", as did those of its {attempts - 1} earlier attempts,"
+        super().__init__(
+            f"replica {replica}{tries} died during this call, after {delivered_tokens} tokens of its answer were "
+            "delivered. Drop what was delivered and send the call again."
+        )
+        self.replica = replica
+        self.delivered_tokens = delivered_tokens
+        self.attempts = attempts
 
 
 class EngineError(WeftError):
@@ -178,3 +241,44 @@ class EngineDiedError(EngineError):
             f"an engine process ended unexpectedly{f' ({detail})' if detail else ''}. Its output above says why "
             "(often: out of memory). Shut this engine down with engine.shutdown() and start a new one."
         )
+
+
+class ReplicaError(EngineError, ValueError):
+    """There cannot be so many replicas, or there is no such replica."""
+
+
+class NoReplicaError(EngineError):
+    """No replica of a model has been ready for as long as one may take to start."""
+
+    def __init__(self, model: str, waited_s: float, reason: str | None) -> None:
+        super().__init__(
+            f"no replica of {model!r} was ready within {waited_s:.0f} s"
+            f"{f' (the last one: {reason})' if reason else ''}. engine.health() says how they are; send the call "
+            "again when one is ready."
+        )
+        self.model = model
+
+
+class SwapError(EngineError):
+    """KV cannot be swapped between the engine's cache and the host pool."""
+
+
+class SwapArgumentError(SwapError, ValueError):
+    """Blocks, slots or caches that cannot be swapped as given; nothing was copied."""
+
+
+class SwapDeviceError(SwapError):
+    """CUDA is not there, or reported an error."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"CUDA failed ({detail}). The GPU's state is unknown now: shut the engine down with engine.shutdown(), run "
+            "`weft doctor` and start a new one."
+        )
+
+
+class PoolClosedError(SwapError):
+    """The host pool was closed, and its memory given back."""
+
+    def __init__(self) -> None:
+        super().__init__("this swap pool was closed and holds nothing any more; make a new weft.engine.swap.HostPool.")

@@ -52,12 +52,21 @@ MESSAGES = [
     (errors.ProgramEndedError("prog-1", "answer"), "'answer' (prog-1) has ended", "Await what it starts before"),
     (errors.ProgramEngineError("prog-1", "answer"), "'answer' (prog-1) already runs", "use the same engine"),
     (errors.ContextLengthError("9 tokens > 8."), "9 tokens > 8.", "Shorten the prompt"),
+    (errors.UnknownModelError("gpt", ["a", "b"]), "'gpt' is not served here", "Name one of these"),
+    (errors.OverloadedError(9, 8, 0.25), "9 calls are in flight, 8 may be", "again in 0.25 s"),
+    (errors.DeadlineError("program", 60, 7), "within 60 s, and the call was aborted after 7", "give it more time"),
+    (errors.ReplicaLostError("engine-0/1", 7, 1), "engine-0/1 died during this call, after 7", "send the call again"),
+    (errors.ReplicaLostError("engine-0/1", 0, 3), "2 earlier attempts, died", "send the call again"),
+    (errors.NoReplicaError("a", 60, "exit code 1"), "ready within 60 s (the last one: exit code 1)", "engine.health()"),
+    (errors.NoReplicaError("a", 60, None), "ready within 60 s. engine", "send the call again"),
     (errors.VllmUnavailableError("No module"), "cannot be imported (No module)", "pip install 'weft[cpu]'"),
     (errors.UnsupportedVllmError("0.1.0", "0.32"), "vLLM 0.1.0 is installed", "vllm==0.32.0"),
     (errors.ModelNotFoundError("acme/x", "Not there."), "'acme/x' cannot be loaded: Not there.", "weft model prepare"),
     (errors.EngineClosedError(), "was shut down", "start a new one"),
     (errors.EngineDiedError("code 9"), "ended unexpectedly (code 9).", "engine.shutdown()"),
     (errors.EngineDiedError(), "ended unexpectedly. Its", "start a new one"),
+    (errors.SwapDeviceError("out of memory"), "CUDA failed (out of memory)", "start a new one"),
+    (errors.PoolClosedError(), "was closed", "make a new weft.engine.swap.HostPool"),
 ]
 
 

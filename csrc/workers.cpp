@@ -1,0 +1,108 @@
+#include "workers.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace weft {
+
+struct Workers::Team {
+  const pid_t pid = getpid();
+  std::mutex busy;  // held by the caller whose tasks these are
+
+  std::mutex mutex;  // guards what follows
+  std::condition_variable wake, idle;
+  const std::function<void(int64_t)> *task = nullptr;  // null between calls
+  uint64_t call = 0;
+  int active = 0;  // threads that are at work on the present call
+  bool stop = false;
+  std::vector<std::thread> threads;
+
+  std::atomic<int64_t> next{0};
+  int64_t n = 0;
+
+  void work(const std::function<void(int64_t)> &each) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) each(i);
+  }
+
+  void loop() {
+    std::unique_lock lock(mutex);
+    for (uint64_t last = 0;;) {
+      wake.wait(lock, [&] { return stop || (task != nullptr && call != last); });
+      if (stop) return;
+      last = call;
+      ++active;
+      const auto *each = task;
+      lock.unlock();
+      work(*each);
+      lock.lock();
+      if (--active == 0) idle.notify_one();
+    }
+  }
+
+  ~Team() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    wake.notify_all();
+    for (std::thread &thread : threads) thread.join();
+  }
+};
+
+Workers::Workers(int threads, std::vector<int> cpus) : threads_(threads), cpus_(std::move(cpus)) {
+  team_ = std::make_unique<Team>();
+}
+
+Workers::~Workers() {
+  if (team_->pid != getpid()) team_.release();  // after a fork: these threads are not in this process
+}
+
+Workers::Team &Workers::team() {
+  if (team_->pid != getpid()) {
+    team_.release();
+    team_ = std::make_unique<Team>();
+  }
+  return *team_;
+}
+
+void Workers::run(int64_t n, const std::function<void(int64_t)> &task) {
+  if (n < 2 || threads_ < 2) {
+    for (int64_t i = 0; i < n; ++i) task(i);
+    return;
+  }
+  Team &team = this->team();
+  const std::lock_guard busy(team.busy);
+  {
+    std::lock_guard lock(team.mutex);
+    while (static_cast<int>(team.threads.size()) < threads_ - 1) {
+      try {
+        team.threads.emplace_back([&team] { team.loop(); });
+      } catch (const std::system_error &) {
+        break;  // no more threads to be had: fewer do the work
+      }
+      if (cpus_.empty()) continue;
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      for (int cpu : cpus_) CPU_SET(cpu, &set);
+      pthread_setaffinity_np(team.threads.back().native_handle(), sizeof set, &set);  // a hint: failing is no fault
+    }
+    team.n = n;
+    team.next.store(0, std::memory_order_relaxed);
+    team.task = &task;
+    ++team.call;
+  }
+  team.wake.notify_all();
+  team.work(task);
+  std::unique_lock lock(team.mutex);
+  team.task = nullptr;  // a thread that wakes only now finds nothing
+  team.idle.wait(lock, [&] { return team.active == 0; });
+}
+
+}  // namespace weft

@@ -1,0 +1,41 @@
+// A C interface to CudaSwap and to the fake GPU's engine stream, for ctypes.
+#include <cuda_runtime.h>
+
+#include "swap_cuda.h"
+#include "swap_validate.h"
+
+using weft::CudaSwap;
+using weft::CudaTransfer;
+
+extern "C" {
+
+CudaSwap *swap_create(const int64_t *pieces, int64_t count, int64_t blocks, uint64_t pool, int64_t stride, int64_t slots,
+                      int64_t staging) {
+  return new CudaSwap(weft::make_layout(pieces, count, blocks, pool, stride, slots), 0, staging);
+}
+
+void swap_destroy(CudaSwap *swap) { delete swap; }
+
+std::shared_ptr<CudaTransfer> *swap_start(CudaSwap *swap, int out, const int64_t *blocks, const int64_t *slots,
+                                          int64_t count) {
+  const weft::SwapBatch batch{out ? weft::Direction::kOut : weft::Direction::kIn, blocks, slots, count};
+  weft::check_batch(swap->layout(), batch);
+  return new auto(swap->swap(batch, 0));
+}
+
+void swap_synchronize(CudaSwap *swap) { swap->synchronize(); }
+
+int transfer_done(std::shared_ptr<CudaTransfer> *transfer) { return (*transfer)->done(); }
+void transfer_wait(std::shared_ptr<CudaTransfer> *transfer) { (*transfer)->wait(); }
+void transfer_destroy(std::shared_ptr<CudaTransfer> *transfer) { delete transfer; }
+
+void fake_seed(uint32_t seed) { fake::random.seed(seed); }
+
+// What the engine does between two swaps: bytes from one place to another, when its stream gets there.
+void engine_copy(void *to, const void *from, int64_t bytes) {
+  cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, nullptr);
+}
+
+void engine_synchronize() { cudaStreamSynchronize(nullptr); }
+
+}
