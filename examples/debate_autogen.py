@@ -7,20 +7,17 @@ is four lines: the engine, `@weft.program`, `WeftChatCompletionClient(engine)` a
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import typer
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import BaseChatMessage, StructuredMessage
 from autogen_agentchat.teams import RoundRobinGroupChat
 from pydantic import BaseModel
-from rich.console import Console
 
 import weft
-from weft.console import process_table
-from weft.graph_view import save
+from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 
 # What is debated, and for how many rounds. The engine has two slots: the long debate makes way for the short ones.
@@ -64,42 +61,23 @@ async def debate(motion: str, engine: weft.Engine, program: weft.Program) -> tup
     return [f"{message.source:7} {' '.join(message.to_text().split())}" for message in messages], program
 
 
-async def run(model: str | None, picture: Path, console: Console) -> None:
+async def run(model: str | None, picture: Path) -> None:
     """Start an engine, hold the debates at once, and print them and the process table."""
-    with console.status("starting vLLM (half a minute to a minute) ..."):
-        engine = await weft.Engine.create(
-            model,
-            max_num_seqs=2,  # few, so that programs compete
-            max_model_len=2048,
-            enforce_eager=True,  # a slower step for a quicker start
-            use_tqdm_on_load=False,
-            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-        )
+    with starting():
+        engine = await weft.Engine.create(model, max_num_seqs=2, **QUICK)  # few at once, so that programs compete
     async with engine:
         debates = await asyncio.gather(*(debate.options(name=motion)(motion, engine) for motion in MOTIONS))
         for motion, (said, _) in zip(MOTIONS, debates, strict=True):
-            console.print(f"\n[bold]{motion}[/]")
+            tell(f"\n{motion}", style="bold")
             for line in said:
-                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-        console.print()
-        console.print(process_table(engine.table))
+                tell(f"  {line}")
         _, longest = debates[0]
-        save(longest.graph, picture)
-        console.print(f"graph of the first debate: {picture}", highlight=False)
+        finish(engine, longest.graph, picture)
 
 
-def main(
-    model: Annotated[str | None, typer.Option(help="A folder in Hugging Face format, or a hub name.")] = None,
-    picture: Annotated[Path, typer.Option(help="Graph to draw: .svg, .png, .mmd, .dot.")] = Path("debate_autogen.svg"),
-) -> None:
+def main(model: Model = None, picture: Picture = Path("debate_autogen.svg")) -> None:
     """Hold the debates, and print what was said and what it took."""
-    # This is a program of its own, so it may quiet the libraries; `VLLM_LOGGING_LEVEL=INFO` brings vLLM's log back.
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("TORCH_LOGS", "-torch._library")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    asyncio.run(run(model, picture, Console()))
+    play(run(model, picture))
 
 
 if __name__ == "__main__":

@@ -7,19 +7,16 @@ example is four lines: the engine, `@weft.program`, `WeftChatCompletionClient(en
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import BaseChatMessage
 from autogen_agentchat.teams import DiGraphBuilder, GraphFlow
-from rich.console import Console
 
 import weft
-from weft.console import process_table
-from weft.graph_view import save
+from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 
 SUBJECTS: Final = ("the lighthouse", "the night train")
@@ -64,43 +61,23 @@ async def review(subject: str, engine: weft.Engine, program: weft.Program) -> tu
     return [f"{message.source:11} {' '.join(message.to_text().split())}" for message in messages], program
 
 
-async def run(model: str | None, picture: Path, console: Console) -> None:
+async def run(model: str | None, picture: Path) -> None:
     """Start an engine, have all subjects written about at once, and print the reviews and the process table."""
-    with console.status("starting vLLM (half a minute to a minute) ..."):
-        engine = await weft.Engine.create(
-            model,
-            max_num_seqs=4,
-            max_model_len=2048,
-            enforce_eager=True,  # a slower step for a quicker start
-            use_tqdm_on_load=False,
-        )
+    with starting():
+        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)
     async with engine:
         reviews = await asyncio.gather(*(review.options(name=subject)(subject, engine) for subject in SUBJECTS))
         for subject, (said, _) in zip(SUBJECTS, reviews, strict=True):
-            console.print(f"\n[bold]{subject}[/]")
+            tell(f"\n{subject}", style="bold")
             for line in said:
-                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-        console.print()
-        console.print(process_table(engine.table))
+                tell(f"  {line}")
         _, first = reviews[0]
-        save(first.graph, picture)
-        console.print(f"graph of the first program: {picture}", highlight=False)
+        finish(engine, first.graph, picture)
 
 
-def main(
-    model: Annotated[str | None, typer.Option(help="A folder in Hugging Face format, or a hub name.")] = None,
-    picture: Annotated[Path, typer.Option(help="Graph to draw: .svg, .png, .mmd, .dot.")] = Path(
-        "graphflow_autogen.svg"
-    ),
-) -> None:
+def main(model: Model = None, picture: Picture = Path("graphflow_autogen.svg")) -> None:
     """Have the texts reviewed, and print what was said and what it took."""
-    # This is a program of its own, so it may quiet the libraries; `VLLM_LOGGING_LEVEL=INFO` brings vLLM's log back.
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("TORCH_LOGS", "-torch._library")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    asyncio.run(run(model, picture, Console()))
+    play(run(model, picture))
 
 
 if __name__ == "__main__":

@@ -7,19 +7,16 @@ three lines: the engine, `@weft.program`, and `weft.openai_client(engine, progra
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import typer
 from openai import pydantic_function_tool
 from pydantic import BaseModel
-from rich.console import Console
 
 import weft
-from weft.console import process_table
 from weft.core.graph import ProgramGraph
-from weft.graph_view import save
+from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
 
 # What the lookup tool knows.
 CAPITALS: Final = {
@@ -98,49 +95,29 @@ async def look_up(country: str, engine: weft.Engine, program: weft.Program) -> s
     return (told.choices[0].message.content or "").strip()
 
 
-async def run(model: str | None, picture: Path, console: Console) -> list[str]:
+async def run(model: str | None, picture: Path) -> list[str]:
     """Start an engine, ask all questions at once, and print the answers and the process table.
 
     Returns:
         The answers.
     """
-    with console.status("starting vLLM (half a minute to a minute) ..."):
-        engine = await weft.Engine.create(
-            model,
-            max_num_seqs=4,
-            max_model_len=2048,
-            enforce_eager=True,  # a slower step for a quicker start
-            use_tqdm_on_load=False,
-            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-        )
+    with starting():
+        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)
     async with engine:
         results = await asyncio.gather(
             *(capitals.options(name=name)(question, engine) for name, question in QUESTIONS.items())
         )
         for question, (answer, _) in zip(QUESTIONS.values(), results, strict=True):
-            console.print(f"[bold]{question}[/]\n  {answer}", highlight=False)
-        console.print()
-        console.print(process_table(engine.table))
-    _, graph = results[0]
-    save(graph, picture)
-    console.print(f"the graph of the first program: {picture}", highlight=False)
+            tell(question, style="bold")
+            tell(f"  {answer}")
+        _, graph = results[0]
+        finish(engine, graph, picture)
     return [answer for answer, _ in results]
 
 
-def main(
-    model: Annotated[str | None, typer.Option(help="A folder in Hugging Face format, or a hub name.")] = None,
-    picture: Annotated[Path, typer.Option(help="Where to draw the graph: .svg, .png, .mmd or .dot.")] = Path(
-        "openai_sdk.svg"
-    ),
-) -> None:
+def main(model: Model = None, picture: Picture = Path("openai_sdk.svg")) -> None:
     """Run the agents, and print what they answered and what it took."""
-    # This is a program of its own, so it may quiet the libraries; `VLLM_LOGGING_LEVEL=INFO` brings vLLM's log back.
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("TORCH_LOGS", "-torch._library")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    asyncio.run(run(model, picture, Console()))
+    play(run(model, picture))
 
 
 if __name__ == "__main__":

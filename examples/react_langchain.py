@@ -10,7 +10,6 @@ import ast
 import asyncio
 import itertools
 import operator
-import os
 import re
 import statistics
 from collections.abc import Awaitable, Callable
@@ -24,11 +23,11 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from pydantic import Field
-from rich.console import Console
 from rich.live import Live
 
 import weft
 from weft.console import process_table
+from weft.examples._run import QUICK, Model, console, play, starting, tell
 from weft.integrations.langchain import ChatWeft
 
 # What the lookup tool searches: one fact a line.
@@ -155,7 +154,7 @@ async def react(questions: list[str], model: ChatWeft, program: weft.Program) ->
     return answers
 
 
-async def run(model: str | None, policy: str, programs: int | None, console: Console) -> dict[str, list[str]]:
+async def run(model: str | None, policy: str, programs: int | None) -> dict[str, list[str]]:
     """Start an engine, run the agents on it at once, and print the answers and the process table.
 
     Returns:
@@ -163,18 +162,11 @@ async def run(model: str | None, policy: str, programs: int | None, console: Con
     """
     names = itertools.islice(itertools.cycle(TASKS), programs or len(TASKS))
     tasks = {name if n < len(TASKS) else f"{name} {n // len(TASKS) + 1}": TASKS[name] for n, name in enumerate(names)}
-    with console.status(f"starting vLLM with policy {policy} (half a minute to a minute) ..."):
-        engine = await weft.Engine.create(
-            model,
-            policy=policy,
-            max_num_seqs=3,  # few, so that programs compete
-            max_model_len=2048,
-            enforce_eager=True,  # a slower step for a quicker start
-            use_tqdm_on_load=False,
-            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-        )
+    with starting():
+        # few at once, so that programs compete
+        engine = await weft.Engine.create(model, policy=policy, max_num_seqs=3, **QUICK)
     async with engine:
-        console.print(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {policy}", highlight=False)
+        tell(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {policy}")
         chat = ChatWeft(engine=engine, temperature=0, max_tokens=48)
 
         async def start(name: str, task: Task) -> list[str]:
@@ -184,9 +176,9 @@ async def run(model: str | None, policy: str, programs: int | None, console: Con
         with Live(get_renderable=lambda: process_table(engine.table), console=console, transient=True):
             answers = await asyncio.gather(*(start(name, task) for name, task in tasks.items()))
         for (name, task), given in zip(tasks.items(), answers, strict=True):
-            console.print(f"\n[bold]{name}[/]")
+            tell(f"\n{name}", style="bold")
             for question, answer in zip(task.questions, given, strict=True):
-                console.print(f"  {question:38} {answer}", markup=False, highlight=False, soft_wrap=True)
+                tell(f"  {question:38} {answer}")
         console.print()
         console.print(process_table(engine.table))
         took_s = {row.info.name: row.end_s - row.start_s for row in engine.table.ended()}
@@ -195,23 +187,17 @@ async def run(model: str | None, policy: str, programs: int | None, console: Con
         for title, times_s in ((f"up to {SHORT} questions", short), (f"more than {SHORT}", long)):
             if times_s:
                 mean_s = statistics.fmean(times_s)
-                console.print(f"{len(times_s)} programs of {title} took {mean_s:.1f} s on average", highlight=False)
+                tell(f"{len(times_s)} programs of {title} took {mean_s:.1f} s on average")
         return dict(zip(tasks, answers, strict=True))
 
 
 def run_demo(
-    model: Annotated[str | None, typer.Option(help="A folder in Hugging Face format, or a hub name.")] = None,
+    model: Model = None,
     policy: Annotated[str, typer.Option(help="fcfs, mlfq, plas, atlas or rr.")] = "atlas",
     programs: Annotated[int | None, typer.Option(min=1, help="How many agents run at once.")] = None,
 ) -> int:
     """Run the ReAct agents and print what they answered and what it took."""
-    # This is a program of its own, so it may quiet the libraries; `VLLM_LOGGING_LEVEL=INFO` brings vLLM's log back.
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("TORCH_LOGS", "-torch._library")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    asyncio.run(run(model, policy, programs, Console()))
+    play(run(model, policy, programs))
     return 0
 
 

@@ -62,7 +62,7 @@ def save(graph: ProgramGraph, out: Path) -> None:
     try:
         form(graph, out)
     except OSError as error:
-        raise WeftError(f"{out} cannot be written: {error.strerror or error}. Choose another --out.") from None
+        raise WeftError(f"{out} cannot be written: {error.strerror or error}. Choose another place.") from None
 
 
 def _save_picture(graph: ProgramGraph, out: Path) -> None:

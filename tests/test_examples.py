@@ -1,0 +1,313 @@
+"""The LangChain examples, as people run them, and the parts of them that need no engine."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree as ET
+
+import pytest
+import typer
+
+pytest.importorskip("langgraph", reason="the LangChain extra is not installed")
+
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableLambda
+
+import weft
+from weft.examples import chatbot_session, map_reduce_langchain, mcts_langgraph
+from weft.examples._search import Node, formula, is_solved, moves, start
+from weft.integrations.langchain import ChatWeft
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ("mcts_langgraph", "map_reduce_langchain", "chatbot_session")
+
+
+def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an example in a folder, as a user would."""
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+
+
+def shown(name: str, folder: Path, *arguments: str) -> tuple[str, list[str], list[str]]:
+    """What an example prints, its rows in the process table, and the words of the picture that it leaves."""
+    done = run(name, folder, *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    picture = ET.parse(folder / f"{name}.svg").getroot()  # noqa: S314  our own file
+    assert picture.tag.endswith("svg")
+    rows = [line for line in done.stdout.splitlines() if re.search(r"\d +finished *$", line)]
+    return done.stdout, rows, [text for text in map(str.strip, picture.itertext()) if text]
+
+
+def check_solutions(printed: str) -> int:
+    """Check every solution that is printed, digit by digit; returns how many there are."""
+    found = re.findall(r"^([\d ]+): (.+) = 24, found after \d+ rollouts?$", printed, flags=re.MULTILINE)
+    for puzzle, way in found:
+        assert sorted(re.findall(r"\d+", way)) == sorted(puzzle.split())
+        assert re.fullmatch(r"[\d()+*/ -]+", way)
+        assert eval(way) == 24  # noqa: S307  of digits, signs and brackets
+    return len(found)
+
+
+class Dice(BaseChatModel):
+    """Chooses and judges at random, as `ChatWeft` is asked to; sees the last move, or avoids it, if told to."""
+
+    last_move: Literal["seen", "not seen", "avoided"]
+
+    @property
+    def _llm_type(self) -> str:
+        return "dice"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        *,
+        structured_outputs: dict[str, Any],
+        seed: int = 0,
+        **_more: Any,
+    ) -> ChatResult:
+        choices = structured_outputs.get("choice", [structured_outputs.get("regex")])
+        winning = [choice for choice in choices if choice.startswith("24 =")]
+        others = [choice for choice in choices if choice not in winning]
+        preferred = {"seen": winning, "not seen": choices, "avoided": others}[self.last_move]
+        text = random.Random(seed).choice(preferred or choices)
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+    def with_structured_output(self, schema: Any, **_more: Any) -> Any:
+        def judge(_messages: list[BaseMessage], seed: int) -> Any:
+            return schema(chance=random.Random(seed).choice(["sure", "likely", "impossible"]))
+
+        return RunnableLambda(judge)
+
+
+async def search(
+    puzzle: str, rollouts: int, seed: int, last_move: Literal["seen", "not seen", "avoided"] = "seen"
+) -> mcts_langgraph.Outcome:
+    """Search with dice in place of a model."""
+    values = [int(word) for word in puzzle.split()]
+    dice: Any = Dice(last_move=last_move)
+    return await mcts_langgraph.solve(values, dice, mcts_langgraph.Budget(3, rollouts), random.Random(seed))
+
+
+# -- without an engine
+
+
+def test_the_moves_of_the_game() -> None:
+    """Sums, differences, products and whole quotients of every pair, once each, none of them negative."""
+    assert list(moves(start([3, 8]))) == ["11 = 8 + 3", "5 = 8 - 3", "24 = 8 * 3"]
+    assert list(moves(start([2, 6]))) == ["8 = 6 + 2", "4 = 6 - 2", "12 = 6 * 2", "3 = 6 / 2"]
+    assert list(moves(start([0, 5]))) == ["5 = 5 + 0", "5 = 5 - 0", "0 = 5 * 0"]
+    assert len(moves(start([1, 2, 4]))) == 12
+    assert len(moves(start([7, 7, 7]))) == 4
+
+
+def test_a_solution_says_how_it_came_about() -> None:
+    """The last number carries its formula, which is right as it is printed."""
+    last = moves(moves(start([1, 2, 4]))["8 = 4 * 2"])["8 = 8 / 1"]
+    assert formula(last) == "(4 * 2) / 1 = 8"
+    assert not is_solved(last)
+    assert is_solved(moves(start([4, 6]))["24 = 6 * 4"])
+    assert not is_solved(start([24, 1]))
+
+
+def test_the_deal_leaves_nothing_out() -> None:
+    """Hands share the untried moves out; a seed gives the same deal; no hand is empty."""
+    node = Node(start([1, 2, 4]))
+    hands = node.deal(5, random.Random(1))
+    assert sorted(move for hand in hands for move in hand) == sorted(moves(node.numbers))
+    assert hands == node.deal(5, random.Random(1)) != node.deal(5, random.Random(2))
+    assert [len(hand) for hand in Node(start([3, 8])).deal(5, random.Random(1))] == [1, 1, 1]
+
+
+def test_selection_goes_where_rollouts_went_well() -> None:
+    """UCT prefers the child that is worth more, until it has had its share of visits."""
+    root = Node(start([2, 3, 4]))
+    good, bad = root.children = [root.child("6 = 3 * 2"), root.child("1 = 3 - 2")]
+    good.add(0.9)
+    bad.add(0.1)
+    assert root.select(width=2) is good
+    for _ in range(3):
+        good.add(0.0)
+    assert bad.uct > good.uct
+    assert root.visits == 5
+    assert root.total == pytest.approx(1.0)
+
+
+def test_selection_widens_and_leaves_dead_ends() -> None:
+    """A position that is visited often gets more children; one with nothing left to try is never selected."""
+    root = Node(start([2, 3, 4]))
+    only = root.child("6 = 3 * 2")
+    root.children = [only]
+    only.add(0.5)
+    assert root.select(width=1) is only
+    for _ in range(9):
+        only.add(0.5)
+    assert root.select(width=1) is root
+    only.untried.clear()
+    assert only.is_dead
+    assert not root.is_dead
+    assert root.select(width=1) is root
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_search_solves(seed: int) -> None:
+    """With a player that sees no more than the last move, the search finds a solution, and it is right."""
+    outcome = await search("4 4 4 6", rollouts=20, seed=seed)
+    assert check_solutions(f"4 4 4 6: {outcome.sentence()}") == 1
+    assert len(outcome.lessons) == outcome.rollouts - 1
+
+
+@pytest.mark.anyio
+async def test_a_reflection_knows_what_went_wrong() -> None:
+    """Its form begins with the number that came out, on which side of 24 that is, and what helps there."""
+    lessons = [*(await search("1 1 1 1", 3, seed=0)).lessons, *(await search("9 9 9 9", 8, seed=0)).lessons]
+    form = r"(\d+) is too (much|little), so \((subtract\|divide|add\|multiply)\) \[a-z ].*"
+    told = [re.fullmatch(form, lesson) for lesson in lessons]
+    sides = [(int(match[1]) > 24, match[2], match[3]) for match in told if match]
+    assert len(sides) == len(lessons)
+    assert set(sides) == {(True, "much", "subtract|divide"), (False, "little", "add|multiply")}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("puzzle", ["2 3 4", "5 8 8"])
+async def test_three_numbers_are_searched_through(puzzle: str) -> None:
+    """Even a player who avoids the last move finds it in the end, since no move is tried twice from a position."""
+    outcome = await search(puzzle, rollouts=30, seed=0, last_move="avoided")
+    assert is_solved(outcome.last)
+    assert outcome.rollouts > 1
+
+
+@pytest.mark.anyio
+async def test_the_search_gives_up() -> None:
+    """Where there is no solution, the search ends with its budget, or when it has tried everything."""
+    outcome = await search("1 1 1 1", rollouts=4, seed=0)
+    assert outcome.rollouts == 4
+    assert outcome.sentence().startswith("not solved in 4 rollouts; the last was ")
+    everything = await search("1 1", rollouts=100, seed=0)
+    assert everything.rollouts < 10
+    assert len(everything.lessons) == everything.rollouts - 1
+
+
+@pytest.mark.anyio
+async def test_a_seed_repeats_a_search() -> None:
+    """The same seed and the same answers of the model give the same search."""
+    one, other, third = [await search("4 7 8 8", rollouts=8, seed=seed) for seed in (1, 1, 2)]
+    assert one.sentence() == other.sentence() != third.sentence()
+
+
+@pytest.mark.parametrize("text", [*map_reduce_langchain.DOCUMENTS.values(), "word " * 500, "x" * 999])
+def test_a_text_is_split_without_loss(text: str) -> None:
+    """All words are in the parts, in order, and no part is too long."""
+    parts = map_reduce_langchain.split(text)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert max(map(len, parts)) <= map_reduce_langchain.PART
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_mistake_is_told_in_one_line(name: str, tmp_path: Path) -> None:
+    """A model that is not there: exit code 1 and a sentence, no traceback."""
+    done = run(name, tmp_path, "--model", str(tmp_path / "nowhere"))
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: model '.*nowhere' cannot be loaded: .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("puzzle", ["", "24", "1 2 3 x", "1 2 3 4 5 6", "1 2 1000", "1 -2"])
+def test_a_bad_puzzle_is_refused(puzzle: str) -> None:
+    """What is not a list of a few whole numbers is a usage error."""
+    with pytest.raises(typer.BadParameter, match="no puzzle"):
+        mcts_langgraph._numbers(puzzle)
+
+
+# -- on the tests' engine
+
+
+@pytest.mark.engine
+@pytest.mark.anyio
+async def test_the_graph_of_map_and_reduce(engine: weft.Engine) -> None:
+    """Eight parts in parallel, two groups of four summaries, and one call that joins those."""
+    text = map_reduce_langchain.DOCUMENTS["harbour"]
+    summary = await map_reduce_langchain.summarise(text, ChatWeft(engine=engine, temperature=0, max_tokens=24))
+    calls = summary.graph.calls
+    assert [call.label for call in calls] == ["map"] * 8 + ["reduce"] * 3
+    ids = [call.call_id for call in calls]
+    parents = [[ids.index(edge.parent) for edge in call.parents] for call in calls]
+    assert parents == [[]] * 8 + [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(summary.graph.threads) == 8
+    assert summary.parts == 8
+
+
+@pytest.mark.engine
+@pytest.mark.anyio
+async def test_the_session_of_a_chat(engine: weft.Engine) -> None:
+    """Each turn is a program of the user's session; its reply forks into two suggestions; the prefix is cached."""
+    chat = ChatWeft(engine=engine, temperature=0, max_tokens=16)
+    turns = await chatbot_session.talk("Eve", ["Hello, who are you?", "And what can you do?"], chat)
+    rows = [row for row in engine.table.ended() if row.info.session_id == "chat-Eve"]
+    rows.sort(key=lambda row: row.start_s)
+    assert [row.info.name for row in rows] == ["Eve 1", "Eve 2"]
+    for turn, row in zip(turns, rows, strict=True):
+        reply, *more = turn.graph.calls
+        assert reply.label == "reply"
+        assert {call.label for call in more} == {"suggest how", "suggest why"}
+        assert [[edge.parent for edge in call.parents] for call in more] == [[reply.call_id]] * 2
+        assert turn.prompt_tokens == row.account.prompt_tokens
+        assert turn.cached_tokens == row.account.cached_tokens
+    assert turns[1].prompt_tokens > turns[0].prompt_tokens
+
+
+# -- whole, on engines of their own
+
+
+@pytest.mark.engine
+def test_tree_search_runs(tiny_model: Path, tmp_path: Path) -> None:
+    """Two puzzles in two programs; what is solved is right; the picture shows the steps of the search."""
+    printed, rows, words = shown(
+        "mcts_langgraph", tmp_path, "--model", str(tiny_model), "--rollouts", "2", "1 1 1 1", "1 1 1 2"
+    )
+    assert [row.split("  ")[0].strip() for row in rows] == ["1 1 1 1", "1 1 1 2"]
+    assert printed.count(": not solved in 2 rollouts; the last was ") == 2
+    assert printed.count("    its last reflection: ") == 2
+    assert {"expand", "evaluate", "simulate", "reflect", "thread 2"} <= set(words)
+
+
+@pytest.mark.engine
+def test_map_and_reduce_runs(tiny_model: Path, tmp_path: Path) -> None:
+    """Two documents in two programs, each with a summary."""
+    printed, rows, words = shown("map_reduce_langchain", tmp_path, "--model", str(tiny_model))
+    assert [row.split()[0] for row in rows] == ["harbour", "orchard"]
+    assert "harbour, in 8 parts\n  " in printed
+    assert "orchard, in 4 parts\n  " in printed
+    assert {"map", "reduce", "thread 7"} <= set(words)
+
+
+@pytest.mark.engine
+def test_chat_runs(tiny_model: Path, tmp_path: Path) -> None:
+    """Two users with three turns each: six programs, and what each turn found in the prefix cache."""
+    printed, rows, words = shown("chatbot_session", tmp_path, "--model", str(tiny_model), "--turns", "3")
+    assert {row.split()[0] for row in rows} == {"Ada", "Ben"}
+    assert len(rows) == 6
+    shares = [
+        int(share) for share in re.findall(r"^ *(?:Ada|Ben) \d +\d+ +\d+ +(\d+)% *$", printed, flags=re.MULTILINE)
+    ]
+    assert len(shares) == 6
+    assert min(shares) > 0
+    assert {"reply", "suggest how", "suggest why", "thread 1"} <= set(words)
+
+
+@pytest.mark.engine
+def test_tree_search_solves(tmp_path: Path) -> None:
+    """The embedded model plays. Thirty rollouts are enough to try everything, so it solves this on any machine."""
+    printed, rows, _ = shown("mcts_langgraph", tmp_path, "--rollouts", "30", "2 3 4")
+    assert len(rows) == 1
+    assert check_solutions(printed) == 1
