@@ -2,7 +2,7 @@
 
 The tree of runs says what had ended before a call began; what the call is given says what it made use of. Ids of
 messages and of tool calls are proof. Texts are evidence, unless several calls gave the same: then they are evidence for
-none of them.
+none of them, and against none.
 """
 
 from __future__ import annotations
@@ -147,6 +147,20 @@ class Lineage:
             known = self._outputs if quoted_from is None else quoted_from
             found |= self._quoted("\0".join(longer), (call_id for call_id in known if call_id not in found))
         return self._in_order(found)
+
+    def shared(self, content: Content, calls: Iterable[CallId]) -> set[CallId]:
+        """Of `calls`, those whose output occurs in an input and was given by others too: it may be theirs or not."""
+        texts = [text.strip() for text in content.texts]
+        keys, everything = set(map(hash, texts)), "\0".join(texts)
+        return {
+            call_id
+            for call_id in calls
+            if (output := self._outputs.get(call_id)) is not None
+            and (
+                any(key in keys and self._whole.only(key) is None for key in output.hashes)
+                or any(text in everything and self._whole.only(hash(text)) is None for text in output.quotable)
+            )
+        }
 
     def _quoted(self, text: str, calls: Iterable[CallId]) -> set[CallId | None]:
         """A text that occurs only as a part of another output that occurs is that other output's."""

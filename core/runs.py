@@ -237,7 +237,7 @@ class RunTree:
         if guesses or not frontier:  # only then is a text inside a longer one worth a search
             proven = self._lineage.origins(content, quoted_from=frontier or None)
         named = frontier.keys() & set(proven)
-        dropped = guesses - named if named else ()
+        dropped = guesses - named - self._lineage.shared(content, guesses - named) if named else ()
         parents = {call: sure for call, sure in frontier.items() if call not in dropped}
         parents |= {call: _SEEN for call in named if parents[call] == _GUESS}
         for call in certain if frontier else proven:

@@ -413,6 +413,18 @@ def test_a_join_in_code_is_a_guess(runs: Runs) -> None:
     assert runs.inexact["join"] == {"x", "y"}
 
 
+def test_a_text_that_two_gave_rules_nobody_out(runs: Runs) -> None:
+    """A join that is given x's text, and one that both y and z gave, may come after all three; w's it was not given."""
+    same, other = Content(texts=("two of them say just this",)), Content(texts=("and one says that",))
+    for call in "wxyz":
+        runs.begin(call)
+    for call, content in (("w", Content(texts=("a fourth thing altogether",))), ("x", other), ("y", same), ("z", same)):
+        runs.tree.end_call(CallId(call), content)
+        runs.tree.end(call)
+    assert runs.call("join", given=Content(texts=("and one says that; two of them say just this",))) == {"x", "y", "z"}
+    assert runs.inexact["join"] == {"y", "z"}
+
+
 def test_a_doubt_goes_on_until_something_settles_it(runs: Runs) -> None:
     """After a guess, what follows may still be of another strand; the end of the run, or lineage, makes it certain."""
     runs.start("node", place=Place.STAGE)
