@@ -8,7 +8,8 @@
     │   ├── ProgramEndedError           a call on a program that has ended
     │   └── ProgramEngineError          a call on another engine than the program's own
     ├── InvalidIdError                  (ValueError) an id that cannot travel with a request
-    ├── TraceError                      (ValueError) a file or text that holds no graph of a program
+    ├── TraceError                      (ValueError) a file or text that holds no graph or trace of a program
+    ├── SimulationError                 (ValueError) values that make no sense, or programs that do not fit the engines
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
     ├── BalancerError                   (ValueError) unknown balancer, a negative threshold, a ratio below 1
     ├── CallError                       one LLM call was refused or failed
@@ -100,7 +101,11 @@ class InvalidIdError(WeftError, ValueError):
 
 
 class TraceError(WeftError, ValueError):
-    """A file or text does not hold what `program.graph.to_json()` writes."""
+    """A file or text that holds no graph of a program (`ProgramGraph.to_json()`), or no trace (docs/simulator.md)."""
+
+
+class SimulationError(WeftError, ValueError):
+    """A simulation was set up with values that make no sense, or with programs that its engines cannot hold."""
 
 
 class PolicyError(WeftError, ValueError):

@@ -193,7 +193,8 @@ class ProgramGraph:
                         "tools": [name],
                         "arrival_s", "completion_s",                 # null: never on an engine, or not yet off it
                         "service_s", "wait_s", "preemptions",
-                        "prompt_tokens", "output_tokens", "cached_tokens"}]}
+                        "prompt_tokens", "output_tokens", "cached_tokens",
+                        "swapped_tokens", "recomputed_tokens"}]}
 
         Times are seconds of the engine's monotonic clock. Keys stand in this order, calls in the order they started.
         """

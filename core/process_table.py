@@ -37,6 +37,8 @@ class Account:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    swapped_tokens: int = 0  # after preemptions, tokens whose KV came back from host memory
+    recomputed_tokens: int = 0  # after preemptions, tokens whose KV was computed again
 
     def __add__(self, other: Account) -> Account:
         return Account(
@@ -46,6 +48,8 @@ class Account:
             self.prompt_tokens + other.prompt_tokens,
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.swapped_tokens + other.swapped_tokens,
+            self.recomputed_tokens + other.recomputed_tokens,
         )
 
 
@@ -110,7 +114,7 @@ class CallRow:
     """A call in flight."""
 
     identity: CallIdentity
-    engine_id: EngineId
+    engine_id: EngineId | None  # None while it waits to be placed
     arrival_s: float
     inherited: Attained  # a copy of what the program had attained on arrival (Alg. 1 line 11)
     account: Account = Account()  # as of its latest output
@@ -137,7 +141,7 @@ class ProgramRow:
     start_s: float
     state: ProgramState = ProgramState.IDLE
     attained: Attained = field(default_factory=Attained)
-    engine_ids: list[EngineId] = field(default_factory=list)  # in the order of first use
+    engine_ids: list[EngineId] = field(default_factory=list)  # those it may have KV on, in the order of first use
     threads: dict[ThreadId, ThreadRow] = field(default_factory=dict)
     last_arrival_s: float = math.nan  # tells stale programs
     last_completion_s: float = math.nan  # tells long interceptions
@@ -176,8 +180,13 @@ class ProcessTable:
                 raise InvalidIdError(f"program {info.program_id} is already in the table; ids are used once.")
             self._rows[info.program_id] = ProgramRow(info, start_s=now_s)
 
-    def arrive(self, identity: CallIdentity, engine_id: EngineId, now_s: float) -> tuple[CallRow, Attained]:
+    def arrive(self, identity: CallIdentity, engine_id: EngineId | None, now_s: float) -> tuple[CallRow, Attained]:
         """Note a call that is sent to an engine.
+
+        Args:
+            identity: the call.
+            engine_id: the engine; None: a balancer has yet to choose one (`place`).
+            now_s: the time.
 
         Returns:
             The call's row, and a copy of what its program has attained, to send along.
@@ -203,9 +212,24 @@ class ProcessTable:
             row.calls += 1
             row.last_arrival_s = now_s
             row.state = ProgramState.ACTIVE
-            if engine_id not in row.engine_ids:
-                row.engine_ids.append(engine_id)
+            if engine_id is not None:
+                self.place(call, engine_id)
             return call, replace(row.attained)
+
+    def place(self, call: CallRow, engine_id: EngineId) -> None:
+        """Note which engine a call goes to, the first time or after it has lost its engine."""
+        with self._lock:
+            call.engine_id = engine_id
+            row = self._rows.get(call.identity.program_id)
+            if row is not None and engine_id not in row.engine_ids:
+                row.engine_ids.append(engine_id)
+
+    def lose_engine(self, engine_id: EngineId) -> None:
+        """An engine is gone, or starts anew: no program has KV there any more."""
+        with self._lock:
+            for row in self._rows.values():
+                if engine_id in row.engine_ids:
+                    row.engine_ids.remove(engine_id)
 
     def leave(self, call: CallRow, now_s: float) -> None:
         """Fold a call that has left the engine, finished or not, into its program (Alg. 1 lines 1-7).

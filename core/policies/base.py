@@ -65,6 +65,10 @@ class Policy(ABC):
     def promote(self, now_s: float) -> list[Call]:
         """Move the calls that have starved to Q_1 (lines 24-30) and return them."""
 
+    def next_promotion_s(self) -> float:
+        """Before this instant `promote` finds nobody; infinity if nobody is on the way to starving."""
+        return math.inf
+
     def start(self, call: Call, now_s: float) -> None:
         """A waiting call enters the batch."""
         call.wait_s += now_s - call.waiting_since_s

@@ -135,6 +135,9 @@ class MultilevelPolicy(Policy):
             self._wait(call)
         return starved
 
+    def next_promotion_s(self) -> float:
+        return self._starving.first_s()
+
     def _enter(self, call: Call, level: int) -> None:
         """Append to a queue, with that queue's quantum (lines 13, 21, 22, 27)."""
         level = min(level, len(self.bounds_s))
@@ -188,6 +191,10 @@ class _Deadlines:
 
     def of(self, program: Attained) -> list[Call]:
         return list(self._by_program.get(id(program), ()))
+
+    def first_s(self) -> float:
+        """No call is due before this; infinity if none is watched."""
+        return self._heap[0][0] if self._heap else math.inf
 
     def pop_due(self, now_s: float) -> list[Call]:
         due = []

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from weft import __version__
+from weft import __version__, sim_cli
 from weft.core.errors import WeftError
 from weft.engine.model import (
     DOWNLOAD_BYTES,
@@ -101,6 +101,10 @@ def graph(
     typer.echo(out)
 
 
+app.command()(sim_cli.sim)
+app.command()(sim_cli.trace)
+
+
 @model_app.command()
 def prepare() -> None:
     """Fetch and convert the embedded model, once, and print its folder."""
@@ -114,16 +118,26 @@ def prepare() -> None:
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Also start an engine, and measure from when on it swaps KV (a minute).")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="--engine with this one: a folder or hub name (default: embedded).")
+    ] = None,
+) -> None:
     """Check this installation and say what to do about what is wrong."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from weft.engine.doctor import run_checks
+    from weft.engine.doctor import check_swap, run_checks
 
-    with Console(stderr=True).status("checking (this imports vLLM) ..."):
+    with Console(stderr=True).status("checking (this imports vLLM) ...") as status:
         checks = run_checks()
+        if engine or model is not None:
+            status.update("starting an engine ...")
+            checks.append(check_swap(model))
     table = Table(box=None, pad_edge=False)
     for heading in ("", "", "found", "what to do"):
         table.add_column(heading, overflow="fold")

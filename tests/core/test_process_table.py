@@ -591,3 +591,24 @@ def same(a: float, b: float) -> bool:
 TestTableMachine = TableMachine.TestCase
 TestTableMachine.__doc__ = "Any order of events leaves the table as the log of events says."
 TestTableMachine.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_a_call_that_is_placed_later_counts_for_the_engine_it_goes_to(it: Table) -> None:
+    """Before a balancer has chosen, the row names no engine; a call that is moved names both."""
+    call, _ = it.table.arrive(identity("c1"), None, 0.0)
+    assert (call.engine_id, it.row.engine_ids) == (None, [])
+    it.table.place(call, EngineId("a"))
+    it.table.place(call, EngineId("b"))
+    it.table.place(call, EngineId("a"))
+    assert (call.engine_id, it.row.engine_ids) == ("a", ["a", "b"])
+
+
+def test_no_program_has_kv_on_a_lost_engine(it: Table) -> None:
+    """Until it goes there again."""
+    it.leave(it.arrive("c1", engine=EngineId("a")))
+    it.leave(it.arrive("c2", engine=EngineId("b")))
+    it.table.lose_engine(EngineId("a"))
+    it.table.lose_engine(EngineId("a"))
+    assert it.row.engine_ids == ["b"]
+    it.leave(it.arrive("c3", engine=EngineId("a")))
+    assert it.row.engine_ids == ["b", "a"]

@@ -1,0 +1,124 @@
+"""Programs and calls under way in a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from weft.core.policies import Call
+from weft.core.process_table import Attained
+from weft.core.sim.kv import Stretch
+from weft.core.sim.trace import TraceCall, TraceProgram
+
+
+@dataclass(eq=False, slots=True)
+class SimCall(Call):
+    """A call under way: what its policy sees, and what its engine and its ledger know.
+
+    While it decodes, one token a step, nothing of it is touched; `Replica` brings it up to date when something happens.
+    """
+
+    spec: TraceCall = field(kw_only=True)
+    owner: SimProgram = field(kw_only=True)
+    index: int = field(kw_only=True)  # which of its program's calls
+    inherited: Attained = field(kw_only=True)  # line 11
+    running: bool = False
+    resumed: bool = False  # it has run before, and has not got further yet
+    given: int = 0  # tokens, as of `seen_step`
+    prefill_left: int = 0  # tokens to compute before the next one is given
+    computed: int = 0  # the most tokens that it ever had in the KV cache
+    swapped: int = 0  # tokens in host memory
+    stretch: Stretch | None = None  # its own part of the KV cache
+    seen_step: int = 0  # the engine's step count and meter when the call was last brought up to date
+    seen_meter: float = 0.0
+    end_step: int = -1  # the step with which it ends; -1 unless it decodes
+    ran_s: float = 0.0  # its account
+    queued_s: float = 0.0
+    queued_since_s: float = math.nan
+    started_s: float = math.nan
+
+    @property
+    def context(self) -> int:
+        """Tokens of its prompt, and those it has given."""
+        return self.spec.prompt_tokens + self.given
+
+    @property
+    def kv_key(self) -> Hashable:
+        """Under which its KV is found."""
+        return self.owner.number, self.index
+
+    def prefixes(self) -> Iterator[tuple[Hashable, int]]:
+        """Where its prefix may be found: its own KV, that of its first parent, of that one's first parent, ..."""
+        yield self.kv_key, self.context
+        shared, spec = self.context, self.spec
+        while shared := min(shared, spec.shared_prefix_tokens):
+            if not spec.parents:
+                yield self.owner.name_key, shared
+                return
+            index = self.owner.places[spec.parents[0]]
+            yield (self.owner.number, index), shared
+            spec = self.owner.spec.calls[index]
+
+
+@dataclass(eq=False, slots=True)
+class SimProgram:
+    """A program under way."""
+
+    spec: TraceProgram
+    number: int  # in the trace
+    attained: Attained = field(default_factory=Attained)
+    places: dict[str, int] = field(default_factory=dict)  # of calls, by id
+    missing: list[int] = field(default_factory=list)  # how many parents of each call have not ended
+    children: list[list[int]] = field(default_factory=list)
+    left: int = 0  # calls to end
+    finish_s: float = math.nan
+    prefill_weight: float = 0.0  # for srpt, which knows the future; likewise the next two
+    work_left: float = 0.0  # in tokens given
+    paths: list[float] = field(default_factory=list)  # of each call, the longest chain of work from it on
+
+    @property
+    def name_key(self) -> Hashable:
+        """Under which the KV is found that programs of its name begin with."""
+        return "name", self.spec.name
+
+    def open(self) -> None:
+        """It arrives."""
+        calls = self.spec.calls
+        self.places = {call.call_id: index for index, call in enumerate(calls)}
+        self.missing = [len(call.parents) for call in calls]
+        self.children = [[] for _ in calls]
+        for index, call in enumerate(calls):
+            for parent in call.parents:
+                self.children[self.places[parent]].append(index)
+        self.left = len(calls)
+
+    def close(self, now_s: float) -> None:
+        """Its last call has ended."""
+        self.finish_s = now_s
+        self.missing, self.children, self.paths = [], [], []
+
+    def foresee(self, prefill_weight: float) -> None:
+        """Work out what is ahead, once, for srpt.
+
+        Args:
+            prefill_weight: work of a prompt token that is not shared, where a token given is 1.
+        """
+        self.prefill_weight = prefill_weight
+        work = [call.output_tokens + self.prefill_work(call) for call in self.spec.calls]
+        self.work_left = sum(work)
+        self.paths = [0.0] * len(work)
+        missing = [len(children) for children in self.children]
+        free = [index for index, count in enumerate(missing) if not count]
+        while free:
+            index = free.pop()
+            self.paths[index] = work[index] + max((self.paths[child] for child in self.children[index]), default=0.0)
+            for parent in self.spec.calls[index].parents:
+                place = self.places[parent]
+                missing[place] -= 1
+                if not missing[place]:
+                    free.append(place)
+
+    def prefill_work(self, call: TraceCall) -> float:
+        """The part of a call's work that is done when it ends, not token by token."""
+        return self.prefill_weight * (call.prompt_tokens - call.shared_prefix_tokens)

@@ -1,0 +1,206 @@
+"""The KV cache of a simulated replica: how full it is, and which prefixes are still in it.
+
+A tree of stretches of tokens, as vLLM's blocks form one by their hashes. A stretch that a running call reads is pinned;
+the others stay until the room is needed, the least recently used go first and from the end of a prefix. Counted in
+tokens, not in blocks: vLLM shares full blocks only, and loses up to a block at the end of each prefix.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class Stretch:
+    """Tokens that follow those of its parents. Compared by identity."""
+
+    key: Hashable | None  # under which it is found; None: part of a longer prefix only
+    parent: Stretch | None
+    base: int  # tokens before it
+    tokens: int
+    pins: int = 0  # 1 for the call that runs on it, 1 for each child that is pinned
+    children: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.base + self.tokens
+
+
+class KvCache:
+    """KV cache with prefix caching.
+
+    Args:
+        capacity: in tokens; math.inf for no bound.
+        keep: keep what no running call reads (prefix caching).
+    """
+
+    def __init__(self, capacity: float, *, keep: bool = True) -> None:
+        self.capacity = capacity
+        self.pinned = 0  # tokens that running calls read or have reserved
+        self.cached = 0  # tokens that are kept only in case that they are asked for again
+        self._keep = keep
+        self._index: dict[Hashable, Stretch] = {}
+        self._leaves: OrderedDict[Stretch, None] = OrderedDict()  # not pinned, no children; least recently used first
+
+    @property
+    def available(self) -> float:
+        """Tokens that could be reserved, those that are only kept among them."""
+        return self.capacity - self.pinned
+
+    def find(self, keys: Iterable[tuple[Hashable, int]]) -> tuple[Stretch | None, int]:
+        """The longest prefix that is here.
+
+        Args:
+            keys: under which parts of the prefix may be found, the longest first, and how many tokens are shared.
+
+        Returns:
+            The stretch that holds the prefix' end, and its length in tokens.
+        """
+        for key, shared in keys:
+            stretch = self._index.get(key)
+            if stretch is not None:
+                hit = min(shared, stretch.end)
+                while stretch.base >= hit and stretch.parent is not None:  # shared less than all of the last stretch
+                    stretch = stretch.parent
+                return (stretch, hit) if hit else (None, 0)
+        return None, 0
+
+    def cost(self, stretch: Stretch | None, hit: int, tokens: int) -> int:
+        """Of the room that is available, what a call of `tokens` would take that shares `hit` of them."""
+        while stretch is not None and not stretch.pins:
+            stretch = stretch.parent
+        return tokens - (min(stretch.end, hit) if stretch is not None else 0)
+
+    def reserve(self, key: Hashable, stretch: Stretch | None, hit: int, tokens: int) -> Stretch:
+        """Reserve and pin room for a call's `tokens`, of which `hit` are shared as `find` said.
+
+        Returns:
+            The call's own stretch.
+        """
+        if stretch is not None and hit < stretch.end:
+            stretch = self._split(stretch, hit)
+        own = self._add(key, stretch, hit, tokens - hit)
+        self._pin(own)
+        self._make_room()
+        return own
+
+    def reserve_prefix(self, key: Hashable, tokens: int) -> Stretch:
+        """A prefix that nobody has computed here yet and that others will share; it is pinned by what follows it."""
+        return self._add(key, None, 0, tokens)
+
+    def grow(self, tokens: int) -> None:
+        """Running calls have given this many tokens together; `settle` says whose they were."""
+        self.pinned += tokens
+        self._make_room()
+
+    @staticmethod
+    def settle(own: Stretch, tokens: int) -> None:
+        """This many of the tokens given to `grow` were those of one call."""
+        own.tokens += tokens
+
+    def trim(self, own: Stretch, tokens: int) -> None:
+        """Give back room at a call's end that was reserved and never written."""
+        own.tokens -= tokens
+        self.pinned -= tokens
+
+    def release(self, own: Stretch) -> None:
+        """A call runs no more."""
+        stretch: Stretch | None = own
+        while stretch is not None:
+            stretch.pins -= 1
+            if stretch.pins:
+                break
+            self.pinned -= stretch.tokens
+            self.cached += stretch.tokens
+            if not stretch.children:
+                self._leaves[stretch] = None
+            stretch = stretch.parent
+        if not self._keep:
+            self._drop(own)
+
+    def _pin(self, own: Stretch) -> None:
+        stretch: Stretch | None = own
+        while stretch is not None:
+            stretch.pins += 1
+            if stretch.pins > 1:
+                break
+            self.pinned += stretch.tokens
+            self.cached -= stretch.tokens
+            self._leaves.pop(stretch, None)
+            stretch = stretch.parent
+
+    def _add(self, key: Hashable, parent: Stretch | None, base: int, tokens: int) -> Stretch:
+        before = self._index.get(key)
+        if before is not None:
+            before.key = None
+        if parent is not None:
+            parent.children += 1
+            self._leaves.pop(parent, None)
+        self._index[key] = own = Stretch(key, parent, base, tokens)
+        self.cached += tokens  # until it is pinned
+        return own
+
+    def _split(self, stretch: Stretch, at: int) -> Stretch:
+        """Cut a stretch in two; the first part is returned, the second keeps the key and the children."""
+        head = Stretch(None, stretch.parent, stretch.base, at - stretch.base, min(stretch.pins, 1), 1)
+        stretch.parent, stretch.base, stretch.tokens = head, at, stretch.end - at
+        return head
+
+    def _make_room(self) -> None:
+        while self.pinned + self.cached > self.capacity and self._leaves:
+            leaf = next(iter(self._leaves))
+            over = self.pinned + self.cached - self.capacity
+            if leaf.tokens > over:
+                leaf.tokens -= int(over)
+                self.cached -= int(over)
+            else:
+                self._drop(leaf)
+
+    def _drop(self, leaf: Stretch) -> None:
+        self.cached -= leaf.tokens
+        del self._leaves[leaf]
+        parent = leaf.parent
+        if parent is not None:
+            parent.children -= 1
+            if not parent.children and not parent.pins:  # it was last used when its last child was
+                self._leaves[parent] = None
+                self._leaves.move_to_end(parent, last=False)
+        if leaf.key is not None:
+            if parent is not None and parent.key is None:  # what is left of the prefix is still found
+                parent.key = leaf.key
+                self._index[leaf.key] = parent
+            else:
+                del self._index[leaf.key]
+
+    def check_integrity(self) -> None:
+        """Assert that the tree adds up once every call has settled. For tests.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        stretches: dict[Stretch, None] = {}
+        for each in (*self._index.values(), *self._leaves):
+            stretch: Stretch | None = each
+            while stretch is not None and stretch not in stretches:
+                stretches[stretch] = None
+                stretch = stretch.parent
+        pinned = sum(stretch.tokens for stretch in stretches if stretch.pins)
+        cached = sum(stretch.tokens for stretch in stretches if not stretch.pins)
+        leaves = {stretch for stretch in stretches if not stretch.pins and not stretch.children}
+        children = dict.fromkeys(stretches, 0)
+        for stretch in stretches:
+            if stretch.parent is not None:
+                children[stretch.parent] += 1
+        checks = {
+            "tokens are lost": (pinned, cached) == (self.pinned, self.cached),
+            "more than there is room for": self.pinned + self.cached <= self.capacity,
+            "leaves are wrong": leaves == set(self._leaves),
+            "children are wrong": all(stretch.children == count for stretch, count in children.items()),
+            "a prefix has a hole": all(s.base == (s.parent.end if s.parent else 0) for s in stretches),
+            "a key is wrong": all(stretch.key == key for key, stretch in self._index.items()),
+        }
+        failed = [what for what, holds in checks.items() if not holds]
+        if failed:
+            raise AssertionError("; ".join(failed))

@@ -1,0 +1,118 @@
+"""The simulator against the scheduler plugin on vLLM's scheduler without a model: the same calls in every step."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.core.policies import PolicyConfig
+from weft.core.sim import SimSettings, StepTime, TraceCall, TraceProgram, simulate
+
+pytestmark = pytest.mark.engine
+
+SLOTS = 3
+CONFIGS: list[dict[str, Any]] = [
+    {"name": "fcfs"},
+    {"name": "rr", "quanta_s": (3.0,)},
+    {"name": "mlfq", "bounds_s": (2.0, 5.0), "beta": 2.0},
+    {"name": "plas", "bounds_s": (3.0, 7.0, 15.0), "beta": 1.5},
+    {"name": "atlas", "bounds_s": (2.0, 5.0, 11.0), "beta": 1.0},
+    {"name": "atlas", "bounds_s": (2.0, 5.0, 11.0), "beta": 1.0, "decide_every": 3},
+    {"name": "atlas", "bounds_s": (4.0, 8.0, 20.0), "beta": 3.0, "token_s": 0.5},
+]
+
+
+def workload(seed: int) -> list[TraceProgram]:
+    """Programs of up to eight calls with any parents, whole seconds between them."""
+    rng = random.Random(seed)
+    programs = []
+    for number in range(12):
+        calls: list[TraceCall] = []
+        for index in range(rng.randint(1, 8)):
+            parents = rng.sample([call.call_id for call in calls], min(len(calls), rng.randint(0, 2)))
+            gap_s = float(rng.choice((0, 0, 2)))
+            calls.append(TraceCall(f"c{index}", tuple(parents), rng.randint(1, 9), rng.randint(1, 40), gap_s))
+        programs.append(TraceProgram(f"P{number}", tuple(calls), float(rng.randint(0, 40))))
+    return programs
+
+
+def schedule(programs: list[TraceProgram], config: dict[str, Any], folder: Path) -> tuple[list[set[str]], float, int]:
+    """What the plugin schedules in the step that begins at each second; when all has ended; and all preemptions."""
+    from harness import SchedulerHarness
+
+    harness = SchedulerHarness(folder, config, slots=SLOTS, batched_tokens=1024)
+    begin_s = harness.clock()
+    sequence = itertools.count()
+    to_come: list[tuple[float, int, str, TraceCall | None]] = []
+    by_name = {program.program: program for program in programs}
+    missing = {f"{p.program}/{call.call_id}": set(call.parents) for p in programs for call in p.calls}
+    for program in programs:
+        heapq.heappush(to_come, (program.arrival_s, next(sequence), program.program, None))
+
+    def follow(name: str, call: TraceCall, now_s: float) -> None:
+        if call.gap_s:
+            heapq.heappush(to_come, (now_s + call.gap_s, next(sequence), name, call))
+        else:
+            add(name, call)
+
+    def add(name: str, call: TraceCall) -> None:
+        ids = {"program_id": name, "call_id": call.call_id}
+        harness.add(f"{name}/{call.call_id}", prompt=[7] * call.prompt_tokens, max_tokens=call.output_tokens, **ids)
+
+    steps: list[set[str]] = []
+    while to_come or harness.scheduler.has_unfinished_requests():
+        now_s = harness.clock() - begin_s
+        while to_come and to_come[0][0] <= now_s:
+            _, _, name, arrived = heapq.heappop(to_come)
+            for call in by_name[name].calls if arrived is None else [arrived]:
+                if arrived is not None:
+                    add(name, call)
+                elif not call.parents:
+                    follow(name, call, now_s)
+        if not harness.scheduler.has_unfinished_requests():
+            steps.append(set())
+            harness.clock.advance(1.0)
+            continue
+        seen = len(harness.finished)
+        steps.append(harness.step())
+        for request_id in harness.finished[seen:]:
+            name, ended = request_id.split("/")
+            for call in by_name[name].calls:
+                left = missing[f"{name}/{call.call_id}"]
+                if ended in left:
+                    left.discard(ended)
+                    if not left:
+                        follow(name, call, harness.clock() - begin_s)
+    preemptions = sum(account["preemptions"] for account in harness.accounts.values())
+    return steps, harness.clock() - begin_s, preemptions
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config['name']}-{len(config)}")
+def test_every_step_has_the_same_calls(config: dict[str, Any], tmp_path: Path) -> None:
+    """Five random workloads under each policy: every step, the end and the preemptions are those of the plugin."""
+    settings = SimSettings(
+        policy=PolicyConfig(**config),
+        batch_size=SLOTS,
+        chunk_tokens=1024,
+        kv_tokens=math.inf,
+        prefix_cache=False,
+        step_time=StepTime(1.0, 0.0, 0.0, 0.0),
+    )
+    for seed in range(5):
+        programs = workload(seed)
+        steps, end_s, preemptions = schedule(programs, config, tmp_path)
+        result = simulate(programs, settings, runs=True)
+        simulated: list[set[str]] = [set() for _ in steps]
+        for run in result.runs:
+            for second in range(int(run.start_s), int(run.end_s)):
+                simulated[second].add(f"{run.program}/{run.call_id}")
+        assert simulated == steps
+        assert max(row.finish for row in result.programs.values()) == end_s
+        assert result.counts.preemptions == preemptions
+        assert config["name"] == "fcfs" or preemptions > 0

@@ -1,0 +1,330 @@
+"""The simulator: the papers' examples, and random programs against an engine that is played step by step."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_engine import NaiveEngine
+from programs import ASTRAEA_2, FIGURE_2, FIGURE_9, chain, programs
+
+from weft.core.balancer import BALANCERS, BalancerConfig
+from weft.core.policies import PolicyConfig
+from weft.core.sim import SimSettings, SimulationError, StepTime, TraceCall, TraceProgram, simulate
+from weft.core.sim.workloads import generate, poisson
+
+UNIT = SimSettings(batch_size=2, unit_steps=True)
+# Powers of two, so that sums are exact however they are grouped.
+EXACT = StepTime(fixed_s=2**-4, decode_token_s=2**-8, prefill_token_s=2**-7, context_token_s=2**-11)
+POLICIES = [
+    PolicyConfig("fcfs"),
+    PolicyConfig("plas", (1.0, 2.0, 4.0), None),
+    PolicyConfig("plas", (2.0, 3.0), 0.5),
+    PolicyConfig("atlas", (1.0, 4.0), 2.0),
+    PolicyConfig("atlas", (0.25, 0.5, 1.0), 0.5, decide_every=3),
+    PolicyConfig("atlas", (0.5, 1.0, 2.0), 1.0, token_s=0.125),
+    PolicyConfig("mlfq", (1.0, 3.0), 4.0),
+    PolicyConfig("mlfq", (0.5, 1.0), 0.25),
+    PolicyConfig("rr", quanta_s=(2.0,)),
+    PolicyConfig("rr", quanta_s=(0.25,)),
+]
+
+
+# -- the papers' examples
+
+
+def test_autellix_figure_2() -> None:
+    """Four programs on two slots wait 18 units under FCFS, and 12 under PLAS with queue bounds 2 and 3."""
+    fcfs = simulate(FIGURE_2, replace(UNIT, policy=PolicyConfig("fcfs")))
+    plas = simulate(FIGURE_2, replace(UNIT, policy=PolicyConfig("plas", (2, 3))))
+    assert {name: row.wait for name, row in fcfs.programs.items()} == {"A": 3, "B": 4, "C": 7, "D": 4}
+    assert {name: row.wait for name, row in plas.programs.items()} == {"A": 3, "B": 4, "C": 2, "D": 3}
+    assert (fcfs.total_wait, plas.total_wait) == (18, 12)
+    assert {name: row.service for name, row in plas.programs.items()} == {"A": 9, "B": 10, "C": 3, "D": 4}
+
+
+def test_autellix_figure_9() -> None:
+    """A program of parallel calls takes 14 units if they run as they arrive, and 11 if the critical path is known."""
+    assert simulate(FIGURE_9, replace(UNIT, policy=PolicyConfig("fcfs"))).makespan == 14
+    assert simulate(FIGURE_9, replace(UNIT, policy="srpt")).makespan == 11
+
+
+def test_astraea_figure_2() -> None:
+    """Two requests on one slot take 15.0 units on average under FCFS, 14.5 under least attained service, 11.5 under
+    SRPT. Bounds 4 and 6 keep the two apart without cutting a call in two, as in the figure."""
+    one = replace(UNIT, batch_size=1)
+    assert simulate(ASTRAEA_2, replace(one, policy=PolicyConfig("fcfs"))).mean_latency == 15.0
+    assert simulate(ASTRAEA_2, replace(one, policy=PolicyConfig("plas", (4, 6)))).mean_latency == 14.5
+    assert simulate(ASTRAEA_2, replace(one, policy="srpt")).mean_latency == 11.5
+
+
+def test_who_ran_when() -> None:
+    """Round robin with a quantum of two gives two calls turns of two units."""
+    policy = PolicyConfig("rr", quanta_s=(2.0,))
+    result = simulate([chain("A", (4,)), chain("B", (4,))], replace(UNIT, policy=policy, batch_size=1), runs=True)
+    assert [(run.program, run.start_s, run.end_s) for run in result.runs] == [
+        ("A", 0, 2),
+        ("B", 2, 4),
+        ("A", 4, 6),
+        ("B", 6, 8),
+    ]
+    assert result.counts.preemptions == 2
+
+
+def test_a_call_that_comes_starved() -> None:
+    """A has waited 4 units for 2 of service when a2 arrives at 11, so with beta 1 it is promoted there and then, and
+    preempts b2, which runs since 8."""
+    starved = TraceProgram("A", (TraceCall("a1", (), 2), TraceCall("a2", ("a1",), 2, gap_s=5.0)))
+    trace = [chain("Z", (4,)), starved, chain("B", (2, 10), 5.0)]
+    policy = PolicyConfig("plas", (1.0,), 1.0, quanta_s=(100.0, 100.0))
+    result = simulate(trace, replace(UNIT, policy=policy, batch_size=1))
+    assert {name: row.finish for name, row in result.programs.items()} == {"Z": 4, "A": 13, "B": 20}
+
+
+def test_srpt_knows_what_prompts_cost() -> None:
+    """A long prompt with a short answer is more work than a short one with an answer of a few tokens more."""
+    settings = SimSettings(policy="srpt", batch_size=1, step_time=EXACT)
+    result = simulate([one_call(400, 10, "A"), one_call(1, 12, "B")], settings)
+    assert result.programs["B"].finish < result.programs["A"].finish
+
+
+# -- against an engine that plays every step
+
+
+@given(programs(unit=True), st.sampled_from(POLICIES), st.integers(1, 3))
+def test_unit_steps_are_those_of_a_naive_engine(
+    given_programs: list[TraceProgram], policy: PolicyConfig, batch_size: int
+) -> None:
+    """Jumping over steps changes nothing: every program's arrival, end, wait and service are the same."""
+    configuration = replace(UNIT, policy=policy, batch_size=batch_size)
+    naive = NaiveEngine(given_programs, configuration, policy.make())
+    result = simulate(given_programs, configuration)
+    assert result.programs == naive.results
+    assert result.counts.preemptions == naive.preemptions
+
+
+@settings(max_examples=200)
+@given(programs(), st.sampled_from(POLICIES), st.integers(1, 4), st.integers(4, 16))
+def test_steps_with_prompts_are_those_of_a_naive_engine(
+    given_programs: list[TraceProgram], policy: PolicyConfig, batch_size: int, chunk_tokens: int
+) -> None:
+    """Likewise with prompts in chunks, steps whose time grows with the context, and recomputation."""
+    configuration = SimSettings(
+        policy=policy,
+        batch_size=batch_size,
+        chunk_tokens=chunk_tokens,
+        kv_tokens=math.inf,
+        prefix_cache=False,
+        step_time=EXACT,
+    )
+    naive = NaiveEngine(given_programs, configuration, policy.make())
+    result = simulate(given_programs, configuration)
+    assert result.programs == naive.results
+    assert result.counts.preemptions == naive.preemptions
+
+
+@settings(max_examples=200)
+@given(
+    given_programs=programs(most=8),
+    policy=st.sampled_from([*POLICIES, "srpt"]),
+    batch_size=st.integers(1, 4),
+    kv_tokens=st.integers(200, 400),
+    prefix_cache=st.booleans(),
+    preemption=st.sampled_from(("recompute", "swap")),
+    replicas=st.integers(1, 3),
+    balancer=st.sampled_from(BALANCERS),
+)
+def test_a_full_kv_cache_does_not_change_by_jumping(
+    given_programs: list[TraceProgram], balancer: str, kv_tokens: int, replicas: int, **others: object
+) -> None:
+    """With several engines whose small KV caches fill up, the same happens whether steps are jumped over or not, and
+    all engines are empty in the end."""
+    largest = max(call.prompt_tokens + call.output_tokens for program in given_programs for call in program.calls)
+    configuration = SimSettings(
+        kv_tokens=max(largest, kv_tokens // 4),
+        chunk_tokens=8,
+        step_time=EXACT,
+        balancer=BalancerConfig(balancer, threshold_tokens=16),
+        replicas=replicas,
+        **others,  # type: ignore[arg-type]
+    )
+    jumped = simulate(given_programs, configuration, runs=True)
+    assert jumped == simulate(given_programs, configuration, runs=True, jump=False)
+    for program in given_programs:
+        row = jumped.programs[program.program]
+        assert row.finish >= row.arrival + sum(call.output_tokens for call in program.calls[:1]) * EXACT.fixed_s
+
+
+# -- determinism
+
+
+@pytest.mark.parametrize("policy", [PolicyConfig("atlas", (1.0, 2.0, 4.0), 2.0), PolicyConfig("plas"), "srpt"])
+def test_the_same_seed_gives_the_same_schedule(policy: PolicyConfig) -> None:
+    """One seeded workload on three engines, ten times, runs ten times alike, call by call; another seed does not."""
+
+    def schedule(seed: int) -> object:
+        trace = generate("mixed", 12, poisson(random.Random(seed), 4.0), random.Random(seed))
+        configuration = SimSettings(policy=policy, replicas=3, batch_size=8, kv_tokens=60_000)
+        return simulate(trace, configuration, runs=True)
+
+    first = schedule(1)
+    assert all(schedule(1) == first for _ in range(9))
+    assert schedule(2) != first
+
+
+# -- KV cache, prefixes, preemption
+
+
+def one_call(prompt_tokens: int, output_tokens: int, program: str = "A", **others: object) -> TraceProgram:
+    call = TraceCall("c", (), output_tokens, prompt_tokens, **others)  # type: ignore[arg-type]
+    return TraceProgram(program, (call,), name="same")
+
+
+def test_a_call_alone_takes_what_its_steps_take() -> None:
+    """20 prompt tokens in chunks of 8 are three steps, the last of which gives a token; two more tokens, two steps."""
+    result = simulate([one_call(20, 3)], SimSettings(batch_size=1, chunk_tokens=8, step_time=EXACT))
+    # The context that a step attends to: 0, 8 and 16 tokens of the prompt, then 21 and 22.
+    steps = [(0, 8, 0), (0, 8, 8), (0, 4, 16), (1, 0, 21), (1, 0, 22)]
+    assert result.makespan == sum(EXACT.step_s(*step) for step in steps)
+    assert result.programs["A"].service == result.makespan
+
+
+def test_a_program_finds_its_prefix_on_its_engine_only() -> None:
+    """The second call of a chain finds the first one's prompt and output where that ran; on another engine it finds
+    nothing. Without a prefix cache nothing is ever found."""
+    calls = (TraceCall("a", (), 4, 30), TraceCall("b", ("a",), 4, 40, shared_prefix_tokens=34))
+    trace = [TraceProgram("A", calls)]
+
+    def hits(**changes: object) -> float:
+        return simulate(trace, replace(SimSettings(step_time=EXACT), **changes)).prefix_hit_rate  # type: ignore[arg-type]
+
+    assert hits() == 34 / 70
+    assert hits(prefix_cache=False) == 0
+    assert hits(replicas=2, balancer=BalancerConfig("round_robin")) == 0
+    assert hits(replicas=2, balancer=BalancerConfig("affinity")) == 34 / 70
+
+
+def test_programs_of_one_name_share_how_they_begin() -> None:
+    """A system prompt is computed once on an engine, for all programs of its name and for no others."""
+    trace = [one_call(24, 2, name, shared_prefix_tokens=16) for name in "AB"]
+    other = replace(one_call(24, 2, "C", shared_prefix_tokens=16), name="other")
+    result = simulate([*trace, other], SimSettings(step_time=EXACT))
+    assert result.counts.prefix_hits == 16
+
+
+def test_a_full_kv_cache_preempts_and_recomputes() -> None:
+    """Two calls that fit at first and not at their ends: the later one makes way and is recomputed, or swapped."""
+    trace = [one_call(40, 40, "A"), one_call(40, 40, "B")]
+    roomy = SimSettings(policy=PolicyConfig("fcfs"), kv_tokens=1000, step_time=EXACT)
+    tight = replace(roomy, kv_tokens=120)
+    swapped = simulate(trace, replace(tight, preemption="swap"))
+    recomputed = simulate(trace, tight)
+    assert simulate(trace, roomy).counts.preemptions == 0
+    assert (recomputed.counts.preemptions, recomputed.counts.swapped) == (1, 0)
+    # The cache is full at 60 tokens each, of which B had computed 59. A's last 20 take the end of what B had.
+    assert recomputed.counts.recomputed == 59 - 40
+    assert (swapped.counts.preemptions, swapped.counts.recomputed) == (1, 0)
+    assert swapped.counts.swapped > 40
+    assert recomputed.programs["A"].finish < recomputed.programs["B"].finish
+    assert simulate(trace, roomy).makespan < swapped.makespan < recomputed.makespan
+
+
+def test_swapping_has_its_price() -> None:
+    """Each token that is copied out and in again costs its time, once each way."""
+    trace = [one_call(40, 40, "A"), one_call(40, 40, "B")]
+    settings = SimSettings(
+        policy=PolicyConfig("fcfs"),
+        kv_tokens=120,
+        step_time=EXACT,
+        preemption="swap",
+        swap_token_s=0.0,
+        prefix_cache=False,
+    )
+    free, paid = simulate(trace, settings), simulate(trace, replace(settings, swap_token_s=2**-6))
+    assert paid.counts == free.counts
+    assert paid.makespan - free.makespan == pytest.approx(2 * free.counts.swapped * 2**-6)
+
+
+def test_old_prefixes_make_way() -> None:
+    """A prefix that nobody reads goes when the room is needed, the least recently used first."""
+
+    def program(name: str, arrival_s: float, gap_s: float) -> TraceProgram:
+        calls = (TraceCall("a", (), 10, 50), TraceCall("b", ("a",), 10, 60, gap_s=gap_s, shared_prefix_tokens=60))
+        return TraceProgram(name, calls, arrival_s, name)
+
+    apart = [program("A", 0, 100.0), program("B", 50, 1.0)]
+    assert simulate(apart, SimSettings(kv_tokens=1000, step_time=EXACT)).counts.prefix_hits == 120
+    assert simulate(apart, SimSettings(kv_tokens=70, step_time=EXACT)).counts.prefix_hits == 60
+
+
+# -- policies and replicas
+
+
+def test_attained_service_lets_short_programs_pass_long_ones() -> None:
+    """On conversations under load the mean latency under ATLAS is below that of FCFS, and SRPT's below both."""
+    trace = generate("chat", 150, poisson(random.Random(1), 2.0), random.Random(1))
+
+    def mean(policy: PolicyConfig | Literal["srpt"]) -> float:
+        return simulate(trace, SimSettings(policy=policy, batch_size=32)).mean_latency
+
+    assert mean("srpt") < mean(PolicyConfig("atlas")) < mean(PolicyConfig("fcfs"))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 64])
+def test_more_engines_make_it_quicker(replicas: int) -> None:
+    """64 equal calls at once take as many rounds as one engine's share of them."""
+    trace = [chain(f"P{number}", (4,)) for number in range(64)]
+    settings = SimSettings(batch_size=1, unit_steps=True, replicas=replicas, balancer=BalancerConfig("least_used"))
+    assert simulate(trace, settings).makespan == 4 * 64 / replicas
+
+
+def test_latencies_are_interpolated() -> None:
+    """Percentiles of five programs that take 1 to 5 units."""
+    trace = [chain(f"P{length}", (length,)) for length in (3, 1, 5, 2, 4)]
+    result = simulate(trace, SimSettings(batch_size=8, chunk_tokens=8, unit_steps=True))
+    assert [result.latency(percent) for percent in (0, 50, 75, 90, 100)] == [1, 3, 4, pytest.approx(4.6), 5]
+    assert (result.mean_latency, result.total_wait, result.prefix_hit_rate) == (3, 0, 0)
+
+
+def test_progress_is_told() -> None:
+    """Now and then, how many programs have ended."""
+    told: list[int] = []
+    simulate([chain(f"P{number}", (1,)) for number in range(200)], progress=told.append)
+    assert told == [64, 128, 192]
+
+
+# -- what cannot be simulated
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"replicas": 0}, "replicas must be at least 1"),
+        ({"batch_size": 64, "chunk_tokens": 63}, "chunk_tokens must be at least 64"),
+        ({"kv_tokens": 0}, "kv_tokens must be at least 1"),
+        ({"kv_tokens": math.nan}, "kv_tokens must be at least 1"),
+        ({"swap_token_s": -1.0}, "swap_token_s must be seconds"),
+        ({"policy": "fcfs"}, 'a PolicyConfig or "srpt"'),
+    ],
+)
+def test_settings_that_make_no_sense(change: dict[str, object], message: str) -> None:
+    """Are refused where they are written, with what would make sense."""
+    with pytest.raises(SimulationError, match=message):
+        SimSettings(**change)  # type: ignore[arg-type]
+
+
+def test_programs_that_cannot_be_served() -> None:
+    """None at all, one twice, or a call that is longer than the KV cache."""
+    with pytest.raises(SimulationError, match="no program to simulate"):
+        simulate([])
+    with pytest.raises(SimulationError, match="same id"):
+        simulate([chain("A", (1,)), chain("A", (2,))])
+    with pytest.raises(SimulationError, match=r"'c' of program 'A' has 110 tokens.*holds 109; .*kv_tokens"):
+        simulate([one_call(100, 10)], SimSettings(kv_tokens=109))
+    assert simulate([one_call(100, 10)], SimSettings(kv_tokens=110)).counts.preemptions == 0
