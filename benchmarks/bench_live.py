@@ -38,6 +38,7 @@ RIVALS = {
     "stock-again": Rival(stock="fcfs"),  # against stock-fcfs: how much is noise
     "stock-priority": Rival(stock="priority"),
     **{name: Rival(weft={"name": name}) for name in ("fcfs", "mlfq", "plas", "atlas")},
+    "atlas-swap": Rival(weft={"name": "atlas"}, swaps=True),
     "atlas-fixed": Rival(weft={"name": "atlas", "bounds_s": DEFAULT_BOUNDS_S}),
     "atlas-tokens": Rival(weft={"name": "atlas", "token_s": 0.01}),
 }

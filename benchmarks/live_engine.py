@@ -21,6 +21,7 @@ from typing import Any
 
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.process_table import CallIdentity, CallRow, ProcessTable, ProgramInfo, ProgramState
+from weft.core.swap import SwapConfig
 from weft.engine.wire import decode_account, encode_call
 
 MAX_PROMPT_TOKENS = 1900
@@ -52,6 +53,7 @@ class Rival:
 
     stock: str | None = None
     weft: dict[str, Any] = field(default_factory=dict)
+    swaps: bool = False  # the KV of preempted calls to host memory; else it is computed again
 
     def engine_args(self, stepper: Stepper, *, steps_clock: bool) -> dict[str, Any]:
         """vLLM's arguments, with the clock of Weft's scheduler: seconds that its engine is at work, or steps."""
@@ -76,7 +78,12 @@ class Rival:
                 self._executed = 1
                 return output
 
-        return {"scheduler_cls": Stepped if steps_clock else Clocked, "additional_config": {"weft": self.weft}}
+        arguments = {"scheduler_cls": Stepped if steps_clock else Clocked, "additional_config": {"weft": self.weft}}
+        if self.swaps:
+            from weft.engine.swap.connector import transfer_config
+
+            arguments["kv_transfer_config"] = transfer_config(SwapConfig(space_gib=1.0))
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -112,8 +119,12 @@ class Stepper:
         logging.getLogger("vllm").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")  # vLLM's own
         from vllm import EngineArgs
+        from vllm.distributed.kv_transfer import kv_transfer_state
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        # vLLM keeps one connector a process, in a global: each engine has its own back while it has its turn.
+        self._transfer: Any = kv_transfer_state
+        self._transfer._KV_CONNECTOR_AGENT = None  # noqa: SLF001
         self.steps = 0
         self.busy_s = 0.0
         self.step_times_s: list[float] = []
@@ -129,10 +140,12 @@ class Stepper:
                 **rival.engine_args(self, steps_clock=steps_clock),
             )
         )
+        self._connector = self._transfer._KV_CONNECTOR_AGENT  # noqa: SLF001
 
     def take_turn(self) -> None:
         """Go on after another engine's turn."""
         self.elsewhere_s += time.perf_counter() - self._paused_at_s
+        self._transfer._KV_CONNECTOR_AGENT = self._connector  # noqa: SLF001
 
     def end_turn(self) -> None:
         """Let another engine have its turn."""

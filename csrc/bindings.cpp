@@ -61,6 +61,7 @@ class HostSwap {
 
 NB_MODULE(_csrc, m) {
   m.doc() = "Weft's compiled extension.";
+  nb::set_leak_warnings(false);  // vLLM keeps its connector, and with it a kernel, to the end of the process
   m.attr("version") = WEFT_VERSION;    // must equal weft.__version__; `weft doctor` compares them
   m.attr("compiler") = kCompiler;
   m.attr("has_cuda") = kHasCuda;

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import subprocess
@@ -24,6 +25,13 @@ from weft.engine.model import embedded_model_path, is_embedded_model_ready
 
 _INSTALL = "pip install 'weft[cpu]', or with a GPU: pip install 'weft[gpu]'"
 _PROBE_SECONDS = 180  # a first import of vLLM from a cold disk takes a minute
+_ENGINE_SECONDS = 600  # a large model
+_SWAP_PROBE = """
+import json, sys, weft
+if __name__ == "__main__":
+    with weft.Engine(sys.argv[1] or None, enforce_eager=True, use_tqdm_on_load=False) as engine:
+        print(json.dumps(engine.swap_stats and engine.swap_stats._asdict()))
+"""
 _TORCH_PROBE = """
 import json, torch
 cuda = torch.cuda
@@ -68,6 +76,15 @@ def run_checks() -> list[Check]:
     return [_guarded(name, check) for name, check in checks]
 
 
+def check_swap(model: str | None) -> Check:
+    """Start an engine, a minute or more, and say from how many tokens of context on it swaps preempted calls.
+
+    Args:
+        model: as for `weft.Engine`.
+    """
+    return _guarded("KV swap", lambda: _check_swap(model))
+
+
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
     """What `check` returns; a failed check if it raises."""
     try:
@@ -76,21 +93,21 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
         return Check(name, False, f"the check itself failed: {type(error).__name__}: {error}", _INSTALL)
 
 
-def _probe(code: str) -> _Probe:
+def _probe(code: str, *arguments: str, timeout_s: float = _PROBE_SECONDS) -> _Probe:
     """Run Python code in a child process, out of reach of the files in the current folder (-P)."""
     try:
         done = subprocess.run(  # noqa: S603 - no shell, and the code is ours
-            [sys.executable, "-P", "-c", code],
+            [sys.executable, "-P", "-c", code, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_PROBE_SECONDS,
+            timeout=timeout_s,
             check=False,
             env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
         )
     except subprocess.TimeoutExpired:
-        return _Probe(False, f"no answer within {_PROBE_SECONDS} s")
+        return _Probe(False, f"no answer within {timeout_s:.0f} s")
     except OSError as error:
         return _Probe(False, str(error))
     ok = done.returncode == 0
@@ -159,6 +176,22 @@ def _check_plugin() -> Check:
     plugin = _probe("from weft.engine.scheduler import WeftScheduler")
     detail = "loads in this vLLM" if plugin.ok else plugin.output
     return Check("scheduler plugin", plugin.ok, detail, "" if plugin.ok else _INSTALL)
+
+
+def _check_swap(model: str | None) -> Check:
+    probe = _probe(_SWAP_PROBE, model or "", timeout_s=_ENGINE_SECONDS)
+    if not probe.ok:
+        return Check("KV swap", False, probe.output, "see what is wrong above; then name a model that vLLM can load")
+    found = json.loads(probe.output)
+    if found is None:
+        return Check("KV swap", True, "this model's KV cannot be swapped; preempted calls are computed again")
+    least = found["min_tokens"]
+    threshold = "always" if least < 1 else "never" if math.isinf(least) else f"from {least:.0f} tokens of context on"
+    out, back = (found[f"{way}_bytes_per_s"] / 1e9 for way in ("out", "in"))
+    detail = (
+        f"{threshold}: copies {out:.1f} GB/s out and {back:.1f} GB/s in, computes {found['prefill_tokens_per_s']:.0f}"
+    )
+    return Check("KV swap", True, f"{detail} tokens/s; room for {found['slots']} KV blocks")
 
 
 def _check_optional(name: str, package: str, extra: str) -> Check:

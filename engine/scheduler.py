@@ -26,6 +26,7 @@ from weft.core.policies.base import Call
 from weft.core.process_table import Account, Attained
 from weft.engine.process import end_with_parent
 from weft.engine.request_queue import PolicyQueue
+from weft.engine.swap.connector import SwapConnector
 from weft.engine.vllm_api import (
     AsyncScheduler,
     EngineCoreOutput,
@@ -36,7 +37,7 @@ from weft.engine.vllm_api import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire import ABORTED_KEY, ACCOUNT_KEY, decode_call, encode_account
+from weft.engine.wire import ABORTED_KEY, ACCOUNT_KEY, SWAP_KEY, decode_call, encode_account
 
 # Programs without a call here are remembered, for clients that send ids but no numbers; this many, the latest used.
 _REMEMBERED_PROGRAMS: Final = 10_000
@@ -63,6 +64,8 @@ class _Ledger:
     service_s: float = 0.0
     wait_s: float = 0.0
     preemptions: int = 0
+    swapped_tokens: int = 0
+    recomputed_tokens: int = 0
     last_step: int = -1
 
     def start(self, now_s: float) -> None:
@@ -75,10 +78,18 @@ class _Ledger:
         self.waiting_since_s = now_s
 
     def account(self) -> Account:
-        return Account(self.service_s, self.wait_s, self.preemptions)
+        return Account(
+            self.service_s,
+            self.wait_s,
+            self.preemptions,
+            swapped_tokens=self.swapped_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+        )
 
     def encode(self) -> dict[str, Any]:
-        return encode_account(self.service_s, self.wait_s, self.preemptions)
+        return encode_account(
+            self.service_s, self.wait_s, self.preemptions, self.swapped_tokens, self.recomputed_tokens
+        )
 
 
 class _Step(NamedTuple):
@@ -97,6 +108,7 @@ class _Entry:
     running: bool = False
     output_tokens: int = 0  # when it last started
     computed_tokens: int = 0  # the most it ever had in the KV cache
+    lost_tokens: int = 0  # how many it had there when it was last preempted
 
 
 class WeftScheduler(AsyncScheduler):
@@ -108,8 +120,8 @@ class WeftScheduler(AsyncScheduler):
         if isinstance(config.get("bounds_s"), list):
             config["bounds_s"] = tuple(config["bounds_s"])
         # Behind a server, a client must not be told of the calls of others, and the server looks after its processes.
-        self._tells_aborted = bool(config.pop("one_client", False))
-        if self._tells_aborted:
+        self._has_own_client = bool(config.pop("one_client", False))
+        if self._has_own_client:
             end_with_parent()
         try:
             policy = PolicyConfig(**config)
@@ -119,6 +131,8 @@ class WeftScheduler(AsyncScheduler):
         self._decide_every = policy.decide_every
         self._token_s = policy.token_s
         self._overlaps = bool(self.vllm_config.scheduler_config.async_scheduling)
+        connector = self.connector
+        self._swap = connector.planner if isinstance(connector, SwapConnector) else None
         self._steps_to_decision = 0
         self._clock: Callable[[], float] = time.monotonic
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
@@ -168,6 +182,8 @@ class WeftScheduler(AsyncScheduler):
         failed = [what for what, holds in checks.items() if not holds]
         if failed:
             raise AssertionError("; ".join(failed))
+        if self._swap is not None:
+            self._swap.check_integrity()
 
     # -- arrival and departure
 
@@ -217,7 +233,7 @@ class WeftScheduler(AsyncScheduler):
         if ledger.sequences == 0:
             del self._ledgers[ledger.program_id, ledger.call_id]
             program.attained.fold(ledger.inherited, ledger.account())
-            if self._tells_aborted and request.status == RequestStatus.FINISHED_ABORTED:
+            if self._has_own_client and request.status == RequestStatus.FINISHED_ABORTED:
                 self._aborted[request.client_index][ledger.call_id] = ledger.encode()
             self.weft_policy.program_changed(program.attained)
         program.calls -= 1
@@ -248,11 +264,19 @@ class WeftScheduler(AsyncScheduler):
             if not entry.running:  # vLLM has just admitted it
                 entry.running = True
                 entry.output_tokens = request.num_output_tokens
+                if request.num_preemptions > 0:
+                    self._count_resumption(request, entry, output)
                 entry.ledger.start(now_s)
                 self.weft_policy.start(entry.call, now_s)
         if output.total_num_scheduled_tokens > 0:
             self._in_flight.append(_Step(now_s, None if self._token_s is None else self._new_tokens(output)))
         return output
+
+    def _count_resumption(self, request: Request, entry: _Entry, output: SchedulerOutput) -> None:
+        kept = request.num_computed_tokens - output.num_scheduled_tokens.get(request.request_id, 0)
+        entry.ledger.recomputed_tokens += max(0, entry.lost_tokens - kept)
+        if self._swap is not None:
+            entry.ledger.swapped_tokens += self._swap.loaded_tokens(request.request_id)
 
     def _new_tokens(self, output: SchedulerOutput) -> dict[str, int]:
         new = {}
@@ -308,8 +332,28 @@ class WeftScheduler(AsyncScheduler):
             entry.running = False
             entry.ledger.stop(now_s)
         entry.ledger.preemptions += 1
+        # Of a step in flight, only what is computed from known tokens is sure to stay.
+        entry.lost_tokens = min(request.num_computed_tokens, request.num_tokens)
+        self._save_kv(request, entry.lost_tokens, is_void=drop_stale_output)
         self.weft_policy.preempt(entry.call, now_s)
         super()._preempt_request(request, timestamp, drop_stale_output)
+
+    def _save_kv(self, request: Request, tokens: int, *, is_void: bool) -> None:
+        """Have the KV of a victim swapped out, before vLLM frees its blocks. The next step copies it, after whatever
+        is in flight has written to it."""
+        if self._swap is None:
+            return
+        if is_void:  # the prefix cache is being reset
+            self._swap.release(request.request_id)
+        elif not request.skip_reading_prefix_cache:  # vLLM would not let it load
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+            self._swap.save(request.request_id, blocks, tokens, request.block_hashes)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        reset = bool(super().reset_prefix_cache(*args, **kwargs))
+        if self._swap is not None:
+            self._swap.reset()
+        return reset
 
     def _handle_stopped_request(self, request: Request) -> bool:
         entry = self._entries.get(request.request_id)
@@ -328,10 +372,17 @@ class WeftScheduler(AsyncScheduler):
         for client, client_outputs in outputs.items():
             for output in client_outputs.outputs:
                 self._attach_account(output)
-                if output.finish_reason is not None and self._aborted[client]:  # others may never reach a caller
-                    output.kv_transfer_params[ABORTED_KEY] = self._aborted.pop(client)
+                if output.finish_reason is not None:  # others may never reach a caller
+                    self._attach_news(output, client)
         self._left.clear()
         return outputs
+
+    def _attach_news(self, output: EngineCoreOutput, client: int) -> None:
+        """What only Weft's own front end is told, along with a call that ends: there is no other way to it."""
+        if self._aborted[client]:
+            output.kv_transfer_params[ABORTED_KEY] = self._aborted.pop(client)
+        if self._swap is not None and self._has_own_client:
+            output.kv_transfer_params[SWAP_KEY] = tuple(self._swap.stats())
 
     # Where steps do not overlap, vLLM uses its plain scheduler, which keeps no placeholders for tokens in flight.
 
@@ -356,6 +407,8 @@ class WeftScheduler(AsyncScheduler):
         step_s = now_s - max(scheduled_at_s, self._updated_at_s)
         self._updated_at_s = now_s
         self._step += 1
+        if self._swap is not None:
+            self._swap.choice.observe_step(scheduler_output.total_num_scheduled_tokens, step_s)
         for request_id in scheduler_output.num_scheduled_tokens:
             entry = self._entries.get(request_id)
             if entry is None:  # aborted while the step ran

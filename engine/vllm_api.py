@@ -9,6 +9,15 @@ from weft.engine.compat import require_vllm
 require_vllm()
 
 from vllm import AsyncEngineArgs, EngineArgs
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config.logging import LoggingConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -17,6 +26,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
+from vllm.renderers import renderer_from_config
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -26,8 +36,9 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -43,8 +54,16 @@ __all__ = [
     "EngineDeadError",
     "ErrorResponse",
     "FullAttentionSpec",
+    "InputProcessor",
     "KVCacheConfig",
     "KVCacheGroupSpec",
+    "KVConnectorBase_V1",
+    "KVConnectorMetadata",
+    "KVConnectorOutput",
+    "KVConnectorRole",
+    "KVConnectorWorkerMetadata",
+    "KVTransferConfig",
+    "LoggingConfig",
     "ModelRunnerOutput",
     "OnlineRenderer",
     "OpenAIServingChat",
@@ -58,6 +77,9 @@ __all__ = [
     "SamplingParams",
     "SchedulerOutput",
     "StructuredOutputManager",
+    "SupportsHMA",
     "VLLMClientError",
+    "VllmConfig",
     "current_platform",
+    "renderer_from_config",
 ]

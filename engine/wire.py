@@ -13,8 +13,10 @@ from typing import Any, Final
 from weft.core.errors import InvalidIdError, InvalidRequestError
 from weft.core.ids import CallId, ProgramId, ThreadId, check_id
 from weft.core.process_table import Account, Attained, CallIdentity
+from weft.core.swap import SwapStats
 
 ACCOUNT_KEY: Final = "weft"
+SWAP_KEY: Final = "weft_swap"  # what the engine's swap has done so far
 ABORTED_KEY: Final = "weft_aborted"  # accounts of other calls, which were aborted and so had no last output
 
 ExtraArgs = dict[str, str | int | float | list[str | int | float]]
@@ -81,9 +83,17 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
             raise InvalidRequestError(f"{name} must be a number of seconds, 0 or more, not {value!r:.80}.")
 
 
-def encode_account(service_s: float, wait_s: float, preemptions: int) -> dict[str, Any]:
+def encode_account(
+    service_s: float, wait_s: float, preemptions: int, swapped_tokens: int, recomputed_tokens: int
+) -> dict[str, Any]:
     """The part of an account that only the scheduler knows."""
-    return {"service_s": service_s, "wait_s": wait_s, "preemptions": preemptions}
+    return {
+        "service_s": service_s,
+        "wait_s": wait_s,
+        "preemptions": preemptions,
+        "swapped_tokens": swapped_tokens,
+        "recomputed_tokens": recomputed_tokens,
+    }
 
 
 def decode_account(
@@ -99,6 +109,12 @@ def decode_account(
 def decode_aborted(params: Mapping[str, Any] | None) -> dict[CallId, Account]:
     """The accounts of aborted calls that an output brings along; what they produced is not known."""
     return {CallId(call_id): Account(**found) for call_id, found in ((params or {}).get(ABORTED_KEY) or {}).items()}
+
+
+def decode_swap(params: Mapping[str, Any] | None) -> SwapStats | None:
+    """What the engine's swap has done so far, if the output says."""
+    found = (params or {}).get(SWAP_KEY)
+    return None if found is None else SwapStats(*found)
 
 
 def _text(value: Any) -> str:

@@ -37,13 +37,17 @@ from vllm.v1.request import Request
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from weft.core.swap import SwapConfig
 from weft.engine.scheduler import WeftScheduler
+from weft.engine.swap.connector import transfer_config
 
 ENGINES = {
-    "sync": (False, False),
-    "sync+caching": (False, True),
-    "async": (True, False),
-    "async+caching": (True, True),
+    "sync": (False, False, False),
+    "sync+caching": (False, True, False),
+    "async": (True, False, False),
+    "async+caching": (True, True, False),
+    "sync+swap": (False, False, True),
+    "async+caching+swap": (True, True, True),
 }
 FEATURES = (
     "greedy",
@@ -69,6 +73,7 @@ TOLERANCE = 1e-4
 _BLOCK_TOKENS = 32
 _BLOCKS = 18  # so few that vLLM runs out of them too
 _SLOTS = 8
+_SWAP_BLOCKS = 12  # so few that host memory is full now and then
 _FORCED_PER_REQUEST = 8  # so that every call ends
 _STEPS_PER_RUN = 20_000
 
@@ -364,7 +369,10 @@ def choose_stops(call: Call, said: list[Sample], rng: random.Random) -> None:
 class Bench:
     """An engine that runs calls undisturbed or disturbed."""
 
-    def __init__(self, model: Path, overlapping: bool, prefix_caching: bool) -> None:
+    def __init__(self, model: Path, overlapping: bool, prefix_caching: bool, swaps: bool) -> None:
+        # Of 4 layers with 2 heads of 32 elements: keys and values in float32.
+        block_bytes = 4 * 2 * _BLOCK_TOKENS * 2 * 32 * 4
+        swap = SwapConfig(_SWAP_BLOCKS * block_bytes / 2**30, min_tokens=0)
         config = EngineArgs(
             model=str(model),
             dtype="float32",
@@ -379,6 +387,7 @@ class Bench:
             use_tqdm_on_load=False,
             scheduler_cls=PreemptingScheduler,
             additional_config={"weft": {"name": "plas", "bounds_s": [0.05, 0.2], "beta": 2.0}},
+            kv_transfer_config=transfer_config(swap) if swaps else None,
         ).create_engine_config()
         config.scheduler_config.async_scheduling = overlapping  # which vLLM turns off on CPU
         self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
@@ -529,12 +538,16 @@ def examine(model: Path, name: str, seed: int, preemptions: int, rounds: int) ->
             sum(causes["forced"].values()) >= preemptions
             and all(any(phases.values()) for phases in causes.values())
             and all(phases[phase] for phases in touched.values() for phase in PHASES if phase != "recompute")
-            and causes["forced"]["recompute"]
+            and (causes["forced"]["recompute"] or ENGINES[name][2])
         ):
             break
+    swap = None if scheduler._swap is None else scheduler._swap.stats()._asdict()
+    free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     bench.shutdown()
     return {
         "rounds": done,
+        "swap": swap,
+        "leaked_blocks": _BLOCKS - 1 - free_blocks,  # vLLM keeps one for itself
         "preemptions": causes,
         "touched": touched,
         "while_in_flight": scheduler.in_flight,
@@ -557,7 +570,7 @@ def disturb(bench: Bench, calls: list[Call], seed: str, comparison: Comparison) 
 
 def noticed(model: Path, fault: str) -> int:
     """The mismatches that a fault makes."""
-    bench, comparison = Bench(model, overlapping=False, prefix_caching=False), Comparison()
+    bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=False), Comparison()
     bench.scheduler.fault = fault
     disturb(bench, make_calls("fault", len(FEATURES), overlapping=False), fault, comparison)
     bench.shutdown()

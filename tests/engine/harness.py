@@ -18,12 +18,16 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from weft.core.swap import SwapConfig
 from weft.core.testing import FakeClock
 from weft.engine.scheduler import WeftScheduler
+from weft.engine.swap.connector import transfer_config
+from weft.engine.swap.plan import SwapPlan
 from weft.engine.testing import make_scheduler
 from weft.engine.wire import ACCOUNT_KEY
 
 BLOCK_TOKENS = 16
+_BLOCK_BYTES = 2 * BLOCK_TOKENS * 2  # key and value of one layer, one head and one bfloat16
 
 
 def next_token(context: list[int]) -> int:
@@ -46,6 +50,19 @@ class FakeWorker:
         self._slots: dict[tuple[int, int], int] = {}
         self._tokens: dict[str, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
+        self.host: dict[int, list[int | None]] = {}
+
+    def swap(self, plan: SwapPlan) -> None:
+        """Copy blocks to and from host memory, as planned."""
+        assert len(set(plan.out.slots)) == len(plan.out.slots), "a slot is written twice"
+        for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
+            self.host[slot] = [self._slots.get((block, offset)) for offset in range(BLOCK_TOKENS)]
+        for copies in plan.loads:
+            for block, slot in zip(copies.blocks, copies.slots, strict=True):
+                for offset, token in enumerate(self.host[slot]):
+                    self._slots.pop((block, offset), None)
+                    if token is not None:
+                        self._slots[block, offset] = token
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in output.finished_req_ids:
@@ -84,6 +101,13 @@ class FakeWorker:
         return [tokens[-1]]
 
 
+def swapping(space_bytes: int, min_tokens: int | str) -> dict[str, Any]:
+    """vLLM's arguments for the swap; none for no space."""
+    if space_bytes == 0:
+        return {}
+    return {"kv_transfer_config": transfer_config(SwapConfig(space_bytes / 2**30, cast("Any", min_tokens)))}
+
+
 class SchedulerHarness:
     """Steps a `WeftScheduler`. Every step takes `step_s` seconds of the fake clock.
 
@@ -92,6 +116,7 @@ class SchedulerHarness:
         weft: the scheduler's configuration (`name`, `bounds_s`, `beta`).
         slots: how many calls run at once.
         blocks: KV blocks of 16 tokens.
+        swap_blocks: blocks in host memory for preempted calls; 0: these are computed again.
         in_flight: 1, or 2 for overlapping steps as under asynchronous scheduling.
     """
 
@@ -105,6 +130,8 @@ class SchedulerHarness:
         in_flight: int = 1,
         prefix_caching: bool = False,
         batched_tokens: int = 64,
+        swap_blocks: int = 0,
+        min_tokens: int | str = 0,
     ) -> None:
         init_none_hash(sha256)
         self._block_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256) if prefix_caching else None
@@ -122,10 +149,12 @@ class SchedulerHarness:
                 max_num_batched_tokens=batched_tokens,
                 enable_prefix_caching=prefix_caching,
                 additional_config={"weft": weft},
+                **swapping(swap_blocks * _BLOCK_BYTES, min_tokens),
             ),
         )
         self.scheduler.set_clock(self.clock)
         self.worker = FakeWorker()
+        self.swaps = swap_blocks > 0
         self.in_flight = in_flight
         self.step_s = 1.0
         self.tokens: dict[str, list[int]] = {}
@@ -168,6 +197,8 @@ class SchedulerHarness:
             The requests that were scheduled.
         """
         output = self.scheduler.schedule()
+        if self.swaps:
+            self.worker.swap(output.kv_connector_metadata.plan)
         if output.total_num_scheduled_tokens:
             self._pending.append((output, self.worker.execute(output)))
         self.clock.advance(self.step_s)

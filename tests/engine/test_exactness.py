@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.engine
 
-ENGINES = ("sync", "sync+caching", "async", "async+caching")
+ENGINES = ("sync", "sync+caching", "async", "async+caching", "sync+swap", "async+caching+swap")
 PHASES = ("prefill", "first token", "decode")
 FEATURES = {
     "greedy",
@@ -48,7 +48,13 @@ def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
     assert set(found["touched"]) == FEATURES
     for feature, phases in found["touched"].items():
         assert all(phases[phase] for phase in PHASES), (feature, phases)
-    assert forced["recompute"] > 0
+    assert found["leaked_blocks"] == 0
+    if engine.endswith("swap"):
+        swap = found["swap"]
+        assert swap["used"] == 0
+        assert min(swap["swaps_in"], swap["too_full"] + swap["evicted"]) > preemptions // 20
+    else:
+        assert forced["recompute"] > 0
     for cause in ("policy", "memory"):  # Weft's own preemptions, and vLLM's when KV blocks run out
         assert sum(found["preemptions"][cause].values()) > 0
     assert (found["while_in_flight"] > 0) == engine.startswith("async")

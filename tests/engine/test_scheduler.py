@@ -25,6 +25,11 @@ def make(tmp_path: Path) -> Make:
     return lambda weft=ATLAS, **options: SchedulerHarness(tmp_path, dict(weft), **options)
 
 
+def spent(h: Any, call: str) -> dict[str, Any]:
+    """A call's account, without what its preemptions cost in tokens."""
+    return {name: h.accounts[call][name] for name in ("service_s", "wait_s", "preemptions")}
+
+
 def test_waiting_calls_run_in_the_order_of_their_programs_service(make: Make) -> None:
     """With one slot, the program that has attained less goes first, whatever the order of arrival."""
     h = make(slots=1)
@@ -144,8 +149,8 @@ def test_service_and_wait_are_exact(make: Make) -> None:
     h.add("a", program_id="a", max_tokens=4)
     h.add("b", program_id="b", max_tokens=2)
     h.run()
-    assert h.accounts["a"] == {"service_s": 4.0, "wait_s": 0.0, "preemptions": 0}
-    assert h.accounts["b"] == {"service_s": 2.0, "wait_s": 4.0, "preemptions": 0}
+    assert spent(h, "a") == {"service_s": 4.0, "wait_s": 0.0, "preemptions": 0}
+    assert spent(h, "b") == {"service_s": 2.0, "wait_s": 4.0, "preemptions": 0}
 
 
 def test_wait_counts_the_time_spent_preempted(make: Make) -> None:
@@ -155,7 +160,7 @@ def test_wait_counts_the_time_spent_preempted(make: Make) -> None:
     h.step()
     h.add("b", program_id="b", max_tokens=2)
     h.run()
-    assert h.accounts["a"] == {"service_s": 4.0, "wait_s": 2.0, "preemptions": 1}
+    assert spent(h, "a") == {"service_s": 4.0, "wait_s": 2.0, "preemptions": 1}
 
 
 def test_overlapping_steps_are_charged_once(make: Make) -> None:
@@ -173,7 +178,7 @@ def test_samples_of_one_call_share_an_account(make: Make) -> None:
     h.add("0_x", program_id="a", call_id="x", max_tokens=3)
     h.add("1_x", program_id="a", call_id="x", max_tokens=5)
     h.run()
-    assert h.accounts["1_x"] == {"service_s": 5.0, "wait_s": 0.0, "preemptions": 0}
+    assert spent(h, "1_x") == {"service_s": 5.0, "wait_s": 0.0, "preemptions": 0}
 
 
 @pytest.mark.parametrize("step_s", [0.5, 3.0])
@@ -342,15 +347,15 @@ def test_an_aborted_call_leaves_nothing_behind(make: Make, when: str) -> None:
 @pytest.mark.parametrize("policy", ["fcfs", "mlfq", "plas", "atlas", "rr"])
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_random_programs_lose_and_change_nothing(
-    make: Make, policy: str, in_flight: int, prefix_caching: bool, seed: int
+@pytest.mark.parametrize(("swap_blocks", "seed"), [(0, 0), (0, 1), (8, 0), (100, 1)])
+def test_random_programs_lose_and_change_nothing(  # noqa: PLR0917  one argument a parametrization
+    make: Make, policy: str, in_flight: int, prefix_caching: bool, swap_blocks: int, seed: int
 ) -> None:
-    """Random arrivals, lengths, services, priorities and scarce KV: every call ends with its undisturbed tokens, and
-    the same seed gives the same schedule."""
+    """Random arrivals, lengths, services, priorities and scarce KV, on the device and in host memory: every call ends
+    with its undisturbed tokens, nothing is left, and the same seed gives the same schedule."""
     from harness import expected_output
 
-    def play() -> tuple[list[str], dict[str, Any], int]:
+    def play() -> tuple[list[str], dict[str, Any], int, int]:
         rng = random.Random(seed)
         h = make(
             {"name": policy, "bounds_s": [2.0, 8.0], "beta": 3.0},
@@ -359,6 +364,7 @@ def test_random_programs_lose_and_change_nothing(
             in_flight=in_flight,
             prefix_caching=prefix_caching,
             batched_tokens=48,
+            swap_blocks=swap_blocks,
         )
         prompts: dict[str, list[int]] = {}
         counts: dict[str, int] = {}
@@ -379,11 +385,82 @@ def test_random_programs_lose_and_change_nothing(
         assert sorted(h.finished) == sorted(prompts)
         for name, prompt in prompts.items():
             assert h.tokens[name] == expected_output(prompt, counts[name]), name
-        return h.finished, h.accounts, sum(account["preemptions"] for account in h.accounts.values())
+        assert h.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 23
+        assert h.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 23
+        preemptions, swapped = (sum(x[what] for x in h.accounts.values()) for what in ("preemptions", "swapped_tokens"))
+        return h.finished, h.accounts, preemptions, swapped
 
     first = play()
     assert first[2] > 0 or policy == "fcfs", "this workload is meant to preempt"
+    assert (first[3] > 0) == (first[2] > 0 and swap_blocks > 0)
     assert play() == first
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_swapped_call_goes_on_where_it_was(make: Make, in_flight: int) -> None:
+    """Preempted in the midst of its prompt and of its answer, a call computes nothing again but for a token that was in
+    flight; without the swap it computes all of it again."""
+    kept, lost = (long_call_preempted_twice(make, swap_blocks, in_flight) for swap_blocks in (100, 0))
+    assert kept["preemptions"] == lost["preemptions"] == 2
+    assert min(kept["swapped_tokens"], lost["recomputed_tokens"]) > 256
+    assert (kept["recomputed_tokens"], lost["swapped_tokens"]) == (0, 0)
+
+
+def long_call_preempted_twice(make: Make, swap_blocks: int, in_flight: int) -> dict[str, Any]:
+    """The account of a call of 250 and 40 tokens that others preempt twice."""
+    from harness import expected_output
+
+    h = make(WIDE, slots=1, in_flight=in_flight, swap_blocks=swap_blocks)
+    prompt = list(range(300, 550))
+    h.add("long", prompt=prompt, max_tokens=40, program_id="long", service_s=150.0)
+    for name, steps in (("first", 2), ("second", 20)):
+        for _ in range(steps):
+            h.step()
+        h.add(name, max_tokens=3, program_id=name)
+    h.run()
+    assert h.tokens["long"] == expected_output(prompt, 40)
+    account: dict[str, Any] = h.accounts["long"]
+    return account
+
+
+def test_calls_below_the_threshold_are_computed_again(make: Make) -> None:
+    """`min_tokens` says from how many tokens on a call is swapped."""
+    for min_tokens, swaps in ((40, True), (120, False)):
+        h = make(WIDE, slots=1, swap_blocks=100, min_tokens=min_tokens)
+        h.add("long", prompt=list(range(100, 200)), max_tokens=10, program_id="long", service_s=150.0)
+        for _ in range(4):
+            h.step()
+        h.add("short", max_tokens=2, program_id="short")
+        h.run()
+        assert (h.accounts["long"]["swapped_tokens"] > 0) == swaps
+        assert (h.accounts["long"]["recomputed_tokens"] > 0) == (not swaps)
+
+
+def test_a_prefix_that_is_still_cached_is_not_loaded(make: Make) -> None:
+    """What the device's prefix cache still has at resumption stays there; only the rest comes from host memory."""
+    h = make(WIDE, slots=1, swap_blocks=100, prefix_caching=True)
+    h.add("long", prompt=list(range(100, 200)), max_tokens=20, program_id="long", service_s=150.0)
+    for _ in range(10):
+        h.step()
+    h.add("short", max_tokens=2, program_id="short")
+    h.run()
+    assert (h.accounts["long"]["preemptions"], h.accounts["long"]["recomputed_tokens"]) == (1, 0)
+    assert 0 < h.accounts["long"]["swapped_tokens"] <= 16
+
+
+def test_resetting_the_prefix_cache_voids_the_copies(make: Make) -> None:
+    """vLLM resets it when the weights change; then what is in host memory is as void."""
+    h = make(WIDE, slots=1, swap_blocks=100)
+    h.add("long", prompt=list(range(100, 200)), max_tokens=10, program_id="long", service_s=150.0)
+    for _ in range(4):
+        h.step()
+    h.add("short", max_tokens=2, program_id="short")
+    h.step()
+    assert h.scheduler._swap.stats().used > 0
+    h.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert h.scheduler._swap.stats().used == 0
+    h.run()
+    assert h.accounts["long"]["swapped_tokens"] == 0
 
 
 def test_bad_configuration_is_a_typed_error_at_construction(make: Make) -> None:
