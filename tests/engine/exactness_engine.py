@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -18,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,9 @@ from weft.core.swap import SwapConfig
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.swap.connector import transfer_config
 
-ENGINES = {
-    "sync": (False, False, False),
-    "sync+caching": (False, True, False),
-    "async": (True, False, False),
-    "async+caching": (True, True, False),
-    "sync+swap": (False, False, True),
-    "async+caching+swap": (True, True, True),
+ENGINES = {  # overlapping steps, prefix caching, KV swap
+    "+".join(["async" if parts[0] else "sync", *["caching"] * parts[1], *["swap"] * parts[2]]): parts
+    for parts in itertools.product((False, True), repeat=3)
 }
 FEATURES = (
     "greedy",
@@ -142,7 +138,7 @@ class PreemptingScheduler(WeftScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.set_clock(count(0.0, 0.001).__next__)  # so that the policy decides alike in every run
+        self.set_clock(itertools.count(0.0, 0.001).__next__)  # so that the policy decides alike in every run
         self.rng = random.Random()
         self.chances: dict[str, float] = {}
         self.counts: Counter[tuple[str, str, str]] = Counter()  # by cause, phase and call
