@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft.core.admission import Admission, Deadline
 from weft.core.errors import EngineClosedError, ProgramEndedError, WeftError
 from weft.core.graph import CallState
+from weft.core.ids import EngineId
 from weft.core.process_table import CallIdentity, CallRow
 from weft.core.program import Program
+
+if TYPE_CHECKING:  # it imports vLLM, which takes seconds
+    from weft.engine.endpoint import ChatEndpoint
+
+
+class Served(NamedTuple):
+    """What serves the calls of one model."""
+
+    endpoint: ChatEndpoint
+    admission: Admission
+    engine_id: EngineId | None  # where they run; None: each is placed on its way
 
 
 @dataclass(eq=False, slots=True)
@@ -19,6 +32,8 @@ class InFlight:
     program: Program
     identity: CallIdentity
     row: CallRow
+    served: Served
+    deadline: Deadline
     future: Future[Any] | None = None  # None until it is submitted
     outcome: CallState = CallState.CANCELLED  # unless the engine gives its whole answer, or fails to
     ended: bool = False  # its program ended, or the engine was shut down, before it did

@@ -20,6 +20,7 @@ from weft.core.errors import (
 )
 from weft.core.ids import CallId
 from weft.core.process_table import Account
+from weft.core.swap import SwapStats
 from weft.engine.vllm_api import (
     AsyncLLM,
     BaseModelPath,
@@ -34,7 +35,7 @@ from weft.engine.vllm_api import (
     SamplingParams,
     VLLMClientError,
 )
-from weft.engine.wire import decode_aborted, decode_account
+from weft.engine.wire import decode_aborted, decode_account, decode_swap
 
 OnAccount = Callable[[CallId, Account], None]
 
@@ -46,6 +47,7 @@ class AccountingLLM(AsyncLLM):
     """
 
     on_account: OnAccount
+    swap_stats: SwapStats | None = None  # as of the call that ended last
 
     def __del__(self) -> None:
         """Nothing: `weft.Engine` shuts it down, and vLLM's own would fail in an interpreter that is ending."""
@@ -71,15 +73,30 @@ class AccountingLLM(AsyncLLM):
                     self.on_account(call_id, account)
                 for aborted, spent in decode_aborted(output.kv_transfer_params).items():
                     self.on_account(aborted, spent)
+                self.swap_stats = decode_swap(output.kv_transfer_params) or self.swap_stats
                 output.kv_transfer_params = None  # else it would show up in the OpenAI response
                 yield output
 
 
 class ChatEndpoint:
-    """OpenAI chat completions over one engine. Use it on the engine's event loop."""
+    """OpenAI chat completions over one engine, or what routes to several. Use it on the engine's event loop.
 
-    def __init__(self, llm: AsyncLLM, model_name: str, tool_call_parser: str | None) -> None:
+    Args:
+        llm: an `AsyncLLM`, or what behaves like one.
+        model_name: the name it serves.
+        tool_call_parser: vLLM's parser for tool calls.
+        failures: where `llm` leaves errors of ours by call, which vLLM's serving layer would turn into text.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        model_name: str,
+        tool_call_parser: str | None,
+        failures: dict[CallId, WeftError] | None = None,
+    ) -> None:
         self._llm = llm
+        self._failures = failures if failures is not None else {}
         common: dict[str, Any] = {
             "request_logger": None,
             "chat_template": None,
@@ -126,12 +143,13 @@ class ChatEndpoint:
         try:
             response = await self._chat.create_chat_completion(request)
         except Exception as error:
-            raise self._translate(error) from error
+            raise self._failure(request) or self._translate(error) from error
         if isinstance(response, ErrorResponse):
+            failure = self._failure(request)
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # vLLM answers a cancellation with an error response
                 raise asyncio.CancelledError
-            raise self._error(response.error.message, response.error.code)
+            raise failure or self._error(response.error.message, response.error.code)
         return dict(response.model_dump(exclude_none=True))
 
     async def count_prompt_tokens(self, request: ChatCompletionRequest) -> int:
@@ -158,9 +176,9 @@ class ChatEndpoint:
         try:
             response = await self._chat.create_chat_completion(request)
         except Exception as error:
-            raise self._translate(error) from error
+            raise self._failure(request) or self._translate(error) from error
         if isinstance(response, ErrorResponse):
-            raise self._error(response.error.message, response.error.code)
+            raise self._failure(request) or self._error(response.error.message, response.error.code)
         async with aclosing(response) as lines:
             async for line in lines:
                 data = line.removeprefix("data: ").strip()
@@ -168,8 +186,11 @@ class ChatEndpoint:
                     return
                 chunk = json.loads(data)
                 if "error" in chunk:
-                    raise self._error(chunk["error"]["message"], chunk["error"].get("code"))
+                    raise self._failure(request) or self._error(chunk["error"]["message"], chunk["error"].get("code"))
                 yield chunk
+
+    def _failure(self, request: ChatCompletionRequest) -> WeftError | None:
+        return self._failures.pop(CallId(request.request_id), None)
 
     def _translate(self, error: Exception) -> WeftError:
         if isinstance(error, EngineDeadError) or self._llm.errored:

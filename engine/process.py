@@ -11,9 +11,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import connection, resource_tracker
 from typing import Any, TypeVar
 
@@ -44,6 +45,11 @@ class LoopThread:
         """Run a coroutine on the loop. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Run a function on the loop; nothing happens if that is closed."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
     def stop(self) -> None:
         """Cancel what still runs, and end the thread. May be called twice."""
         if not self._thread.is_alive():
@@ -52,6 +58,33 @@ class LoopThread:
             self.submit(_cancel_others()).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
+
+
+def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Run something that blocks on a thread of its own, for the running event loop.
+
+    Unlike `asyncio.to_thread`, whose threads the interpreter waits for before it ends anything else, and which takes no
+    more work then: what is started here cannot keep the host.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(set_it: Callable[[], None]) -> None:
+        if not future.done():  # else nobody waits for it any more
+            set_it()
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:  # it goes to whoever waits
+            finish = partial(future.set_exception, error)
+        else:
+            finish = partial(future.set_result, result)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(deliver, finish)
+
+    threading.Thread(target=run, name="weft-blocking", daemon=True).start()
+    return future
 
 
 async def _cancel_others() -> None:

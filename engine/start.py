@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
+from collections.abc import Mapping
 from concurrent.futures import wait
 from dataclasses import asdict
 from pathlib import Path
@@ -11,15 +13,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
 
-from weft.core.errors import EngineStartError, ModelNotFoundError
+from weft.core.errors import EngineError, EngineStartError, ModelNotFoundError
 from weft.core.policies import PolicyConfig
+from weft.core.swap import SwapConfig
 from weft.engine.model import embedded_model
 from weft.engine.process import LoopThread
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.endpoint import AccountingLLM, ChatEndpoint, OnAccount
+    from weft.engine.vllm_api import AsyncEngineArgs
 
 _CPU_KV_CACHE_BYTES: Final = 1 << 30
+_CALIBRATION_PROMPTS: Final = 3
+_CALIBRATION_TOKENS: Final = 256
 
 
 def start_vllm(
@@ -27,6 +33,7 @@ def start_vllm(
     *,
     model: str,
     policy: PolicyConfig,
+    swap: SwapConfig | None,
     engine_args: dict[str, Any],
     tool_call_parser: str | None,
     on_account: OnAccount,
@@ -42,25 +49,11 @@ def start_vllm(
         ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError: see `weft.core.errors`.
     """
     from weft.engine.endpoint import AccountingLLM, ChatEndpoint
-    from weft.engine.scheduler import WeftScheduler
-    from weft.engine.vllm_api import AsyncEngineArgs, current_platform
-
-    arguments: dict[str, Any] = {"served_model_name": model, "disable_log_stats": True}
-    if current_platform.is_cpu():
-        arguments["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
-        arguments["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
-    arguments |= engine_args
-    arguments |= {
-        "model": model,
-        "scheduler_cls": WeftScheduler,
-        "additional_config": {
-            **engine_args.get("additional_config", {}),
-            "weft": {**asdict(policy), "one_client": True},
-        },
-    }
 
     async def start() -> tuple[AccountingLLM, ChatEndpoint]:
-        llm = cast("AccountingLLM", AccountingLLM.from_engine_args(AsyncEngineArgs(**arguments)))
+        arguments = engine_arguments(model, policy, swap, engine_args)
+        llm = cast("AccountingLLM", AccountingLLM.from_engine_args(arguments))
+        await calibrate(llm)
         llm.on_account = on_account
         return llm, ChatEndpoint(llm, model, tool_call_parser)
 
@@ -71,13 +64,73 @@ def start_vllm(
             raise EngineStartError("the start was cancelled.")
     try:
         return starting.result()
-    except OSError as error:  # how transformers and the hub say that neither folder nor hub has the model
-        raise ModelNotFoundError(model, f"{_reason(error)}.") from error
     except Exception as error:
-        raise EngineStartError(
-            f"vLLM did not start: {_reason(error)}. Its own output above says more; `weft doctor` checks the "
-            "installation, and vLLM's AsyncEngineArgs lists the arguments."
-        ) from error
+        raise start_error(model, error) from error
+
+
+def engine_arguments(
+    model: str, policy: PolicyConfig, swap: SwapConfig | None, engine_args: Mapping[str, Any]
+) -> AsyncEngineArgs:
+    """vLLM's arguments for an engine with Weft's scheduler: ours, then the user's `engine_args`, then what must be.
+
+    Raises:
+        TypeError: `engine_args` has one that vLLM does not know.
+    """
+    from weft.engine.scheduler import WeftScheduler
+    from weft.engine.swap.connector import transfer_config
+    from weft.engine.vllm_api import AsyncEngineArgs, current_platform
+
+    arguments: dict[str, Any] = {"served_model_name": model, "disable_log_stats": True}
+    if current_platform.is_cpu():
+        arguments["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
+        arguments["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
+    if swap is not None:
+        arguments["kv_transfer_config"] = transfer_config(swap)
+    arguments |= engine_args
+    arguments |= {
+        "model": model,
+        "scheduler_cls": WeftScheduler,
+        "additional_config": {
+            **engine_args.get("additional_config", {}),
+            "weft": {**asdict(policy), "one_client": True},
+        },
+    }
+    return AsyncEngineArgs(**arguments)
+
+
+def start_error(model: str, error: Exception, log: Path | None = None) -> EngineError:
+    """What the user is told when vLLM did not start.
+
+    Args:
+        model: what was to be started.
+        error: what vLLM raised.
+        log: where its processes write, if not to the terminal.
+    """
+    if isinstance(error, OSError):  # how transformers and the hub say that neither folder nor hub has the model
+        return ModelNotFoundError(model, f"{_reason(error)}.")
+    output = f"Its log, {log}," if log is not None else "Its own output above"
+    return EngineStartError(
+        f"vLLM did not start: {_reason(error)}. {output} says more; `weft doctor` checks the installation, and vLLM's "
+        "AsyncEngineArgs lists the arguments."
+    )
+
+
+async def calibrate(llm: AccountingLLM) -> None:
+    """Compute a few prompts of random tokens, from which the scheduler learns how fast prefill is, where it needs to
+    know that to choose between swap and recompute."""
+    from weft.engine.vllm_api import SamplingParams
+
+    transfer = llm.vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector_extra_config.get("min_tokens") != "auto":
+        return
+    llm.on_account = lambda _call_id, _account: None
+    rng = random.Random(0)  # noqa: S311  no secret
+    length = min(_CALIBRATION_TOKENS, llm.model_config.max_model_len - 1)
+    tokens = range(10, min(llm.model_config.get_vocab_size(), 1000))  # the special ones come before or after
+    for number in range(_CALIBRATION_PROMPTS):
+        (prompt,) = await llm.renderer.render_cmpl_async([{"prompt_token_ids": rng.choices(tokens, k=length)}])
+        async for _ in llm.generate(prompt, SamplingParams(max_tokens=1, detokenize=False), f"calibration-{number}"):
+            pass
 
 
 def resolve_model(model: str | os.PathLike[str] | None) -> str:

@@ -1,7 +1,7 @@
 """Weft: program-aware LLM serving for people who build agents.
 
 Decorate the agent's entrypoint with `@weft.program`, hand the program on, and its calls are scheduled as one program on
-stock vLLM. Importing this needs neither vLLM nor torch; `weft.Engine` and `weft.openai_client` are loaded when they are
+stock vLLM. Importing this needs neither vLLM nor torch; the engines and `weft.openai_client` are loaded when they are
 first asked for.
 """
 
@@ -9,26 +9,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weft.core.balancer import BalancerConfig
 from weft.core.decorator import program
 from weft.core.errors import WeftError
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import Account, ProcessTable, ProgramRow, ProgramState
 from weft.core.program import Program
+from weft.core.swap import SwapConfig
 
 if TYPE_CHECKING:
     from weft.engine.engine import Engine
+    from weft.engine.multi import AsyncMultiLLMEngine, ServedModel
     from weft.integrations.openai import openai_client
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Account",
+    "AsyncMultiLLMEngine",
+    "BalancerConfig",
     "Engine",
     "PolicyConfig",
     "ProcessTable",
     "Program",
     "ProgramRow",
     "ProgramState",
+    "ServedModel",
+    "SwapConfig",
     "WeftError",
     "__version__",
     "openai_client",
@@ -41,6 +48,10 @@ def __getattr__(name: str) -> Any:
         from weft.engine.engine import Engine
 
         return Engine
+    if name in ("AsyncMultiLLMEngine", "ServedModel"):
+        from weft.engine import multi
+
+        return getattr(multi, name)
     if name == "openai_client":
         from weft.integrations.openai import openai_client
 

@@ -1,0 +1,223 @@
+"""Load balancers on two real replicas: prefix-cache hits, program latency and recomputed tokens.
+
+    python benchmarks/bench_balancer.py --out bench_balancer.json
+    python benchmarks/bench_balancer.py --programs 6 --rounds 1      # a look, a minute
+
+Every round draws new programs, which all balancers play one after the other, in an order that rotates; the prefix
+caches are emptied in between. Programs arrive at random (Poisson). The model is the tests' tiny random Llama on CPU,
+where decoding costs more than prefill, so that a cache hit saves less time than on a GPU: read hit rates and recomputed
+tokens first.
+
+`conversation`: turns that append to one history. `search`: a tree of levels whose calls go out in parallel and share
+the path above them. Both begin with a system prompt that all programs share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import weft
+from tiny_model import ENGINE_ARGS, make_tiny_llama
+from weft.core.balancer import BALANCERS, Arrival, Balancer, EngineLoad
+from weft.core.ids import EngineId
+
+WORDS = ["one", "two", "three", "four", "hello", "thanks", "tools", "answer", "weather", "city"]
+BLOCK_TOKENS = 128  # vLLM's on CPU: the prefix cache keeps whole blocks
+OUTPUT_TOKENS = 24
+SYSTEM_WORDS, TURN_WORDS, NODE_WORDS = 120, 140, 250
+TURNS, LEVELS, WIDTH = 8, 4, 4
+
+Message = dict[str, str]
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is asked for."""
+
+    programs: int
+    programs_per_s: float
+    rounds: int
+    threshold_tokens: int
+    kv_mib: int
+    seed: int
+
+
+@dataclass
+class Tally:
+    """What came of one balancer in one round."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0  # of whole blocks that an earlier call of the same program had in its prompt
+    calls: Counter[str] = field(default_factory=Counter)  # by replica
+
+    def summary(self) -> dict[str, float]:
+        latencies = sorted(self.latencies_s)
+        quantiles = statistics.quantiles(latencies, n=100, method="inclusive") if len(latencies) > 1 else latencies * 99
+        return {
+            "hit_rate": self.cached_tokens / self.prompt_tokens,
+            "recomputed_tokens": self.recomputed_tokens,
+            "mean_s": statistics.fmean(latencies),
+            "p95_s": quantiles[94],
+            "p99_s": quantiles[98],
+            "busiest_share": max(self.calls.values()) / self.calls.total(),
+        }
+
+
+class Agent:
+    """A program, whose words come from its own seed."""
+
+    def __init__(self, engine: weft.AsyncMultiLLMEngine, tally: Tally, seed: int) -> None:
+        self.engine = engine
+        self.tally = tally
+        self.rng = random.Random(seed)
+
+    def words(self, count: int) -> str:
+        return " ".join(self.rng.choices(WORDS, k=count))
+
+    async def call(
+        self, program: weft.Program, key: str, messages: list[Message], known_tokens: int
+    ) -> tuple[str, int]:
+        """One call, of whose prompt `known_tokens` were the prompt of an earlier one: its answer and prompt tokens."""
+        request = {"messages": messages, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0}
+        identity = program.start_call(key)
+        answer = await self.engine.chat(request, program, identity)
+        program.end_call(key, identity)
+        account = answer["weft"]
+        self.tally.prompt_tokens += account["prompt_tokens"]
+        self.tally.cached_tokens += account["cached_tokens"]
+        whole_blocks = known_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        self.tally.recomputed_tokens += max(0, whole_blocks - account["cached_tokens"])
+        return answer["choices"][0]["message"]["content"], account["prompt_tokens"]
+
+    async def conversation(self, program: weft.Program, system: str) -> None:
+        messages, known_tokens = [{"role": "system", "content": system}], 0
+        for _ in range(TURNS):
+            messages.append({"role": "user", "content": self.words(TURN_WORDS)})
+            answer, known_tokens = await self.call(program, "talk", messages, known_tokens)
+            messages.append({"role": "assistant", "content": answer})
+            await asyncio.sleep(self.rng.expovariate(1 / 0.2))  # the user reads
+
+    async def search(self, program: weft.Program, system: str) -> None:
+        path, known_tokens = [{"role": "system", "content": system}], 0
+        for level in range(LEVELS):
+            path.append({"role": "user", "content": self.words(NODE_WORDS)})
+            children = [[*path, {"role": "user", "content": self.words(20)}] for _ in range(WIDTH)]
+            results = await asyncio.gather(
+                *(self.call(program, f"{level}-{n}", child, known_tokens) for n, child in enumerate(children))
+            )
+            best = self.rng.randrange(WIDTH)
+            path = [*children[best], {"role": "assistant", "content": results[best][0]}]
+            known_tokens = results[best][1]
+
+
+def counting(balancer: Balancer, calls: Counter[str]) -> Balancer:
+    """The balancer, which counts its choices from now on."""
+    choose = balancer.choose
+
+    def chosen(arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+        engine_id = choose(arrival, loads)
+        calls[engine_id] += 1
+        return engine_id
+
+    balancer.choose = chosen  # type: ignore[method-assign]
+    return balancer
+
+
+async def play(engine: weft.AsyncMultiLLMEngine, workload: str, balancer: str, seed: int, options: Options) -> Tally:
+    """All programs of a round under one balancer."""
+    group = engine._groups[engine.model]  # noqa: SLF001  no user changes the balancer of a running engine
+    tally, rng = Tally(), random.Random(seed)
+    group.states.balancer = counting(weft.BalancerConfig(balancer, options.threshold_tokens).make(), tally.calls)
+    for replica in group.supervisor._replicas.values():  # noqa: SLF001
+        await asyncio.wrap_future(engine._loop.submit(replica.llm.reset_prefix_cache()))  # noqa: SLF001
+    system = " ".join(rng.choices(WORDS, k=SYSTEM_WORDS))
+
+    async def one(number: int, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        agent = Agent(engine, tally, seed * 1000 + number)
+        began_s = time.perf_counter()
+        with weft.Program(f"{workload}-{number}") as program:
+            await getattr(agent, workload)(program, system)
+        tally.latencies_s.append(time.perf_counter() - began_s)
+
+    arrivals_s, now_s = [], 0.0
+    for _ in range(options.programs):
+        arrivals_s.append(now_s)
+        now_s += rng.expovariate(options.programs_per_s)
+    await asyncio.gather(*(one(number, delay_s) for number, delay_s in enumerate(arrivals_s)))
+    return tally
+
+
+async def measure(workloads: list[str], options: Options) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """By workload and balancer, a summary of each round."""
+    results: dict[str, dict[str, list[dict[str, float]]]] = {w: {b: [] for b in BALANCERS} for w in workloads}
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = {**ENGINE_ARGS, "max_model_len": 4096, "kv_cache_memory_bytes": options.kv_mib << 20}
+        engine = await weft.AsyncMultiLLMEngine.create(make_tiny_llama(Path(folder)), swap=None, **arguments)
+        async with engine:
+            for number in range(options.rounds):
+                for workload in workloads:
+                    turn = number % len(BALANCERS)
+                    for balancer in BALANCERS[turn:] + BALANCERS[:turn]:
+                        tally = await play(engine, workload, balancer, options.seed + number, options)
+                        results[workload][balancer].append(tally.summary())
+                        Console(stderr=True).print(f"round {number + 1} {workload} {balancer}: {tally.summary()}")
+    return results
+
+
+def show(results: dict[str, dict[str, list[dict[str, float]]]]) -> None:
+    for workload, balancers in results.items():
+        table = Table("balancer", title=f"{workload}: median of rounds")
+        columns = ("hit_rate", "recomputed_tokens", "mean_s", "p95_s", "p99_s", "busiest_share")
+        for column in columns:
+            table.add_column(column, justify="right")
+        for balancer, rounds in balancers.items():
+            medians = [statistics.median(each[column] for each in rounds) for column in columns]
+            table.add_row(balancer, *(f"{value:.0f}" if value > 100 else f"{value:.3f}" for value in medians))
+        Console().print(table)
+
+
+@app.command()
+def main(
+    workload: Annotated[str, typer.Option(help="conversation, search or both.")] = "both",
+    programs: Annotated[int, typer.Option(help="Programs in a round.")] = 16,
+    programs_per_s: Annotated[float, typer.Option(help="How fast they arrive.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Rounds, each with new programs.")] = 3,
+    threshold_tokens: Annotated[int, typer.Option(help="Of Algorithm 2: longer prompts are long.")] = 2048,
+    kv_mib: Annotated[int, typer.Option(help="KV cache of each replica in MiB; 2 KiB a token.")] = 24,
+    seed: Annotated[int, typer.Option(help="Of programs and arrivals.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where to write every round, as JSON.")] = None,
+) -> None:
+    """Compare load balancers on two real replicas."""
+    options = Options(programs, programs_per_s, rounds, threshold_tokens, kv_mib, seed)
+    workloads = ["conversation", "search"] if workload == "both" else [workload]
+    results = asyncio.run(measure(workloads, options))
+    show(results)
+    if out is not None:
+        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
+        out.write_text(json.dumps({"options": asdict(options), "machine": machine, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    app()

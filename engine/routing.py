@@ -1,0 +1,206 @@
+"""The replicas of one model behind what looks like one `AsyncLLM`: calls are placed, and moved when a replica dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+from weft.core.balancer import Arrival
+from weft.core.errors import NoReplicaError, ReplicaLostError, WeftError
+from weft.core.ids import CallId, EngineId, ProgramId, SessionId
+from weft.core.replicas import ReplicaSet
+from weft.engine.replica import Replica, ReplicaGoneError
+from weft.engine.vllm_api import (
+    AsyncLLM,
+    EngineDeadError,
+    InputProcessor,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    renderer_from_config,
+)
+
+# A call that kills every engine it runs on must not go through all of them for ever.
+MAX_ATTEMPTS: Final = 3
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A call's place in the line."""
+
+    arrival: Arrival
+    avoid: Collection[EngineId]
+    placed: asyncio.Future[EngineId]
+
+
+class Line:
+    """Calls that wait for a replica, first come, first served. Most find one at once.
+
+    Args:
+        model: as errors name it.
+        replicas: of the model.
+    """
+
+    def __init__(self, model: str, replicas: ReplicaSet) -> None:
+        self._model = model
+        self._replicas = replicas
+        self._turns: deque[_Turn] = deque()
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    async def place(self, arrival: Arrival, avoid: Collection[EngineId]) -> EngineId:
+        """Wait until a replica takes the call, which then counts as in flight there; end it with `leave`.
+
+        Raises:
+            NoReplicaError: none has been ready for too long (`give_up`).
+        """
+        turn = _Turn(arrival, avoid, asyncio.get_running_loop().create_future())
+        self._turns.append(turn)
+        self.move()
+        try:
+            return await turn.placed
+        except asyncio.CancelledError:
+            if turn in self._turns:
+                self._turns.remove(turn)
+            elif turn.placed.done() and not turn.placed.cancelled() and turn.placed.exception() is None:
+                self.leave(turn.placed.result())
+            raise
+
+    def leave(self, engine_id: EngineId) -> None:
+        """A call is over on a replica; the next may have its place."""
+        self._replicas.leave(engine_id)
+        self.move()
+
+    def move(self) -> None:
+        """Place calls from the front as long as that works: after a call has left, or a replica has become ready."""
+        while self._turns:
+            turn = self._turns[0]
+            if not turn.placed.done():
+                engine_id = self._replicas.place(turn.arrival, turn.avoid)
+                if engine_id is None:
+                    return
+                turn.placed.set_result(engine_id)
+            self._turns.popleft()
+
+    def give_up(self, waited_s: float) -> None:
+        """Send everybody away: no replica has been ready for `waited_s` seconds."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.placed.done():
+                turn.placed.set_exception(NoReplicaError(self._model, waited_s, self._replicas.reason))
+
+
+class Router:
+    """Sends calls to replicas, and again when one dies.
+
+    Args:
+        line: places the calls.
+        replica: the replica of a name.
+        on_placed: told which replica each call goes to.
+        on_death: told when a call finds its replica gone.
+
+    Attributes:
+        failures: typed errors of calls, for `ChatEndpoint`.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        replica: Callable[[EngineId], Replica],
+        on_placed: Callable[[CallId, EngineId], None],
+        on_death: Callable[[EngineId], None],
+    ) -> None:
+        self.failures: dict[CallId, WeftError] = {}
+        self._line = line
+        self._replica = replica
+        self._on_placed = on_placed
+        self._on_death = on_death
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `AsyncLLM.generate`, on whichever replica. A call whose replica dies before anything of its answer was
+        given out begins again on another one.
+
+        Raises:
+            ReplicaLostError: something had been given out, or it has begun often enough.
+            NoReplicaError: no replica became ready.
+        """
+        ids: Mapping[str, Any] = sampling_params.extra_args or {}
+        call_id = CallId(ids.get("call_id", request_id))
+        arrival = Arrival(
+            ProgramId(ids.get("program_id", request_id)),
+            SessionId(kwargs.get("session_id") or request_id),
+            len(prompt.get("prompt_token_ids") or ()),
+        )
+        is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
+        delivered, delivered_tokens = False, 0
+        tried: list[EngineId] = []
+        try:
+            while True:
+                engine_id = await self._line.place(arrival, tried)
+                tried.append(engine_id)
+                try:
+                    self._on_placed(call_id, engine_id)
+                    running = self._replica(engine_id).generate(prompt, sampling_params, request_id, **kwargs)
+                    async with aclosing(running) as outputs:
+                        async for output in outputs:
+                            delivered = True
+                            produced = sum(len(choice.token_ids) for choice in output.outputs)
+                            delivered_tokens = delivered_tokens + produced if is_delta else produced
+                            yield output
+                    return
+                except ReplicaGoneError:
+                    self._on_death(engine_id)
+                    if delivered or len(tried) == MAX_ATTEMPTS:
+                        raise ReplicaLostError(engine_id, delivered_tokens, len(tried)) from None
+                finally:
+                    self._line.leave(engine_id)
+        except WeftError as error:
+            self.failures[call_id] = error
+            raise
+
+
+class RoutedLLM(Router):
+    """What vLLM's chat serving layer takes for an engine client, with a model's replicas behind it.
+
+    It has a renderer and an input processor of its own, since a replica's go when it dies.
+
+    Args:
+        first: a replica's `AsyncLLM`, for the model's configuration.
+        line, replica, on_placed, on_death: as for `Router`.
+    """
+
+    # What dies is a replica, which is started again; calls wait for it or go elsewhere.
+    errored = False
+    dead_error = EngineDeadError()
+
+    def __init__(
+        self,
+        first: AsyncLLM,
+        line: Line,
+        replica: Callable[[EngineId], Replica],
+        on_placed: Callable[[CallId, EngineId], None],
+        on_death: Callable[[EngineId], None],
+    ) -> None:
+        super().__init__(line, replica, on_placed, on_death)
+        self.vllm_config = first.vllm_config
+        self.model_config = first.model_config
+        self.renderer = renderer_from_config(first.vllm_config)
+        self.input_processor = InputProcessor(first.vllm_config, self.renderer)
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Nothing: calls were admitted before they were rendered."""
+        del n, request_id
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def stop(self) -> None:
+        """End the renderer's threads."""
+        self.renderer.shutdown()

@@ -1,0 +1,451 @@
+"""`weft.AsyncMultiLLMEngine` on two real replicas of a tiny random Llama."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from replica_chaos import (
+    PROMPTS,
+    TOKENS,
+    ask,
+    assert_idle,
+    body,
+    both_ready,
+    chaos_round,
+    content,
+    in_flight,
+    references,
+    replica_processes,
+    until,
+)
+
+import weft
+from weft.core.errors import (
+    BalancerError,
+    ContextLengthError,
+    DeadlineError,
+    EngineClosedError,
+    EngineStartError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    ReplicaError,
+    ReplicaLostError,
+    UnknownModelError,
+)
+from weft.core.ids import EngineId
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+
+LONG_PROMPT = "one two three four five " * 40  # above the threshold that these engines are given
+THRESHOLD_TOKENS = 100
+MAX_CALLS = 80
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108
+
+
+def family() -> set[psutil.Process]:
+    """The processes below this one, but for the tracker that Python keeps until its end."""
+    children = psutil.Process().children(recursive=True)
+    return {process for process in children if "resource_tracker" not in " ".join(process.cmdline())}
+
+
+@pytest.fixture(scope="module")
+def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
+    """Two replicas. When they are shut down, nothing of them is left, although some were killed on the way."""
+    from tiny_model import ENGINE_ARGS
+
+    memory, before = shared_memory(), family()
+    engine = weft.AsyncMultiLLMEngine(
+        tiny_model,
+        replicas=2,
+        balancer=weft.BalancerConfig("locality", threshold_tokens=THRESHOLD_TOKENS),
+        max_calls=MAX_CALLS,
+        swap=None,
+        **ENGINE_ARGS,
+    )
+    try:
+        yield engine
+    finally:
+        folder = Path(engine.health()[engine.model][0].log or "").parent
+        processes = family() - before
+        engine.shutdown()
+    engine.shutdown()
+    with weft.Program("late") as program, pytest.raises(EngineClosedError):
+        engine.chat_sync(body("hello"), program, program.start_call("late"))
+    with pytest.raises(EngineClosedError):
+        asyncio.run(engine.add_replica())
+    assert not engine.is_alive
+    assert not engine.is_ready
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert alive == []
+    assert {name for name in shared_memory() - memory if not name.startswith("sem.")} == set()
+    assert not folder.exists()
+
+
+@pytest.fixture
+async def pair(started: weft.AsyncMultiLLMEngine) -> AsyncIterator[weft.AsyncMultiLLMEngine]:
+    """Both replicas serve again after each test, and nothing is left of its calls."""
+    yield started
+    await both_ready(started)
+    await assert_idle(started)
+
+
+# -- one engine to its users
+
+
+async def test_calls_are_spread_and_the_program_has_one_service(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Four calls at once: two on each replica; the row lists both engines and adds up what both have charged."""
+    with weft.Program("wide") as program:
+        answers = await asyncio.gather(*(ask(pair, program, "hello", f"run-{n}") for n in range(4)))
+        row = program.row
+        assert row is not None
+        assert sorted(row.engine_ids) == sorted(health.engine_id for health in pair.health()[pair.model])
+        assert row.account.service_s == pytest.approx(sum(answer["weft"]["service_s"] for answer in answers))
+        assert row.attained.service_s == pytest.approx(max(answer["weft"]["service_s"] for answer in answers))
+        pair.table.check_integrity()
+    assert len({content(answer) for answer in answers}) == 1
+
+
+async def test_what_a_program_has_attained_travels_to_either_replica(
+    pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of calls that changes replicas: each scheduler is told what the calls on the other have cost, too."""
+    from weft.engine.replica import Replica
+
+    told: list[tuple[str, float]] = []
+    generate = Replica.generate
+
+    def watched(self: Replica, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        told.append((self.engine_id, sampling_params.extra_args["service_s"]))
+        return generate(self, prompt, sampling_params, *args, **kwargs)
+
+    monkeypatch.setattr(Replica, "generate", watched)
+    with weft.Program("chain") as program:
+        spent = [(await ask(pair, program, "hello"))["weft"]["service_s"] for _ in range(4)]
+        row = program.row
+        assert row is not None
+        assert row.attained.service_s == pytest.approx(sum(spent)) == pytest.approx(row.attained.total_service_s)
+    assert len({engine_id for engine_id, _ in told}) == 2
+    assert [service_s for _, service_s in told] == pytest.approx([sum(spent[:n]) for n in range(4)])
+
+
+async def test_long_calls_stay_with_their_program_and_find_its_prefix(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Algorithm 2: a growing conversation stays on one replica, where its prefix is cached."""
+    with weft.Program("conversation") as program:
+        text, cached = LONG_PROMPT, []
+        for _ in range(3):
+            answer = await ask(pair, program, text, max_tokens=8)
+            cached.append(answer["weft"]["cached_tokens"])
+            text += "six seven eight nine " * 20
+        assert program.row is not None
+        assert len(program.row.engine_ids) == 1
+    assert cached[0] == 0
+    assert 128 <= cached[1] < cached[2]
+
+
+async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Everything that takes an Engine takes this one: the same answer each way."""
+    from autogen_core.models import UserMessage
+    from langchain_core.messages import HumanMessage
+
+    from weft.integrations.autogen import WeftChatCompletionClient
+    from weft.integrations.langchain import ChatWeft
+
+    expected = (await references(pair))[PROMPTS[0]]
+    options: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0}
+    with weft.Program("ways") as program:
+        stream = pair.chat_stream(body(PROMPTS[0]), program, program.start_call("a"))
+        pieces = [choice["delta"].get("content") or "" async for chunk in stream for choice in chunk["choices"]]
+        assert "".join(pieces) == expected
+        identity = program.start_call("b")
+        whole = await anyio.to_thread.run_sync(pair.chat_sync, body(PROMPTS[0]), program, identity)
+        assert content(whole) == expected
+        model = ChatWeft(engine=pair, model_kwargs={"ignore_eos": True}, **options)
+        assert (await model.ainvoke([HumanMessage(PROMPTS[0])], config=program.config())).content == expected
+        client = weft.openai_client(pair, program)
+        completion = await client.chat.completions.create(
+            model=pair.model,
+            messages=[{"role": "user", "content": PROMPTS[0]}],
+            extra_body={"ignore_eos": True},
+            **options,
+        )
+        assert completion.choices[0].message.content == expected
+        autogen = WeftChatCompletionClient(pair, ignore_eos=True, **options).bind(program, agent="one")
+        created = await autogen.create([UserMessage(content=PROMPTS[0], source="user")])
+        assert created.content == expected
+    assert pair.tokenize("hello") != []
+    assert pair.max_model_len == 2048
+    assert pair.is_alive
+    assert pair.is_ready
+
+
+async def test_a_cancelled_call_is_aborted_where_it_runs(pair: weft.AsyncMultiLLMEngine) -> None:
+    """And does not count as in flight there any more."""
+    with weft.Program("cancelled") as program:
+        task = asyncio.create_task(ask(pair, program, "hello", max_tokens=1500))
+        await until(lambda: any(health.calls for health in pair.health()[pair.model]))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not any(health.calls for health in pair.health()[pair.model]))
+
+
+# -- back-pressure, deadlines, wrong requests
+
+
+async def test_too_many_calls_are_refused_with_a_hint(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Two replicas of 80: of 170 calls at once ten are told when to come again, and all others are answered."""
+    engines = [replica_processes(pair, health.engine_id)[0] for health in pair.health()[pair.model]]
+    with weft.Program("crowd") as program:
+        for process in engines:
+            process.suspend()  # none of the calls ends before the last has come
+        calls = [
+            asyncio.create_task(ask(pair, program, "hello", f"run-{n}", max_tokens=2))
+            for n in range(2 * MAX_CALLS + 10)
+        ]
+        await asyncio.sleep(0)
+        for process in engines:
+            process.resume()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, OverloadedError)]
+        assert len(refused) == 10
+        assert all(0 < error.retry_after_s <= 60 for error in refused)
+        assert all(isinstance(result, dict) for result in results if not isinstance(result, OverloadedError))
+        assert content(await ask(pair, program, "hello", max_tokens=2))
+
+
+async def test_a_call_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngine) -> None:
+    """`timeout_s` in the request, whole or streamed; the error says how much was delivered."""
+    with weft.Program("slow") as program:
+        with pytest.raises(DeadlineError, match=r"the call was not done within 0\.5 s") as caught:
+            await ask(pair, program, "hello", max_tokens=1900, timeout_s=0.5)
+        assert caught.value.delivered_tokens == 0
+        tokens = [0]
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        request = body("hello", max_tokens=1900, timeout_s=0.7, stream_options=options)
+
+        async def read() -> None:
+            async for chunk in pair.chat_stream(request, program, program.start_call("s")):
+                tokens.append(chunk["usage"]["completion_tokens"])  # noqa: PERF401  those before an error count
+
+        with pytest.raises(DeadlineError) as caught:
+            await read()
+        assert 0 < tokens[-1] <= caught.value.delivered_tokens <= tokens[-1] + 1
+        with pytest.raises(InvalidRequestError, match="timeout_s must be a number"):
+            await ask(pair, program, "hello", timeout_s="soon")
+
+
+async def test_a_program_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngine) -> None:
+    """`timeout_s` in its metadata counts from its first call; then no call of it begins any more."""
+    with weft.Program("slow", metadata={"timeout_s": 1.0}) as program:
+        await ask(pair, program, "hello", max_tokens=2)
+        with pytest.raises(DeadlineError, match="the program was not done within 1 s"):
+            await ask(pair, program, "hello", max_tokens=1900)
+        with pytest.raises(DeadlineError, match="the program"):
+            await ask(pair, program, "hello", max_tokens=1)
+
+
+async def test_wrong_requests_fail_once_and_kill_nothing(pair: weft.AsyncMultiLLMEngine) -> None:
+    """They are the caller's mistake: no other replica is tried."""
+    with weft.Program("wrong") as program:
+        with pytest.raises(ContextLengthError):
+            await ask(pair, program, "hello " * 3000)
+        with pytest.raises(InvalidRequestError):
+            await ask(pair, program, "hello", temperature=-1)
+        with pytest.raises(UnknownModelError, match="'gpt-4' is not served here"):
+            await ask(pair, program, "hello", model="gpt-4")
+        assert content(await ask(pair, program, "hello", model=pair.model))
+    assert [health.deaths for health in pair.health()[pair.model]] == [0, 0]
+
+
+# -- replicas come and go
+
+
+async def test_a_replica_is_killed_under_sixty_programs(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Every program finishes or is told how much it got; nothing is lost, doubled or left behind."""
+    seen = await chaos_round(pair, await references(pair), random.Random(7))
+    assert seen.wrong == []
+    assert seen.finished + seen.lost == 60
+    assert seen.lost < 30
+    with weft.Program("after") as program:  # both take calls again
+        await asyncio.gather(*(ask(pair, program, "hello", f"run-{n}") for n in range(4)))
+        assert program.row is not None
+        assert len(program.row.engine_ids) == 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_twenty_rounds_of_it(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Other replicas, other processes of them, other moments."""
+    rng, expected = random.Random(11), await references(pair)
+    for _ in range(20):
+        seen = await chaos_round(pair, expected, rng)
+        assert seen.wrong == []
+        assert seen.finished + seen.lost == 60
+        await assert_idle(pair)
+
+
+async def test_the_programs_of_a_dead_replica_are_assigned_anew(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Its KV is gone, and the table says so; a stream on it ends with how much was delivered, its next call works."""
+    with weft.Program("pinned") as program:
+        assert program.row is None
+        await ask(pair, program, LONG_PROMPT, max_tokens=2)
+        assert program.row is not None
+        (home,) = program.row.engine_ids
+        stream = pair.chat_stream(body(LONG_PROMPT, max_tokens=1000), program, program.start_call("s"))
+        for _ in range(5):
+            await anext(stream)
+        waiting = asyncio.create_task(ask(pair, program, LONG_PROMPT, "other", max_tokens=400))
+        await until(lambda: in_flight(pair, home) == 2)
+        replica_processes(pair, home)[0].kill()
+        with pytest.raises(ReplicaLostError, match=rf"replica {home} died") as caught:
+            async for _ in stream:
+                pass
+        assert 0 < caught.value.delivered_tokens < 1000
+        assert (await waiting)["usage"]["completion_tokens"] == 400
+        assert home not in program.row.engine_ids
+        (other,) = program.row.engine_ids
+        await both_ready(pair)
+        await ask(pair, program, LONG_PROMPT, max_tokens=2)
+        assert program.row.engine_ids == [other]
+
+
+async def test_a_replica_is_drained_and_another_one_added(pair: weft.AsyncMultiLLMEngine) -> None:
+    """It finishes what it has and gets nothing new; the one that comes takes calls under a name of its own."""
+    names = [health.engine_id for health in pair.health()[pair.model]]
+    with weft.Program("witness") as program:
+        stream = pair.chat_stream(body("hello", max_tokens=300), program, program.start_call("s"))
+        first = await anext(stream)
+        assert program.row is not None
+        (leaving,) = program.row.engine_ids
+        processes = replica_processes(pair, leaving)
+        removing = asyncio.create_task(pair.remove_replica(leaving))
+        await until(lambda: "draining" in [health.state for health in pair.health()[pair.model]])
+        with pytest.raises(ReplicaError, match="being removed already"):
+            await pair.remove_replica(leaving)
+        (staying,) = set(names) - {leaving}
+        with pytest.raises(ReplicaError, match="is the last replica"):
+            await pair.remove_replica(staying)
+        await asyncio.gather(*(ask(pair, program, "hello", f"run-{n}", max_tokens=2) for n in range(3)))
+        assert in_flight(pair, leaving) == 1
+        text = [c["delta"].get("content") or "" for chunk in [first] for c in chunk["choices"]]
+        text += [c["delta"].get("content") or "" async for chunk in stream for c in chunk["choices"]]
+        assert len("".join(text)) > 300
+        await removing
+        assert program.row.engine_ids == [staying]
+    assert [health.engine_id for health in pair.health()[pair.model]] == [staying]
+    _, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=20))
+    assert alive == []
+    added = await pair.add_replica()
+    assert added not in names
+    assert [health.state for health in pair.health()[pair.model]] == ["ready", "ready"]
+    with pytest.raises(ReplicaError, match="no replica 'engine-x/9'; there are: engine-"):
+        await pair.remove_replica(EngineId("engine-x/9"))
+
+
+# -- starting, several models, the end
+
+
+def test_what_makes_no_sense_is_refused_before_anything_starts(tiny_model: Path) -> None:
+    """Zero replicas, an unknown balancer, a model that is not there, two of one name."""
+    with pytest.raises(ReplicaError, match="has 0 replicas; give it 1 or more"):
+        weft.AsyncMultiLLMEngine(tiny_model, replicas=0)
+    with pytest.raises(BalancerError, match="unknown balancer 'best'"):
+        weft.AsyncMultiLLMEngine(tiny_model, balancer="best")
+    with pytest.raises(ModelNotFoundError):
+        weft.AsyncMultiLLMEngine("/there/is/none")
+    with pytest.raises(ReplicaError, match="same name"):
+        weft.AsyncMultiLLMEngine(models=[weft.ServedModel(tiny_model), weft.ServedModel(tiny_model)])
+    with pytest.raises(ReplicaError, match="max_calls is 0"):
+        weft.AsyncMultiLLMEngine(tiny_model, max_calls=0)
+    with pytest.raises(EngineStartError, match="max_sequences"):
+        weft.AsyncMultiLLMEngine(tiny_model, max_sequences=3)
+
+
+def test_a_replica_that_never_becomes_ready_names_its_log(tiny_model: Path) -> None:
+    """The time-out ends its processes and leaves the log to be read."""
+    from tiny_model import ENGINE_ARGS
+
+    before = family()
+    with pytest.raises(EngineStartError, match=r"not ready within 2 s\. Its log, (\S+),") as caught:
+        weft.AsyncMultiLLMEngine(tiny_model, start_timeout_s=2.0, swap=None, **ENGINE_ARGS)
+    log = Path(str(caught.value).split("Its log, ")[1].split(",")[0])
+    assert log.is_file()
+    _, alive = psutil.wait_procs(family() - before, timeout=20)
+    assert alive == []
+
+
+_TWO_MODELS = """
+import asyncio, json, sys
+import psutil
+import weft
+
+ARGS = dict(max_num_seqs=2, max_model_len=512, enforce_eager=True, use_tqdm_on_load=False,
+            kv_cache_memory_bytes=64 << 20, swap=None)
+
+async def main():
+    models = [weft.ServedModel(sys.argv[1], name="one"), weft.ServedModel(sys.argv[2], name="two")]
+    engine = await weft.AsyncMultiLLMEngine.create(models=models, **ARGS)
+    answers = {}
+    async def ask(program, model):
+        request = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+        request |= {"model": model} if model else {}
+        answer = await engine.chat(request, program, program.start_call(model or "none"))
+        answers[model or "none"] = [answer["model"], answer["choices"][0]["message"]["content"]]
+    with weft.Program("both") as program:
+        for model in ("one", "two", None):
+            await ask(program, model)
+        engines = program.row.engine_ids
+        service_s, calls = program.attained.total_service_s, program.row.calls
+    children = [p.pid for p in psutil.Process().children(recursive=True)]
+    print(json.dumps({"answers": answers, "engines": engines, "models": engine.models, "calls": calls,
+                      "service_s": service_s, "children": children}))
+    globals()["engine"] = engine  # and exits without engine.shutdown()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_two_models_side_by_side_and_a_forgotten_engine_ends_with_its_host(tiny_model: Path, tmp_path: Path) -> None:
+    """A call names its model, a program uses both and has one row; no process outlives the interpreter."""
+    from tiny_model import make_tiny_llama
+
+    other = make_tiny_llama(tmp_path / "other", seed=1)
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(_TWO_MODELS))
+    done = subprocess.run(
+        [sys.executable, str(script), str(tiny_model), str(other)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout)
+    assert seen["models"] == ["one", "two"]
+    assert {model: name for model, (name, _) in seen["answers"].items()} == {"one": "one", "two": "two", "none": "one"}
+    texts = {model: text for model, (_, text) in seen["answers"].items()}
+    assert texts["one"] == texts["none"] != texts["two"]
+    assert len(seen["engines"]) == 2
+    assert (seen["calls"], seen["service_s"] > 0) == (3, True)
+    deadline_s = time.monotonic() + 20
+    while any(map(psutil.pid_exists, seen["children"])) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert [pid for pid in seen["children"] if psutil.pid_exists(pid)] == []
+    assert "Traceback" not in done.stderr
