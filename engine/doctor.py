@@ -93,8 +93,9 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
         return Check(name, False, f"the check itself failed: {type(error).__name__}: {error}", _INSTALL)
 
 
-def _probe(code: str, *arguments: str, timeout_s: float = _PROBE_SECONDS) -> _Probe:
+def _probe(code: str, *arguments: str, timeout_s: float | None = None) -> _Probe:
     """Run Python code in a child process, out of reach of the files in the current folder (-P)."""
+    timeout_s = timeout_s or _PROBE_SECONDS
     try:
         done = subprocess.run(  # noqa: S603 - no shell, and the code is ours
             [sys.executable, "-P", "-c", code, *arguments],
@@ -107,7 +108,7 @@ def _probe(code: str, *arguments: str, timeout_s: float = _PROBE_SECONDS) -> _Pr
             env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
         )
     except subprocess.TimeoutExpired:
-        return _Probe(False, f"no answer within {timeout_s:.0f} s")
+        return _Probe(False, f"no answer within {timeout_s:g} s")
     except OSError as error:
         return _Probe(False, str(error))
     ok = done.returncode == 0

@@ -85,6 +85,11 @@ class FrontEnd(ABC):
             UnknownModelError: nothing does.
         """
 
+    @property
+    def models(self) -> list[str]:
+        """The names of the models it serves; a request that names none gets the first."""
+        return [self.model]
+
     # -- calls
 
     async def chat(self, body: Mapping[str, Any], program: Program, identity: CallIdentity) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import httpx2
@@ -9,25 +10,36 @@ import httpx2
 from weft.core.errors import (
     CallFailedError,
     ContextLengthError,
+    DeadlineError,
     EngineClosedError,
     EngineDiedError,
     InvalidRequestError,
+    NoReplicaError,
+    OverloadedError,
     ProgramEndedError,
     ProgramEngineError,
+    ReplicaLostError,
+    UnknownModelError,
     WeftError,
 )
 
 # The status and the code of each; the first that fits counts.
 _ERRORS: Final[tuple[tuple[type[WeftError], int, str], ...]] = (
     (ContextLengthError, 400, "context_length_exceeded"),  # OpenAI's own code, which frameworks look for
+    (UnknownModelError, 404, "model_not_found"),  # likewise
     (InvalidRequestError, 400, "invalid_request"),
     (ProgramEndedError, 409, "program_ended"),
     (ProgramEngineError, 409, "program_engine"),
+    (OverloadedError, 429, "overloaded"),
+    (DeadlineError, 504, "deadline_exceeded"),
+    (ReplicaLostError, 503, "replica_lost"),
+    (NoReplicaError, 503, "no_replica"),
     (EngineClosedError, 503, "engine_closed"),
     (EngineDiedError, 503, "engine_died"),
     (CallFailedError, 500, "call_failed"),
     (WeftError, 500, "weft_error"),
 )
+_MAY_SUCCEED_LATER: Final = (CallFailedError, OverloadedError, ReplicaLostError, NoReplicaError)
 
 
 def _described(error: WeftError) -> tuple[int, str]:
@@ -46,9 +58,13 @@ def error_body(error: WeftError) -> dict[str, Any]:
 
 
 def error_response(error: WeftError) -> httpx2.Response:
-    """An error as a response. Of Weft's errors, only a call that failed by itself may succeed when it is sent again."""
+    """An error as a response, which says whether the call may succeed when it is sent again, and when."""
     status, code = _described(error)
-    return refusal(status, str(error), code, retry=isinstance(error, CallFailedError))
+    response = refusal(status, str(error), code, retry=isinstance(error, _MAY_SUCCEED_LATER))
+    if isinstance(error, OverloadedError):
+        response.headers["retry-after-ms"] = f"{error.retry_after_s * 1e3:.0f}"  # as OpenAI's SDK reads it
+        response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return response
 
 
 def refusal(status: int, message: str, code: str, *, retry: bool = False) -> httpx2.Response:

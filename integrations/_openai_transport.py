@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import httpx2
 
-from weft.core.errors import InvalidRequestError, WeftError
+from weft.core.errors import InvalidRequestError, UnknownModelError, WeftError
 from weft.core.program import Program
 from weft.engine.process import LoopThread
 from weft.integrations._openai_call import Call
@@ -54,8 +54,8 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         except WeftError as error:
             return error_response(error)
         if method == "GET" and path.endswith("/models"):
-            model = {"id": self._engine.model, "object": "model", "created": 0, "owned_by": "weft"}
-            return httpx2.Response(200, json={"object": "list", "data": [model]})
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "weft"} for name in self._engine.models]
+            return httpx2.Response(200, json={"object": "list", "data": models})
         return refusal(
             404,
             f"{method} {path} is not served in this process: only POST /chat/completions and GET /models are.",
@@ -70,9 +70,8 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         if not isinstance(body, dict):
             raise InvalidRequestError("the chat request is not a JSON object.")
         model = body.get("model")
-        if model and model != self._engine.model:
-            message = f"the model {model!r} is not served here; this engine runs {self._engine.model!r} (engine.model)."
-            return refusal(404, message, "model_not_found")
+        if model and model not in self._engine.models:
+            raise UnknownModelError(str(model), self._engine.models)
         timeout_s = request.extensions.get("timeout", {}).get("read")
         call = Call(self._program, body)
         headers = {"x-request-id": call.identity.call_id}

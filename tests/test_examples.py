@@ -305,6 +305,7 @@ def test_chat_runs(tiny_model: Path, tmp_path: Path) -> None:
     assert {"reply", "suggest how", "suggest why", "thread 1"} <= set(words)
 
 
+@pytest.mark.soak
 @pytest.mark.engine
 def test_tree_search_solves(tmp_path: Path) -> None:
     """The embedded model plays. Thirty rollouts are enough to try everything, so it solves this on any machine."""

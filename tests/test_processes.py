@@ -85,8 +85,15 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
-@pytest.mark.parametrize("target", ["group", "parent"])
-@pytest.mark.parametrize("stage", ["starting", "running"])
+@pytest.mark.parametrize(
+    ("stage", "target"),
+    [
+        ("starting", "group"),
+        ("starting", "parent"),
+        ("running", "group"),
+        pytest.param("running", "parent", marks=pytest.mark.soak),
+    ],
+)
 def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, target: str, stage: str) -> None:
     """Ctrl-C in a terminal reaches the whole group, a `kill -INT` only the parent; during the start or while agents
     run, nothing stays behind and no traceback is shown."""

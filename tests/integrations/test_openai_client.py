@@ -25,11 +25,16 @@ import weft
 from weft.core.errors import (
     CallFailedError,
     ContextLengthError,
+    DeadlineError,
     EngineClosedError,
     EngineDiedError,
     InvalidRequestError,
+    NoReplicaError,
+    OverloadedError,
     ProgramEndedError,
     ProgramEngineError,
+    ReplicaLostError,
+    UnknownModelError,
     WeftError,
 )
 from weft.core.testing import RecordingBackend
@@ -679,6 +684,11 @@ STATUSES: dict[str, tuple[WeftError, int, type[openai.APIStatusError], bool]] = 
     "context_length_exceeded": (ContextLengthError("no."), 400, openai.BadRequestError, False),
     "program_ended": (ProgramEndedError("p", "name"), 409, openai.ConflictError, False),
     "program_engine": (ProgramEngineError("p", "name"), 409, openai.ConflictError, False),
+    "model_not_found": (UnknownModelError("gpt", ["a"]), 404, openai.NotFoundError, False),
+    "overloaded": (OverloadedError(9, 8, 0.01), 429, openai.RateLimitError, True),
+    "deadline_exceeded": (DeadlineError("call", 2.0, 5), 504, openai.InternalServerError, False),
+    "replica_lost": (ReplicaLostError("r", 3, 1), 503, openai.InternalServerError, True),
+    "no_replica": (NoReplicaError("m", 9.0, None), 503, openai.InternalServerError, True),
     "call_failed": (CallFailedError("no"), 500, openai.InternalServerError, True),
     "engine_closed": (EngineClosedError(), 503, openai.InternalServerError, False),
     "engine_died": (EngineDiedError(), 503, openai.InternalServerError, False),
@@ -708,3 +718,4 @@ async def test_statuses(engine: weft.Engine, monkeypatch: pytest.MonkeyPatch, co
         assert str(error) in caught.value.message
     assert client.max_retries == 0
     assert error_response(error).json() == error_body(error)
+    assert ("retry-after" in error_response(error).headers) == isinstance(error, OverloadedError)
