@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import httpx2
 
-from weft.core.errors import InvalidRequestError, UnknownModelError, WeftError
+from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError, WeftError
 from weft.core.program import Program
 from weft.engine.process import LoopThread
 from weft.integrations._openai_call import Call
@@ -84,6 +84,8 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
                 with call:
                     answer = await self._engine.chat(body, call.program, call.identity)
                     call.hear_answer(answer)
+        except DeadlineError:  # the call's own time was up, not the client's patience
+            raise
         except TimeoutError:
             raise _read_timeout(timeout_s) from None
         return httpx2.Response(200, headers=headers, json=answer)
@@ -141,6 +143,8 @@ class EventStream(httpx2.AsyncByteStream):
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await anext(self._events)
+        except DeadlineError:
+            raise
         except TimeoutError:
             raise _read_timeout(self._timeout_s) from None
         except asyncio.CancelledError:
