@@ -145,11 +145,13 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         del forward_context, kwargs
-        metadata = self._get_connector_metadata()
-        if self._worker is not None and isinstance(metadata, StepPlan):
+        metadata = self._connector_metadata
+        if self._worker is not None and isinstance(metadata, StepPlan) and metadata.plan.loads:
             self._failed = self._worker.swap_in(metadata.plan)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
+        if not self._failed:
+            return set()
         failed, self._failed = self._failed, set()
         return failed
 

@@ -43,9 +43,9 @@ class SwapWorker:
 
     def swap_out(self, plan: SwapPlan) -> None:
         """Copy the blocks of preempted calls to their slots."""
-        slots = set(plan.out.slots)
-        if not slots:
+        if not plan.out.slots:
             return
+        slots = set(plan.out.slots)
         try:
             self._swapper.swap_out(plan.out.blocks, plan.out.slots)
         except SwapError as error:
