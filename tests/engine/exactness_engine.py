@@ -29,6 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # the model is too small for two, and they 
 import numpy as np
 import torch
 from vllm import EngineArgs, SamplingParams
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -37,6 +38,7 @@ from vllm.v1.request import Request
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from weft.core.errors import SwapDeviceError
 from weft.core.swap import SwapConfig
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.swap.connector import transfer_config
@@ -359,6 +361,27 @@ def choose_stops(call: Call, said: list[Sample], rng: random.Random) -> None:
         call.params["stop_token_ids"] = [*call.params.get("stop_token_ids", []), chosen]
 
 
+class UnreliableSwapper:
+    """A swap kernel that fails now and then."""
+
+    def __init__(self, swapper: Any) -> None:
+        self._swapper = swapper
+        self._rng = random.Random(0)
+        self.failures = 0
+
+    def swap_out(self, blocks: Any, slots: Any) -> Any:
+        return self._maybe(self._swapper.swap_out, blocks, slots)
+
+    def swap_in(self, blocks: Any, slots: Any) -> Any:
+        return self._maybe(self._swapper.swap_in, blocks, slots)
+
+    def _maybe(self, swap: Any, blocks: Any, slots: Any) -> Any:
+        if self._rng.random() < 0.3:
+            self.failures += 1
+            raise SwapDeviceError("this is a test")
+        return swap(blocks, slots)
+
+
 # -- one engine
 
 
@@ -564,6 +587,17 @@ def disturb(bench: Bench, calls: list[Call], seed: str, comparison: Comparison) 
         comparison.compare(call, expected[call.key], told[call.key], ties)
 
 
+def unreliable(model: Path) -> dict[str, Any]:
+    """What becomes of calls whose KV fails to be copied."""
+    bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=True), Comparison()
+    worker = get_kv_transfer_group()._worker
+    worker._swapper = swapper = UnreliableSwapper(worker._swapper)
+    disturb(bench, make_calls("unreliable", 3 * len(FEATURES), overlapping=False), "unreliable", comparison)
+    swap = bench.scheduler._swap.stats()._asdict()
+    bench.shutdown()
+    return {"failures": swapper.failures, "swap": swap, **vars(comparison)}
+
+
 def noticed(model: Path, fault: str) -> int:
     """The mismatches that a fault makes."""
     bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=False), Comparison()
@@ -605,6 +639,7 @@ def main() -> None:
     }
     if options.faults:
         found["noticed"] = {fault: noticed(options.model, fault) for fault in FAULTS}
+        found["unreliable"] = unreliable(options.model)
     options.out.write_text(json.dumps(found, indent=1))
 
 
