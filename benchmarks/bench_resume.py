@@ -10,15 +10,12 @@ resumes in the next step; both copies count. Swap and recompute take turns (A B 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import platform
 import random
 import statistics
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +24,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from live_engine import run_in_this_process
+
 from tiny_model import make_tiny_llama
 from weft.core.swap import SwapChoice, SwapConfig
 
@@ -38,10 +38,7 @@ class Bench:
     """An engine, and one call at a time on it."""
 
     def __init__(self, model: Path, most_tokens: int, **engine_args: Any) -> None:
-        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
-        os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", TORCH_LOGS="-torch._library")
-        logging.getLogger("vllm").setLevel(logging.ERROR)
-        warnings.simplefilter("ignore")  # vLLM's own
+        run_in_this_process()
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -77,9 +74,7 @@ class Bench:
         while self._said() < 2:
             self.engine.step()
         (request,) = self.scheduler.running
-        self.scheduler.running.remove(request)
-        self.scheduler._preempt_request(request, time.monotonic())  # noqa: SLF001
-        self.scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+        self.scheduler.force_out(request)
         start = time.perf_counter()
         while self._said() < 3:
             self.engine.step()

@@ -107,6 +107,14 @@ class Round:
     preemptions: int
 
 
+def run_in_this_process() -> None:
+    """Have vLLM, which is yet to be imported, run its engines here, and quietly."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
+    os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", TORCH_LOGS="-torch._library")
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")  # vLLM's own
+
+
 class Stepper:
     """An engine in this process, and how many steps and seconds it has been at work."""
 
@@ -114,10 +122,7 @@ class Stepper:
         self.tells_programs = rival.stock is None
         self.elsewhere_s = 0.0  # how long other engines had their turn
         self._paused_at_s = time.perf_counter()
-        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
-        os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", TORCH_LOGS="-torch._library")
-        logging.getLogger("vllm").setLevel(logging.ERROR)
-        warnings.simplefilter("ignore")  # vLLM's own
+        run_in_this_process()
         from vllm import EngineArgs
         from vllm.distributed.kv_transfer import kv_transfer_state
         from vllm.v1.engine.llm_engine import LLMEngine

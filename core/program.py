@@ -185,6 +185,14 @@ class Program:
         with self._run.lock:
             self._run.tree.note_tool(run, name)
 
+    def note_tools(self, run: Hashable, names: Iterable[str]) -> None:
+        """Inside a run, tools ran one after another that nobody reported while they did."""
+        for name in names:
+            tool = object()
+            self.start_run(tool, run)
+            self.note_tool(tool, name)
+            self.end_run(tool)
+
     def start_call(self, run: Hashable, given: Given = NOTHING, *, label: str | None = None) -> CallIdentity:
         """A run of the framework calls the LLM: name the call.
 

@@ -8,14 +8,14 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from weft.core.admission import Admission
 from weft.core.balancer import BalancerConfig
-from weft.core.errors import EngineClosedError, EngineStartError, ReplicaError, UnknownModelError
+from weft.core.errors import EngineClosedError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
 from weft.core.placement import share_cores
 from weft.core.policies import PolicyConfig
@@ -27,7 +27,7 @@ from weft.engine.engine import DEFAULT_SWAP, Engine
 from weft.engine.frontend import FrontEnd, weakly
 from weft.engine.maker import CORES_VARIABLE, ReplicaMaker
 from weft.engine.process import LoopThread
-from weft.engine.start import engine_arguments, resolve_model, start_error
+from weft.engine.start import engine_arguments, resolve_model, start_error, wait_unless
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.routing import RoutedLLM
@@ -195,10 +195,7 @@ class AsyncMultiLLMEngine(Engine):
         Raises:
             EngineStartError: it was cancelled.
         """
-        while not future.done():
-            wait([future], timeout=0.2)
-            if self._start_abandoned.is_set():
-                raise EngineStartError("the start was cancelled.")
+        wait_unless(self._start_abandoned, future)
         return future.result()
 
     # -- what FrontEnd asks

@@ -16,14 +16,15 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final
 
 from weft.core.errors import PolicyError
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import PolicyConfig
 from weft.core.policies.base import Call
-from weft.core.process_table import Account, Attained
+from weft.core.process_table import Attained
+from weft.engine.ledger import Entry, Ledger, Program, Step
 from weft.engine.process import end_with_parent
 from weft.engine.request_queue import PolicyQueue
 from weft.engine.swap.connector import SwapConnector
@@ -37,78 +38,10 @@ from weft.engine.vllm_api import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire import ABORTED_KEY, ACCOUNT_KEY, SWAP_KEY, decode_call, encode_account
+from weft.engine.wire import ABORTED_KEY, ACCOUNT_KEY, SWAP_KEY, decode_call
 
 # Programs without a call here are remembered, for clients that send ids but no numbers; this many, the latest used.
 _REMEMBERED_PROGRAMS: Final = 10_000
-
-
-@dataclass(slots=True)
-class _Program:
-    """A program with calls on this engine, and what it has attained as far as is known here."""
-
-    attained: Attained
-    calls: int = 0
-
-
-@dataclass(slots=True)
-class _Ledger:
-    """What one call has cost. With n > 1 its sequences share it: a step is charged once; it waits while none runs."""
-
-    call_id: CallId
-    program_id: ProgramId
-    inherited: Attained
-    waiting_since_s: float
-    sequences: int = 0
-    running: int = 0
-    service_s: float = 0.0
-    wait_s: float = 0.0
-    preemptions: int = 0
-    swapped_tokens: int = 0
-    recomputed_tokens: int = 0
-    last_step: int = -1
-
-    def start(self, now_s: float) -> None:
-        if self.running == 0:
-            self.wait_s += now_s - self.waiting_since_s
-        self.running += 1
-
-    def stop(self, now_s: float) -> None:
-        self.running -= 1
-        self.waiting_since_s = now_s
-
-    def account(self) -> Account:
-        return Account(
-            self.service_s,
-            self.wait_s,
-            self.preemptions,
-            swapped_tokens=self.swapped_tokens,
-            recomputed_tokens=self.recomputed_tokens,
-        )
-
-    def encode(self) -> dict[str, Any]:
-        return encode_account(
-            self.service_s, self.wait_s, self.preemptions, self.swapped_tokens, self.recomputed_tokens
-        )
-
-
-class _Step(NamedTuple):
-    """A step under way."""
-
-    scheduled_at_s: float
-    new_tokens: dict[str, int] | None  # by request, those never computed before; only if service is counted in tokens
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A request under way."""
-
-    call: Call
-    ledger: _Ledger
-    running: bool = False
-    output_tokens: int = 0  # when it last started
-    computed_tokens: int = 0  # the most it ever had in the KV cache
-    lost_tokens: int = 0  # how many it had there when it was last preempted
 
 
 class WeftScheduler(AsyncScheduler):
@@ -136,14 +69,14 @@ class WeftScheduler(AsyncScheduler):
         self._steps_to_decision = 0
         self._clock: Callable[[], float] = time.monotonic
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
-        self._programs: dict[ProgramId, _Program] = {}
+        self._programs: dict[ProgramId, Program] = {}
         self._idle: OrderedDict[ProgramId, Attained] = OrderedDict()
         # Clients choose call ids, and two programs may choose the same.
-        self._ledgers: dict[tuple[ProgramId, CallId], _Ledger] = {}
-        self._entries: dict[str, _Entry] = {}
-        self._left: dict[str, _Ledger] = {}  # of requests that left since the last outputs
+        self._ledgers: dict[tuple[ProgramId, CallId], Ledger] = {}
+        self._entries: dict[str, Entry] = {}
+        self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
         self._aborted: dict[int, dict[CallId, Any]] = defaultdict(dict)  # accounts to tell each of vLLM's clients
-        self._in_flight: deque[_Step] = deque()  # first in, first out
+        self._in_flight: deque[Step] = deque()  # first in, first out
         self._updated_at_s = self._clock()
         self._step = 0
 
@@ -200,18 +133,18 @@ class WeftScheduler(AsyncScheduler):
         program = self._programs.get(identity.program_id)
         if program is None:
             known = self._idle.pop(identity.program_id, None) or Attained()
-            program = self._programs[identity.program_id] = _Program(known)
+            program = self._programs[identity.program_id] = Program(known)
         program.attained.merge(attained)
         self.weft_policy.program_changed(program.attained)
         program.calls += 1
         key = identity.program_id, identity.call_id
         ledger = self._ledgers.get(key)
         if ledger is None:
-            ledger = self._ledgers[key] = _Ledger(
+            ledger = self._ledgers[key] = Ledger(
                 identity.call_id, identity.program_id, replace(program.attained), self._clock()
             )
         ledger.sequences += 1
-        self._entries[request.request_id] = _Entry(Call(request.request_id, program.attained), ledger)
+        self._entries[request.request_id] = Entry(Call(request.request_id, program.attained), ledger)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         entry = self._entries.pop(request.request_id, None)
@@ -219,7 +152,7 @@ class WeftScheduler(AsyncScheduler):
             self._close(request, entry)
         return super()._free_request(request, delay_free_blocks)
 
-    def _close(self, request: Request, entry: _Entry) -> None:
+    def _close(self, request: Request, entry: Entry) -> None:
         request_id, ledger = request.request_id, entry.ledger
         if entry.running:
             ledger.stop(self._clock())
@@ -269,10 +202,10 @@ class WeftScheduler(AsyncScheduler):
                 entry.ledger.start(now_s)
                 self.weft_policy.start(entry.call, now_s)
         if output.total_num_scheduled_tokens > 0:
-            self._in_flight.append(_Step(now_s, None if self._token_s is None else self._new_tokens(output)))
+            self._in_flight.append(Step(now_s, None if self._token_s is None else self._new_tokens(output)))
         return output
 
-    def _count_resumption(self, request: Request, entry: _Entry, output: SchedulerOutput) -> None:
+    def _count_resumption(self, request: Request, entry: Entry, output: SchedulerOutput) -> None:
         kept = request.num_computed_tokens - output.num_scheduled_tokens.get(request.request_id, 0)
         entry.ledger.recomputed_tokens += max(0, entry.lost_tokens - kept)
         if self._swap is not None:
@@ -301,13 +234,16 @@ class WeftScheduler(AsyncScheduler):
             blocks=self._blocks_of,
         )
         for call in victims:
-            request = self.requests[call.key]
-            self.running.remove(request)
-            self._preempt_request(request, time.monotonic())
-            self.prev_step_scheduled_req_ids.discard(request.request_id)
+            self.force_out(self.requests[call.key])
+
+    def force_out(self, request: Request) -> None:
+        """Preempt a running request, before the next step is formed."""
+        self.running.remove(request)
+        self._preempt_request(request, time.monotonic())
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
 
     @staticmethod
-    def _recomputes(request: Request, entry: _Entry) -> bool:
+    def _recomputes(request: Request, entry: Entry) -> bool:
         """Whether a resumed call has not got further yet. It is let be until it has: where rebuilding the KV cache
         takes longer than a quantum, calls would else preempt each other for ever."""
         return request.num_preemptions > 0 and request.num_output_tokens <= entry.output_tokens
@@ -380,9 +316,9 @@ class WeftScheduler(AsyncScheduler):
     def _attach_news(self, output: EngineCoreOutput, client: int) -> None:
         """What only Weft's own front end is told, along with a call that ends: there is no other way to it."""
         if self._aborted[client]:
-            output.kv_transfer_params[ABORTED_KEY] = self._aborted.pop(client)
+            _attach(output, ABORTED_KEY, self._aborted.pop(client))
         if self._swap is not None and self._has_own_client:
-            output.kv_transfer_params[SWAP_KEY] = tuple(self._swap.stats())
+            _attach(output, SWAP_KEY, tuple(self._swap.stats()))
 
     # Where steps do not overlap, vLLM uses its plain scheduler, which keeps no placeholders for tokens in flight.
 
@@ -429,6 +365,10 @@ class WeftScheduler(AsyncScheduler):
         entry = self._entries.get(output.request_id)
         ledger = entry.ledger if entry is not None else self._left.get(output.request_id)
         if ledger is not None:
-            if output.kv_transfer_params is None:
-                output.kv_transfer_params = {}
-            output.kv_transfer_params[ACCOUNT_KEY] = ledger.encode()
+            _attach(output, ACCOUNT_KEY, ledger.encode())
+
+
+def _attach(output: EngineCoreOutput, key: str, value: Any) -> None:
+    if output.kv_transfer_params is None:
+        output.kv_transfer_params = {}
+    output.kv_transfer_params[key] = value

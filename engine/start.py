@@ -6,7 +6,7 @@ import os
 import random
 import threading
 from collections.abc import Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -58,14 +58,23 @@ def start_vllm(
         return llm, ChatEndpoint(llm, model, tool_call_parser)
 
     starting = loop.submit(start())
-    while not starting.done():
-        wait([starting], timeout=0.2)
-        if abandoned.is_set():
-            raise EngineStartError("the start was cancelled.")
+    wait_unless(abandoned, starting)
     try:
         return starting.result()
     except Exception as error:
         raise start_error(model, error) from error
+
+
+def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
+    """Wait until something of a start is done.
+
+    Raises:
+        EngineStartError: `abandoned` was set meanwhile.
+    """
+    while not starting.done():
+        wait([starting], timeout=0.2)
+        if abandoned.is_set():
+            raise EngineStartError("the start was cancelled.")
 
 
 def engine_arguments(

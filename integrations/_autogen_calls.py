@@ -55,11 +55,7 @@ class Call:
         self._run = object()
         self._gave = NOTHING
         self.program.start_run(self._run, None)
-        for tool in _tools_before(messages):
-            run = object()
-            self.program.start_run(run, self._run)
-            self.program.note_tool(run, tool)
-            self.program.end_run(run)
+        self.program.note_tools(self._run, _tools_before(messages))
         label = binding.agent if binding is not None else None
         self.identity = self.program.start_call(self._run, lambda: _given(messages), label=label)
 

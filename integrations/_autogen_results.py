@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from autogen_core.models import (
 )
 
 from weft.core.errors import OutputParsingError
+from weft.integrations._json import is_json
 
 _log = logging.getLogger(EVENT_LOGGER_NAME)
 
@@ -77,22 +77,14 @@ def check_whole(body: dict[str, Any], response: dict[str, Any], result: CreateRe
     must_call = body.get("tool_choice") not in (None, "auto", "none")
     must_be_json = (body.get("response_format") or {}).get("type") in ("json_object", "json_schema")
     if isinstance(result.content, str):
-        is_whole = not must_call and (not must_be_json or _is_json(result.content))
+        is_whole = not must_call and (not must_be_json or is_json(result.content))
     else:
-        is_whole = not must_call or all(_is_json(call.arguments) for call in result.content)
+        is_whole = not must_call or all(is_json(call.arguments) for call in result.content)
     if not is_whole:
         raise OutputParsingError(
             f"the answer was cut off by max_tokens before its {'tool call' if must_call else 'JSON'} was complete; "
             f"allow more tokens. It begins {str(result.content)[:80]!r}."
         )
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Pieces:

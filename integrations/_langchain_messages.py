@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, cast
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage, UsageMetadata
@@ -19,6 +18,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from weft.core.errors import OutputParsingError
 from weft.core.lineage import Content
+from weft.integrations._json import is_json
 
 _RUN_PREFIX: Final = "lc_run--"  # LangChain's id of a message is this, the run's id, and perhaps a number
 
@@ -148,7 +148,7 @@ class _Whole(BaseLLMOutputParser[Any]):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         message = cast("ChatGeneration", result[0]).message
-        if message.response_metadata.get("finish_reason") == "length" and not _is_json(message.text):
+        if message.response_metadata.get("finish_reason") == "length" and not is_json(message.text):
             raise OutputParsingError(
                 "the answer was cut off by max_tokens before its structure was complete; allow more tokens. "
                 f"It begins {message.text[:80]!r}."
@@ -170,11 +170,3 @@ class WholeJsonToolsParser(_Whole, JsonOutputKeyToolsParser):
 
 class WholePydanticToolsParser(_Whole, PydanticToolsParser):
     pass
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

@@ -29,11 +29,7 @@ class Call:
         self._ids: list[str] = []
         messages = _objects(body.get("messages"))
         self.program.start_run(self._run, None)
-        for tool in _tools_before(messages):
-            tool_run = object()
-            self.program.start_run(tool_run, self._run)
-            self.program.note_tool(tool_run, tool)
-            self.program.end_run(tool_run)
+        self.program.note_tools(self._run, _tools_before(messages))
         self.identity = self.program.start_call(self._run, lambda: _given(messages))
 
     @property

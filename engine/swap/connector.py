@@ -70,8 +70,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         except TypeError as error:
             raise SwapArgumentError(f"the swap's configuration has an entry that it does not know: {error}") from None
         why_not = _why_not(vllm_config, kv_cache_config)
-        block_bytes = 1 if why_not else _block_bytes(kv_cache_config)
-        self._slots = max(1, config.space_bytes // block_bytes)
+        block_bytes = 0 if why_not else _block_bytes(kv_cache_config)
+        self._slots = max(1, config.space_bytes // block_bytes) if block_bytes else 0  # 0: nothing is swapped
         self._num_blocks = kv_cache_config.num_blocks
         self.planner: SwapPlanner | None = None
         self._worker: SwapWorker | None = None
@@ -84,7 +84,6 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             block_tokens = vllm_config.cache_config.block_size
             choice = SwapChoice(config.min_tokens, block_bytes / block_tokens)
             self.planner = SwapPlanner(self._slots, block_tokens, choice)
-        self._swaps = not why_not
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -135,7 +134,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     # -- in a worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        if self._swaps:
+        if self._slots:
             self._worker = SwapWorker(kv_caches, self._num_blocks, self._slots)
             self._unsent = Measured(self._worker.measure())
 

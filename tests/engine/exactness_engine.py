@@ -155,17 +155,15 @@ class PreemptingScheduler(WeftScheduler):
             chance = self.chances.get(phase_of(request), 0.0)
             if self._forced[request.request_id] < _FORCED_PER_REQUEST and self.rng.random() < chance:
                 self._forced[request.request_id] += 1
-                self.force_out(request)
+                self.disturb(request)
         self.check_integrity()
         self._cause = "memory"
         output = super().schedule(throttle_prefills)
         self.check_integrity()
         return output
 
-    def force_out(self, request: Request) -> None:
-        self.running.remove(request)
-        self._preempt_request(request, time.monotonic())
-        self.prev_step_scheduled_req_ids.discard(request.request_id)
+    def disturb(self, request: Request) -> None:
+        self.force_out(request)
         if self.fault == "trusts freed blocks" and request.num_tokens > _BLOCK_TOKENS + 1:
             request.num_computed_tokens = _BLOCK_TOKENS
         elif self.fault == "loses a token" and request.num_output_tokens > 1:

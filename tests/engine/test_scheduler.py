@@ -423,14 +423,20 @@ def long_call_preempted_twice(make: Make, swap_blocks: int, in_flight: int) -> d
     return account
 
 
+def long_call_then_short(make: Make, steps: int, max_tokens: int = 10, **options: Any) -> Any:
+    """A harness where a call of 100 tokens has had so many steps in the only slot when a short program comes."""
+    h = make(WIDE, slots=1, swap_blocks=100, **options)
+    h.add("long", prompt=list(range(100, 200)), max_tokens=max_tokens, program_id="long", service_s=150.0)
+    for _ in range(steps):
+        h.step()
+    h.add("short", max_tokens=2, program_id="short")
+    return h
+
+
 def test_calls_below_the_threshold_are_computed_again(make: Make) -> None:
     """`min_tokens` says from how many tokens on a call is swapped."""
     for min_tokens, swaps in ((40, True), (120, False)):
-        h = make(WIDE, slots=1, swap_blocks=100, min_tokens=min_tokens)
-        h.add("long", prompt=list(range(100, 200)), max_tokens=10, program_id="long", service_s=150.0)
-        for _ in range(4):
-            h.step()
-        h.add("short", max_tokens=2, program_id="short")
+        h = long_call_then_short(make, 4, min_tokens=min_tokens)
         h.run()
         assert (h.accounts["long"]["swapped_tokens"] > 0) == swaps
         assert (h.accounts["long"]["recomputed_tokens"] > 0) == (not swaps)
@@ -438,11 +444,7 @@ def test_calls_below_the_threshold_are_computed_again(make: Make) -> None:
 
 def test_a_prefix_that_is_still_cached_is_not_loaded(make: Make) -> None:
     """What the device's prefix cache still has at resumption stays there; only the rest comes from host memory."""
-    h = make(WIDE, slots=1, swap_blocks=100, prefix_caching=True)
-    h.add("long", prompt=list(range(100, 200)), max_tokens=20, program_id="long", service_s=150.0)
-    for _ in range(10):
-        h.step()
-    h.add("short", max_tokens=2, program_id="short")
+    h = long_call_then_short(make, 10, max_tokens=20, prefix_caching=True)
     h.run()
     assert (h.accounts["long"]["preemptions"], h.accounts["long"]["recomputed_tokens"]) == (1, 0)
     assert 0 < h.accounts["long"]["swapped_tokens"] <= 16
@@ -450,11 +452,7 @@ def test_a_prefix_that_is_still_cached_is_not_loaded(make: Make) -> None:
 
 def test_resetting_the_prefix_cache_voids_the_copies(make: Make) -> None:
     """vLLM resets it when the weights change; then what is in host memory is as void."""
-    h = make(WIDE, slots=1, swap_blocks=100)
-    h.add("long", prompt=list(range(100, 200)), max_tokens=10, program_id="long", service_s=150.0)
-    for _ in range(4):
-        h.step()
-    h.add("short", max_tokens=2, program_id="short")
+    h = long_call_then_short(make, 4)
     h.step()
     assert h.scheduler._swap.stats().used > 0
     h.scheduler.reset_prefix_cache(reset_running_requests=True)
