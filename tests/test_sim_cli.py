@@ -64,6 +64,13 @@ def test_autellix_figure_2(sim: Sim) -> None:
     assert plas["makespan"] == 14
 
 
+def test_priority_serves_programs_in_turn(sim: Sim) -> None:
+    """A and B keep both slots until their last calls end at 9 and 10, so C waits 9 units and D waits 10."""
+    result = sim(FIGURE_2, "--policy", "priority", "--batch-size", 2)
+    assert (result["policy"], result["preemptions"]) == ("priority", 0)
+    assert {name: row["wait"] for name, row in result["programs"].items()} == {"A": 0, "B": 0, "C": 9, "D": 10}
+
+
 def test_autellix_figure_9(sim: Sim) -> None:
     """14 units as calls arrive, 11 with the critical path known."""
     rows = {

@@ -13,6 +13,7 @@ from weft.core.policies.fcfs import Fcfs
 from weft.core.policies.mlfq import Mlfq
 from weft.core.policies.multilevel import MultilevelPolicy
 from weft.core.policies.plas import Plas
+from weft.core.policies.priority import Priority
 from weft.core.policies.round_robin import RoundRobin
 from weft.core.policies.srpt import Srpt
 
@@ -78,6 +79,7 @@ __all__ = [
     "Plas",
     "Policy",
     "PolicyConfig",
+    "Priority",
     "Rank",
     "RoundRobin",
     "Srpt",

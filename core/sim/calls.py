@@ -67,6 +67,7 @@ class SimProgram:
 
     spec: TraceProgram
     number: int  # in the trace
+    place: int = -1  # among the programs that have arrived, the earliest is 0
     attained: Attained = field(default_factory=Attained)
     places: dict[str, int] = field(default_factory=dict)  # of calls, by id
     missing: list[int] = field(default_factory=list)  # how many parents of each call have not ended
@@ -82,8 +83,9 @@ class SimProgram:
         """Under which the KV is found that programs of its name begin with."""
         return "name", self.spec.name
 
-    def open(self) -> None:
-        """It arrives."""
+    def open(self, place: int) -> None:
+        """It arrives, as the one with this place."""
+        self.place = place
         calls = self.spec.calls
         self.places = {call.call_id: index for index, call in enumerate(calls)}
         self.missing = [len(call.parents) for call in calls]

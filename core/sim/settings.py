@@ -20,7 +20,7 @@ class SimSettings:
         SimulationError: values that make no sense.
     """
 
-    policy: PolicyConfig | Literal["srpt"] = field(default_factory=PolicyConfig)
+    policy: PolicyConfig | Literal["priority", "srpt"] = field(default_factory=PolicyConfig)
     batch_size: int = 64  # calls that a replica runs at once
     replicas: int = 1
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
@@ -42,8 +42,8 @@ class SimSettings:
             raise SimulationError(f"kv_tokens must be at least 1, or math.inf for no bound, not {self.kv_tokens}.")
         if not 0 <= self.swap_token_s < math.inf:
             raise SimulationError(f"swap_token_s must be seconds, 0 or more, not {self.swap_token_s}.")
-        if self.policy != "srpt" and not isinstance(self.policy, PolicyConfig):
-            raise SimulationError(f'policy must be a PolicyConfig or "srpt", not {self.policy!r}.')
+        if not isinstance(self.policy, PolicyConfig) and self.policy not in {"priority", "srpt"}:
+            raise SimulationError(f'policy must be a PolicyConfig, "priority" or "srpt", not {self.policy!r}.')
 
     @property
     def policy_name(self) -> str:

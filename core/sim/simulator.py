@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, cast
 from weft.core.balancer import Arrival, EngineLoad
 from weft.core.errors import SimulationError
 from weft.core.ids import EngineId, ProgramId, SessionId
-from weft.core.policies import Call, Policy, Srpt
+from weft.core.policies import Call, Policy, Priority, Srpt
 from weft.core.process_table import Account, Attained
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.records import Counts, Run
@@ -141,7 +141,7 @@ class _Simulation:
         self._number_of = {engine_id: number for number, engine_id in enumerate(self._engine_ids)}
         self._to_schedule: set[int] = set()  # replicas with such an event in the queue
         self._jump_of: list[int] = [-1] * settings.replicas  # the event at which the jump under way ends
-        self._ended = 0
+        self._opened = self._ended = 0
         self._programs = [SimProgram(program, number) for number, program in enumerate(programs)]
         # What a program has cost beside what policies read of it.
         self._waits = [0.0] * len(programs)
@@ -155,7 +155,9 @@ class _Simulation:
 
     def _policy(self) -> Policy:
         policy = self._settings.policy
-        return Srpt(_work_left) if isinstance(policy, str) else policy.make()
+        if isinstance(policy, str):
+            return Srpt(_work_left) if policy == "srpt" else Priority(_place)
+        return policy.make()
 
     def run(self) -> None:
         events = self._events
@@ -182,7 +184,8 @@ class _Simulation:
                     self._schedule(replica, now_s)
 
     def _open(self, program: SimProgram, now_s: float) -> None:
-        program.open()
+        program.open(place=self._opened)
+        self._opened += 1
         if self._settings.policy == "srpt":
             timing = self._settings.timing
             program.foresee(timing.prefill_token_s / (timing.fixed_s + timing.decode_token_s))
@@ -271,6 +274,11 @@ def _work_left(call: Call) -> float:
     call = cast("SimCall", call)
     path = call.owner.paths[call.index]
     return call.owner.work_left - path / (1 + path)
+
+
+def _place(call: Call) -> int:
+    """For priority: the place of a call's program in the order in which programs arrive."""
+    return cast("SimCall", call).owner.place
 
 
 def _check(programs: Sequence[TraceProgram], settings: SimSettings) -> None:

@@ -23,8 +23,8 @@ _SHOWN = 20  # programs in the table
 def sim(  # noqa: PLR0917  typer reads options off the signature
     file: Annotated[Path, typer.Argument(help="A program trace (docs/simulator.md); `weft trace` makes some.")],
     policy: Annotated[
-        Literal["fcfs", "mlfq", "plas", "atlas", "rr", "srpt"],
-        typer.Option(help="The scheduling policy; srpt knows the future."),
+        Literal["fcfs", "priority", "mlfq", "plas", "atlas", "rr", "srpt"],
+        typer.Option(help="The scheduling policy; priority: programs in order of arrival; srpt knows the future."),
     ] = "atlas",
     batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 64,
     queue_bounds: Annotated[
@@ -54,7 +54,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     from weft.core.sim.trace import read
 
     settings = SimSettings(
-        policy="srpt" if policy == "srpt" else _policy(policy, queue_bounds, beta),
+        policy=policy if policy in {"priority", "srpt"} else _policy(policy, queue_bounds, beta),
         batch_size=batch_size,
         replicas=replicas,
         balancer=BalancerConfig(balancer),

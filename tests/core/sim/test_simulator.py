@@ -93,6 +93,50 @@ def test_srpt_knows_what_prompts_cost() -> None:
     assert result.programs["B"].finish < result.programs["A"].finish
 
 
+def test_priority_is_the_order_in_which_programs_arrive() -> None:
+    """A's calls go before those of B, which comes later, wherever they stand in the trace and whenever they arrive;
+    but the call of B that runs when A's next one arrives stays, as in vLLM."""
+    first = TraceProgram(
+        "A", (TraceCall("a1", (), 2), TraceCall("a2", ("a1",), 2), TraceCall("a3", ("a2",), 2, 0, 1.0))
+    )
+    trace = [chain("B", (4, 1), 1.0), first]
+    result = simulate(trace, replace(UNIT, policy="priority", batch_size=1), runs=True)
+    assert [run.call_id for run in result.runs] == ["a1", "a2", "b1", "a3", "b2"]
+    assert {name: row.finish for name, row in result.programs.items()} == {"B": 11, "A": 10}
+
+
+def test_priority_serves_one_programs_calls_as_they_arrive() -> None:
+    """Parallel calls of a program that arrive one after another run in that order."""
+    calls = (TraceCall("c1", (), 5), TraceCall("c2", (), 1, gap_s=2.0), TraceCall("c3", (), 1, gap_s=1.0))
+    result = simulate([TraceProgram("A", calls)], replace(UNIT, policy="priority", batch_size=1), runs=True)
+    assert [run.call_id for run in result.runs] == ["c1", "c3", "c2"]
+
+
+def test_the_latest_program_makes_way_under_priority() -> None:
+    """When the KV cache is full, the later program's call is preempted even where the earlier one's has come last."""
+    first = TraceProgram("A", (TraceCall("a1", (), 1, 1), TraceCall("a2", ("a1",), 40, 40, gap_s=1.0)), name="A")
+    trace = [first, one_call(40, 40, "B")]
+    tight = SimSettings(policy="priority", kv_tokens=120, step_time=EXACT)
+    twice = {}
+    for policy in ("priority", PolicyConfig("fcfs")):
+        result = simulate(trace, replace(tight, policy=policy), runs=True)
+        calls = [run.call_id for run in result.runs]
+        twice[result.policy] = {call for call in calls if calls.count(call) > 1}
+    assert twice == {"priority": {"c"}, "fcfs": {"a2"}}
+
+
+@given(programs(most=8), st.integers(1, 3))
+def test_priority_is_first_come_first_served_for_programs_of_one_call(
+    given_programs: list[TraceProgram], batch_size: int
+) -> None:
+    """Where each program is one call, the order of programs is that of calls."""
+    single = [replace(program, calls=(replace(program.calls[0], gap_s=0.0),)) for program in given_programs]
+    configuration = SimSettings(batch_size=batch_size, kv_tokens=60, chunk_tokens=8, step_time=EXACT)
+    priority = simulate(single, replace(configuration, policy="priority"), runs=True)
+    fcfs = simulate(single, replace(configuration, policy=PolicyConfig("fcfs")), runs=True)
+    assert (priority.programs, priority.runs, priority.counts) == (fcfs.programs, fcfs.runs, fcfs.counts)
+
+
 # -- against an engine that plays every step
 
 
@@ -131,7 +175,7 @@ def test_steps_with_prompts_are_those_of_a_naive_engine(
 @settings(max_examples=200)
 @given(
     given_programs=programs(most=8),
-    policy=st.sampled_from([*POLICIES, "srpt"]),
+    policy=st.sampled_from([*POLICIES, "priority", "srpt"]),
     batch_size=st.integers(1, 4),
     kv_tokens=st.integers(200, 400),
     prefix_cache=st.booleans(),
@@ -310,7 +354,7 @@ def test_progress_is_told() -> None:
         ({"kv_tokens": 0}, "kv_tokens must be at least 1"),
         ({"kv_tokens": math.nan}, "kv_tokens must be at least 1"),
         ({"swap_token_s": -1.0}, "swap_token_s must be seconds"),
-        ({"policy": "fcfs"}, 'a PolicyConfig or "srpt"'),
+        ({"policy": "fcfs"}, 'a PolicyConfig, "priority" or "srpt"'),
     ],
 )
 def test_settings_that_make_no_sense(change: dict[str, object], message: str) -> None:
