@@ -55,11 +55,14 @@ class Engine(FrontEnd):
         call_timeout_s: seconds a call may take, its time in the queue included; `timeout_s` in its request goes before.
         program_timeout_s: seconds a program may take from its first call on; `timeout_s` in its metadata goes before.
         clock: monotonic seconds, for the process table.
+        record: a file to which each program is appended, when it ends, as a trace for `weft sim` (docs/simulator.md);
+            None: the one that WEFT_RECORD in the environment names, if any.
         **engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
 
     Raises:
         ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError: see
             `weft.core.errors`.
+        TraceError: `record` cannot be written, or holds something else than a trace.
     """
 
     def __init__(
@@ -72,9 +75,10 @@ class Engine(FrontEnd):
         call_timeout_s: float | None = None,
         program_timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        record: str | os.PathLike[str] | None = None,
         **engine_args: Any,
     ) -> None:
-        super().__init__(policy, call_timeout_s, program_timeout_s, clock)
+        super().__init__(policy, call_timeout_s, program_timeout_s, clock, record)
         self.model = resolve_model(model)
         self._loop = LoopThread(self.engine_id)
         before = child_processes()
@@ -179,6 +183,8 @@ class Engine(FrontEnd):
         with self._lock:
             calls = list(self._in_flight.values())
         self._abort(calls)
+        if self._recorder is not None:
+            self._recorder.end_all()
         self._finalizer()
         self._log.info("engine shut down")
 

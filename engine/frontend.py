@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import queue
 import threading
 import weakref
@@ -23,7 +24,8 @@ from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program import Program
-from weft.engine.calls import InFlight, Served
+from weft.core.sim.recorder import VARIABLE, Recorder
+from weft.engine.calls import InFlight, Served, TokenTap
 from weft.engine.process import LoopThread, is_spawned_main
 from weft.engine.wire import encode_call
 
@@ -40,11 +42,13 @@ class FrontEnd(ABC):
         call_timeout_s: seconds that a call may take, its time in queues included, unless its request says otherwise.
         program_timeout_s: seconds that a program may take from its first call on, unless its metadata say otherwise.
         clock: monotonic seconds.
+        record: the trace file that programs are recorded into; None: that of WEFT_RECORD in the environment, if any.
 
     Raises:
         PolicyError: the policy makes no sense.
         InvalidRequestError: a timeout that is not above 0.
         EngineStartError: in a child process that is re-running the user's script.
+        TraceError: `record` cannot be written, or holds something else than a trace.
     """
 
     model: str  # the name it serves, the first of several
@@ -57,6 +61,7 @@ class FrontEnd(ABC):
         call_timeout_s: float | None,
         program_timeout_s: float | None,
         clock: Callable[[], float],
+        record: str | os.PathLike[str] | None,
     ) -> None:
         self._start_abandoned = threading.Event()
         if is_spawned_main():
@@ -64,6 +69,8 @@ class FrontEnd(ABC):
                 "an engine was started while a child process was re-running your script. Put the code that starts it "
                 'under `if __name__ == "__main__":`.'
             )
+        path = record if record is not None else os.environ.get(VARIABLE) or None
+        self._recorder = Recorder(path) if path is not None else None
         self.policy = policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)
         self.engine_id = EngineId(f"engine-{next(_counter)}")
         self.table = ProcessTable()
@@ -187,6 +194,9 @@ class FrontEnd(ABC):
         program.call_arrived(identity.call_id, now_s)
         request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(identity, attained)}
         call = InFlight(program, identity, row, served, ends)
+        if self._recorder is not None:
+            self._recorder.call_arrived(program.graph, now_s)
+            call.tap = TokenTap(self._recorder, identity, request)
         with self._lock:
             self._in_flight[identity.call_id] = call
         return call, request
@@ -225,6 +235,8 @@ class FrontEnd(ABC):
         try:
             async with self._in_time(call, request):
                 response = await call.served.endpoint.complete(request)
+            if call.tap is not None:
+                call.tap.take(response)
             call.outcome = CallState.FINISHED
         except Exception:
             call.outcome = CallState.FAILED
@@ -240,6 +252,8 @@ class FrontEnd(ABC):
             try:
                 async with self._in_time(call, request), aclosing(call.served.endpoint.stream(request)) as chunks:
                     async for chunk in chunks:
+                        if call.tap is not None and not call.tap.take(chunk):
+                            continue
                         if any(choice.get("finish_reason") for choice in chunk["choices"]):
                             chunk["weft"] = call.report()
                         deliver(chunk)
@@ -264,7 +278,7 @@ class FrontEnd(ABC):
         if call is not None:
             call.row.account = account
             return
-        aborted = self._aborted.pop(call_id, None)
+        aborted = self._aborted.get(call_id)  # again and again: outputs from before the abort may still be on their way
         if aborted is not None:
             self.table.settle(aborted.row, account)
             aborted.program.call_settled(call_id, aborted.row.account)
@@ -305,6 +319,8 @@ class FrontEnd(ABC):
         if self._closed:
             raise EngineClosedError
         self.table.open(info, self._clock())
+        if self._recorder is not None:
+            self._recorder.begin(info)
         with self._lock:
             self._sessions.setdefault(info.session_id, set()).add(info.program_id)
 
@@ -324,6 +340,8 @@ class FrontEnd(ABC):
                 if not programs:
                     del self._sessions[row.info.session_id]
             self._program_ended(row.info, session_ended=not programs)
+            if self._recorder is not None:
+                self._recorder.end(program_id)
         return row
 
     def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:

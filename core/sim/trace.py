@@ -176,7 +176,7 @@ def from_graph(
             )
         )
     return TraceProgram(
-        program or graph.program_id, tuple(calls), max(0.0, min(arrivals) - start_s), graph.name, tenant
+        program or graph.program_id, tuple(calls), max(0.0, min(arrivals) - start_s), graph.name or None, tenant
     )
 
 

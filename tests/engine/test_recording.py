@@ -1,0 +1,188 @@
+"""Recording on real vLLM: what agents did, read back and simulated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from tiny_model import ENGINE_ARGS
+from weft.core.errors import TraceError
+from weft.core.sim import SimSettings, simulate
+from weft.core.sim.recorder import Recorder
+from weft.core.sim.trace import read
+from weft.integrations.langchain import ChatWeft
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"far": {"type": "boolean"}},
+            "required": ["far"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture
+def recording(engine: weft.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The session's engine records for a test, into this file."""
+    path = tmp_path / "runs.jsonl"
+    monkeypatch.setattr(engine, "_recorder", Recorder(path))
+    return path
+
+
+async def test_a_langchain_program_is_recorded_and_simulated(engine: weft.Engine, recording: Path) -> None:
+    """Its calls, whole and streamed, one after another and side by side, have the parents and tokens of its graph, and
+    share with each other what their prompts have in common."""
+    model = ChatWeft(engine=engine, temperature=0, max_tokens=12, model_kwargs={"ignore_eos": True})
+    handles: list[weft.Program] = []
+
+    @weft.program(tenant="acme")
+    async def agent(question: str, program: weft.Program) -> None:
+        handles.append(program)
+        history: list[Any] = [("system", "You count ships in the night. " * 5), ("user", question)]
+        first = await model.ainvoke(history, config=program.config())
+        history += [first, ("user", "Go on.")]
+        pieces = [piece async for piece in model.astream(history, config=program.config())]
+        history += [("assistant", "".join(piece.text for piece in pieces)), ("user", "Again.")]
+        await model.abatch([history, history], config=program.config())
+
+    await agent("How many?")
+    await agent("How many were there then?")
+    recorded = read(recording)
+    assert [(each.program, each.name, each.tenant) for each in recorded] == [
+        (handle.program_id, "agent", "acme") for handle in handles
+    ]
+    assert recorded[0].arrival_s < 0.1 < recorded[1].arrival_s
+    for trace, handle in zip(recorded, handles, strict=True):
+        assert len(trace.calls) == 4
+        for call, node in zip(trace.calls, handle.graph.calls, strict=True):
+            assert (call.call_id, call.parents) == (node.call_id, tuple(edge.parent for edge in node.parents))
+            assert (call.prompt_tokens, call.output_tokens) == (node.account.prompt_tokens, 12)
+        one, two, three, four = trace.calls
+        assert (two.parents, three.parents, four.parents) == ((one.call_id,), (two.call_id,), (two.call_id,))
+        for before, call in ((one, two), (two, three), (two, four)):  # the answer as text may be other tokens
+            assert before.prompt_tokens <= call.shared_prefix_tokens <= before.prompt_tokens + 12
+    assert recorded[0].calls[0].shared_prefix_tokens == 0  # nothing to hold it against
+    assert 40 < recorded[1].calls[0].shared_prefix_tokens < recorded[1].calls[0].prompt_tokens
+    result = simulate(recorded, SimSettings())
+    assert {program: row.calls for program, row in result.programs.items()} == {each.program: 4 for each in recorded}
+    assert result.prefix_hit_rate > 0.5
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_recording_changes_no_answer(
+    asked: bool, engine: weft.Engine, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole or streamed: token ids are in an answer only if its caller asked for them."""
+    request = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 80,
+        "temperature": 0,
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "look"}},
+        **({"return_token_ids": True} if asked else {}),
+    }
+
+    async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        with weft.Program("asks") as program:
+            whole = await engine.chat(request, program, program.start_call("whole"))
+            stream = engine.chat_stream(request, program, program.start_call("stream"))
+            return whole, [chunk async for chunk in stream]
+
+    def arguments(chunks: list[dict[str, Any]]) -> str:
+        calls = (call for c in chunks for choice in c["choices"] for call in choice["delta"].get("tool_calls") or [])
+        return "".join(call["function"].get("arguments") or "" for call in calls)
+
+    def ids(choice: dict[str, Any]) -> list[int]:
+        return choice.get("token_ids") or []
+
+    whole, chunks = await ask()
+    monkeypatch.setattr(engine, "_recorder", None)
+    plain, plain_chunks = await ask()
+    said, said_plain = (each["choices"][0]["message"]["tool_calls"][0]["function"] for each in (whole, plain))
+    assert said == said_plain
+    assert arguments(chunks) == arguments(plain_chunks)
+    assert json.loads(arguments(chunks)) == json.loads(said["arguments"])
+    assert whole.keys() == plain.keys()
+    assert whole["choices"][0].keys() == plain["choices"][0].keys()
+    assert (len(ids(whole["choices"][0])) > 0) is asked
+    assert whole.get("prompt_token_ids") == plain.get("prompt_token_ids")
+    streamed = [token for chunk in chunks for choice in chunk["choices"] for token in ids(choice)]
+    assert streamed == ids(whole["choices"][0])
+    assert asked or not any(choice["delta"] == {} for c in chunks[:-1] for choice in c["choices"])
+    (recorded,) = read(recording)
+    assert len(recorded.calls) == 2
+
+
+def test_wrong_files_are_told_before_anything_starts(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By both engines, and for the file that the environment names; `record=` goes before that."""
+    for kind in (weft.Engine, weft.AsyncMultiLLMEngine):
+        with pytest.raises(TraceError, match="is no file"):
+            kind(tiny_model, record=tmp_path)
+    monkeypatch.setenv("WEFT_RECORD", str(tmp_path / "no" / "trace.jsonl"))
+    for kind in (weft.Engine, weft.AsyncMultiLLMEngine):
+        with pytest.raises(TraceError, match=r"no/trace\.jsonl cannot be recorded into"):
+            kind(tiny_model)
+        with pytest.raises(TraceError, match="is no file"):
+            kind(tiny_model, record=tmp_path)
+
+
+AGENT = """
+import sys
+import weft
+
+def call(engine, program, tokens):
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens, "ignore_eos": True}
+    return engine.chat_sync(body, program, program.start_call("run"))
+
+def main():
+    with weft.Engine(sys.argv[1], **ENGINE_ARGS) as engine:
+        with weft.Program("whole") as program:
+            call(engine, program, 3)
+        late, unfinished = weft.Program("late"), weft.Program("unfinished")
+        call(engine, late, 4)
+        call(engine, unfinished, 5)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1500, "ignore_eos": True}
+        stream = engine.chat_stream_sync(body, unfinished, unfinished.start_call("run"))
+        next(stream)
+    late.end()
+
+if __name__ == "__main__":
+    main()
+    sys.exit(9)
+"""
+
+
+def test_weft_record(tiny_model: Path, tmp_path: Path) -> None:
+    """A script that knows nothing of it is recorded; programs that its engine's shutdown broke off too, once, with the
+    calls that finished."""
+    script, out = tmp_path / "my_agent.py", tmp_path / "runs.jsonl"
+    script.write_text(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)))
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "record", str(out), "--", sys.executable, str(script), str(tiny_model)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 9, done.stderr
+    assert done.stderr.endswith(f"recorded 3 programs; see: weft sim {out}\n")
+    recorded = read(out)
+    first_calls = [(program.name, program.calls[0].output_tokens) for program in recorded]
+    assert first_calls == [("whole", 3), ("late", 4), ("unfinished", 5)]
+    assert 0 == recorded[0].arrival_s < recorded[1].arrival_s < recorded[2].arrival_s
+    assert simulate(recorded, SimSettings()).programs[recorded[0].program].calls == 1
