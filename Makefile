@@ -80,7 +80,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 lock:
-	uv pip compile pyproject.toml --extra cpu --extra langchain --extra autogen --extra dev \
+	uv pip compile pyproject.toml --extra cpu --extra langchain --extra autogen --extra ray --extra dev \
 	  --python-version 3.11 --no-header --no-emit-find-links --index-strategy unsafe-best-match \
 	  $(addprefix --no-emit-package ,torchvision torchaudio torchcodec triton) \
 	  $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o $(LOCK)

@@ -10,6 +10,7 @@
     ├── InvalidIdError                  (ValueError) an id that cannot travel with a request
     ├── TraceError                      (ValueError) a file or text that holds no graph or trace of a program
     ├── SimulationError                 (ValueError) values that make no sense, or programs that do not fit the engines
+    ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked, or goes on with other settings
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
     ├── BalancerError                   (ValueError) unknown balancer, a negative threshold, a ratio below 1
     ├── CallError                       one LLM call was refused or failed
@@ -30,6 +31,7 @@
         ├── EngineClosedError           a call on an engine that was shut down
         ├── EngineDiedError             an engine process ended by itself
         ├── ReplicaError                (ValueError) zero replicas, a replica that is not there, ...
+        ├── ClusterError                Ray is not installed, or its cluster does not answer
         ├── NoReplicaError              no replica of the model is ready
         └── SwapError                   KV cannot be swapped between the engine's cache and the host pool
             ├── SwapArgumentError       (ValueError) blocks, slots or caches that cannot be swapped as given
@@ -106,6 +108,10 @@ class TraceError(WeftError, ValueError):
 
 class SimulationError(WeftError, ValueError):
     """A simulation was set up with values that make no sense, or with programs that its engines cannot hold."""
+
+
+class BenchError(WeftError, ValueError):
+    """`weft bench` was set up with values that make no sense, or in a folder with rounds of other settings."""
 
 
 class PolicyError(WeftError, ValueError):
@@ -250,6 +256,10 @@ class EngineDiedError(EngineError):
 
 class ReplicaError(EngineError, ValueError):
     """There cannot be so many replicas, or there is no such replica."""
+
+
+class ClusterError(EngineError):
+    """Ray is not installed, or its cluster does not answer."""
 
 
 class NoReplicaError(EngineError):

@@ -27,6 +27,21 @@ def share_cores(cores: Iterable[int], shares: int) -> list[tuple[int, ...]]:
     return [tuple(ordered[n * size : (n + 1) * size]) for n in range(shares)] if size else []
 
 
+def largest_share(rooms: Iterable[int], shares: int) -> int:
+    """As many cores for each of several replicas as the hosts allow, if all get the same.
+
+    Args:
+        rooms: how many cores each host has.
+        shares: how many replicas there are to be; one needs its cores on one host.
+
+    Returns:
+        Cores, at least 1, even if there is no room for all.
+    """
+    found = list(rooms)
+    sizes = range(max(found, default=1), 0, -1)
+    return next((size for size in sizes if sum(room // size for room in found) >= shares), 1)
+
+
 class Places(Generic[T]):
     """Hands each replica a place of its own for as long as it exists, as far as they go.
 

@@ -1,4 +1,4 @@
-"""One replica: a vLLM engine with processes of its own, started again under the same name when it has died."""
+"""A replica on this host: a vLLM engine with processes of its own."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from weft.core.ids import EngineId
 from weft.engine.endpoint import AccountingLLM, OnAccount
 from weft.engine.family import Family
 from weft.engine.process import child_processes, end_processes, host_untouched, in_thread
+from weft.engine.replica import Replica, ReplicaGoneError
 from weft.engine.start import calibrate, start_error
 from weft.engine.vllm_api import AsyncEngineArgs, EngineDeadError, LoggingConfig, RequestOutput, VLLMClientError
 
 # Processes inherit the environment, which is the host's: one replica of this host starts at a time.
 _starting: Final = threading.Lock()
-
-
-class ReplicaGoneError(Exception):
-    """Inside the engine room: the replica that ran a call died or was shut down. Callers get a `WeftError` instead."""
 
 
 class _Leash:
@@ -54,8 +51,8 @@ class _Leash:
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
-class Replica:
-    """A vLLM engine. Use it on the event loop of its `AsyncMultiLLMEngine`.
+class LocalReplica(Replica):
+    """A vLLM engine. Use it on one event loop.
 
     Args:
         engine_id: its name.
@@ -78,7 +75,8 @@ class Replica:
     ) -> None:
         self.engine_id = engine_id
         self.environment = dict(environment)
-        self.log = log
+        self.log = str(log)
+        self._log = log
         self.llm: AccountingLLM | None = None
         self._model = model
         self._arguments = arguments
@@ -91,12 +89,6 @@ class Replica:
     # -- life
 
     async def start(self, timeout_s: float) -> None:
-        """Start vLLM's processes and wait until they answer. Cancelling it ends them.
-
-        Raises:
-            EngineStartError, ModelNotFoundError: it did not start, or not within `timeout_s` seconds; the message names
-                the log.
-        """
         if self._ending is not None:
             await asyncio.shield(self._ending)
         while not _starting.acquire(blocking=False):  # noqa: ASYNC110  other engines have other event loops
@@ -125,7 +117,7 @@ class Replica:
         except EngineError:
             raise
         except Exception as error:
-            raise start_error(self._model, error, self.log) from error
+            raise start_error(self._model, error, self._log) from error
         finally:
             _starting.release()
 
@@ -136,12 +128,12 @@ class Replica:
         )
 
     def _construct(self) -> AccountingLLM:
-        with self.log.open("a") as log:
+        with self._log.open("a") as log:
             log.write(f"--- {self.engine_id} of {self._model} starts\n")
         with host_untouched():
             config = self._arguments.create_engine_config()
             if not config.logging_config.configure_logging:  # else the user has set it up
-                config.logging_config = _ChildLogging(self.log)
+                config.logging_config = _ChildLogging(self._log)
             os.environ.update(self.environment)
             llm = AccountingLLM.from_vllm_config(
                 config,
@@ -162,22 +154,18 @@ class Replica:
 
     @property
     def is_dead(self) -> bool:
-        """Whether an engine that had started has ended by itself."""
         return self.llm is not None and self.llm.errored
 
     def why_dead(self) -> str:
-        """What is known of its end, in a few words."""
         codes = [process.exitcode for process in self._processes if process.exitcode]
         return f"exit code {codes[0]}" if codes else "one of its processes ended"
 
     async def stop(self) -> None:
-        """End its processes, whether they run or have died; calls still on it fail. It may be started again."""
         self.detach()
         if self._ending is not None:
             await asyncio.shield(self._ending)
 
     def detach(self) -> None:
-        """`stop`, without waiting for it."""
         llm, self.llm = self.llm, None
         if llm is not None:
             for leash in list(self._leashes):
@@ -201,11 +189,6 @@ class Replica:
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As `AsyncLLM.generate`.
-
-        Raises:
-            ReplicaGoneError: the engine died, or was shut down, before the call was done.
-        """
         llm = self.llm
         if llm is None:
             raise ReplicaGoneError

@@ -1,4 +1,4 @@
-"""Names, places and logs for the replicas of an engine."""
+"""Names, places and logs for the replicas of an engine on this host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.core.placement import Places, share_cores
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.endpoint import OnAccount
-    from weft.engine.replica import Replica
+    from weft.engine.local_replica import LocalReplica
     from weft.engine.vllm_api import AsyncEngineArgs
 
 CORES_VARIABLE: Final = "VLLM_CPU_OMP_THREADS_BIND"  # of vLLM: cores for each rank, "0-3|4-7"
@@ -45,17 +45,17 @@ class ReplicaMaker:
         self._numbers = itertools.count()
         self._folder = Path(tempfile.mkdtemp(prefix="weft-"))
 
-    def make(self, model: str, arguments: AsyncEngineArgs) -> Replica:
+    def make(self, model: str, arguments: AsyncEngineArgs) -> LocalReplica:
         """A replica with a new name, yet to start."""
-        from weft.engine.replica import Replica
+        from weft.engine.local_replica import LocalReplica
 
         engine_id = EngineId(f"{self._engine_id}/{next(self._numbers)}")
-        return Replica(
+        return LocalReplica(
             engine_id,
             model=model,
             arguments=arguments,
             environment=self._environment(engine_id, arguments),
-            log=self.log(engine_id),
+            log=self._log(engine_id),
             on_account=self._on_account,
         )
 
@@ -79,8 +79,7 @@ class ReplicaMaker:
         self._cores.give_back(engine_id)
         self._devices.give_back(engine_id)
 
-    def log(self, engine_id: EngineId) -> Path:
-        """Where a replica's processes write."""
+    def _log(self, engine_id: EngineId) -> Path:
         return self._folder / f"{engine_id.replace('/', '-')}.log"
 
     def close(self) -> None:

@@ -11,21 +11,20 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from weft.core.admission import Admission
 from weft.core.balancer import BalancerConfig
 from weft.core.errors import EngineClosedError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
-from weft.core.placement import share_cores
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import ProgramInfo
 from weft.core.replicas import ReplicaHealth, ReplicaSet
 from weft.core.swap import SwapConfig, SwapStats
+from weft.engine.backends import Maker, make_maker
 from weft.engine.calls import Served
 from weft.engine.engine import DEFAULT_SWAP, Engine
 from weft.engine.frontend import FrontEnd, weakly
-from weft.engine.maker import CORES_VARIABLE, ReplicaMaker
 from weft.engine.process import LoopThread
 from weft.engine.start import engine_arguments, resolve_model, start_error, wait_unless
 
@@ -82,13 +81,18 @@ class AsyncMultiLLMEngine(Engine):
         balancer: a name in `weft.core.balancer.BALANCERS`, or a `BalancerConfig`. Each model has its own balancer.
         max_calls: how many calls may be in flight on one replica, its queue included; more are refused.
         start_timeout_s: how long a replica may take to start, and a call may wait when none is ready.
-        devices: for each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; empty: all see all.
-        policy, swap, tool_call_parser, call_timeout_s, program_timeout_s, clock, **engine_args: as for `weft.Engine`.
+        devices: for each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; empty: all see all. Not with Ray.
+        backend: "mp": replicas are processes of this host; "ray": each is in a Ray actor, on any node of a cluster.
+        ray_address: of the cluster, as for `ray.init`. A connection that this process has already is used as it is.
+        ray_actor_options: for Ray's `.options()`, e.g. `{"num_gpus": 1, "resources": {"a100": 1}}`.
+        policy, swap, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, **engine_args: as for
+            `weft.Engine`.
 
     Raises:
-        ReplicaError: zero replicas, or two models of one name.
+        ReplicaError: zero replicas, two models of one name, or arguments that do not go together.
+        ClusterError: Ray is not installed, or its cluster does not answer.
         BalancerError: an unknown balancer.
-        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError: see
+        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, TraceError: see
             `weft.core.errors`. A replica that did not become ready in time: the message names its log.
     """
 
@@ -102,16 +106,20 @@ class AsyncMultiLLMEngine(Engine):
         max_calls: int = 256,
         start_timeout_s: float = 600.0,
         devices: Sequence[str] = (),
+        backend: Literal["mp", "ray"] = "mp",
+        ray_address: str | None = None,
+        ray_actor_options: Mapping[str, Any] | None = None,
         policy: str | PolicyConfig = "atlas",
         swap: SwapConfig | None = DEFAULT_SWAP,
         tool_call_parser: str | None = "hermes",
         call_timeout_s: float | None = None,
         program_timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        record: str | os.PathLike[str] | None = None,
         **engine_args: Any,
     ) -> None:
         # Not Engine's, which starts one vLLM engine.
-        FrontEnd.__init__(self, policy, call_timeout_s, program_timeout_s, clock)
+        FrontEnd.__init__(self, policy, call_timeout_s, program_timeout_s, clock, record)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
         wanted = [
             replace(each, model=path, name=each.name or path)
@@ -124,10 +132,17 @@ class AsyncMultiLLMEngine(Engine):
         self._start_timeout_s = start_timeout_s
         self._swap = swap
         total = sum(each.replicas for each in wanted)
-        cores = share_cores(os.sched_getaffinity(0), total) if CORES_VARIABLE not in os.environ else []
         self._groups: dict[str, _Group] = {}
+        self._maker = make_maker(
+            backend,
+            self.engine_id,
+            replicas=total,
+            devices=devices,
+            ray_address=ray_address,
+            ray_actor_options=ray_actor_options,
+            on_account=weakly(self._on_account),
+        )
         self._loop = LoopThread(self.engine_id)
-        self._maker = ReplicaMaker(self.engine_id, cores, devices, weakly(self._on_account))
         started: list[Supervisor | RoutedLLM] = []
         self._finalizer = weakref.finalize(self, _shut_down, started, self._loop, self._maker)
         # At exit, before vLLM's own finalizers, some of which are always later ones: of replicas started again.
@@ -178,10 +193,12 @@ class AsyncMultiLLMEngine(Engine):
             clock=self._clock,
         )
         started.append(supervisor)
-        first, *_ = [self._wait(self._loop.submit(supervisor.add())) for _ in range(wanted.replicas)]
+        first = self._wait(self._loop.submit(supervisor.begin(wanted.replicas)))
 
         async def route() -> tuple[RoutedLLM, ChatEndpoint]:
-            llm = RoutedLLM(first.llm, line, supervisor.replica, weakly(self._on_placed), supervisor.note_death)
+            assert first.llm is not None  # noqa: S101  it has just started
+            config = first.llm.vllm_config
+            llm = RoutedLLM(config, line, supervisor.replica, weakly(self._on_placed), supervisor.note_death)
             started.append(llm)
             supervisor.watch()
             return llm, ChatEndpoint(llm, name, wanted.tool_call_parser, llm.failures)
@@ -237,7 +254,7 @@ class AsyncMultiLLMEngine(Engine):
         """By model, every replica: its state, its calls in flight, how often it died and why, its log."""
         now_s = self._clock()
         return {
-            model: [replace(each, log=str(self._maker.log(each.engine_id))) for each in group.states.health(now_s)]
+            model: [replace(each, log=group.supervisor.log(each.engine_id)) for each in group.states.health(now_s)]
             for model, group in self._groups.items()
         }
 
@@ -300,7 +317,7 @@ def _check(wanted: Sequence[ServedModel], max_calls: int) -> None:
         raise ReplicaError(f"max_calls is {max_calls}; a replica must be allowed 1 or more.")
 
 
-def _shut_down(started: list[Supervisor | RoutedLLM], loop: LoopThread, maker: ReplicaMaker) -> None:
+def _shut_down(started: list[Supervisor | RoutedLLM], loop: LoopThread, maker: Maker) -> None:
     """End every replica and the event loop; also at interpreter exit, for a forgotten engine."""
 
     async def stop() -> None:

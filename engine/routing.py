@@ -15,12 +15,12 @@ from weft.core.ids import CallId, EngineId, ProgramId, SessionId
 from weft.core.replicas import ReplicaSet
 from weft.engine.replica import Replica, ReplicaGoneError
 from weft.engine.vllm_api import (
-    AsyncLLM,
     EngineDeadError,
     InputProcessor,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    VllmConfig,
     renderer_from_config,
 )
 
@@ -172,7 +172,7 @@ class RoutedLLM(Router):
     It has a renderer and an input processor of its own, since a replica's go when it dies.
 
     Args:
-        first: a replica's `AsyncLLM`, for the model's configuration.
+        config: vLLM's, of a replica.
         line, replica, on_placed, on_death: as for `Router`.
     """
 
@@ -182,17 +182,17 @@ class RoutedLLM(Router):
 
     def __init__(
         self,
-        first: AsyncLLM,
+        config: VllmConfig,
         line: Line,
         replica: Callable[[EngineId], Replica],
         on_placed: Callable[[CallId, EngineId], None],
         on_death: Callable[[EngineId], None],
     ) -> None:
         super().__init__(line, replica, on_placed, on_death)
-        self.vllm_config = first.vllm_config
-        self.model_config = first.model_config
-        self.renderer = renderer_from_config(first.vllm_config)
-        self.input_processor = InputProcessor(first.vllm_config, self.renderer)
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.renderer = renderer_from_config(config)
+        self.input_processor = InputProcessor(config, self.renderer)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Nothing: calls were admitted before they were rendered."""

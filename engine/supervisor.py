@@ -11,8 +11,7 @@ from weft.core.errors import EngineError, ReplicaError
 from weft.core.ids import EngineId
 from weft.core.log import get_logger
 from weft.core.replicas import ReplicaSet, ReplicaState
-from weft.engine.endpoint import AccountingLLM
-from weft.engine.replica import Replica
+from weft.engine.replica import Replica, ReplicaLLM
 from weft.engine.routing import Line
 
 _WATCH_S: Final = 0.2
@@ -65,11 +64,33 @@ class Supervisor:
             raise ReplicaError(f"there is no replica {engine_id!r}; there are: {', '.join(self._replicas) or 'none'}.")
         return self._replicas[engine_id]
 
-    def engines(self) -> list[AccountingLLM]:
+    def log(self, engine_id: EngineId) -> str | None:
+        """Where a replica's processes write, if it is there and has been placed."""
+        replica = self._replicas.get(engine_id)
+        return replica.log if replica is not None else None
+
+    def engines(self) -> list[ReplicaLLM]:
         """vLLM's engines that run."""
         return [replica.llm for replica in list(self._replicas.values()) if replica.llm is not None]
 
     # -- coming
+
+    async def begin(self, count: int) -> Replica:
+        """Start the first replicas, all at once as far as they can be.
+
+        Returns:
+            One of them.
+
+        Raises:
+            EngineError: one did not start.
+        """
+        adding = [asyncio.ensure_future(self.add()) for _ in range(count)]
+        try:
+            return (await asyncio.gather(*adding))[0]
+        finally:
+            for task in adding:
+                task.cancel()
+            await asyncio.gather(*adding, return_exceptions=True)
 
     async def add(self) -> Replica:
         """Start one more replica and wait until it is ready.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.ids import EngineId
-from weft.core.placement import Places, share_cores
+from weft.core.placement import Places, largest_share, share_cores
 
 A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
 
@@ -33,6 +33,15 @@ def test_no_core_is_given_twice(cores: set[int], shares: int) -> None:
     given_out = [core for share in share_cores(cores, shares) for core in share]
     assert len(given_out) == len(set(given_out))
     assert set(given_out) <= cores
+
+
+@pytest.mark.parametrize(
+    ("rooms", "shares", "expected"),
+    [([16, 16], 2, 16), ([16, 16], 3, 8), ([16, 4], 3, 5), ([1, 1, 0], 2, 1), ([1], 3, 1), ([], 1, 1)],
+)
+def test_the_largest_equal_share(rooms: list[int], shares: int, expected: int) -> None:
+    """Whole replicas only: what is left on one host helps no other."""
+    assert largest_share(rooms, shares) == expected
 
 
 def test_a_replica_keeps_its_place() -> None:

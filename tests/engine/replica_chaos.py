@@ -17,6 +17,8 @@ from weft.core.ids import EngineId
 PROMPTS = [f"{word} " * (n + 1) for n, word in enumerate(["hello", "thanks", "tools", "answer", "weather", "city"])]
 TOKENS = 40
 CALLS = 3
+# vLLM sends no chunk for a token that gives no text yet, as one that ends within a UTF-8 character of four bytes.
+HELD_BACK = 3
 
 
 def body(text: str, *, max_tokens: int = TOKENS, **extra: Any) -> dict[str, Any]:
@@ -87,7 +89,7 @@ async def streaming_call(engine: weft.Engine, program: weft.Program, text: str, 
             tokens = chunk["usage"]["completion_tokens"]
             got += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
     except ReplicaLostError as error:
-        if error.delivered_tokens != tokens or not 0 < tokens <= TOKENS:
+        if not 0 < tokens <= error.delivered_tokens <= min(tokens + HELD_BACK, TOKENS):
             seen.wrong.append(f"{tokens} tokens were delivered, the error says {error.delivered_tokens}")
         if not expected.startswith(got.rstrip("\N{REPLACEMENT CHARACTER}")):
             seen.wrong.append(f"{got!r} is no beginning of {expected!r}")

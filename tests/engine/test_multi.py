@@ -125,16 +125,16 @@ async def test_what_a_program_has_attained_travels_to_either_replica(
     pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chain of calls that changes replicas: each scheduler is told what the calls on the other have cost, too."""
-    from weft.engine.replica import Replica
+    from weft.engine.local_replica import LocalReplica
 
     told: list[tuple[str, float]] = []
-    generate = Replica.generate
+    generate = LocalReplica.generate
 
-    def watched(self: Replica, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(self: LocalReplica, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
         told.append((self.engine_id, sampling_params.extra_args["service_s"]))
         return generate(self, prompt, sampling_params, *args, **kwargs)
 
-    monkeypatch.setattr(Replica, "generate", watched)
+    monkeypatch.setattr(LocalReplica, "generate", watched)
     with weft.Program("chain") as program:
         spent = [(await ask(pair, program, "hello"))["weft"]["service_s"] for _ in range(4)]
         row = program.row

@@ -1,0 +1,46 @@
+"""Where the replicas of an engine run: on this host, or in Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.core.errors import ReplicaError
+from weft.core.ids import EngineId
+from weft.core.placement import share_cores
+from weft.engine.maker import CORES_VARIABLE, ReplicaMaker
+from weft.engine.ray_maker import RayMaker
+
+if TYPE_CHECKING:  # it imports vLLM, which takes seconds
+    from weft.engine.endpoint import OnAccount
+
+Maker = ReplicaMaker | RayMaker
+
+
+def make_maker(
+    backend: str,
+    engine_id: EngineId,
+    *,
+    replicas: int,
+    devices: Sequence[str],
+    ray_address: str | None,
+    ray_actor_options: Mapping[str, Any] | None,
+    on_account: OnAccount,
+) -> Maker:
+    """What makes the replicas; arguments as for `AsyncMultiLLMEngine`.
+
+    Raises:
+        ReplicaError: an unknown backend, or arguments that belong to the other one.
+        ClusterError: Ray is not installed, or its cluster does not answer.
+    """
+    if backend == "ray":
+        if devices:
+            raise ReplicaError("Ray gives each replica its GPUs: say ray_actor_options={'num_gpus': 1}, not devices.")
+        return RayMaker(engine_id, ray_address, ray_actor_options or {}, replicas, on_account)
+    if backend != "mp":
+        raise ReplicaError(f"unknown backend {backend!r}; choose 'mp', processes of this host, or 'ray'.")
+    if ray_address is not None or ray_actor_options is not None:
+        raise ReplicaError("ray_address and ray_actor_options go with backend='ray'.")
+    cores = share_cores(os.sched_getaffinity(0), replicas) if CORES_VARIABLE not in os.environ else []
+    return ReplicaMaker(engine_id, cores, devices, on_account)
