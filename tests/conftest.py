@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny_model
+ROOT = Path(__file__).parent.parent
 
 if TYPE_CHECKING:
     import weft
@@ -33,6 +36,43 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_model import make_tiny_llama
 
     return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+class Played(NamedTuple):
+    """An example that has been run, and where."""
+
+    done: subprocess.CompletedProcess[str]
+    folder: Path
+
+
+def _play(arguments: list[str], folder: Path) -> Played:
+    command = [sys.executable, str(ROOT / "examples" / arguments[0]), *arguments[1:]]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    return Played(done, folder)
+
+
+@pytest.fixture(scope="session")
+def _plays(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Played]]]:
+    """The examples of all tests that are to be run, two at a time: an engine that starts keeps one core busy."""
+    with ThreadPoolExecutor(2) as pool:
+        plays = {}
+        for item in request.session.items:
+            for mark in item.iter_markers("example"):
+                arguments = [str(tiny_model) if part == "TINY" else part for part in mark.args]
+                plays[item.nodeid] = pool.submit(_play, arguments, tmp_path_factory.mktemp("example"))
+        yield plays
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def played(request: pytest.FixtureRequest, _plays: dict[str, Future[Played]]) -> Played:
+    """The test's example, run as a user would run it: `@pytest.mark.example(file in examples/, *arguments)`."""
+    example = _plays[request.node.nodeid].result()
+    assert example.done.returncode == 0, example.done.stderr[-3000:]
+    assert "Traceback" not in example.done.stderr
+    return example
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,16 +10,15 @@ pytest.importorskip("autogen_agentchat", reason="the AutoGen extra is not instal
 
 from weft.core.graph import ProgramGraph
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from conftest import Played
+
+ON_TINY = ("--model", "TINY", "--picture", "graph.json")
 
 
-def shown(name: str, model: Path, folder: Path) -> tuple[str, ProgramGraph]:
+def shown(played: Played) -> tuple[str, ProgramGraph]:
     """What an example prints, and the graph that it draws."""
-    picture = folder / "graph.json"
-    command = [sys.executable, f"examples/{name}.py", "--model", str(model), "--picture", str(picture)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout, ProgramGraph.from_json(picture.read_text())
+    return played.done.stdout, ProgramGraph.from_json((played.folder / "graph.json").read_text())
 
 
 def lines(printed: str, first_word: str) -> int:
@@ -29,9 +26,10 @@ def lines(printed: str, first_word: str) -> int:
 
 
 @pytest.mark.engine
-def test_the_debate(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.example("debate_autogen.py", *ON_TINY)
+def test_the_debate(played: Played) -> None:
     """Five rounds in three programs, each verdict in its form; the graph is a chain."""
-    printed, graph = shown("debate_autogen", tiny_model, tmp_path)
+    printed, graph = shown(played)
     assert [lines(printed, name) for name in ("pro", "contra", "judge")] == [5, 5, 5]
     assert printed.count('{"winner":') + printed.count('{ "winner":') == 5
     assert printed.count("finished") == 3
@@ -40,9 +38,10 @@ def test_the_debate(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_the_review(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.example("graphflow_autogen.py", *ON_TINY)
+def test_the_review(played: Played) -> None:
     """A writer, three reviewers beside each other and a summariser, twice; the graph forks and joins."""
-    printed, graph = shown("graphflow_autogen", tiny_model, tmp_path)
+    printed, graph = shown(played)
     assert [lines(printed, name) for name in ("writer", "grammar", "summariser")] == [2, 2, 2]
     assert printed.count("finished") == 2
     writer, *reviewers, summariser = graph.calls
