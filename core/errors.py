@@ -10,7 +10,7 @@
     ├── InvalidIdError                  (ValueError) an id that cannot travel with a request
     ├── TraceError                      (ValueError) a file or text that holds no graph or trace of a program
     ├── SimulationError                 (ValueError) values that make no sense, or programs that do not fit the engines
-    ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked, or goes on with other settings
+    ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
     ├── BalancerError                   (ValueError) unknown balancer, a negative threshold, a ratio below 1
     ├── CallError                       one LLM call was refused or failed

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.engine
+
+Found = dict[str, dict[str, Any]]
 
 ENGINES = ("sync", "sync+caching+swap", "async+swap", "async+caching")
 OTHERS = ("sync+swap", "sync+caching", "async", "async+caching+swap")
@@ -30,13 +34,25 @@ FEATURES = {
 }
 
 
-def examine(model: Path, folder: Path, *options: str) -> dict[str, dict[str, Any]]:
-    """What `exactness_engine.py` finds, for each engine."""
-    script, found = Path(__file__).with_name("exactness_engine.py"), folder / "found.json"
-    command = [sys.executable, str(script), str(model), str(found), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(found.read_text())
+@contextmanager
+def examining(model: Path, folder: Path, *options: str, priority: int = 0) -> Iterator[Callable[[], Found]]:
+    """Has `exactness_engine.py` at work; gives what waits for its findings, for each engine.
+
+    Args:
+        priority: as for `nice`.
+    """
+    script, found, log = Path(__file__).with_name("exactness_engine.py"), folder / "found.json", folder / "log"
+    command = ["nice", "-n", str(priority), sys.executable, str(script), str(model), str(found), *options]
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+
+        def findings() -> Found:
+            assert process.wait(880) == 0, log.read_text()[-4000:]
+            return json.loads(found.read_text())
+
+        try:
+            yield findings
+        finally:
+            process.terminate()
 
 
 def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
@@ -62,25 +78,29 @@ def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def found(begun_early: Any) -> Found:
     """Every engine, disturbed until each kind of call was forced out in each phase."""
-    options = ("--preemptions", "100", "--faults", "--engine", *ENGINES)
-    return examine(tiny_model, tmp_path_factory.mktemp("exactness"), *options)
+    return begun_early()
+
+
+def begin(model: Path, folder: Path) -> AbstractContextManager[Callable[[], Found]]:
+    """What conftest.py begins when the session does: it takes minutes of one core, and most tests leave one idle."""
+    return examining(model, folder, "--preemptions", "100", "--faults", "--engine", *ENGINES, priority=19)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_preempted_calls_yield_what_they_yield_undisturbed(found: dict[str, dict[str, Any]], kind: str) -> None:
+def test_preempted_calls_yield_what_they_yield_undisturbed(found: Found, kind: str) -> None:
     """At least 100 random preemptions on each engine change no token, text, logprob or finish reason."""
     check(found[kind], kind, 100)
 
 
-def test_a_wrong_resume_is_noticed(found: dict[str, dict[str, Any]]) -> None:
+def test_a_wrong_resume_is_noticed(found: Found) -> None:
     """A scheduler that loses a token, or takes freed KV blocks for computed, makes mismatches."""
     assert set(found["noticed"]) == {"loses a token", "trusts freed blocks"}
     assert all(found["noticed"].values())
 
 
-def test_a_copy_that_fails_is_computed_again(found: dict[str, dict[str, Any]]) -> None:
+def test_a_copy_that_fails_is_computed_again(found: Found) -> None:
     """Where a third of the copies to and from host memory fail, no call fails, and none says anything else but seeded
     ones: vLLM does not take back the random numbers of a step whose load failed."""
     unreliable = found["unreliable"]
@@ -95,4 +115,5 @@ def test_a_copy_that_fails_is_computed_again(found: dict[str, dict[str, Any]]) -
 def test_a_thousand_preemptions_change_nothing(tiny_model: Path, tmp_path: Path, kind: str) -> None:
     """At least 1,000 random preemptions on each engine, of other calls than in the shorter test."""
     options = ("--seed", "1", "--engine", kind, "--preemptions", "1000", "--rounds", "100")
-    check(examine(tiny_model, tmp_path, *options)[kind], kind, 1000)
+    with examining(tiny_model, tmp_path, *options) as findings:
+        check(findings()[kind], kind, 1000)
