@@ -1,6 +1,6 @@
 """Time from a preemption to the call's next token: KV swapped out and in again, against computed again.
 
-    python benchmarks/bench_resume.py --out bench_resume.json                  # the tests' tiny random Llama
+    python benchmarks/bench_resume.py --out bench_resume.json                  # the tiny random Llama
     python benchmarks/bench_resume.py --model embedded --tokens 256,1024,4096  # SmolLM2-135M
 
 One real engine, stepped in this process. A call with a context of random tokens is preempted after its second token and
@@ -13,7 +13,6 @@ import json
 import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,12 +23,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from live_engine import run_in_this_process
-
-from tiny_model import make_tiny_llama
 from weft.core.swap import SwapChoice, SwapConfig
+from weft.engine.bench.in_process import run_in_this_process
+from weft.engine.tiny_model import make_tiny_llama
 
 WAYS = {"swap": 0, "recompute": 1 << 30}  # from how many tokens on a call is swapped
 

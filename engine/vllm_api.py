@@ -11,6 +11,7 @@ require_vllm()
 from vllm import AsyncEngineArgs, EngineArgs
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.config.logging import LoggingConfig
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -37,6 +38,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -63,6 +65,7 @@ __all__ = [
     "KVConnectorRole",
     "KVConnectorWorkerMetadata",
     "KVTransferConfig",
+    "LLMEngine",
     "LoggingConfig",
     "ModelRunnerOutput",
     "OnlineRenderer",
@@ -81,5 +84,6 @@ __all__ = [
     "VLLMClientError",
     "VllmConfig",
     "current_platform",
+    "kv_transfer_state",
     "renderer_from_config",
 ]

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from weft import __version__, sim_cli
+from weft import __version__, bench_cli, record_cli, sim_cli
 from weft.core.errors import WeftError
 from weft.engine.model import (
     DOWNLOAD_BYTES,
@@ -103,6 +103,8 @@ def graph(
 
 app.command()(sim_cli.sim)
 app.command()(sim_cli.trace)
+app.command()(bench_cli.bench)
+app.command()(record_cli.record)
 
 
 @model_app.command()

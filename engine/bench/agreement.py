@@ -1,0 +1,122 @@
+"""The simulator and the engines: the same programs, policy, batch size and KV cache, on both."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Literal, NamedTuple
+
+from weft.core.policies import PolicyConfig
+from weft.core.sim import SimResult, SimSettings, StepTime, TraceProgram, simulate
+from weft.engine.bench.clock import STEP_S
+from weft.engine.bench.records import Round, Run
+from weft.engine.bench.rivals import RIVALS
+from weft.engine.bench.session import draw_round
+from weft.engine.bench.settings import BenchSettings
+
+NOMINAL: Final = StepTime(STEP_S, 0.0, 0.0, 0.0)
+
+
+class Agreement(NamedTuple):
+    """Mean program latency of a round, on the engine and simulated."""
+
+    load: str
+    number: int
+    rival: str  # "srpt" is only simulated
+    real_s: float | None
+    simulated_s: float  # with fitted step times
+    real_steps: float | None
+    simulated_steps: float | None  # only on the clock of steps: one nominal time for every step
+
+    @property
+    def off(self) -> float | None:
+        """By how much the simulated seconds are off, as a part of the real ones."""
+        return None if self.real_s is None else self.simulated_s / self.real_s - 1
+
+    @property
+    def steps_off(self) -> float | None:
+        """Likewise of steps."""
+        if self.real_steps is None or self.simulated_steps is None:
+            return None
+        return self.simulated_steps / self.real_steps - 1
+
+
+def fit(rounds: Sequence[Round]) -> StepTime:
+    """Step times from all steps of all rivals. None is left out: least squares keep their sum, so that the odd slow
+    step of a busy machine is spread over all of them.
+
+    Raises:
+        SimulationError: too few steps.
+    """
+    return StepTime.fit(sample for each in rounds for run in each.runs.values() for sample in run.samples)
+
+
+def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[[], object]) -> list[Agreement]:
+    """Simulate every run, and SRPT beside the rivals. Step times are fitted for each round, over all its rivals: a
+    shared machine drifts from round to round, but not from one rival's step to the next one's.
+
+    Args:
+        advance: told after each.
+    """
+    found = []
+    for round_ in rounds:
+        step_time = fit([round_])
+        programs = draw_round(settings, round_.load, round_.number, round_.longest_tokens).programs
+        for name, run in round_.runs.items():
+            policy = RIVALS[name].simulated
+            swaps = RIVALS[name].swaps
+            simulated = _simulate(settings, _as_it_ran(settings, programs, run), policy, step_time, swaps=swaps)
+            steps = None
+            if settings.clock == "steps":
+                steps = _simulate(settings, programs, policy, NOMINAL, swaps=swaps).mean_latency / STEP_S
+            real_s = statistics.fmean(program.seconds for program in run.programs)
+            real_steps = statistics.fmean(program.steps for program in run.programs)
+            found.append(Agreement(round_.load, round_.number, name, real_s, simulated.mean_latency, real_steps, steps))
+            advance()
+        base = round_.runs[settings.rivals[0]]
+        best = _simulate(settings, _as_it_ran(settings, programs, base), "srpt", step_time)
+        steps = None
+        if settings.clock == "steps":
+            steps = _simulate(settings, programs, "srpt", NOMINAL).mean_latency / STEP_S
+        found.append(Agreement(round_.load, round_.number, "srpt", None, best.mean_latency, None, steps))
+        advance()
+    return found
+
+
+def _as_it_ran(settings: BenchSettings, programs: Sequence[TraceProgram], run: Run) -> list[TraceProgram]:
+    """The programs with times in the engine's seconds: on the clock of steps, programs arrived when the engine's
+    seconds said so, and a gap lasted so many mean steps."""
+    if settings.clock == "seconds":
+        return list(programs)
+    arrivals = {program.program: program.arrived_s for program in run.programs}
+    factor = statistics.fmean(sample.step_s for sample in run.samples) / STEP_S
+    return [
+        replace(
+            program,
+            arrival_s=arrivals[program.program],
+            calls=tuple(replace(call, gap_s=call.gap_s * factor) for call in program.calls),
+        )
+        for program in programs
+    ]
+
+
+def _simulate(
+    settings: BenchSettings,
+    programs: Sequence[TraceProgram],
+    policy: PolicyConfig | Literal["priority", "srpt"],
+    step_time: StepTime,
+    *,
+    swaps: bool = False,
+) -> SimResult:
+    return simulate(
+        programs,
+        SimSettings(
+            policy=policy,
+            batch_size=settings.batch_size,
+            kv_tokens=settings.room_tokens,
+            chunk_tokens=settings.chunk_tokens,
+            preemption="swap" if swaps else "recompute",
+            step_time=step_time,
+        ),
+    )

@@ -1,0 +1,22 @@
+"""vLLM in this process instead of in ones of its own. To be called before anything imports it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+from weft.engine.compat import require_vllm
+
+
+def run_in_this_process() -> None:
+    """Have vLLM, which is yet to be imported, run its engines here, and quietly.
+
+    Raises:
+        UnsupportedVllmError, VllmUnavailableError: see `weft.core.errors`.
+    """
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
+    os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", TORCH_LOGS="-torch._library", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")  # vLLM's own
+    require_vllm()

@@ -1,0 +1,109 @@
+"""`weft bench` on real vLLM, by its command: what it writes, that it repeats, and that it goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+OPTIONS = (
+    "tools --programs 4 --scale 0.05 --rates 3 --closed --rounds 2 --seed 5 --rivals stock-fcfs,atlas,stock-again "
+    "--batch-size 2 --kv-tokens 600"
+)
+LOADS = ("3", "closed")
+
+
+def bench(out: Path, options: str = OPTIONS) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, since vLLM is to run its engines there."""
+    command = [sys.executable, "-m", "weft", "bench", *options.split(), "--out", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a session that has ended."""
+    folder = tmp_path_factory.mktemp("bench") / "results"
+    done = bench(folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(folder / "report.md")
+    return folder
+
+
+def results(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
+
+
+def steps(run: dict[str, Any]) -> tuple[Any, ...]:
+    """What of a run must be the same every time: all that is counted in steps and tokens."""
+    counts = {key: value for key, value in run["counts"].items() if not key.endswith("_s")}
+    programs = [
+        {key: value for key, value in each.items() if key not in {"seconds", "arrived_s"}} for each in run["programs"]
+    ]
+    return run["steps"], counts, programs
+
+
+def test_what_it_writes(out: Path) -> None:
+    """Machine, versions, settings and every program of every run; a page with its pictures."""
+    found = results(out)
+    assert found["machine"]["torch"]
+    assert (found["settings"]["seed"], found["settings"]["kv_tokens"]) == (5, 576)
+    assert [(each["load"], each["number"]) for each in found["rounds"]] == [(n, k) for n in LOADS for k in (0, 1)]
+    for each in found["rounds"]:
+        assert list(each["runs"]) == ["stock-fcfs", "atlas", "stock-again"]
+        for run in each["runs"].values():
+            assert {program["program"] for program in run["programs"]} == {"p0", "p1", "p2", "p3"}
+            assert all(program["steps"] >= program["unloaded_steps"] > 0 for program in run["programs"])
+            assert run["counts"]["computed_tokens"] >= sum(program["tokens"] for program in run["programs"])
+            assert 0 < run["counts"]["cached_tokens"] < run["counts"]["prompt_tokens"]
+    page = (out / "report.md").read_text()
+    for picture in ("latency", "tail", "distribution", "makespan", "simulated"):
+        assert f"({picture}.svg)" in page
+        assert (out / f"{picture}.svg").read_text().startswith("<?xml")
+    assert "## A closed batch" in page
+
+
+def test_the_rivals_play_the_same_programs(out: Path) -> None:
+    """The same tokens for all; the same engine twice takes the same steps; ATLAS does not, and preempts."""
+    first = results(out)["rounds"][2]["runs"]
+    assert steps(first["stock-fcfs"]) == steps(first["stock-again"])
+    assert steps(first["stock-fcfs"])[2] != steps(first["atlas"])[2]
+    tokens = [{each["program"]: each["tokens"] for each in run["programs"]} for run in first.values()]
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_the_simulator_agrees(out: Path) -> None:
+    """On steps, of every rival and load; blocks and the order inside one step are what it does not know."""
+    for each in results(out)["simulated"]:
+        if each["rival"] != "srpt":
+            assert abs(each["steps_off"]) < 0.15, each
+
+
+def test_it_goes_on_where_it_was_stopped(out: Path) -> None:
+    """What is there is not played again, and what was lost comes out the same to the digit, on engines that have not
+    played what came before."""
+    journal, before = out / "rounds.jsonl", results(out)
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:-1]))
+    again = bench(out)
+    assert again.returncode == 0, again.stderr
+    assert journal.read_text().splitlines(keepends=True)[:-1] == lines[:-1]
+    after = results(out)
+    assert [steps(run) for each in after["rounds"] for run in each["runs"].values()] == [
+        steps(run) for each in before["rounds"] for run in each["runs"].values()
+    ]
+
+
+def test_other_settings_are_refused(out: Path) -> None:
+    """With what differs and what to do, and without starting an engine."""
+    done = bench(out, OPTIONS.replace("--seed 5", "--seed 6"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "seed: 5 there, 6 now" in done.stderr
+    assert "Choose another --out" in done.stderr
+    assert "Traceback" not in done.stderr
