@@ -64,7 +64,7 @@ class RayMaker:
         from weft.engine.ray_replica import RayReplica
 
         engine_id = EngineId(f"{self._engine_id}/{next(self._numbers)}")
-        options = {**self._room(arguments), "scheduling_strategy": "SPREAD", **self._actor_options}
+        options = {**room(arguments, self._replicas), "scheduling_strategy": "SPREAD", **self._actor_options}
         # One that died is made anew by us, which knows what was on it.
         options |= {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CONCURRENCY}
         actor_class: Any = ray.remote(ReplicaHost)
@@ -82,24 +82,30 @@ class RayMaker:
             on_account=self._on_account,
         )
 
-    def _room(self, arguments: AsyncEngineArgs) -> dict[str, Any]:
-        """What a replica asks for unless the user says: a GPU for each rank, or on CPU cores, as many for all."""
-        from weft.engine.vllm_api import current_platform
-
-        if not current_platform.is_cpu():
-            return {"num_gpus": arguments.tensor_parallel_size * arguments.pipeline_parallel_size}
-        import ray
-
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        cores = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
-        return {"num_cpus": largest_share(cores, self._replicas)}
-
     def give_back(self, engine_id: EngineId) -> None:
         """Nothing: Ray knows when an actor is gone."""
 
     def close(self) -> None:
         """Leave the cluster, unless it was the process's before or another engine uses it."""
         _connection.close()
+
+
+def room(arguments: AsyncEngineArgs, replicas: int) -> dict[str, Any]:
+    """What a replica asks Ray for unless the user says: a GPU for each rank, or on CPU cores, as many for all.
+
+    Args:
+        arguments: vLLM's.
+        replicas: how many there are to be.
+    """
+    from weft.engine.vllm_api import current_platform
+
+    if not current_platform.is_cpu():
+        return {"num_gpus": arguments.tensor_parallel_size * arguments.pipeline_parallel_size}
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    cores = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
+    return {"num_cpus": largest_share(cores, replicas)}
 
 
 _ROOM: Final = ("num_cpus", "num_gpus", "resources")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,7 +24,8 @@ from weft.core.errors import (
     ReplicaLostError,
 )
 from weft.core.ids import EngineId
-from weft.engine.ray_maker import RayMaker
+from weft.core.sim.trace import read
+from weft.engine.ray_maker import RayMaker, room
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -71,6 +73,22 @@ def test_arguments_that_do_not_go_together(tiny_model: Path, arguments: dict[str
         weft.AsyncMultiLLMEngine(tiny_model, **arguments)
 
 
+def test_what_a_replica_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU for each rank; on CPU as many cores as all can have, of the nodes that live."""
+    import ray
+
+    from weft.engine import vllm_api
+
+    arguments: Any = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=3)
+    monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    assert room(arguments, 4) == {"num_gpus": 6}
+    nodes = [{"Resources": {"CPU": 8.0}, "Alive": True}, {"Resources": {"CPU": 4.0}, "Alive": True}]
+    nodes += [{"Resources": {"CPU": 64.0}, "Alive": False}, {"Resources": {}, "Alive": True}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    assert room(arguments, 3) == {"num_cpus": 4}
+
+
 # -- on a cluster
 
 
@@ -99,9 +117,11 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def started(cluster: Any) -> Iterator[weft.AsyncMultiLLMEngine]:
-    """Two replicas, which leave nothing in the cluster when they are shut down."""
+def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[weft.AsyncMultiLLMEngine]:
+    """Two replicas, which leave nothing in the cluster when they are shut down; what their programs did is recorded."""
     import ray
+
+    trace = tmp_path_factory.mktemp("recorded") / "trace.jsonl"
 
     before = engine_processes()
     with weft.AsyncMultiLLMEngine(
@@ -115,6 +135,7 @@ def started(cluster: Any) -> Iterator[weft.AsyncMultiLLMEngine]:
         enforce_eager=True,
         use_tqdm_on_load=False,
         disable_log_stats=True,
+        record=trace,
     ) as engine:
         processes = engine_processes() - before
         assert len(processes) >= 2
@@ -123,6 +144,10 @@ def started(cluster: Any) -> Iterator[weft.AsyncMultiLLMEngine]:
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []
     assert not ray.is_initialized()
+    recorded = read(trace)
+    assert {row.info.program_id for row in engine.table.ended() if row.account.output_tokens} == {
+        program.program for program in recorded
+    }
 
 
 @pytest.fixture
