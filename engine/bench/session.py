@@ -68,7 +68,7 @@ class Field:
     """
 
     def __init__(self, settings: BenchSettings, folder: Path, started: Callable[[], object]) -> None:
-        run_in_this_process()
+        run_in_this_process(one_thread=settings.model == "tiny")
         from weft.engine.bench.stepper import Room, Stepper, longest_call
 
         self._settings = settings

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.engine
 
 OPTIONS = (
-    "tools --programs 4 --scale 0.05 --rates 3 --closed --rounds 2 --seed 5 --rivals stock-fcfs,atlas,stock-again "
+    "chat --programs 10 --scale 0.03 --rates 3 --closed --rounds 2 --seed 5 --rivals stock-fcfs,atlas,stock-again "
     "--batch-size 2 --kv-tokens 600"
 )
 LOADS = ("3", "closed")
@@ -58,7 +58,7 @@ def test_what_it_writes(out: Path) -> None:
     for each in found["rounds"]:
         assert list(each["runs"]) == ["stock-fcfs", "atlas", "stock-again"]
         for run in each["runs"].values():
-            assert {program["program"] for program in run["programs"]} == {"p0", "p1", "p2", "p3"}
+            assert {program["program"] for program in run["programs"]} == {f"p{n}" for n in range(10)}
             assert all(program["steps"] >= program["unloaded_steps"] > 0 for program in run["programs"])
             assert run["counts"]["computed_tokens"] >= sum(program["tokens"] for program in run["programs"])
             assert 0 < run["counts"]["cached_tokens"] < run["counts"]["prompt_tokens"]
@@ -70,8 +70,9 @@ def test_what_it_writes(out: Path) -> None:
 
 
 def test_the_rivals_play_the_same_programs(out: Path) -> None:
-    """The same tokens for all; the same engine twice takes the same steps; ATLAS does not, and preempts."""
-    first = results(out)["rounds"][2]["runs"]
+    """The same tokens for all; the same engine twice takes the same steps; ATLAS takes others, and preempts."""
+    first = results(out)["rounds"][1]["runs"]
+    assert first["atlas"]["counts"]["preemptions"] > first["stock-fcfs"]["counts"]["preemptions"] == 0
     assert steps(first["stock-fcfs"]) == steps(first["stock-again"])
     assert steps(first["stock-fcfs"])[2] != steps(first["atlas"])[2]
     tokens = [{each["program"]: each["tokens"] for each in run["programs"]} for run in first.values()]
