@@ -48,6 +48,12 @@ class SimCall(Call):
         """Under which its KV is found."""
         return self.owner.number, self.index
 
+    @property
+    def prefix_key(self) -> Hashable:
+        """Under which is found what it shares: the KV of its first parent, or what programs of its name begin with."""
+        parents = self.spec.parents
+        return (self.owner.number, self.owner.places[parents[0]]) if parents else self.owner.name_key
+
     def prefixes(self) -> Iterator[tuple[Hashable, int]]:
         """Where its prefix may be found: its own KV, that of its first parent, of that one's first parent, ..."""
         yield self.kv_key, self.context

@@ -86,9 +86,12 @@ class KvCache:
         self._make_room()
         return own
 
-    def reserve_prefix(self, key: Hashable, tokens: int) -> Stretch:
-        """A prefix that nobody has computed here yet and that others will share; it is pinned by what follows it."""
-        return self._add(key, None, 0, tokens)
+    def reserve_prefix(self, key: Hashable, stretch: Stretch | None, hit: int, tokens: int) -> Stretch:
+        """A prefix of `tokens` that others will share, of which only `hit` are here, as `find` said; it is pinned by
+        what follows it."""
+        if stretch is not None and hit < stretch.end:
+            stretch = self._split(stretch, hit)
+        return self._add(key, stretch, hit, tokens - hit)
 
     def grow(self, tokens: int) -> None:
         """Running calls have given this many tokens together; `settle` says whose they were."""

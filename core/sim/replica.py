@@ -214,8 +214,8 @@ class Replica:
         if call.resumed:
             counts.recomputed += max(0, call.computed - have)
         shared = spec.shared_prefix_tokens
-        if stretch is None and shared and not spec.parents and self._settings.shares_prefixes:
-            stretch, hit = self._kv.reserve_prefix(call.owner.name_key, shared), shared
+        if hit < shared and self._settings.shares_prefixes:
+            stretch, hit = self._kv.reserve_prefix(call.prefix_key, stretch, hit, shared), shared
         call.stretch = self._kv.reserve(call.kv_key, stretch, hit, tokens)
         # At least the last token is computed again, for what comes after it.
         call.prefill_left = 0 if self._settings.unit_steps else max(1, tokens - have)

@@ -13,7 +13,7 @@ from weft.engine.bench.clock import STEP_S
 from weft.engine.bench.records import Round, Run
 from weft.engine.bench.rivals import RIVALS
 from weft.engine.bench.session import draw_round
-from weft.engine.bench.settings import BenchSettings
+from weft.engine.bench.settings import BLOCK_TOKENS, BenchSettings
 
 NOMINAL: Final = StepTime(STEP_S, 0.0, 0.0, 0.0)
 
@@ -101,6 +101,15 @@ def _as_it_ran(settings: BenchSettings, programs: Sequence[TraceProgram], run: R
     ]
 
 
+def _in_blocks(program: TraceProgram) -> TraceProgram:
+    """What calls share, down to the whole blocks that vLLM shares; the simulator counts in tokens."""
+    calls = (
+        replace(call, shared_prefix_tokens=call.shared_prefix_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
+        for call in program.calls
+    )
+    return replace(program, calls=tuple(calls))
+
+
 def _simulate(
     settings: BenchSettings,
     programs: Sequence[TraceProgram],
@@ -110,7 +119,7 @@ def _simulate(
     swaps: bool = False,
 ) -> SimResult:
     return simulate(
-        programs,
+        [_in_blocks(program) for program in programs],
         SimSettings(
             policy=policy,
             batch_size=settings.batch_size,

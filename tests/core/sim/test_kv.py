@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 from weft.core.sim.kv import KvCache, Stretch
 
 
@@ -150,3 +151,21 @@ class Cache(RuleBasedStateMachine):
 
 Cache.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestCache = Cache.TestCase
+
+
+def test_a_prefix_that_was_lost_is_shared_again() -> None:
+    """Three calls follow one whose KV another program has pushed out but for 4 tokens: the first of them computes it
+    again, and the other two find it."""
+    lost = TraceProgram(
+        "lost",
+        (
+            TraceCall("a", (), output_tokens=1, prompt_tokens=100),
+            *(
+                TraceCall(name, ("a",), output_tokens=1, prompt_tokens=105, shared_prefix_tokens=101, gap_s=50.0)
+                for name in "bcd"
+            ),
+        ),
+    )
+    big = TraceProgram("big", (TraceCall("x", (), output_tokens=1, prompt_tokens=240),), arrival_s=10.0)
+    result = simulate([lost, big], SimSettings(kv_tokens=245, batch_size=4))
+    assert result.counts.prefix_hits == 4 + 2 * 101
