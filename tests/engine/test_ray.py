@@ -93,9 +93,9 @@ def test_what_a_replica_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_processes() -> set[psutil.Process]:
-    """vLLM's, below any process of this test."""
+    """vLLM's, wherever Ray has put them: a worker of Ray's may have another parent than this test."""
     found = set()
-    for process in psutil.Process().children(recursive=True):
+    for process in psutil.process_iter():
         try:
             if "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline()):
                 found.add(process)
