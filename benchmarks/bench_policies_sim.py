@@ -31,8 +31,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from weft.core.policies import Atlas, Call, Policy, PolicyConfig, Rank
-from weft.core.sim import SimResult, SimSettings, TraceCall, TraceProgram, simulate
+from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
+from weft.core.sim.trace import path_tokens
 from weft.core.sim.workloads import WORKLOADS, generate, poisson
+from weft.engine.bench.measures import summarise
 
 POLICIES = ("fcfs", "priority", "mlfq", "plas", "atlas", "rr", "srpt")
 SHARE = {"chat": 2, "tools": 2, "search": 0.2, "mixed": 1}  # of the programs asked for: short ones are many
@@ -144,22 +146,6 @@ def with_policy(settings: SimSettings, policy: PolicyConfig | str) -> SimSetting
     return replace(settings, policy=named[policy] if policy in named else PolicyConfig(policy))
 
 
-def longest_chain(calls: Sequence[TraceCall]) -> int:
-    """Output tokens along the chain of calls that has the most; parents stand before their children."""
-    tokens: dict[str, int] = {}
-    for call in calls:
-        tokens[call.call_id] = call.output_tokens + max((tokens[parent] for parent in call.parents), default=0)
-    return max(tokens.values())
-
-
-def measures(values: Iterable[float]) -> dict[str, float]:
-    found = sorted(values)
-    if len(found) < 2:
-        return dict.fromkeys(("mean", "p50", "p95", "p99"), found[0])
-    quantiles = statistics.quantiles(found, n=100, method="inclusive")
-    return {"mean": statistics.fmean(found), "p50": quantiles[49], "p95": quantiles[94], "p99": quantiles[98]}
-
-
 def summary(programs: Sequence[TraceProgram], result: SimResult) -> Summary:
     """What a simulation is compared by, times in seconds. By kind: mean latency of the programs of each name."""
     latencies = [result.programs[program.program].latency for program in programs]
@@ -170,9 +156,9 @@ def summary(programs: Sequence[TraceProgram], result: SimResult) -> Summary:
     both = list(zip(programs, latencies, outputs, strict=True))
     waited_s, served_s = result.total_wait, sum(row.service for row in result.programs.values())
     return {
-        "latency": measures(latencies),
-        "per_token": measures(latency / longest_chain(program.calls) for program, latency, _ in both),
-        "per_token_of_all": measures(latency / sum(tokens) for _, latency, tokens in both),
+        "latency": summarise(latencies),
+        "per_token": summarise([latency / path_tokens(program.calls) for program, latency, _ in both]),
+        "per_token_of_all": summarise([latency / sum(tokens) for _, latency, tokens in both]),
         "kinds": {kind: statistics.fmean(found) for kind, found in sorted(kinds.items())},
         "tokens_per_s": sum(map(sum, outputs)) / result.makespan,
         "wait_share": waited_s / (waited_s + served_s),

@@ -84,13 +84,11 @@ class LocalReplica(Replica):
         self._processes: set[BaseProcess] = set()
         self._family = Family([])
         self._leashes: set[_Leash] = set()
-        self._ending: asyncio.Future[None] | None = None
 
     # -- life
 
     async def start(self, timeout_s: float) -> None:
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
+        await self._ended()
         while not _starting.acquire(blocking=False):  # noqa: ASYNC110  other engines have other event loops
             await asyncio.sleep(0.1)
         try:
@@ -159,11 +157,6 @@ class LocalReplica(Replica):
     def why_dead(self) -> str:
         codes = [process.exitcode for process in self._processes if process.exitcode]
         return f"exit code {codes[0]}" if codes else "one of its processes ended"
-
-    async def stop(self) -> None:
-        self.detach()
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
 
     def detach(self) -> None:
         llm, self.llm = self.llm, None

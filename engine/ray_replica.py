@@ -42,11 +42,9 @@ class RayReplica(Replica):
         self._needs = needs
         self._on_account = on_account
         self._listening: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
 
     async def start(self, timeout_s: float) -> None:
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
+        await self._ended()
         self.log = None
         actor = self._make_actor()
         try:
@@ -57,7 +55,10 @@ class RayReplica(Replica):
         except BaseException as error:
             answers = self.log is not None
             await asyncio.shield(asyncio.ensure_future(_end(actor, grace_s=_STOP_S if answers else 0)))
-            raise self._start_error(error, timeout_s) from error
+            told = self._start_error(error, timeout_s)
+            if told is error:
+                raise
+            raise told from error
         self.llm = _RemoteLLM(actor, config, self._on_account)
         self._listening = asyncio.create_task(self.llm.listen())
 
@@ -91,11 +92,6 @@ class RayReplica(Replica):
 
     def why_dead(self) -> str:
         return (self.llm and self.llm.death) or "unknown"
-
-    async def stop(self) -> None:
-        self.detach()
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
 
     def detach(self) -> None:
         llm, self.llm = self.llm, None

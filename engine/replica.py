@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ class Replica(ABC):
     engine_id: EngineId
     log: str | None = None
     llm: ReplicaLLM | None = None
+    _ending: asyncio.Future[None] | None = None
 
     @abstractmethod
     async def start(self, timeout_s: float) -> None:
@@ -53,9 +55,15 @@ class Replica(ABC):
     def why_dead(self) -> str:
         """What is known of its end, in a few words."""
 
-    @abstractmethod
     async def stop(self) -> None:
         """End its processes, whether they run or have died; calls still on it fail. It may be started again."""
+        self.detach()
+        await self._ended()
+
+    async def _ended(self) -> None:
+        """Wait for the end that is under way, if one is."""
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
 
     @abstractmethod
     def detach(self) -> None:

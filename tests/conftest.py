@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +28,21 @@ os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of the engine's processes; 
 def anyio_backend() -> str:
     """vLLM, LangGraph and AutoGen run on asyncio only."""
     return "asyncio"
+
+
+@pytest.fixture(name="weft")
+def weft_command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command in this process: its exit code, and what it and its children print on both outputs."""
+    from weft import cli
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
+        code = cli.main()
+        return code, *capfd.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from weft import cli
 from weft.core.sim.trace import read
 
 Run = Callable[..., tuple[int, str, str]]
@@ -54,18 +53,6 @@ def agent(tmp_path: Path) -> list[str]:
     script = tmp_path / "my_agent.py"
     script.write_text(AGENT)
     return [sys.executable, str(script)]
-
-
-@pytest.fixture
-def weft(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process: its exit code, what it and its child print, and what they say on standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
-        code = cli.main()
-        return code, *capfd.readouterr()
-
-    return run
 
 
 def test_a_command_is_recorded(weft: Run, agent: list[str], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from weft import cli
 from weft.core.sim.trace import read
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def weft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process: its exit code, what it prints, and what it says on standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
-        code = cli.main()
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

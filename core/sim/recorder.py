@@ -119,7 +119,7 @@ class Recorder:
         except TraceError:  # no call of it gave a token
             return None
         calls = (replace(call, shared_prefix_tokens=self._shared_tokens(program, call)) for call in made.calls)
-        return replace(made, calls=tuple(calls), name=made.name or None)
+        return replace(made, calls=tuple(calls))
 
     def _shared_tokens(self, program: _Open, call: TraceCall) -> int:
         prompt = program.prompts.get(CallId(call.call_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, cast
 
@@ -23,6 +23,14 @@ from weft.core.sim.trace import TraceProgram
 # What goes first at one instant: calls end, then new ones arrive, then batches are formed.
 _END, _ARRIVE, _SCHEDULE = range(3)
 _REPORT_EVERY: Final = 64  # programs that end
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """The value that so many percent of at least one do not exceed, interpolated."""
+    ranked = sorted(values)
+    place = (len(ranked) - 1) * percent / 100
+    low = ranked[math.floor(place)]
+    return low + (ranked[math.ceil(place)] - low) * (place % 1)
 
 
 class ProgramResult(NamedTuple):
@@ -65,10 +73,7 @@ class SimResult:
 
     def latency(self, percent: float) -> float:
         """The latency that so many percent of the programs do not exceed, interpolated."""
-        latencies = sorted(row.latency for row in self.programs.values())
-        place = (len(latencies) - 1) * percent / 100
-        low = latencies[math.floor(place)]
-        return low + (latencies[math.ceil(place)] - low) * (place % 1)
+        return percentile([row.latency for row in self.programs.values()], percent)
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -212,6 +212,31 @@ def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
     )
 
 
+def in_order(calls: Sequence[TraceCall]) -> Iterator[TraceCall]:
+    """The calls of a program, parents before children; calls that come after themselves are left out."""
+    children: dict[str, list[TraceCall]] = {}
+    for call in calls:
+        for parent in call.parents:
+            children.setdefault(parent, []).append(call)
+    missing = {call.call_id: len(call.parents) for call in calls}
+    free = [call for call in calls if not call.parents]
+    while free:
+        call = free.pop()
+        yield call
+        for child in children.get(call.call_id, ()):
+            missing[child.call_id] -= 1
+            if not missing[child.call_id]:
+                free.append(child)
+
+
+def path_tokens(calls: Sequence[TraceCall]) -> int:
+    """Output tokens on the critical path of a program's calls: the chain of them that gives the most."""
+    longest: dict[str, int] = {}
+    for call in in_order(calls):
+        longest[call.call_id] = call.output_tokens + max((longest[parent] for parent in call.parents), default=0)
+    return max(longest.values())
+
+
 def _check_order(calls: list[TraceCall], where: str) -> None:
     """Ids are unique, parents are there, and no call comes after itself."""
     by_id = {call.call_id: call for call in calls}
@@ -219,26 +244,17 @@ def _check_order(calls: list[TraceCall], where: str) -> None:
         seen: set[str] = set()
         twice = next(call.call_id for call in calls if call.call_id in seen or seen.add(call.call_id))  # type: ignore[func-returns-value]
         raise TraceError(f"{where}: two calls have the id {twice!r}; give each call of a program its own.")
-    children: dict[str, list[str]] = {}
     for call in calls:
         for parent in call.parents:
             if parent not in by_id:
                 raise TraceError(
                     f"{where}, call {call.call_id!r}: there is no parent {parent!r}; name a call of this program."
                 )
-            children.setdefault(parent, []).append(call.call_id)
-    missing = {call.call_id: len(call.parents) for call in calls}
-    free = [call_id for call_id, count in missing.items() if not count]
-    while free:
-        call_id = free.pop()
-        del missing[call_id]
-        for child in children.get(call_id, ()):
-            missing[child] -= 1
-            if not missing[child]:
-                free.append(child)
-    if missing:
+    for call in in_order(calls):
+        del by_id[call.call_id]
+    if by_id:
         raise TraceError(
-            f"{where}: calls {', '.join(sorted(missing))[:80]} come after themselves by way of their parents; "
+            f"{where}: calls {', '.join(sorted(by_id))[:80]} come after themselves by way of their parents; "
             "remove a parent."
         )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from weft.core.errors import BenchError
-from weft.core.sim.trace import TraceCall, TraceProgram, read
+from weft.core.sim.trace import TraceCall, TraceProgram, in_order, read
 from weft.core.sim.workloads import WORKLOADS, generate, poisson
 from weft.engine.bench.clock import STEP_S
 
@@ -96,7 +96,7 @@ def fit(programs: Sequence[TraceProgram], shape: Shape) -> Draw:
     for program in programs:
         calls = {call.call_id: call for call in program.calls}
         by_id: dict[str, TraceCall] = {}
-        for call in in_order(program):
+        for call in in_order(program.calls):
             small, is_cut = _fit_call(call, by_id, calls, shape)
             by_id[call.call_id] = small
             cut_calls += is_cut
@@ -139,24 +139,6 @@ def _fit_call(
 def _time(time_s: float, shape: Shape) -> float:
     scaled_s = time_s * shape.scale
     return round(scaled_s / STEP_S) * STEP_S if shape.whole_steps else scaled_s
-
-
-def in_order(program: TraceProgram) -> Iterator[TraceCall]:
-    """A program's calls, parents before children."""
-    left, done = list(program.calls), set[str]()
-    while left:
-        ready = [call for call in left if done.issuperset(call.parents)]
-        yield from ready
-        done.update(call.call_id for call in ready)
-        left = [call for call in left if call.call_id not in done]
-
-
-def path_tokens(program: TraceProgram) -> int:
-    """Output tokens on the program's critical path: the chain of calls that gives the most."""
-    longest: dict[str, int] = {}
-    for call in in_order(program):
-        longest[call.call_id] = call.output_tokens + max((longest[parent] for parent in call.parents), default=0)
-    return max(longest.values())
 
 
 class Prompts:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from weft.core.sim.simulator import percentile
 from weft.engine.bench.load import AS_RECORDED, CLOSED
 from weft.engine.bench.records import Outcome, Round, Run
 
@@ -35,14 +35,6 @@ class Spread(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         return cls(statistics.median(values), min(values), max(values))
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that so many percent do not exceed, interpolated."""
-    ranked = sorted(values)
-    place = (len(ranked) - 1) * percent / 100
-    low = ranked[math.floor(place)]
-    return low + (ranked[math.ceil(place)] - low) * (place % 1)
 
 
 def summarise(values: Sequence[float]) -> dict[str, float]:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.process_table import CallIdentity, CallRow, ProcessTable, ProgramInfo, ProgramState
-from weft.core.sim.trace import TraceCall, TraceProgram
+from weft.core.sim.trace import TraceCall, TraceProgram, path_tokens
 from weft.engine.bench.clock import Clock
-from weft.engine.bench.load import Prompts, path_tokens
+from weft.engine.bench.load import Prompts
 from weft.engine.bench.records import Outcome
 from weft.engine.wire import decode_account, encode_call
 
@@ -171,7 +171,7 @@ class Play:
                 steps=clock.steps - live.arrived_steps,
                 seconds=clock.seconds - live.arrived_s,
                 tokens=sum(call.output_tokens for call in live.spec.calls),
-                path_tokens=path_tokens(live.spec),
+                path_tokens=path_tokens(live.spec.calls),
                 unloaded_steps=self._unloaded_steps[live.spec.program],
                 arrived_s=live.arrived_s,
             )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from weft.core.errors import BenchError, VllmUnavailableError
+from weft.engine.bench.rivals import DEFAULT_RIVALS
 
 
 def bench(  # noqa: PLR0917  typer reads options off the signature
@@ -22,7 +23,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     ] = None,
     rivals: Annotated[
         str, typer.Option(help="What to compare; the first is the base. Also: stock-again, atlas-swap.")
-    ] = "stock-fcfs,stock-priority,fcfs,mlfq,plas,atlas",
+    ] = ",".join(DEFAULT_RIVALS),
     batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 8,
     kv_tokens: Annotated[
         int | None, typer.Option(help="Tokens that an engine's KV cache holds (default: 4096 a call, times --scale).")

@@ -145,11 +145,16 @@ def in_flight(engine: weft.AsyncMultiLLMEngine, engine_id: EngineId) -> int:
     return next(h.calls for replicas in engine.health().values() for h in replicas if h.engine_id == engine_id)
 
 
+async def idle(engine: weft.AsyncMultiLLMEngine) -> None:
+    """Wait until no call is in flight on any replica."""
+    await until(lambda: not any(health.calls for health in engine.health()[engine.model]))
+
+
 async def assert_idle(engine: weft.AsyncMultiLLMEngine) -> None:
     """Nothing is left of calls and programs: in the table, in the counts, in the balancers, in vLLM."""
     balancers = [group.states.balancer for group in engine._groups.values()]
     # Both are told to the engine's event loop, a moment before or after the caller hears of it.
-    await until(lambda: not any(health.calls for health in engine.health()[engine.model]))
+    await idle(engine)
     await until(lambda: not any(getattr(balancer, "_assigned", None) for balancer in balancers))
     engine.table.check_integrity()
     assert len(engine.table) == 0

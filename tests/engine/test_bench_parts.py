@@ -12,13 +12,14 @@ import pytest
 
 from weft.core.errors import BenchError
 from weft.core.sim import StepSample, TraceCall, TraceProgram
-from weft.core.sim.trace import write
+from weft.core.sim.simulator import percentile
+from weft.core.sim.trace import path_tokens, write
 from weft.engine.bench import load
 from weft.engine.bench.agreement import compare, fit
 from weft.engine.bench.clock import STEP_S, Clock
 from weft.engine.bench.journal import Journal
-from weft.engine.bench.load import AS_RECORDED, CLOSED, Prompts, Shape, path_tokens
-from weft.engine.bench.measures import EqualLatency, equal_latency, gains, measure, percentile, ratio
+from weft.engine.bench.load import AS_RECORDED, CLOSED, Prompts, Shape
+from weft.engine.bench.measures import EqualLatency, equal_latency, gains, measure, ratio
 from weft.engine.bench.records import Counts, Outcome, Round, Run
 from weft.engine.bench.replay import Play, SentCall
 from weft.engine.bench.session import lockstep, unloaded_steps
@@ -118,7 +119,7 @@ def test_a_clock_of_seconds_jumps_in_seconds() -> None:
 
 def test_critical_path_and_unloaded_steps() -> None:
     """The longest chain of the fork has 8 output tokens, and takes 10 steps with its tool."""
-    assert path_tokens(FORK) == 8
+    assert path_tokens(FORK.calls) == 8
     assert unloaded_steps(BenchSettings("chat"), [FORK]) == {"fork": 10}
 
 

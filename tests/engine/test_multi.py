@@ -26,6 +26,7 @@ from replica_chaos import (
     both_ready,
     chaos_round,
     content,
+    idle,
     in_flight,
     references,
     replica_processes,
@@ -203,7 +204,7 @@ async def test_a_cancelled_call_is_aborted_where_it_runs(pair: weft.AsyncMultiLL
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not any(health.calls for health in pair.health()[pair.model]))
+        await idle(pair)
 
 
 # -- back-pressure, deadlines, wrong requests

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from replica_chaos import HELD_BACK, body, both_ready, content, until
+from replica_chaos import HELD_BACK, body, both_ready, content, idle, until
 
 import weft
 from weft.core.errors import (
@@ -157,10 +157,6 @@ async def pair(started: weft.AsyncMultiLLMEngine) -> AsyncIterator[weft.AsyncMul
     await idle(started)
     assert len(started.table) == 0
     assert started._in_flight == {}
-
-
-async def idle(engine: weft.AsyncMultiLLMEngine) -> None:
-    await until(lambda: not any(health.calls for health in engine.health()[engine.model]))
 
 
 def lose_a_node(cluster: Any) -> None:
