@@ -72,7 +72,7 @@ def test_the_policy_takes_the_bounds_over() -> None:
     early = Call("early", Attained(service_s=0.3))
     policy.arrive(early, 0.0)
     serve(policy, [0.1] * 32)
-    assert policy.bounds_s == pytest.approx([0.1 * 2**n for n in range(6)])
+    assert policy.bounds_s == pytest.approx([0.1 * 2**n for n in range(4)])
     assert policy.quanta_s[:3] == pytest.approx([0.1, 0.1, 0.2])
     late = Call("late", Attained(service_s=0.3))
     policy.arrive(late, 0.0)
@@ -89,7 +89,7 @@ def test_bounds_stay_where_they_were_put() -> None:
 
 def test_quanta_that_were_given_stay() -> None:
     """Only the bounds are found; a quantum for each queue was said."""
-    policy = PolicyConfig("atlas", bounds_s="auto", quanta_s=(1.0,) * 7).make()
+    policy = PolicyConfig("atlas", bounds_s="auto", quanta_s=(1.0,) * 5).make()
     assert isinstance(policy, Atlas)
     serve(policy, [0.1] * 100)
-    assert policy.quanta_s == (1.0,) * 7
+    assert policy.quanta_s == (1.0,) * 5
