@@ -159,10 +159,11 @@ class Replica:
             self._preempt(cast("SimCall", call), now_s)
 
     def _blocks_of(self, call: Call) -> int:
+        """As the scheduler counts: all that a running call has so far, what it shares with others, too."""
         call = cast("SimCall", call)
         if not call.running or call.stretch is None:
             return call.context
-        return call.stretch.tokens + (self._steps - call.seen_step if call.end_step >= 0 else 0)
+        return call.stretch.end - call.prefill_left + (self._steps - call.seen_step if call.end_step >= 0 else 0)
 
     def _growth(self) -> int:
         """Tokens of KV that the next step may add."""

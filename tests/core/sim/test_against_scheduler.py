@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import random
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-def workload(seed: int) -> list[TraceProgram]:
+def workload(seed: int, prompt_tokens: tuple[int, int] = (1, 9)) -> list[TraceProgram]:
     """Programs of up to eight calls with any parents, whole seconds between them."""
     rng = random.Random(seed)
     programs = []
@@ -37,16 +38,18 @@ def workload(seed: int) -> list[TraceProgram]:
         for index in range(rng.randint(1, 8)):
             parents = rng.sample([call.call_id for call in calls], min(len(calls), rng.randint(0, 2)))
             gap_s = float(rng.choice((0, 0, 2)))
-            calls.append(TraceCall(f"c{index}", tuple(parents), rng.randint(1, 9), rng.randint(1, 40), gap_s))
+            calls.append(TraceCall(f"c{index}", tuple(parents), rng.randint(*prompt_tokens), rng.randint(1, 40), gap_s))
         programs.append(TraceProgram(f"P{number}", tuple(calls), float(rng.randint(0, 40))))
     return programs
 
 
-def schedule(programs: list[TraceProgram], config: dict[str, Any], folder: Path) -> tuple[list[set[str]], float, int]:
+def schedule(
+    programs: list[TraceProgram], config: dict[str, Any], folder: Path, **settings: Any
+) -> tuple[list[set[str]], float, int]:
     """What the plugin schedules in the step that begins at each second; when all has ended; and all preemptions."""
     from harness import SchedulerHarness
 
-    harness = SchedulerHarness(folder, config, slots=SLOTS, batched_tokens=1024)
+    harness = SchedulerHarness(folder, config, **{"slots": SLOTS, "batched_tokens": 1024, **settings})
     begin_s = harness.clock()
     sequence = itertools.count()
     to_come: list[tuple[float, int, str, TraceCall | None]] = []
@@ -116,3 +119,32 @@ def test_every_step_has_the_same_calls(config: dict[str, Any], tmp_path: Path) -
         assert max(row.finish for row in result.programs.values()) == end_s
         assert result.counts.preemptions == preemptions
         assert config["name"] == "fcfs" or preemptions > 0
+
+
+@pytest.mark.parametrize("name", ["fcfs", "atlas"])
+def test_with_a_full_kv_cache(name: str, tmp_path: Path) -> None:
+    """With room for a third of the slots' calls, there are as many preemptions, and the end comes when it does on the
+    plugin: nearly, since the simulator counts tokens and vLLM blocks of 16."""
+    from harness import BLOCK_TOKENS
+
+    blocks, slots, chunk_tokens = 32, 8, 64
+    config: dict[str, Any] = {"name": name} | ({} if name == "fcfs" else {"bounds_s": (10.0, 20.0, 40.0), "beta": 8.0})
+    settings = SimSettings(
+        policy=PolicyConfig(**config),
+        batch_size=slots,
+        chunk_tokens=chunk_tokens,
+        kv_tokens=blocks * BLOCK_TOKENS,
+        prefix_cache=False,
+        step_time=StepTime(1.0, 0.0, 0.0, 0.0),
+    )
+    ends_s, preemptions = [], []
+    for seed in range(3):
+        programs = workload(seed, (64, 240))
+        harness = {"slots": slots, "blocks": blocks + 1, "batched_tokens": chunk_tokens}  # vLLM keeps one
+        _, end_s, count = schedule(programs, config, tmp_path, **harness)
+        result = simulate(programs, settings)
+        ends_s.append(max(row.finish for row in result.programs.values()) / end_s)
+        preemptions.append((result.counts.preemptions, count))
+    simulated, real = (sum(counts) for counts in zip(*preemptions, strict=True))
+    assert statistics.fmean(ends_s) == pytest.approx(1, abs=0.05)
+    assert simulated == pytest.approx(real, rel=0.1)

@@ -278,6 +278,16 @@ def test_a_full_kv_cache_preempts_and_recomputes() -> None:
     assert simulate(trace, roomy).makespan < swapped.makespan < recomputed.makespan
 
 
+def test_what_a_call_would_give_back_includes_its_prefix() -> None:
+    """A's second call has 80 of its tokens from the prefix cache. It makes way for B, which needs some of those."""
+    long = (TraceCall("a", (), 20, 60), TraceCall("b", ("a",), 40, 85, shared_prefix_tokens=80))
+    trace = [TraceProgram("A", long), replace(one_call(50, 5, "B"), arrival_s=32.0)]
+    settings = SimSettings(policy=PolicyConfig("plas", (8.0,)), kv_tokens=130, step_time=StepTime(1.0, 0.0, 0.0, 0.0))
+    result = simulate(trace, settings)
+    assert result.counts.preemptions == 1
+    assert result.programs["B"].wait < 2
+
+
 def test_swapping_has_its_price() -> None:
     """Each token that is copied out and in again costs its time, once each way."""
     trace = [one_call(40, 40, "A"), one_call(40, 40, "B")]
