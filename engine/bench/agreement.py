@@ -9,7 +9,9 @@ from typing import Final, Literal, NamedTuple
 
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimResult, SimSettings, StepTime, TraceProgram, simulate
+from weft.core.sim.trace import path_tokens
 from weft.engine.bench.clock import STEP_S
+from weft.engine.bench.measures import Figures, figure, summarise
 from weft.engine.bench.records import Round, Run
 from weft.engine.bench.rivals import RIVALS
 from weft.engine.bench.session import draw_round
@@ -27,12 +29,17 @@ class Agreement(NamedTuple):
     real_s: float | None
     simulated_s: float  # with fitted step times
     real_steps: float | None
-    simulated_steps: float | None  # only on the clock of steps: one nominal time for every step
+    in_steps: Figures | None  # simulated, one nominal time for every step; only on the clock of steps
 
     @property
     def off(self) -> float | None:
         """By how much the simulated seconds are off, as a part of the real ones."""
         return None if self.real_s is None else self.simulated_s / self.real_s - 1
+
+    @property
+    def simulated_steps(self) -> float | None:
+        """Mean program latency with steps that are all alike."""
+        return None if self.in_steps is None else figure(self.in_steps, "steps.mean")
 
     @property
     def steps_off(self) -> float | None:
@@ -67,18 +74,14 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
             policy = RIVALS[name].simulated
             swaps = RIVALS[name].swaps
             simulated = _simulate(settings, _as_it_ran(settings, programs, run), policy, step_time, swaps=swaps)
-            steps = None
-            if settings.clock == "steps":
-                steps = _simulate(settings, programs, policy, NOMINAL, swaps=swaps).mean_latency / STEP_S
+            steps = _in_steps(settings, programs, policy, swaps=swaps)
             real_s = statistics.fmean(program.seconds for program in run.programs)
             real_steps = statistics.fmean(program.steps for program in run.programs)
             found.append(Agreement(round_.load, round_.number, name, real_s, simulated.mean_latency, real_steps, steps))
             advance()
         base = round_.runs[settings.rivals[0]]
         best = _simulate(settings, _as_it_ran(settings, programs, base), "srpt", step_time)
-        steps = None
-        if settings.clock == "steps":
-            steps = _simulate(settings, programs, "srpt", NOMINAL).mean_latency / STEP_S
+        steps = _in_steps(settings, programs, "srpt")
         found.append(Agreement(round_.load, round_.number, "srpt", None, best.mean_latency, None, steps))
         advance()
     return found
@@ -99,6 +102,22 @@ def _as_it_ran(settings: BenchSettings, programs: Sequence[TraceProgram], run: R
         )
         for program in programs
     ]
+
+
+def _in_steps(
+    settings: BenchSettings,
+    programs: Sequence[TraceProgram],
+    policy: PolicyConfig | Literal["priority", "srpt"],
+    *,
+    swaps: bool = False,
+) -> Figures | None:
+    """Latencies by the names in `measures.LATENCIES`, on the clock of steps."""
+    if settings.clock != "steps":
+        return None
+    result = _simulate(settings, programs, policy, NOMINAL, swaps=swaps)
+    steps = [result.programs[program.program].latency / STEP_S for program in programs]
+    per_token = [each / path_tokens(program.calls) for each, program in zip(steps, programs, strict=True)]
+    return {"steps": summarise(steps), "steps_per_token": summarise(per_token)}
 
 
 def _in_blocks(program: TraceProgram) -> TraceProgram:

@@ -47,7 +47,8 @@ def page(results: Results, pictures: Sequence[str]) -> Iterator[str]:
         yield from _costs(rivals)
         if "atlas" in rivals:
             yield ""
-            yield from _pairs(rivals)
+            best = [each.in_steps for each in results.agreements if (each.load, each.rival) == (load, "srpt")]
+            yield from _pairs(rivals, [figures for figures in best if figures])
     yield from _equal(settings, measured)
     yield from _agreement(results.agreements, results.step_time)
     yield from (f"\n![{Path(name).stem}]({name})" for name in pictures)
@@ -135,14 +136,13 @@ def _costs(rivals: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
     yield from _table((*headings, *counts), rows())
 
 
-def _pairs(rivals: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
-    others = [name for name in _AGAINST if name in rivals]
-    paths = ("steps_per_token", "steps")
+def _pairs(rivals: Mapping[str, Sequence[Figures]], best: Sequence[Figures]) -> Iterator[str]:
+    others = {name: rivals[name] for name in _AGAINST if name in rivals} | ({"srpt, simulated": best} if best else {})
+    paths = [f"{path}.{each}" for path in ("steps_per_token", "steps") for each in STATISTICS]
 
     def rows() -> Iterator[Sequence[str]]:
-        for name in others:
-            pair = rivals["atlas"], rivals[name]
-            yield name, *(_spread(ratio(*pair, f"{path}.{each}")) for path in paths for each in STATISTICS)
+        for name, figures in others.items():
+            yield name, *(_spread(ratio(rivals["atlas"], figures, path)) for path in paths)
 
     labels = [f"{what}{each}" for what in ("", "program latency ") for each in STATISTICS]
     yield from _table(("latency in steps, atlas ÷", *labels), rows())

@@ -59,7 +59,10 @@ def _data(results: Results) -> dict[str, Any]:
             for name, found in gains(settings.rivals[0], measured).items()
         },
         "step_time": asdict(results.step_time),
-        "simulated": [each._asdict() | {"off": each.off, "steps_off": each.steps_off} for each in results.agreements],
+        "simulated": [
+            each._asdict() | {name: getattr(each, name) for name in ("simulated_steps", "off", "steps_off")}
+            for each in results.agreements
+        ],
         "rounds": [_round(round_) for round_ in results.rounds],
     }
 
