@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -73,32 +74,43 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
         for name, run in round_.runs.items():
             policy = RIVALS[name].simulated
             swaps = RIVALS[name].swaps
-            simulated = _simulate(settings, _as_it_ran(settings, programs, run), policy, step_time, swaps=swaps)
+            simulated = _simulate(
+                settings, _as_it_ran(settings, programs, run, step_time), policy, step_time, swaps=swaps
+            )
             steps = _in_steps(settings, programs, policy, swaps=swaps)
             real_s = statistics.fmean(program.seconds for program in run.programs)
             real_steps = statistics.fmean(program.steps for program in run.programs)
             found.append(Agreement(round_.load, round_.number, name, real_s, simulated.mean_latency, real_steps, steps))
             advance()
         base = round_.runs[settings.rivals[0]]
-        best = _simulate(settings, _as_it_ran(settings, programs, base), "srpt", step_time)
+        best = _simulate(settings, _as_it_ran(settings, programs, base, step_time), "srpt", step_time)
         steps = _in_steps(settings, programs, "srpt")
         found.append(Agreement(round_.load, round_.number, "srpt", None, best.mean_latency, None, steps))
         advance()
     return found
 
 
-def _as_it_ran(settings: BenchSettings, programs: Sequence[TraceProgram], run: Run) -> list[TraceProgram]:
-    """The programs with times in the engine's seconds: on the clock of steps, programs arrived when the engine's
-    seconds said so, and a gap lasted so many mean steps."""
+def _as_it_ran(
+    settings: BenchSettings, programs: Sequence[TraceProgram], run: Run, step_time: StepTime
+) -> list[TraceProgram]:
+    """The programs with times in the simulator's seconds. On the clock of steps, a program arrives when the engine's
+    steps up to its arrival are over, had each taken what the simulator's do, and a gap lasts so many mean ones: a
+    machine that is now fast and now slow then does not make programs arrive in crowds."""
     if settings.clock == "seconds":
         return list(programs)
-    arrivals = {program.program: program.arrived_s for program in run.programs}
-    factor = statistics.fmean(sample.step_s for sample in run.samples) / STEP_S
+    elapsed_s = [0.0, *itertools.accumulate(step_time.step_s(*sample[:3]) for sample in run.samples)]
+    mean_s = elapsed_s[-1] / len(run.samples)
+    arrived_after = {program.program: program.arrived_after for program in run.programs}
+
+    def arrival_s(program: TraceProgram) -> float:
+        after = arrived_after[program.program]
+        return elapsed_s[after] + (program.arrival_s / STEP_S - after) * mean_s
+
     return [
         replace(
             program,
-            arrival_s=arrivals[program.program],
-            calls=tuple(replace(call, gap_s=call.gap_s * factor) for call in program.calls),
+            arrival_s=arrival_s(program),
+            calls=tuple(replace(call, gap_s=call.gap_s * mean_s / STEP_S) for call in program.calls),
         )
         for program in programs
     ]

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.engine
+from beside import Done
 
 OPTIONS = (
     "chat --programs 10 --scale 0.03 --rates 3 --closed --rounds 2 --seed 5 --rivals stock-fcfs,atlas,stock-again "
     "--batch-size 2 --kv-tokens 600"
 )
 LOADS = ("3", "closed")
+
+pytestmark = [pytest.mark.engine, pytest.mark.beside("-m", "weft", "bench", *OPTIONS.split(), "--out", "results")]
 
 
 def bench(out: Path, options: str = OPTIONS) -> subprocess.CompletedProcess[str]:
@@ -25,13 +27,11 @@ def bench(out: Path, options: str = OPTIONS) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def out(done: Done) -> Path:
     """The folder of a session that has ended."""
-    folder = tmp_path_factory.mktemp("bench") / "results"
-    done = bench(folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(folder / "report.md")
+    folder = done.folder / "results"
+    assert done.printed().splitlines()[-1] == "results/report.md"
     return folder
 
 
@@ -43,9 +43,7 @@ def results(out: Path) -> dict[str, Any]:
 def steps(run: dict[str, Any]) -> tuple[Any, ...]:
     """What of a run must be the same every time: all that is counted in steps and tokens."""
     counts = {key: value for key, value in run["counts"].items() if not key.endswith("_s")}
-    programs = [
-        {key: value for key, value in each.items() if key not in {"seconds", "arrived_s"}} for each in run["programs"]
-    ]
+    programs = [{key: value for key, value in each.items() if key != "seconds"} for each in run["programs"]]
     return run["steps"], counts, programs
 
 
@@ -67,6 +65,7 @@ def test_what_it_writes(out: Path) -> None:
         assert f"({picture}.svg)" in page
         assert (out / f"{picture}.svg").read_text().startswith("<?xml")
     assert "## A closed batch" in page
+    assert page.count("| srpt, simulated |") == len(LOADS)
 
 
 def test_the_rivals_play_the_same_programs(out: Path) -> None:
