@@ -108,12 +108,12 @@ def bounds(first_s: float, queues: int, ratio: float = 2.0) -> tuple[float, ...]
 
 # By the first bound: where calibration puts it, the 90th percentile of the service of calls.
 VARIANTS: dict[str, Callable[[float], PolicyConfig]] = {
-    "as it is (7 queues)": lambda _: PolicyConfig(),
-    "5 queues": lambda b: PolicyConfig(bounds_s=bounds(b, 5)),
+    "as it is (5 queues)": lambda _: PolicyConfig(),
+    "7 queues": lambda b: PolicyConfig(bounds_s=bounds(b, 7)),
     "4 queues": lambda b: PolicyConfig(bounds_s=bounds(b, 4)),
     "3 queues": lambda b: PolicyConfig(bounds_s=bounds(b, 3)),
-    "bounds 4 times apart": lambda b: PolicyConfig(bounds_s=bounds(b, 7, 4)),
-    "first bound halved": lambda b: PolicyConfig(bounds_s=bounds(b / 2, 7)),
+    "bounds 4 times apart": lambda b: PolicyConfig(bounds_s=bounds(b, 5, 4)),
+    "first bound halved": lambda b: PolicyConfig(bounds_s=bounds(b / 2, 5)),
     "beta 1": lambda _: PolicyConfig(beta=1.0),
     "never promoted": lambda _: PolicyConfig(beta=None),
     "decide_every 8": lambda _: PolicyConfig(decide_every=8),
@@ -227,8 +227,8 @@ def compare_machines(options: Options, progress: Progress) -> dict[str, Any]:
             row = found.setdefault(machine, {}).setdefault(workload, {})
             for seed in seeds:
                 load = loaded(workload, seed, options, settings)
-                five = VARIANTS["5 queues"](load.call_service_s(settings))
-                for name, policy in (("fcfs", "fcfs"), ("atlas", "atlas"), ("5 queues", five), ("srpt", "srpt")):
+                seven = VARIANTS["7 queues"](load.call_service_s(settings))
+                for name, policy in (("fcfs", "fcfs"), ("atlas", "atlas"), ("7 queues", seven), ("srpt", "srpt")):
                     row.setdefault(name, []).append(load.play(settings, policy))
                 progress.advance(task)
     return found
@@ -324,7 +324,7 @@ def main(
         show_ratios("ATLAS ÷ each", rivals, console)
         by_machine = compare_machines(options, progress)
         pairs = ((m, w, each) for m, row in by_machine.items() for w, each in row.items())
-        three = ((m, f"{w}, {p}", each[p], each["fcfs"]) for m, w, each in pairs for p in ("atlas", "5 queues", "srpt"))
+        three = ((m, f"{w}, {p}", each[p], each["fcfs"]) for m, w, each in pairs for p in ("atlas", "7 queues", "srpt"))
         show_ratios("other machines: ÷ FCFS", three, console)
         varied = vary(loads, options, progress)
         those = ((w, name, row[w], found[w]["fcfs"]) for w in WORKLOADS for name, row in varied.items())

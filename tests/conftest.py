@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny_model
-ROOT = Path(__file__).parent.parent
+
+from beside import Beside, Done
 
 if TYPE_CHECKING:
     import weft
@@ -54,51 +53,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def begun_early(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """What `begin` of test_exactness.py gives, if its shorter tests are to be run."""
-    items = [item for item in request.session.items if item.path.name == "test_exactness.py"]
-    if all(item.get_closest_marker("soak") for item in items):
-        yield None
-        return
-    with items[0].module.begin(request.getfixturevalue("tiny_model"), tmp_path_factory.mktemp("exactness")) as findings:
-        yield findings
-
-
-class Played(NamedTuple):
-    """An example that has been run, and where."""
-
-    done: subprocess.CompletedProcess[str]
-    folder: Path
-
-
-def _play(arguments: list[str], folder: Path) -> Played:
-    command = [sys.executable, str(ROOT / "examples" / arguments[0]), *arguments[1:]]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
-    return Played(done, folder)
-
-
-@pytest.fixture(scope="session")
-def _plays(
-    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Played]]]:
-    """The examples of all tests that are to be run, two at a time: an engine that starts keeps one core busy."""
-    with ThreadPoolExecutor(2) as pool:
-        plays = {}
-        for item in request.session.items:
-            for mark in item.iter_markers("example"):
-                arguments = [str(tiny_model) if part == "TINY" else part for part in mark.args]
-                plays[item.nodeid] = pool.submit(_play, arguments, tmp_path_factory.mktemp("example"))
-        yield plays
-        pool.shutdown(cancel_futures=True)
+def _beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    """The commands of all tests that are to be run, begun."""
+    beside = Beside(lambda: tmp_path_factory.mktemp("beside"), lambda: request.getfixturevalue("tiny_model"))
+    for item in request.session.items:
+        for mark in item.iter_markers("beside"):
+            beside.begin(mark.args)
+    yield beside
+    beside.end()
 
 
 @pytest.fixture
-def played(request: pytest.FixtureRequest, _plays: dict[str, Future[Played]]) -> Played:
-    """The test's example, run as a user would run it: `@pytest.mark.example(file in examples/, *arguments)`."""
-    example = _plays[request.node.nodeid].result()
-    assert example.done.returncode == 0, example.done.stderr[-3000:]
-    assert "Traceback" not in example.done.stderr
-    return example
+def done(request: pytest.FixtureRequest, _beside: Beside) -> Done:
+    """The test's command, run as a user would run it: `@pytest.mark.beside(*arguments of python)`."""
+    return _beside.done(request.node.get_closest_marker("beside").args)
 
 
 @pytest.fixture(scope="session")

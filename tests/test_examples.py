@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from xml.etree import ElementTree as ET
 
 import pytest
 import typer
+
+from beside import ROOT, TINY, Done
 
 pytest.importorskip("langgraph", reason="the LangChain extra is not installed")
 
@@ -26,20 +28,18 @@ from weft.examples import chatbot_session, map_reduce_langchain, mcts_langgraph
 from weft.examples._search import Node, formula, is_solved, moves, start
 from weft.integrations.langchain import ChatWeft
 
-if TYPE_CHECKING:
-    from conftest import Played
-
-ROOT = Path(__file__).parent.parent
-EXAMPLES = ("mcts_langgraph", "map_reduce_langchain", "chatbot_session", "openai_sdk")
+EXAMPLES = ROOT / "examples"
+NAMES = ("mcts_langgraph", "map_reduce_langchain", "chatbot_session", "openai_sdk")
 
 
-def shown(played: Played) -> tuple[str, list[str], list[str]]:
+def shown(done: Done) -> tuple[str, list[str], list[str]]:
     """What an example prints, its rows in the process table, and the words of the picture that it leaves."""
-    (drawn,) = played.folder.glob("*.svg")
+    printed = done.printed()
+    (drawn,) = done.folder.glob("*.svg")
     picture = ET.parse(drawn).getroot()  # noqa: S314  our own file
     assert picture.tag.endswith("svg")
-    rows = [line for line in played.done.stdout.splitlines() if re.search(r"\d +finished *$", line)]
-    return played.done.stdout, rows, [text for text in map(str.strip, picture.itertext()) if text]
+    rows = [line for line in printed.splitlines() if re.search(r"\d +finished *$", line)]
+    return printed, rows, [text for text in map(str.strip, picture.itertext()) if text]
 
 
 def check_solutions(printed: str) -> int:
@@ -209,10 +209,10 @@ def test_a_text_is_split_without_loss(text: str) -> None:
     assert max(map(len, parts)) <= map_reduce_langchain.PART
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_mistake_is_told_in_one_line(name: str, tmp_path: Path) -> None:
     """A model that is not there: exit code 1 and a sentence, no traceback."""
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--model", str(tmp_path / "nowhere")]
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--model", str(tmp_path / "nowhere")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
     assert re.fullmatch(r"error: model '.*nowhere' cannot be loaded: .*\n", done.stderr)
@@ -266,10 +266,10 @@ async def test_the_session_of_a_chat(engine: weft.Engine) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.example("mcts_langgraph.py", "--model", "TINY", "--rollouts", "2", "1 1 1 1", "1 1 1 2")
-def test_tree_search_runs(played: Played) -> None:
+@pytest.mark.beside(EXAMPLES / "mcts_langgraph.py", "--model", TINY, "--rollouts", "2", "1 1 1 1", "1 1 1 2")
+def test_tree_search_runs(done: Done) -> None:
     """Two puzzles in two programs; what is solved is right; the picture shows the steps of the search."""
-    printed, rows, words = shown(played)
+    printed, rows, words = shown(done)
     assert [row.split("  ")[0].strip() for row in rows] == ["1 1 1 1", "1 1 1 2"]
     assert printed.count(": not solved in 2 rollouts; the last was ") == 2
     assert printed.count("    its last reflection: ") == 2
@@ -277,10 +277,10 @@ def test_tree_search_runs(played: Played) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.example("map_reduce_langchain.py", "--model", "TINY")
-def test_map_and_reduce_runs(played: Played) -> None:
+@pytest.mark.beside(EXAMPLES / "map_reduce_langchain.py", "--model", TINY)
+def test_map_and_reduce_runs(done: Done) -> None:
     """Two documents in two programs, each with a summary."""
-    printed, rows, words = shown(played)
+    printed, rows, words = shown(done)
     assert [row.split()[0] for row in rows] == ["harbour", "orchard"]
     assert "harbour, in 8 parts\n  " in printed
     assert "orchard, in 4 parts\n  " in printed
@@ -288,10 +288,10 @@ def test_map_and_reduce_runs(played: Played) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.example("chatbot_session.py", "--model", "TINY", "--turns", "3")
-def test_chat_runs(played: Played) -> None:
+@pytest.mark.beside(EXAMPLES / "chatbot_session.py", "--model", TINY, "--turns", "3")
+def test_chat_runs(done: Done) -> None:
     """Two users with three turns each: six programs, and what each turn found in the prefix cache."""
-    printed, rows, words = shown(played)
+    printed, rows, words = shown(done)
     assert {row.split()[0] for row in rows} == {"Ada", "Ben"}
     assert len(rows) == 6
     shares = [
@@ -303,10 +303,10 @@ def test_chat_runs(played: Played) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.example("openai_sdk.py", "--model", "TINY")
-def test_the_openai_agents_run(played: Played) -> None:
+@pytest.mark.beside(EXAMPLES / "openai_sdk.py", "--model", TINY)
+def test_the_openai_agents_run(done: Done) -> None:
     """Three questions in three programs, each a plan, two lookups of two calls side by side, and an answer."""
-    printed, rows, words = shown(played)
+    printed, rows, words = shown(done)
     assert printed.count("What are the capitals of") == 3
     assert [row.split("  ")[0].strip() for row in rows] == ["France, Japan", "Egypt, Peru", "Norway, Kenya"]
     assert {"thread 0", "thread 1"} <= set(words)
@@ -314,9 +314,9 @@ def test_the_openai_agents_run(played: Played) -> None:
 
 @pytest.mark.soak
 @pytest.mark.engine
-@pytest.mark.example("mcts_langgraph.py", "--rollouts", "30", "2 3 4")
-def test_tree_search_solves(played: Played) -> None:
+@pytest.mark.beside(EXAMPLES / "mcts_langgraph.py", "--rollouts", "30", "2 3 4")
+def test_tree_search_solves(done: Done) -> None:
     """The embedded model plays. Thirty rollouts are enough to try everything, so it solves this on any machine."""
-    printed, rows, _ = shown(played)
+    printed, rows, _ = shown(done)
     assert len(rows) == 1
     assert check_solutions(printed) == 1

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from beside import ROOT, Done, script
+
+TEN_LINES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 
 
 @pytest.mark.engine
-def test_the_readmes_ten_lines_run(tmp_path: Path) -> None:
+@pytest.mark.beside.with_args(script("".join(TEN_LINES)))  # a mark that is called with a function decorates it
+def test_the_readmes_ten_lines_run(done: Done) -> None:
     """Copied into a file, on the embedded model: two answers, and the two programs' rows."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert len(blocks) == 1
-    script = tmp_path / "ten_lines.py"
-    script.write_text(blocks[0])
-    quick = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}  # it takes a minute or more the first time
-    done = subprocess.run(
-        [sys.executable, str(script)], env=quick, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("ProgramRow(") == 2
-    assert "finished" in done.stdout
+    assert len(TEN_LINES) == 1
+    printed = done.printed()
+    assert printed.count("ProgramRow(") == 2
+    assert "finished" in printed
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from beside import TINY, Done
 
 pytestmark = pytest.mark.engine
 
@@ -34,25 +32,19 @@ FEATURES = {
 }
 
 
-@contextmanager
-def examining(model: Path, folder: Path, *options: str, priority: int = 0) -> Iterator[Callable[[], Found]]:
-    """Has `exactness_engine.py` at work; gives what waits for its findings, for each engine.
+def examined(*options: str) -> pytest.MarkDecorator:
+    """Marks a test of what `exactness_engine.py` finds."""
+    return pytest.mark.beside(Path(__file__).with_name("exactness_engine.py"), TINY, "found.json", *options)
 
-    Args:
-        priority: as for `nice`.
-    """
-    script, found, log = Path(__file__).with_name("exactness_engine.py"), folder / "found.json", folder / "log"
-    command = ["nice", "-n", str(priority), sys.executable, str(script), str(model), str(found), *options]
-    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
 
-        def findings() -> Found:
-            assert process.wait(880) == 0, log.read_text()[-4000:]
-            return json.loads(found.read_text())
+SHORT = examined("--preemptions", "100", "--faults", "--engine", *ENGINES)
 
-        try:
-            yield findings
-        finally:
-            process.terminate()
+
+@pytest.fixture
+def found(done: Done) -> Found:
+    """Its findings, for each engine."""
+    assert done.exit_code == 0, done.stderr[-4000:]
+    return json.loads((done.folder / "found.json").read_text())
 
 
 def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
@@ -77,29 +69,21 @@ def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
     assert (found["while_in_flight"] > 0) == engine.startswith("async")
 
 
-@pytest.fixture(scope="module")
-def found(begun_early: Any) -> Found:
-    """Every engine, disturbed until each kind of call was forced out in each phase."""
-    return begun_early()
-
-
-def begin(model: Path, folder: Path) -> AbstractContextManager[Callable[[], Found]]:
-    """What conftest.py begins when the session does: it takes minutes of one core, and most tests leave one idle."""
-    return examining(model, folder, "--preemptions", "100", "--faults", "--engine", *ENGINES, priority=19)
-
-
+@SHORT
 @pytest.mark.parametrize("kind", ENGINES)
 def test_preempted_calls_yield_what_they_yield_undisturbed(found: Found, kind: str) -> None:
     """At least 100 random preemptions on each engine change no token, text, logprob or finish reason."""
     check(found[kind], kind, 100)
 
 
+@SHORT
 def test_a_wrong_resume_is_noticed(found: Found) -> None:
     """A scheduler that loses a token, or takes freed KV blocks for computed, makes mismatches."""
     assert set(found["noticed"]) == {"loses a token", "trusts freed blocks"}
     assert all(found["noticed"].values())
 
 
+@SHORT
 def test_a_copy_that_fails_is_computed_again(found: Found) -> None:
     """Where a third of the copies to and from host memory fail, no call fails, and none says anything else but seeded
     ones: vLLM does not take back the random numbers of a step whose load failed."""
@@ -110,10 +94,13 @@ def test_a_copy_that_fails_is_computed_again(found: Found) -> None:
     assert unreliable["swap"]["used"] == 0
 
 
+LONG = ("--seed", "1", "--preemptions", "1000", "--rounds", "100")
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", ENGINES + OTHERS)
-def test_a_thousand_preemptions_change_nothing(tiny_model: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=examined(*LONG, "--engine", kind)) for kind in ENGINES + OTHERS]
+)
+def test_a_thousand_preemptions_change_nothing(found: Found, kind: str) -> None:
     """At least 1,000 random preemptions on each engine, of other calls than in the shorter test."""
-    options = ("--seed", "1", "--engine", kind, "--preemptions", "1000", "--rounds", "100")
-    with examining(tiny_model, tmp_path, *options) as findings:
-        check(findings()[kind], kind, 1000)
+    check(found[kind], kind, 1000)

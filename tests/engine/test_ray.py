@@ -15,6 +15,7 @@ import pytest
 from replica_chaos import HELD_BACK, body, both_ready, content, idle, until
 
 import weft
+from beside import is_beside
 from weft.core.errors import (
     ClusterError,
     ContextLengthError,
@@ -97,7 +98,8 @@ def engine_processes() -> set[psutil.Process]:
     found = set()
     for process in psutil.process_iter():
         try:
-            if "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline()):
+            of_vllm = "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline())
+            if of_vllm and not is_beside(process):
                 found.add(process)
         except psutil.NoSuchProcess:
             pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 import weft
+from beside import TINY, Done, script
 from tiny_model import ENGINE_ARGS
 from weft.core.errors import TraceError
 from weft.core.sim import SimSettings, simulate
@@ -167,19 +167,15 @@ if __name__ == "__main__":
 """
 
 
-def test_weft_record(tiny_model: Path, tmp_path: Path) -> None:
+AGENT_SCRIPT = script(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)))
+
+
+@pytest.mark.beside("-m", "weft", "record", "runs.jsonl", "--", sys.executable, AGENT_SCRIPT, TINY)
+def test_weft_record(done: Done) -> None:
     """A script that knows nothing of it is recorded; programs that its engine's shutdown broke off too, once, with the
     calls that finished."""
-    script, out = tmp_path / "my_agent.py", tmp_path / "runs.jsonl"
-    script.write_text(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)))
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "record", str(out), "--", sys.executable, str(script), str(tiny_model)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 9, done.stderr
+    assert done.exit_code == 9, done.stderr
+    out = done.folder / "runs.jsonl"
     assert done.stderr.endswith(f"recorded 3 programs; see: weft sim {out}\n")
     recorded = read(out)
     first_calls = [(program.name, program.calls[0].output_tokens) for program in recorded]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+
+from beside import ROOT, TINY, Done
 
 pytest.importorskip("autogen_agentchat", reason="the AutoGen extra is not installed")
 
 from weft.core.graph import ProgramGraph
 
-if TYPE_CHECKING:
-    from conftest import Played
-
-ON_TINY = ("--model", "TINY", "--picture", "graph.json")
+EXAMPLES = ROOT / "examples"
+ON_TINY = ("--model", TINY, "--picture", "graph.json")
 
 
-def shown(played: Played) -> tuple[str, ProgramGraph]:
+def shown(done: Done) -> tuple[str, ProgramGraph]:
     """What an example prints, and the graph that it draws."""
-    return played.done.stdout, ProgramGraph.from_json((played.folder / "graph.json").read_text())
+    return done.printed(), ProgramGraph.from_json((done.folder / "graph.json").read_text())
 
 
 def lines(printed: str, first_word: str) -> int:
@@ -26,10 +24,10 @@ def lines(printed: str, first_word: str) -> int:
 
 
 @pytest.mark.engine
-@pytest.mark.example("debate_autogen.py", *ON_TINY)
-def test_the_debate(played: Played) -> None:
+@pytest.mark.beside(EXAMPLES / "debate_autogen.py", *ON_TINY)
+def test_the_debate(done: Done) -> None:
     """Five rounds in three programs, each verdict in its form; the graph is a chain."""
-    printed, graph = shown(played)
+    printed, graph = shown(done)
     assert [lines(printed, name) for name in ("pro", "contra", "judge")] == [5, 5, 5]
     assert printed.count('{"winner":') + printed.count('{ "winner":') == 5
     assert printed.count("finished") == 3
@@ -38,10 +36,10 @@ def test_the_debate(played: Played) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.example("graphflow_autogen.py", *ON_TINY)
-def test_the_review(played: Played) -> None:
+@pytest.mark.beside(EXAMPLES / "graphflow_autogen.py", *ON_TINY)
+def test_the_review(done: Done) -> None:
     """A writer, three reviewers beside each other and a summariser, twice; the graph forks and joins."""
-    printed, graph = shown(played)
+    printed, graph = shown(done)
     assert [lines(printed, name) for name in ("writer", "grammar", "summariser")] == [2, 2, 2]
     assert printed.count("finished") == 2
     writer, *reviewers, summariser = graph.calls
