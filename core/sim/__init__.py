@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from weft.core.errors import SimulationError
-from weft.core.sim.records import Run
+from weft.core.sim.records import Batch, Run
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import ProgramResult, SimResult, simulate
 from weft.core.sim.step_time import StepSample, StepTime
 from weft.core.sim.trace import TraceCall, TraceProgram
 
 __all__ = [
+    "Batch",
     "ProgramResult",
     "Run",
     "SimResult",

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.core.sim.step_time import StepTime
+
 
 class Run(NamedTuple):
     """A call was in the batch from start to end."""
@@ -15,6 +17,23 @@ class Run(NamedTuple):
     replica: int
     start_s: float
     end_s: float
+
+
+class Batch(NamedTuple):
+    """Steps of a replica with one batch, one after the other."""
+
+    replica: int
+    began_s: float
+    steps: int
+    decode_tokens: int  # a step: of each call that decodes, one
+    prefill_tokens: int
+    context_tokens: int  # attended to in the first step; `decode_tokens` more with each further one
+
+    def took_s(self, step_time: StepTime) -> float:
+        """What all of its steps take."""
+        first_s = step_time.step_s(self.decode_tokens, self.prefill_tokens, self.context_tokens)
+        more = self.decode_tokens * (self.steps * (self.steps - 1) // 2)
+        return self.steps * first_s + step_time.context_token_s * more
 
 
 @dataclass(slots=True)

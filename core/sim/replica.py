@@ -15,7 +15,7 @@ from typing import Final, cast
 from weft.core.policies import Call, Policy, Rank, Srpt
 from weft.core.sim.calls import SimCall
 from weft.core.sim.kv import KvCache, Stretch
-from weft.core.sim.records import Counts, Jump, Run
+from weft.core.sim.records import Batch, Counts, Jump, Run
 from weft.core.sim.settings import SimSettings
 
 # Of the KV cache, kept free when a call is let in beside others: it would soon be preempted again.
@@ -29,6 +29,7 @@ class Replica:
         number: its own.
         policy: its own, fresh.
         record: told of every run of a call.
+        note: told of every batch.
         jump: jump over steps that change nothing; False plays each one (for tests).
     """
 
@@ -38,8 +39,9 @@ class Replica:
         policy: Policy,
         settings: SimSettings,
         counts: Counts,
-        record: Callable[[Run], None] | None = None,
         *,
+        record: Callable[[Run], None] | None = None,
+        note: Callable[[Batch], None] | None = None,
         jump: bool = True,
     ) -> None:
         self.number = number
@@ -49,6 +51,7 @@ class Replica:
         self._settings = settings
         self._counts = counts
         self._record = record
+        self._note = note
         self._may_jump = jump
         config = None if isinstance(settings.policy, str) else settings.policy
         self._decide_every = config.decide_every if config else 1
@@ -105,6 +108,8 @@ class Replica:
         """
         jump = cast("Jump", self.jump)
         self.jump = None
+        if self._note is not None:
+            self._note(Batch(self.number, jump.began_s, jump.steps, *self._load()))
         self._steps += jump.steps
         lasted_s = jump.lasts_s(jump.steps)
         self._busy_s += lasted_s
@@ -264,10 +269,13 @@ class Replica:
 
     # -- jumping
 
-    def _plan(self, now_s: float) -> Jump:
-        prefill = sum(self._chunks.values())
+    def _load(self) -> tuple[int, int, int]:
+        """What is in the next step: calls that decode, tokens of prompts, and of the context that both attend to."""
         context = self._context + sum(call.context - call.prefill_left for call in self._chunks)
-        first_s = self._timing.step_s(self._decoding, prefill, context)
+        return self._decoding, sum(self._chunks.values()), context
+
+    def _plan(self, now_s: float) -> Jump:
+        first_s = self._timing.step_s(*self._load())
         if self._chunks or self._swap_s:
             first_s += self._swap_s
             self._swap_s = 0.0

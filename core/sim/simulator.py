@@ -15,7 +15,7 @@ from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import Call, Policy, Priority, Srpt
 from weft.core.process_table import Account, Attained
 from weft.core.sim.calls import SimCall, SimProgram
-from weft.core.sim.records import Counts, Run
+from weft.core.sim.records import Batch, Counts, Run
 from weft.core.sim.replica import Replica
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.trace import TraceProgram
@@ -55,6 +55,7 @@ class SimResult:
     programs: dict[str, ProgramResult]  # in the order of the trace
     counts: Counts
     runs: tuple[Run, ...] = field(default=(), repr=False)  # who ran when; only if asked for
+    batches: tuple[Batch, ...] = field(default=(), repr=False)  # what was in the steps; only if asked for
 
     @property
     def makespan(self) -> float:
@@ -103,6 +104,7 @@ def simulate(
     *,
     progress: Callable[[int], object] | None = None,
     runs: bool = False,
+    batches: bool = False,
     jump: bool = True,
 ) -> SimResult:
     """Serve programs to their end. Nothing is random: the same programs and settings give the same result.
@@ -112,12 +114,13 @@ def simulate(
         settings: the engines. Default: one, of made-up speed, under ATLAS.
         progress: told now and then how many programs have ended.
         runs: note who ran when (`SimResult.runs`).
+        batches: note what was in the steps (`SimResult.batches`).
         jump: False plays every step one by one, which takes long and changes nothing (for tests).
 
     Raises:
         SimulationError: no programs, two of one id, or a call that no KV cache of that size can hold.
     """
-    simulation = _Simulation(programs, settings or SimSettings(), progress, runs=runs, jump=jump)
+    simulation = _Simulation(programs, settings or SimSettings(), progress, runs=runs, batches=batches, jump=jump)
     simulation.run()
     return simulation.result()
 
@@ -130,6 +133,7 @@ class _Simulation:
         progress: Callable[[int], object] | None,
         *,
         runs: bool,
+        batches: bool,
         jump: bool,
     ) -> None:
         _check(programs, settings)
@@ -137,9 +141,12 @@ class _Simulation:
         self._progress = progress
         self._counts = Counts()
         self._runs: list[Run] = []
-        record = self._runs.append if runs else None
+        self._batches: list[Batch] = []
+        record, note = self._runs.append if runs else None, self._batches.append if batches else None
         numbers = range(settings.replicas)
-        self._replicas = [Replica(n, self._policy(), settings, self._counts, record, jump=jump) for n in numbers]
+        self._replicas = [
+            Replica(n, self._policy(), settings, self._counts, record=record, note=note, jump=jump) for n in numbers
+        ]
         self._balancer = settings.balancer.make()
         self._engine_ids = [EngineId(f"engine-{number}") for number in numbers]
         self._loads = [EngineLoad(engine_id, 0) for engine_id in self._engine_ids]
@@ -270,7 +277,7 @@ class _Simulation:
             )
             for program in self._programs
         }
-        return SimResult(self._settings.policy_name, rows, self._counts, tuple(self._runs))
+        return SimResult(self._settings.policy_name, rows, self._counts, tuple(self._runs), tuple(self._batches))
 
 
 def _work_left(call: Call) -> float:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 from weft.core.policies import PolicyConfig
-from weft.core.sim import SimResult, SimSettings, StepTime, TraceProgram, simulate
+from weft.core.sim import Batch, SimResult, SimSettings, StepTime, TraceProgram, simulate
 from weft.core.sim.trace import path_tokens
 from weft.engine.bench.clock import STEP_S
 from weft.engine.bench.measures import Figures, figure, summarise
-from weft.engine.bench.records import Round, Run
+from weft.engine.bench.records import Round
 from weft.engine.bench.rivals import RIVALS
 from weft.engine.bench.session import draw_round
 from weft.engine.bench.settings import BLOCK_TOKENS, BenchSettings
@@ -72,64 +72,56 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
         step_time = fit([round_])
         programs = draw_round(settings, round_.load, round_.number, round_.longest_tokens).programs
         for name, run in round_.runs.items():
-            policy = RIVALS[name].simulated
-            swaps = RIVALS[name].swaps
-            simulated = _simulate(
-                settings, _as_it_ran(settings, programs, run, step_time), policy, step_time, swaps=swaps
-            )
-            steps = _in_steps(settings, programs, policy, swaps=swaps)
+            rival = RIVALS[name]
+            simulated = _simulated(settings, programs, rival.simulated, step_time, swaps=rival.swaps)
             real_s = statistics.fmean(program.seconds for program in run.programs)
             real_steps = statistics.fmean(program.steps for program in run.programs)
-            found.append(Agreement(round_.load, round_.number, name, real_s, simulated.mean_latency, real_steps, steps))
+            found.append(Agreement(round_.load, round_.number, name, real_s, simulated[0], real_steps, simulated[1]))
             advance()
-        base = round_.runs[settings.rivals[0]]
-        best = _simulate(settings, _as_it_ran(settings, programs, base, step_time), "srpt", step_time)
-        steps = _in_steps(settings, programs, "srpt")
-        found.append(Agreement(round_.load, round_.number, "srpt", None, best.mean_latency, None, steps))
+        simulated = _simulated(settings, programs, "srpt", step_time)
+        found.append(Agreement(round_.load, round_.number, "srpt", None, simulated[0], None, simulated[1]))
         advance()
     return found
 
 
-def _as_it_ran(
-    settings: BenchSettings, programs: Sequence[TraceProgram], run: Run, step_time: StepTime
-) -> list[TraceProgram]:
-    """The programs with times in the simulator's seconds. On the clock of steps, a program arrives when the engine's
-    steps up to its arrival are over, had each taken what the simulator's do, and a gap lasts so many mean ones: a
-    machine that is now fast and now slow then does not make programs arrive in crowds."""
-    if settings.clock == "seconds":
-        return list(programs)
-    elapsed_s = [0.0, *itertools.accumulate(step_time.step_s(*sample[:3]) for sample in run.samples)]
-    mean_s = elapsed_s[-1] / len(run.samples)
-    arrived_after = {program.program: program.arrived_after for program in run.programs}
-
-    def arrival_s(program: TraceProgram) -> float:
-        after = arrived_after[program.program]
-        return elapsed_s[after] + (program.arrival_s / STEP_S - after) * mean_s
-
-    return [
-        replace(
-            program,
-            arrival_s=arrival_s(program),
-            calls=tuple(replace(call, gap_s=call.gap_s * mean_s / STEP_S) for call in program.calls),
-        )
-        for program in programs
-    ]
-
-
-def _in_steps(
+def _simulated(
     settings: BenchSettings,
     programs: Sequence[TraceProgram],
     policy: PolicyConfig | Literal["priority", "srpt"],
+    step_time: StepTime,
     *,
     swaps: bool = False,
-) -> Figures | None:
-    """Latencies by the names in `measures.LATENCIES`, on the clock of steps."""
-    if settings.clock != "steps":
-        return None
+) -> tuple[float, Figures | None]:
+    """Mean program latency in seconds; on the clock of steps, which says when calls arrive there, also latencies in
+    steps, by the names in `measures.LATENCIES`."""
+    if settings.clock == "seconds":
+        return _simulate(settings, programs, policy, step_time, swaps=swaps).mean_latency, None
     result = _simulate(settings, programs, policy, NOMINAL, swaps=swaps)
-    steps = [result.programs[program.program].latency / STEP_S for program in programs]
+    rows = [result.programs[program.program] for program in programs]
+    elapsed_s = _seconds(result.batches, step_time)
+    latency_s = statistics.fmean(elapsed_s(row.finish) - elapsed_s(row.arrival) for row in rows)
+    steps = [row.latency / STEP_S for row in rows]
     per_token = [each / path_tokens(program.calls) for each, program in zip(steps, programs, strict=True)]
-    return {"steps": summarise(steps), "steps_per_token": summarise(per_token)}
+    return latency_s, {"steps": summarise(steps), "steps_per_token": summarise(per_token)}
+
+
+def _seconds(batches: Sequence[Batch], step_time: StepTime) -> Callable[[float], float]:
+    """From nominal time, in which all steps are alike, to the time that they take; idle steps take the mean."""
+    mean_s = sum(batch.took_s(step_time) for batch in batches) / sum(batch.steps for batch in batches)
+    nominal_s, elapsed_s = [0.0], [0.0]
+    for batch in batches:
+        idle_s, steps_s = batch.began_s - nominal_s[-1], batch.steps * STEP_S
+        for lasted_s, took_s in ((idle_s, idle_s / STEP_S * mean_s), (steps_s, batch.took_s(step_time))):
+            if lasted_s > 0:
+                nominal_s.append(nominal_s[-1] + lasted_s)
+                elapsed_s.append(elapsed_s[-1] + took_s)
+
+    def elapsed(at_s: float) -> float:
+        after = min(bisect.bisect_left(nominal_s, at_s, lo=1), len(nominal_s) - 1)
+        share = (at_s - nominal_s[after - 1]) / (nominal_s[after] - nominal_s[after - 1])
+        return elapsed_s[after - 1] + share * (elapsed_s[after] - elapsed_s[after - 1])
+
+    return elapsed
 
 
 def _in_blocks(program: TraceProgram) -> TraceProgram:
@@ -159,4 +151,5 @@ def _simulate(
             preemption="swap" if swaps else "recompute",
             step_time=step_time,
         ),
+        batches=True,
     )

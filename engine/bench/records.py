@@ -19,7 +19,6 @@ class Outcome(NamedTuple):
     tokens: int  # output, of all its calls
     path_tokens: int  # output, on its critical path
     unloaded_steps: int  # from its arrival to its end, had it been alone
-    arrived_after: int  # steps of the engine at work
 
 
 @dataclass(slots=True)

@@ -48,7 +48,6 @@ class _Live:
     place: int  # in the order of arrival
     arrived_steps: int
     arrived_s: float
-    arrived_after: int  # steps at work
     calls: dict[str, TraceCall] = field(default_factory=dict)
     histories: dict[str, list[int]] = field(default_factory=dict)  # prompt and, once ended, output of each call
     missing: dict[str, int] = field(default_factory=dict)  # parents that have not ended
@@ -110,9 +109,7 @@ class Play:
         spec, clock = self._programs[index], self._stepper.clock
         # On a clock of seconds it arrives during a step, and is looked at after it.
         arrived_s = clock.seconds if clock.counts_steps else spec.arrival_s
-        live = self._live[index] = _Live(
-            spec, next(self._places), clock.steps, arrived_s, clock.steps_at_work, left=len(spec.calls)
-        )
+        live = self._live[index] = _Live(spec, next(self._places), clock.steps, arrived_s, left=len(spec.calls))
         live.calls = {call.call_id: call for call in spec.calls}
         live.missing = {call.call_id: len(call.parents) for call in spec.calls}
         for call in spec.calls:
@@ -176,7 +173,6 @@ class Play:
                 tokens=sum(call.output_tokens for call in live.spec.calls),
                 path_tokens=path_tokens(live.spec.calls),
                 unloaded_steps=self._unloaded_steps[live.spec.program],
-                arrived_after=live.arrived_after,
             )
         )
 

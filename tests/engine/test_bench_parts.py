@@ -72,7 +72,7 @@ class FakeEngine:
 
 
 def outcome(steps: int, tokens: int, path: int, unloaded: int = 10) -> Outcome:
-    return Outcome("p", "chat", steps, steps * 0.5, tokens, path, unloaded, 0)
+    return Outcome("p", "chat", steps, steps * 0.5, tokens, path, unloaded)
 
 
 def run(*programs: Outcome, **counts: Any) -> Run:
@@ -130,7 +130,7 @@ def test_a_replay_sends_calls_when_they_are_due() -> None:
     programs = [replace(FORK, arrival_s=4 * STEP_S)]
     play = Play(engine, programs, {"fork": 10}, Prompts("0", range(10, 900)))
     counts = list(play.run())
-    assert play.outcomes == [Outcome("fork", "fork", 10, 5.0, 10, 8, 10, 0)]
+    assert play.outcomes == [Outcome("fork", "fork", 10, 5.0, 10, 8, 10)]
     assert [call.request_id for call in engine.sent] == ["0-a", "0-b", "0-c", "0-d"]
     assert (engine.clock.steps, counts[-1]) == (4 + 10, 1)
 
@@ -292,7 +292,6 @@ def test_the_simulator_plays_what_was_played(tmp_path: Path) -> None:
     assert list(play.run())
     # p runs 0-5; q 7-12, for which p's second call waits, 12-16; q's second one 16-20; r 30-35 and 38-42.
     assert [(each.program, each.steps) for each in play.outcomes] == [("p", 16), ("q", 13), ("r", 12)]
-    assert [each.arrived_after for each in play.outcomes] == [0, 5, 18]  # idle for 2 and 10 steps
     samples = [StepSample(1, 0, 5, 0.5), StepSample(2, 3, 9, 0.5)] * engine.clock.steps_at_work
     run_ = Run(play.outcomes, engine.clock.steps, engine.clock.seconds, Counts(), samples[: engine.clock.steps_at_work])
     found = Round(AS_RECORDED, 0, 4096, 0, {"stock-fcfs": run_})

@@ -231,11 +231,18 @@ def one_call(prompt_tokens: int, output_tokens: int, program: str = "A", **other
 
 def test_a_call_alone_takes_what_its_steps_take() -> None:
     """20 prompt tokens in chunks of 8 are three steps, the last of which gives a token; two more tokens, two steps."""
-    result = simulate([one_call(20, 3)], SimSettings(batch_size=1, chunk_tokens=8, step_time=EXACT))
+    settings = SimSettings(batch_size=1, chunk_tokens=8, step_time=EXACT)
+    result = simulate([one_call(20, 3)], settings, batches=True)
     # The context that a step attends to: 0, 8 and 16 tokens of the prompt, then 21 and 22.
     steps = [(0, 8, 0), (0, 8, 8), (0, 4, 16), (1, 0, 21), (1, 0, 22)]
     assert result.makespan == sum(EXACT.step_s(*step) for step in steps)
     assert result.programs["A"].service == result.makespan
+    # As they are noted, the last two steps are one batch.
+    assert [batch[3:] for batch in result.batches] == steps[:4]
+    assert [batch.steps for batch in result.batches] == [1, 1, 1, 2]
+    took_s = [batch.took_s(EXACT) for batch in result.batches]
+    assert [batch.began_s for batch in result.batches] == [sum(took_s[:number]) for number in range(4)]
+    assert sum(took_s) == result.makespan
 
 
 def test_a_program_finds_its_prefix_on_its_engine_only() -> None:
