@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from beside import Done
+from beside import Done, script
 
 OPTIONS = (
     "chat --programs 10 --scale 0.03 --rates 3 --closed --rounds 2 --seed 5 --rivals stock-fcfs,atlas,stock-again "
@@ -18,7 +18,20 @@ OPTIONS = (
 )
 LOADS = ("3", "closed")
 
-pytestmark = [pytest.mark.engine, pytest.mark.beside("-m", "weft", "bench", *OPTIONS.split(), "--out", "results")]
+# A session, and one that was stopped before its last round.
+SESSIONS = script(f"""
+import shutil, subprocess, sys
+from pathlib import Path
+
+bench = [sys.executable, "-m", "weft", "bench", *"{OPTIONS}".split(), "--out"]
+subprocess.run([*bench, "results"], check=True)
+shutil.copytree("results", "again")
+journal = Path("again/rounds.jsonl")
+journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:-1]))
+sys.exit(subprocess.run([*bench, "again"]).returncode)
+""")
+
+pytestmark = [pytest.mark.engine, pytest.mark.beside.with_args(SESSIONS)]
 
 
 def bench(out: Path, options: str = OPTIONS) -> subprocess.CompletedProcess[str]:
@@ -30,9 +43,11 @@ def bench(out: Path, options: str = OPTIONS) -> subprocess.CompletedProcess[str]
 @pytest.fixture
 def out(done: Done) -> Path:
     """The folder of a session that has ended."""
-    folder = done.folder / "results"
-    assert done.printed().splitlines()[-1] == "results/report.md"
-    return folder
+    assert [line for line in done.printed().splitlines() if "report" in line] == [
+        "results/report.md",
+        "again/report.md",
+    ]
+    return done.folder / "results"
 
 
 def results(out: Path) -> dict[str, Any]:
@@ -88,16 +103,13 @@ def test_the_simulator_agrees(out: Path) -> None:
 def test_it_goes_on_where_it_was_stopped(out: Path) -> None:
     """What is there is not played again, and what was lost comes out the same to the digit, on engines that have not
     played what came before."""
-    journal, before = out / "rounds.jsonl", results(out)
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[:-1]))
-    again = bench(out)
-    assert again.returncode == 0, again.stderr
-    assert journal.read_text().splitlines(keepends=True)[:-1] == lines[:-1]
-    after = results(out)
-    assert [steps(run) for each in after["rounds"] for run in each["runs"].values()] == [
-        steps(run) for each in before["rounds"] for run in each["runs"].values()
-    ]
+    again = out.with_name("again")
+    lines, lines_again = ((each / "rounds.jsonl").read_text().splitlines() for each in (out, again))
+    assert lines_again[:-1] == lines[:-1]
+    before, after = (
+        [steps(run) for each in results(e)["rounds"] for run in each["runs"].values()] for e in (out, again)
+    )
+    assert after == before
 
 
 def test_other_settings_are_refused(out: Path) -> None:

@@ -72,7 +72,7 @@ class TestChatWeftIntegration(_OnWeft, ChatModelIntegrationTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         """A model of 135 million parameters repeats itself, and would do so for ever."""
-        return {**super().chat_model_params, "max_tokens": 150, "model_kwargs": {"frequency_penalty": 0.5}}
+        return {**super().chat_model_params, "max_tokens": 100, "model_kwargs": {"frequency_penalty": 0.5}}
 
     @pytest.mark.xfail(reason="held to JSON without a schema, the model puts objects into objects, not the two keys")
     def test_json_mode(self, model: BaseChatModel) -> None:

@@ -541,6 +541,8 @@ async def test_cancelled_in_the_queue(engine: weft.Engine) -> None:
 def test_keyboard_interrupt(engine: weft.Engine) -> None:
     """A Ctrl-C while a sync call waits aborts it."""
     ended = Ended(engine)
+    # It is ignored where the tests run in a shell's background.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
         deadline = time.monotonic() + 10
@@ -553,6 +555,7 @@ def test_keyboard_interrupt(engine: weft.Engine) -> None:
     with pytest.raises(KeyboardInterrupt), weft.Program("interrupted") as program:
         sync_openai_client(engine, program).chat.completions.create(model=engine.model, messages=QUESTION, **endless())
     thread.join()
+    signal.signal(signal.SIGINT, before)
     asyncio.run(quiet(engine))
     assert ended.states == {"interrupted": "cancelled"}
 
