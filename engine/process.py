@@ -38,6 +38,7 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+            self._loop.run_until_complete(_cancel_others())
         finally:
             self._loop.close()
 
@@ -54,10 +55,8 @@ class LoopThread:
         """Cancel what still runs, and end the thread. May be called twice."""
         if not self._thread.is_alive():
             return
-        with suppress(TimeoutError):  # something blocks the loop; the thread is a daemon and will not keep the host
-            self.submit(_cancel_others()).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=20)  # if something blocks the loop: the thread is a daemon and will not keep the host
 
 
 def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
