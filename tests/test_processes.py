@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -18,10 +17,8 @@ from beside import TINY, Done, script
 
 pytestmark = pytest.mark.engine
 
-QUICK = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}  # compiling takes up to a minute
-
 _CREATED = """
-import asyncio, contextlib, json, logging, os, signal, sys
+import asyncio, contextlib, json, logging, os, signal, sys, time
 import psutil
 import weft
 
@@ -48,30 +45,50 @@ if __name__ == "__main__":
     engine = weft.Engine(sys.argv[1], **ARGS)
     after = state()
     children = [p.pid for p in psutil.Process().children(recursive=True)]
-    print(json.dumps({"before": before, "after": after, "children": children}))
+    print(json.dumps({"before": before, "after": after, "children": children}), flush=True)
+    if "wait" in sys.argv:
+        time.sleep(600)
     # and exits without engine.shutdown()
 """
 
 
-def run_script(tmp_path: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(source))
-    return subprocess.run(
-        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
+# Runs the script above, kills it if told to once its engine has started, and says which of its processes are left.
+_WATCHED = f"""
+import json, subprocess, sys
+from pathlib import Path
+import psutil
+
+Path("host.py").write_text({_CREATED!r})
+host = subprocess.Popen([sys.executable, "host.py", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
+seen = json.loads(host.stdout.readline())
+children = [psutil.Process(pid) for pid in seen["children"] if psutil.pid_exists(pid)]
+if "wait" in sys.argv:
+    host.kill()
+seen["exit_code"] = host.wait()
+_, alive = psutil.wait_procs(children, timeout=30 if "wait" in sys.argv else 10)
+seen["alive"] = [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+for process in alive:
+    process.kill()
+print(json.dumps(seen))
+"""
+WATCHED = script(_WATCHED)
 
 
-def test_the_host_stays_as_it_was_and_a_forgotten_engine_ends_with_it(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.beside(WATCHED, TINY)
+def test_the_host_stays_as_it_was_and_a_forgotten_engine_ends_with_it(done: Done) -> None:
     """Logging, loop policy, signal handlers and environment are untouched by an engine start; no process is left."""
-    done = run_script(tmp_path, _CREATED, str(tiny_model))
-    assert done.returncode == 0, done.stderr[-2000:]
-    seen = json.loads(done.stdout)
+    seen = json.loads(done.printed())
     assert seen["after"] == seen["before"]
     assert len(seen["children"]) >= 2
-    left = [psutil.Process(pid) for pid in seen["children"] if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(left, timeout=10)  # multiprocessing's resource tracker ends a moment later
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-    assert "Traceback" not in done.stderr
+    assert (seen["exit_code"], seen["alive"]) == (0, [])
+
+
+@pytest.mark.beside(WATCHED, TINY, "wait")
+def test_killing_the_host_ends_its_engine(done: Done) -> None:
+    """After `kill -9` nobody is left to shut the engine down; its processes see to it themselves."""
+    seen = json.loads(done.printed())
+    assert len(seen["children"]) >= 2
+    assert (seen["exit_code"], seen["alive"]) == (-signal.SIGKILL, [])
 
 
 NO_GUARD = script(
@@ -111,7 +128,6 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=QUICK,
         start_new_session=True,
         # It is ignored, and stays so in children, where the tests run in a shell's background.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
@@ -136,29 +152,10 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
     assert alive == []
 
 
-def test_killing_the_host_ends_its_engine(tiny_model: Path) -> None:
-    """After `kill -9` nobody is left to shut the engine down; its processes see to it themselves."""
-    command = [sys.executable, "-m", "weft", "demo", "--model", str(tiny_model), "--programs", "2000"]
-    with subprocess.Popen(command, env=QUICK, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            if process.stdout is not None:
-                process.stdout.readline()  # once the engine has started
-            seen = family(process)
-            assert len(seen) >= 2
-        finally:
-            process.kill()
-    _, alive = psutil.wait_procs(seen, timeout=30)
-    try:
-        assert alive == []
-    finally:
-        for left in alive:
-            left.kill()
-
-
 def test_the_demo_answers_and_shows_the_process_table(capfd: pytest.CaptureFixture[str]) -> None:
     """What `make demo` shows: real answers of the embedded model and a table whose rows differ."""
     done = subprocess.run(
-        [sys.executable, "-m", "weft", "demo"], env=QUICK, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-m", "weft", "demo"], capture_output=True, text=True, timeout=600, check=False
     )
     with capfd.disabled():
         print(done.stdout)  # noqa: T201  CI's log shows the table
