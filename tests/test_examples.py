@@ -308,7 +308,9 @@ def test_the_openai_agents_run(done: Done) -> None:
     """Three questions in three programs, each a plan, two lookups of two calls side by side, and an answer."""
     printed, rows, words = shown(done)
     assert printed.count("What are the capitals of") == 3
-    assert [row.split("  ")[0].strip() for row in rows] == ["France, Japan", "Egypt, Peru", "Norway, Kenya"]
+    # All three at once, so any of them may be first.
+    assert {row.split("  ")[0].strip() for row in rows} == {"France, Japan", "Egypt, Peru", "Norway, Kenya"}
+    assert len(rows) == 3
     assert {"thread 0", "thread 1"} <= set(words)
 
 
