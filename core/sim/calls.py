@@ -50,21 +50,18 @@ class SimCall(Call):
 
     @property
     def prefix_key(self) -> Hashable:
-        """Under which is found what it shares: the KV of its first parent, or what programs of its name begin with."""
-        parents = self.spec.parents
-        return (self.owner.number, self.owner.places[parents[0]]) if parents else self.owner.name_key
+        """Under which is found what it shares."""
+        return self.owner.prefix_key(self.spec)
 
     def prefixes(self) -> Iterator[tuple[Hashable, int]]:
         """Where its prefix may be found: its own KV, that of its first parent, of that one's first parent, ..."""
         yield self.kv_key, self.context
         shared, spec = self.context, self.spec
         while shared := min(shared, spec.shared_prefix_tokens):
+            yield self.owner.prefix_key(spec), shared
             if not spec.parents:
-                yield self.owner.name_key, shared
                 return
-            index = self.owner.places[spec.parents[0]]
-            yield (self.owner.number, index), shared
-            spec = self.owner.spec.calls[index]
+            spec = self.owner.spec.calls[self.owner.places[spec.parents[0]]]
 
 
 @dataclass(eq=False, slots=True)
@@ -84,10 +81,10 @@ class SimProgram:
     work_left: float = 0.0  # in tokens given
     paths: list[float] = field(default_factory=list)  # of each call, the longest chain of work from it on
 
-    @property
-    def name_key(self) -> Hashable:
-        """Under which the KV is found that programs of its name begin with."""
-        return "name", self.spec.name
+    def prefix_key(self, call: TraceCall) -> Hashable:
+        """Under which is found what a call shares: the KV of its first parent, or what programs of this name begin
+        with."""
+        return (self.number, self.places[call.parents[0]]) if call.parents else ("name", self.spec.name)
 
     def open(self, place: int) -> None:
         """It arrives, as the one with this place."""

@@ -79,9 +79,7 @@ class KvCache:
         Returns:
             The call's own stretch.
         """
-        if stretch is not None and hit < stretch.end:
-            stretch = self._split(stretch, hit)
-        own = self._add(key, stretch, hit, tokens - hit)
+        own = self.reserve_prefix(key, stretch, hit, tokens)
         self._pin(own)
         self._make_room()
         return own

@@ -32,8 +32,8 @@ class Batch(NamedTuple):
     def took_s(self, step_time: StepTime) -> float:
         """What all of its steps take."""
         first_s = step_time.step_s(self.decode_tokens, self.prefill_tokens, self.context_tokens)
-        more = self.decode_tokens * (self.steps * (self.steps - 1) // 2)
-        return self.steps * first_s + step_time.context_token_s * more
+        growth_s = step_time.context_token_s * self.decode_tokens
+        return Jump(self.began_s, first_s, growth_s, self.steps).lasts_s(self.steps)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 from weft.core.policies import PolicyConfig
-from weft.core.sim import Batch, SimResult, SimSettings, StepTime, TraceProgram, simulate
+from weft.core.sim import Batch, SimSettings, StepTime, TraceProgram, simulate
 from weft.core.sim.trace import path_tokens
 from weft.engine.bench.clock import STEP_S
 from weft.engine.bench.measures import Figures, figure, summarise
@@ -94,9 +94,21 @@ def _simulated(
 ) -> tuple[float, Figures | None]:
     """Mean program latency in seconds; on the clock of steps, which says when calls arrive there, also latencies in
     steps, by the names in `measures.LATENCIES`."""
-    if settings.clock == "seconds":
-        return _simulate(settings, programs, policy, step_time, swaps=swaps).mean_latency, None
-    result = _simulate(settings, programs, policy, NOMINAL, swaps=swaps)
+    by_steps = settings.clock == "steps"
+    result = simulate(
+        [_in_blocks(program) for program in programs],
+        SimSettings(
+            policy=policy,
+            batch_size=settings.batch_size,
+            kv_tokens=settings.room_tokens,
+            chunk_tokens=settings.chunk_tokens,
+            preemption="swap" if swaps else "recompute",
+            step_time=NOMINAL if by_steps else step_time,
+        ),
+        batches=by_steps,
+    )
+    if not by_steps:
+        return result.mean_latency, None
     rows = [result.programs[program.program] for program in programs]
     elapsed_s = _seconds(result.batches, step_time)
     latency_s = statistics.fmean(elapsed_s(row.finish) - elapsed_s(row.arrival) for row in rows)
@@ -107,14 +119,15 @@ def _simulated(
 
 def _seconds(batches: Sequence[Batch], step_time: StepTime) -> Callable[[float], float]:
     """From nominal time, in which all steps are alike, to the time that they take; idle steps take the mean."""
-    mean_s = sum(batch.took_s(step_time) for batch in batches) / sum(batch.steps for batch in batches)
+    took_s = [batch.took_s(step_time) for batch in batches]
+    mean_s = sum(took_s) / sum(batch.steps for batch in batches)
     nominal_s, elapsed_s = [0.0], [0.0]
-    for batch in batches:
-        idle_s, steps_s = batch.began_s - nominal_s[-1], batch.steps * STEP_S
-        for lasted_s, took_s in ((idle_s, idle_s / STEP_S * mean_s), (steps_s, batch.took_s(step_time))):
+    for batch, busy_s in zip(batches, took_s, strict=True):
+        idle_s = batch.began_s - nominal_s[-1]
+        for lasted_s, real_s in ((idle_s, idle_s / STEP_S * mean_s), (batch.steps * STEP_S, busy_s)):
             if lasted_s > 0:
                 nominal_s.append(nominal_s[-1] + lasted_s)
-                elapsed_s.append(elapsed_s[-1] + took_s)
+                elapsed_s.append(elapsed_s[-1] + real_s)
 
     def elapsed(at_s: float) -> float:
         after = min(bisect.bisect_left(nominal_s, at_s, lo=1), len(nominal_s) - 1)
@@ -131,25 +144,3 @@ def _in_blocks(program: TraceProgram) -> TraceProgram:
         for call in program.calls
     )
     return replace(program, calls=tuple(calls))
-
-
-def _simulate(
-    settings: BenchSettings,
-    programs: Sequence[TraceProgram],
-    policy: PolicyConfig | Literal["priority", "srpt"],
-    step_time: StepTime,
-    *,
-    swaps: bool = False,
-) -> SimResult:
-    return simulate(
-        [_in_blocks(program) for program in programs],
-        SimSettings(
-            policy=policy,
-            batch_size=settings.batch_size,
-            kv_tokens=settings.room_tokens,
-            chunk_tokens=settings.chunk_tokens,
-            preemption="swap" if swaps else "recompute",
-            step_time=step_time,
-        ),
-        batches=True,
-    )
