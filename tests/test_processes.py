@@ -18,7 +18,7 @@ from beside import TINY, Done, script
 pytestmark = pytest.mark.engine
 
 _CREATED = """
-import asyncio, contextlib, json, logging, os, signal, sys, time
+import asyncio, contextlib, json, logging, os, signal, sys
 import psutil
 import weft
 
@@ -46,15 +46,18 @@ if __name__ == "__main__":
     after = state()
     children = [p.pid for p in psutil.Process().children(recursive=True)]
     print(json.dumps({"before": before, "after": after, "children": children}), flush=True)
-    if "wait" in sys.argv:
-        time.sleep(600)
+    if "busy" in sys.argv:
+        request = {"messages": [{"role": "user", "content": "count"}], "max_tokens": 400, "ignore_eos": True}
+        with weft.Program("busy") as program:
+            while True:
+                engine.chat_sync(request, program, program.start_call("count"))
     # and exits without engine.shutdown()
 """
 
 
-# Runs the script above, kills it if told to once its engine has started, and says which of its processes are left.
+# Runs the script above, kills it while it is busy, if it is to be, and says which of its processes are left.
 _WATCHED = f"""
-import json, subprocess, sys
+import json, subprocess, sys, time
 from pathlib import Path
 import psutil
 
@@ -62,10 +65,12 @@ Path("host.py").write_text({_CREATED!r})
 host = subprocess.Popen([sys.executable, "host.py", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
 seen = json.loads(host.stdout.readline())
 children = [psutil.Process(pid) for pid in seen["children"] if psutil.pid_exists(pid)]
-if "wait" in sys.argv:
+if "busy" in sys.argv:
+    time.sleep(3)
+    assert host.poll() is None, "it ended before it could be killed"
     host.kill()
 seen["exit_code"] = host.wait()
-_, alive = psutil.wait_procs(children, timeout=30 if "wait" in sys.argv else 10)
+_, alive = psutil.wait_procs(children, timeout=30 if "busy" in sys.argv else 10)
 seen["alive"] = [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 for process in alive:
     process.kill()
@@ -83,7 +88,7 @@ def test_the_host_stays_as_it_was_and_a_forgotten_engine_ends_with_it(done: Done
     assert (seen["exit_code"], seen["alive"]) == (0, [])
 
 
-@pytest.mark.beside(WATCHED, TINY, "wait")
+@pytest.mark.beside(WATCHED, TINY, "busy")
 def test_killing_the_host_ends_its_engine(done: Done) -> None:
     """After `kill -9` nobody is left to shut the engine down; its processes see to it themselves."""
     seen = json.loads(done.printed())

@@ -64,12 +64,12 @@ def shared_memory() -> set[str]:
 
 
 def forgotten(names: set[str]) -> set[str]:
-    """Those that no process maps, but for semaphores, which are never mapped for long."""
-    mapped = set()
-    for process in psutil.process_iter():
+    """Those that are not of what runs beside, but for semaphores, which are never mapped for long."""
+    theirs = set()
+    for process in filter(is_beside, psutil.process_iter()):
         with suppress(OSError):  # it has ended
-            mapped.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{process.pid}/maps").read_text()))  # noqa: S108
-    return {name for name in names - mapped if not name.startswith("sem.")}
+            theirs.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{process.pid}/maps").read_text()))  # noqa: S108
+    return {name for name in names - theirs if not name.startswith("sem.")}
 
 
 def family() -> set[psutil.Process]:

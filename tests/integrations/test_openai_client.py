@@ -552,10 +552,13 @@ def test_keyboard_interrupt(engine: weft.Engine) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt), weft.Program("interrupted") as program:
-        sync_openai_client(engine, program).chat.completions.create(model=engine.model, messages=QUESTION, **endless())
-    thread.join()
-    signal.signal(signal.SIGINT, before)
+    try:
+        with pytest.raises(KeyboardInterrupt), weft.Program("interrupted") as program:
+            client = sync_openai_client(engine, program)
+            client.chat.completions.create(model=engine.model, messages=QUESTION, **endless())
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
     asyncio.run(quiet(engine))
     assert ended.states == {"interrupted": "cancelled"}
 
