@@ -70,8 +70,8 @@ test-asan: setup
 	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)"
 	@$(BIN)/ninja --quiet -C build/asan
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0 CXXFLAGS=-fsanitize=address WEFT_CSRC=build/asan PYTHONPATH=tests/engine/swap \
-	  $(BIN)/python -m pytest -p swap_asan -p no:cacheprovider --capture=sys tests/engine/swap
+	  ASAN_OPTIONS=detect_leaks=0 CXXFLAGS=-fsanitize=address WEFT_CSRC=build/asan PYTHONPATH=tests/support \
+	  $(BIN)/python -m pytest -p swap_asan -p no:cacheprovider --capture=sys tests/engine/kv_cache
 
 lint: setup
 	$(BIN)/ruff check .

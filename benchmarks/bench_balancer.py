@@ -34,10 +34,11 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-import weft
 from tiny_model import ENGINE_ARGS, make_tiny_llama
-from weft.core.balancer import BALANCERS, Arrival, Balancer, EngineLoad
+
+import weft
 from weft.core.ids import EngineId
+from weft.core.routing.balancer import BALANCERS, Arrival, Balancer, EngineLoad
 
 WORDS = ["one", "two", "three", "four", "hello", "thanks", "tools", "answer", "weather", "city"]
 BLOCK_TOKENS = 128  # vLLM's on CPU: the prefix cache keeps whole blocks

@@ -34,10 +34,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from weft.core.balancer import BALANCERS, BalancerConfig
 from weft.core.errors import SimulationError
+from weft.core.routing.balancer import BALANCERS, BalancerConfig
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
-from weft.core.sim.workloads import chat, poisson, search
+from weft.core.trace.workloads import chat, poisson, search
 
 TURNS = 12
 CONTEXT_TOKENS = 32_768  # a model's longest context: longer conversations are not drawn

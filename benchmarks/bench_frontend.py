@@ -2,12 +2,12 @@
 
     python benchmarks/bench_frontend.py --out bench_frontend.json
 
-All rivals call the same engine, with a tiny random Llama that answers with 8 tokens, and each inside a program. Those
-on OpenAI's SDK use `weft.integrations.openai.AsyncTransport`, so there is no socket, and vLLM's chat serving layer, on
+All baselines call the same engine, with a tiny random Llama that answers with 8 tokens, each inside a program. Those on
+OpenAI's SDK use `weft.integrations.openai.AsyncTransport`, so there is no socket, and vLLM's chat serving layer, on
 the engine's own thread, is the same for all. *caller* is the CPU time of the thread that makes the calls: framework,
 client, and for OpenAI's SDK its HTTP machinery and JSON. *process* is that of the whole host process, the serving layer
-included, but not vLLM's other processes. The rivals take turns (A B C A B C ...); what counts is the ratio of medians
-to the rival of the same framework.
+included, but not vLLM's other processes. The baselines take turns (A B C A B C ...); what counts is the ratio of
+medians to the baseline of the same framework.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def engine_alone(engine: weft.Engine, program: weft.Program) -> Ask:
 
 
 def openai_sdk(engine: weft.Engine, program: weft.Program) -> Ask:
-    """`weft.openai_client`, which the rivals below are built upon."""
+    """`weft.openai_client`, which the baselines below are built upon."""
     completions = openai_client(engine, program).chat.completions
     messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     request: dict[str, Any] = {"model": engine.model, "messages": messages, **SAMPLING, "extra_body": ENDLESS}
@@ -155,20 +155,20 @@ def autogen_openai(engine: weft.Engine, program: weft.Program) -> Ask:
     return _autogen(client, include_usage=True)  # as Weft's
 
 
-class Rival(NamedTuple):
+class Baseline(NamedTuple):
     """One client, and the one it is compared with."""
 
     make: Callable[[weft.Engine, weft.Program], Ask]
     base: str
 
 
-RIVALS = {
-    "engine alone": Rival(engine_alone, "ChatOpenAI"),
-    "OpenAI SDK": Rival(openai_sdk, "ChatOpenAI"),
-    "ChatWeft": Rival(chat_weft, "ChatOpenAI"),
-    "ChatOpenAI": Rival(chat_openai, "ChatOpenAI"),
-    "AutoGen Weft": Rival(autogen_weft, "AutoGen OpenAI"),
-    "AutoGen OpenAI": Rival(autogen_openai, "AutoGen OpenAI"),
+BASELINES = {
+    "engine alone": Baseline(engine_alone, "ChatOpenAI"),
+    "OpenAI SDK": Baseline(openai_sdk, "ChatOpenAI"),
+    "ChatWeft": Baseline(chat_weft, "ChatOpenAI"),
+    "ChatOpenAI": Baseline(chat_openai, "ChatOpenAI"),
+    "AutoGen Weft": Baseline(autogen_weft, "AutoGen OpenAI"),
+    "AutoGen OpenAI": Baseline(autogen_openai, "AutoGen OpenAI"),
 }
 MODES = {
     "one by one": (1, False),
@@ -202,15 +202,15 @@ async def sample(ask: Ask, at_once: int, stream: bool) -> dict[str, float]:
 
 
 async def measure(engine: weft.Engine, calls: int, batches: int, console: Console) -> dict[str, Any]:
-    """Samples of every rival in every mode."""
+    """Samples of every baseline in every mode."""
     samples: dict[str, dict[str, dict[str, list[float]]]] = {
-        mode: {rival: {clock: [] for clock in CLOCKS} for rival in RIVALS} for mode in MODES
+        mode: {baseline: {clock: [] for clock in CLOCKS} for baseline in BASELINES} for mode in MODES
     }
     with Progress(console=console, transient=True) as progress:
         total = progress.add_task("measuring", total=2 * calls + 2 * batches)
         for mode, (at_once, stream) in MODES.items():
-            programs = {name: weft.Program(name) for name in RIVALS}
-            asks = {name: rival.make(engine, programs[name]) for name, rival in RIVALS.items()}
+            programs = {name: weft.Program(name) for name in BASELINES}
+            asks = {name: baseline.make(engine, programs[name]) for name, baseline in BASELINES.items()}
             for ask in asks.values():
                 for _ in range(3 if at_once == 1 else 1):
                     await sample(ask, at_once, stream)
@@ -222,8 +222,10 @@ async def measure(engine: weft.Engine, calls: int, batches: int, console: Consol
             for program in programs.values():
                 program.end()
     return {
-        mode: {name: {clock: summary(taken) for clock, taken in by_clock.items()} for name, by_clock in rivals.items()}
-        for mode, rivals in samples.items()
+        mode: {
+            name: {clock: summary(taken) for clock, taken in by_clock.items()} for name, by_clock in baselines.items()
+        }
+        for mode, baselines in samples.items()
     }
 
 
@@ -241,7 +243,7 @@ def summary(taken_ms: list[float]) -> dict[str, float]:
 
 def main(
     out: Annotated[Path | None, typer.Option(help="Where to write the figures (JSON) and, beside it, a plot.")] = None,
-    calls: Annotated[int, typer.Option(min=2, help="Calls measured one at a time, for each rival.")] = 40,
+    calls: Annotated[int, typer.Option(min=2, help="Calls measured one at a time, for each baseline.")] = 40,
     batches: Annotated[int, typer.Option(min=2, help="Batches of calls at once, likewise.")] = 5,
 ) -> None:
     """Measure, print a table, and write JSON and a plot."""
@@ -258,13 +260,13 @@ def main(
     for clock in CLOCKS:
         table.add_column(clock, justify="right", no_wrap=True)
         table.add_column("ratio", justify="right")
-    for mode, rivals in results.items():
+    for mode, baselines in results.items():
         table.add_section()
         table.add_row(f"[bold]{mode}[/]")
-        for name, figures in rivals.items():
+        for name, figures in baselines.items():
             cells = []
             for clock, figure in figures.items():
-                ratio = figure["median_ms"] / rivals[RIVALS[name].base][clock]["median_ms"]
+                ratio = figure["median_ms"] / baselines[BASELINES[name].base][clock]["median_ms"]
                 spread = f"{figure['p95_ms']:.1f}/{figure['p99_ms']:.1f}"
                 cells += [f"{figure['median_ms']:.2f} {spread:>9}", f"{ratio:.2f}"]
             table.add_row(f"  {name}", *cells)
@@ -288,9 +290,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(10, 4), layout="constrained")
-    width = 0.8 / len(RIVALS)
-    for offset, name in enumerate(RIVALS):
-        taken = [rivals[name]["caller"] for rivals in results.values()]
+    width = 0.8 / len(BASELINES)
+    for offset, name in enumerate(BASELINES):
+        taken = [baselines[name]["caller"] for baselines in results.values()]
         medians = [each["median_ms"] for each in taken]
         tails = [max(0.0, each["p95_ms"] - each["median_ms"]) for each in taken]
         places = [place + offset * width for place in range(len(taken))]

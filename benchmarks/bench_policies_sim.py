@@ -1,4 +1,4 @@
-"""Scheduling policies in simulation: program latency of ATLAS against its rivals, on the workloads of Autellix §6.1.
+"""Scheduling policies in simulation: program latency of ATLAS against its baselines, on the workloads of Autellix §6.1.
 
     python benchmarks/bench_policies_sim.py --out bench_policies_sim.json   # ten minutes of one core
     python benchmarks/bench_policies_sim.py --seeds 1 --programs 150   # a look, two minutes
@@ -30,11 +30,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from weft.bench.measures import summarise
 from weft.core.policies import Atlas, Call, Policy, PolicyConfig, Rank
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
-from weft.core.sim.trace import path_tokens
-from weft.core.sim.workloads import WORKLOADS, generate, poisson
-from weft.engine.bench.measures import summarise
+from weft.core.trace.format import path_tokens
+from weft.core.trace.workloads import WORKLOADS, generate, poisson
 
 POLICIES = ("fcfs", "priority", "mlfq", "plas", "atlas", "rr", "srpt")
 SHARE = {"chat": 2, "tools": 2, "search": 0.2, "mixed": 1}  # of the programs asked for: short ones are many
@@ -320,8 +320,8 @@ def main(
     with Progress(console=Console(stderr=True)) as progress:
         loads, found = compare(options, progress)
         show_policies(loads, found, console)
-        rivals = ((w, p, each["atlas"], each[p]) for w, each in found.items() for p in POLICIES if p != "atlas")
-        show_ratios("ATLAS ÷ each", rivals, console)
+        baselines = ((w, p, each["atlas"], each[p]) for w, each in found.items() for p in POLICIES if p != "atlas")
+        show_ratios("ATLAS ÷ each", baselines, console)
         by_machine = compare_machines(options, progress)
         pairs = ((m, w, each) for m, row in by_machine.items() for w, each in row.items())
         three = ((m, f"{w}, {p}", each[p], each["fcfs"]) for m, w, each in pairs for p in ("atlas", "7 queues", "srpt"))

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from weft.core.swap import SwapChoice, SwapConfig
-from weft.engine.bench.in_process import run_in_this_process
-from weft.engine.tiny_model import make_tiny_llama
+from weft.bench.in_process import run_in_this_process
+from weft.core.kv_cache.swap import SwapChoice, SwapConfig
+from weft.engine.models.tiny import make_tiny_llama
 
 WAYS = {"swap": 0, "recompute": 1 << 30}  # from how many tokens on a call is swapped
 
@@ -38,8 +38,8 @@ class Bench:
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from weft.engine.kv_cache.connector import transfer_config
         from weft.engine.scheduler import WeftScheduler
-        from weft.engine.swap.connector import transfer_config
 
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(
@@ -60,7 +60,7 @@ class Bench:
 
     def resume_s(self, prompt: list[int], way: str) -> float:
         """Seconds from the preemption to the next token."""
-        from weft.engine.vllm_api import SamplingParams
+        from weft.engine.vllm_compat.names import SamplingParams
 
         self.scheduler._swap.choice = SwapChoice(WAYS[way], 1.0)  # noqa: SLF001
         self._number += 1
@@ -123,7 +123,7 @@ def _resolve(model: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     if model == "tiny":
         longer = {"hf_overrides": {"max_position_embeddings": 16384}}  # what it says does not matter
         return make_tiny_llama(folder / "tiny"), {"kv_cache_memory_bytes": 256 << 20, **longer}
-    from weft.engine.start import resolve_model
+    from weft.engine.frontend.start import resolve_model
 
     return Path(resolve_model(None if model == "embedded" else model)), {"kv_cache_memory_bytes": 2 << 30}
 

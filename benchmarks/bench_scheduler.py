@@ -2,8 +2,8 @@
 
     python benchmarks/bench_scheduler.py --out bench_scheduler.json
 
-The rivals take turns step by step (A B C A B C ...), so that a drift of the machine hits all alike; what counts is the
-ratio of medians. Every step decodes one token for each running request; all requests are long enough to go on.
+The baselines take turns step by step (A B C A B C ...), so that a drift of the machine hits all alike; what counts is
+the ratio of medians. Every step decodes one token for each running request; all requests are long enough to go on.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rich.progress import track
 from rich.table import Table
 
 from weft.engine.scheduler import WeftScheduler
-from weft.engine.testing import make_scheduler
-from weft.engine.vllm_api import AsyncScheduler, ModelRunnerOutput, Request, SamplingParams
+from weft.engine.vllm_compat.bare_scheduler import make_scheduler
+from weft.engine.vllm_compat.names import AsyncScheduler, ModelRunnerOutput, Request, SamplingParams
 
-RIVALS: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
+BASELINES: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
     "stock fcfs": (AsyncScheduler, {}),
     "stock priority": (AsyncScheduler, {"scheduling_policy": "priority"}),
     "weft fcfs": (WeftScheduler, {"additional_config": {"weft": {"name": "fcfs"}}}),
@@ -38,8 +38,8 @@ RIVALS: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
 class Bench:
     """One scheduler with a full batch and some waiting requests."""
 
-    def __init__(self, rival: str, folder: Path, running: int, waiting: int, seed: int) -> None:
-        kind, arguments = RIVALS[rival]
+    def __init__(self, baseline: str, folder: Path, running: int, waiting: int, seed: int) -> None:
+        kind, arguments = BASELINES[baseline]
         self.scheduler = make_scheduler(
             kind,
             folder,
@@ -63,7 +63,7 @@ class Bench:
                     [1] * 16,
                     sampling_params=SamplingParams(max_tokens=4000, ignore_eos=True, extra_args=ids),
                     pooling_params=None,
-                    priority=n if "priority" in rival else 0,
+                    priority=n if "priority" in baseline else 0,
                 )
             )
             if n < running and n % 256 == 255:
@@ -82,23 +82,23 @@ class Bench:
 
 
 def measure(running: int, waiting: int, steps: int, seed: int) -> dict[str, dict[str, float]]:
-    """Microseconds of one `schedule()` for each rival."""
+    """Microseconds of one `schedule()` for each baseline."""
     with tempfile.TemporaryDirectory() as folder:
-        benches = {rival: Bench(rival, Path(folder), running, waiting, seed) for rival in RIVALS}
-        times: dict[str, list[float]] = {rival: [] for rival in RIVALS}
+        benches = {baseline: Bench(baseline, Path(folder), running, waiting, seed) for baseline in BASELINES}
+        times: dict[str, list[float]] = {baseline: [] for baseline in BASELINES}
         for bench in benches.values():
             for _ in range(20):
                 bench.step()
         gc.collect()
         gc.disable()
         for _ in range(steps):
-            for rival, bench in benches.items():
-                times[rival].append(bench.step() * 1e6)
+            for baseline, bench in benches.items():
+                times[baseline].append(bench.step() * 1e6)
         gc.enable()
     result = {}
-    for rival, taken in times.items():
+    for baseline, taken in times.items():
         quantiles = statistics.quantiles(taken, n=100)
-        result[rival] = {
+        result[baseline] = {
             "median_us": statistics.median(taken),
             "mean_us": statistics.fmean(taken),
             "iqr_us": quantiles[74] - quantiles[24],
@@ -110,7 +110,7 @@ def measure(running: int, waiting: int, steps: int, seed: int) -> dict[str, dict
 
 def main(
     out: Annotated[Path | None, typer.Option(help="Where to write the figures (JSON) and, beside it, a plot.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps measured for each rival and size.")] = 400,
+    steps: Annotated[int, typer.Option(help="Steps measured for each baseline and size.")] = 400,
     seed: Annotated[int, typer.Option(help="Of the requests' programs and services.")] = 0,
 ) -> None:
     """Measure, print a table, and write JSON and a plot."""
@@ -118,19 +118,19 @@ def main(
     sizes = [(running, waiting) for running in (16, 256) for waiting in (0, 1_000, 10_000)]
     results = []
     for running, waiting in track(sizes, "measuring", console=console, transient=True):
-        results.append({"running": running, "waiting": waiting, "rivals": measure(running, waiting, steps, seed)})
+        results.append({"running": running, "waiting": waiting, "baselines": measure(running, waiting, steps, seed)})
     table = Table(title=f"one schedule(), microseconds: median (p95, p99), {steps} steps; ratio to stock fcfs")
-    for heading in ("running", "waiting", *RIVALS):
+    for heading in ("running", "waiting", *BASELINES):
         table.add_column(heading, justify="right")
     for result in results:
-        rivals: dict[str, dict[str, float]] = result["rivals"]  # type: ignore[assignment]
-        base = rivals["stock fcfs"]["median_us"]
+        baselines: dict[str, dict[str, float]] = result["baselines"]  # type: ignore[assignment]
+        base = baselines["stock fcfs"]["median_us"]
         table.add_row(
             str(result["running"]),
             str(result["waiting"]),
             *(
                 f"{r['median_us']:.0f} ({r['p95_us']:.0f}, {r['p99_us']:.0f}) {r['median_us'] / base:.2f}"
-                for r in rivals.values()
+                for r in baselines.values()
             ),
         )
     console.print(table)
@@ -148,13 +148,13 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-    width = 0.8 / len(RIVALS)
-    for offset, rival in enumerate(RIVALS):
-        rows = [result["rivals"][rival] for result in results]
+    width = 0.8 / len(BASELINES)
+    for offset, baseline in enumerate(BASELINES):
+        rows = [result["baselines"][baseline] for result in results]
         medians = [row["median_us"] for row in rows]
         tails = [max(0.0, row["p95_us"] - row["median_us"]) for row in rows]
         places = [place + offset * width for place in range(len(results))]
-        axes.bar(places, medians, width, yerr=[[0.0] * len(rows), tails], label=rival, capsize=2)
+        axes.bar(places, medians, width, yerr=[[0.0] * len(rows), tails], label=baseline, capsize=2)
     labels = [f"{result['running']} running\n{result['waiting']} waiting" for result in results]
     axes.set_xticks([place + 0.4 - width / 2 for place in range(len(results))], labels)
     axes.set_ylabel("one schedule(), microseconds (median, p95)")

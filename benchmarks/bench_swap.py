@@ -2,7 +2,7 @@
 
     python benchmarks/bench_swap.py --out bench_swap.json
 
-Four layers, each with pages of one size; random blocks go to consecutive slots, and back. The rivals:
+Four layers, each with pages of one size; random blocks go to consecutive slots, and back. The baselines:
 
 - *each*: one `copy_` of PyTorch for each block of each layer, as vLLM once did; making the views is not timed.
 - *vllm*: `swap_blocks_batch` of vLLM 0.32, on a GPU where vLLM is installed; making its lists is not timed.
@@ -10,7 +10,7 @@ Four layers, each with pages of one size; random blocks go to consecutive slots,
   PyTorch's copy with as many threads and the C library's memcpy on one.
 
 A call counts from before its start until every byte has arrived. Before each, a CPU's caches are filled with something
-else. The rivals take turns (A B C, B C A, ...), and what counts is the median over rounds of the ratio in one round.
+else. The baselines take turns (A B C, B C A, ...), and what counts is the median over rounds of the ratio in one round.
 Needs no vLLM; it uses a GPU where there is one.
 """
 
@@ -33,7 +33,7 @@ from rich.progress import track
 from rich.table import Table
 
 from weft import _csrc
-from weft.engine.swap import HostPool, Swapper, describe
+from weft.engine.kv_cache import HostPool, Swapper, describe
 
 LAYERS = 4
 PAGES_KIB = (4, 16, 64, 512)  # of one block in one layer
@@ -44,7 +44,7 @@ Copy = Callable[[], object]  # returns when every byte has arrived
 
 
 class Bench:
-    """Caches with twice as many blocks as are swapped, a pool for those, and each rival's way between the two."""
+    """Caches with twice as many blocks as are swapped, a pool for those, and each baseline's way between the two."""
 
     def __init__(self, device: torch.device, page_bytes: int, blocks: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ class Bench:
         ]
         self.evict = np.zeros(EVICT_BYTES, np.uint8) if device.type == "cpu" else None
 
-    def rivals(self, out: bool) -> dict[str, list[Copy]]:
+    def baselines(self, out: bool) -> dict[str, list[Copy]]:
         """Ways to swap all blocks out or in, by name; of several the fastest counts."""
         swap = self.swapper.swap_out if out else self.swapper.swap_in
         flat, arena = self.memory.view(-1)[: self.total_bytes // 2], self.arena.view(-1)
@@ -82,13 +82,13 @@ class Bench:
             target.copy_(source, non_blocking=True)
             self.finish()
 
-        rivals: dict[str, list[Copy]] = {"weft": [lambda: swap(self.blocks, self.slots).wait()], "each": [each]}
+        baselines: dict[str, list[Copy]] = {"weft": [lambda: swap(self.blocks, self.slots).wait()], "each": [each]}
         if self.device.type == "cpu":
             to, memory = target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy()
-            return {**rivals, "limit": [whole, lambda: np.copyto(to, memory)]}
+            return {**baselines, "limit": [whole, lambda: np.copyto(to, memory)]}
         if vllm := vllm_swap(pages, out):
-            rivals["vllm"] = [lambda: (vllm(), self.finish())]
-        return {**rivals, "limit": [whole]}
+            baselines["vllm"] = [lambda: (vllm(), self.finish())]
+        return {**baselines, "limit": [whole]}
 
     def finish(self) -> None:
         """Wait for the GPU."""
@@ -119,16 +119,16 @@ def vllm_swap(pages: list[tuple[torch.Tensor, torch.Tensor]], out: bool) -> Copy
 
 
 def measure(bench: Bench, out: bool, rounds: int) -> dict[str, dict[str, Any]]:
-    """Bytes per second of each rival, and Weft's ratio to it, in each round."""
-    rivals = bench.rivals(out)
-    for copies in rivals.values():
+    """Bytes per second of each baseline, and Weft's ratio to it, in each round."""
+    baselines = bench.baselines(out)
+    for copies in baselines.values():
         for copy in copies:
             copy()
-    rates: dict[str, list[float]] = {name: [] for name in rivals}
-    names = list(rivals)
+    rates: dict[str, list[float]] = {name: [] for name in baselines}
+    names = list(baselines)
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            taken_s = min(bench.seconds(copy) for copy in rivals[name])
+            taken_s = min(bench.seconds(copy) for copy in baselines[name])
             rates[name].append(bench.total_bytes / taken_s)
     return {
         name: {
@@ -160,11 +160,13 @@ def main(
     for kib, blocks in track(sizes, "measuring", console=console, transient=True):
         bench = Bench(device, kib << 10, blocks, seed)
         for swap_out in (True, False):
-            rivals = measure(bench, swap_out, rounds)
-            results.append({"page_kib": kib, "blocks": blocks, "swap": "out" if swap_out else "in", "rivals": rivals})
+            baselines = measure(bench, swap_out, rounds)
+            results.append(
+                {"page_kib": kib, "blocks": blocks, "swap": "out" if swap_out else "in", "baselines": baselines}
+            )
         bench.pool.close()
     console.print(tabulate(results, rounds))
-    if not any("vllm" in result["rivals"] for result in results):
+    if not any("vllm" in result["baselines"] for result in results):
         console.print("vllm did not run: its swap_blocks_batch copies to and from a GPU, and needs vLLM for CUDA.")
     if out is not None:
         machine = {
@@ -186,19 +188,19 @@ def tabulate(results: list[dict[str, Any]], rounds: int) -> Table:
     for heading in ("page KiB", "blocks", "MiB", "swap", "weft GB/s", "x each", "x vllm", "% of limit", "limit GB/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
-        rivals = result["rivals"]
-        low, rate, high = (each / 1e9 for each in middle(rivals["weft"]["bytes_per_s"]))
-        part_low, part, part_high = (100 * each for each in middle(rivals["limit"]["ratios"]))
+        baselines = result["baselines"]
+        low, rate, high = (each / 1e9 for each in middle(baselines["weft"]["bytes_per_s"]))
+        part_low, part, part_high = (100 * each for each in middle(baselines["limit"]["ratios"]))
         table.add_row(
             str(result["page_kib"]),
             str(result["blocks"]),
             f"{LAYERS * result['page_kib'] * result['blocks'] / 1024:.3g}",
             result["swap"],
             f"{rate:.2f} ({low:.2f}-{high:.2f})",
-            f"{middle(rivals['each']['ratios'])[1]:.2f}",
-            f"{middle(rivals['vllm']['ratios'])[1]:.2f}" if "vllm" in rivals else "-",
+            f"{middle(baselines['each']['ratios'])[1]:.2f}",
+            f"{middle(baselines['vllm']['ratios'])[1]:.2f}" if "vllm" in baselines else "-",
             f"{part:.0f} ({part_low:.0f}-{part_high:.0f})",
-            f"{middle(rivals['limit']['bytes_per_s'])[1] / 1e9:.2f}",
+            f"{middle(baselines['limit']['bytes_per_s'])[1] / 1e9:.2f}",
         )
     return table
 
@@ -216,8 +218,8 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
         for swap, line in (("out", "-"), ("in", "--")):
             chosen = [each for each in results if (each["page_kib"], each["swap"]) == (kib, swap)]
             total_mib = [LAYERS * kib * each["blocks"] / 1024 for each in chosen]
-            for colour, name in enumerate(chosen[0]["rivals"]):
-                rates = [middle(each["rivals"][name]["bytes_per_s"])[1] / 1e9 for each in chosen]
+            for colour, name in enumerate(chosen[0]["baselines"]):
+                rates = [middle(each["baselines"][name]["bytes_per_s"])[1] / 1e9 for each in chosen]
                 panel.plot(total_mib, rates, line, marker=".", color=f"C{colour}", label=f"{name}, {swap}")
         panel.set_xscale("log", base=2)
         panel.set_title(f"pages of {kib} KiB")

@@ -296,4 +296,6 @@ class PoolClosedError(SwapError):
     """The host pool was closed, and its memory given back."""
 
     def __init__(self) -> None:
-        super().__init__("this swap pool was closed and holds nothing any more; make a new weft.engine.swap.HostPool.")
+        super().__init__(
+            "this swap pool was closed and holds nothing any more; make a new weft.engine.kv_cache.HostPool."
+        )

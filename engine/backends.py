@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import ReplicaError
 from weft.core.ids import EngineId
-from weft.core.placement import share_cores
-from weft.engine.maker import CORES_VARIABLE, ReplicaMaker
-from weft.engine.ray_maker import RayMaker
+from weft.core.routing.placement import share_cores
+from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher
+from weft.engine.replicas.ray_launcher import RayLauncher
 
 if TYPE_CHECKING:  # it imports vLLM, which takes seconds
-    from weft.engine.endpoint import OnAccount
+    from weft.engine.frontend.accounting import OnAccount
 
-Maker = ReplicaMaker | RayMaker
+Launcher = LocalLauncher | RayLauncher
 
 
-def make_maker(
+def make_launcher(
     backend: str,
     engine_id: EngineId,
     *,
@@ -27,7 +27,7 @@ def make_maker(
     ray_address: str | None,
     ray_actor_options: Mapping[str, Any] | None,
     on_account: OnAccount,
-) -> Maker:
+) -> Launcher:
     """What makes the replicas; arguments as for `AsyncMultiLLMEngine`.
 
     Raises:
@@ -37,10 +37,10 @@ def make_maker(
     if backend == "ray":
         if devices:
             raise ReplicaError("Ray gives each replica its GPUs: say ray_actor_options={'num_gpus': 1}, not devices.")
-        return RayMaker(engine_id, ray_address, ray_actor_options or {}, replicas, on_account)
+        return RayLauncher(engine_id, ray_address, ray_actor_options or {}, replicas, on_account)
     if backend != "mp":
         raise ReplicaError(f"unknown backend {backend!r}; choose 'mp', processes of this host, or 'ray'.")
     if ray_address is not None or ray_actor_options is not None:
         raise ReplicaError("ray_address and ray_actor_options go with backend='ray'.")
     cores = share_cores(os.sched_getaffinity(0), replicas) if CORES_VARIABLE not in os.environ else []
-    return ReplicaMaker(engine_id, cores, devices, on_account)
+    return LocalLauncher(engine_id, cores, devices, on_account)

@@ -13,24 +13,24 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 
-from weft.core.admission import Admission
 from weft.core.errors import (
     EngineClosedError,
     EngineError,
 )
 from weft.core.ids import ProgramId, SessionId
+from weft.core.kv_cache.swap import SwapConfig, SwapStats
 from weft.core.policies import PolicyConfig
-from weft.core.swap import SwapConfig, SwapStats
-from weft.engine.calls import Served
-from weft.engine.frontend import FrontEnd, weakly
-from weft.engine.process import (
-    LoopThread,
+from weft.core.routing.admission import Admission
+from weft.engine.frontend.calls import Served
+from weft.engine.frontend.frontend import FrontEnd, weakly
+from weft.engine.frontend.start import resolve_model, start_vllm
+from weft.engine.processes.host import (
     child_processes,
     end_processes,
     host_untouched,
     shut_down,
 )
-from weft.engine.start import resolve_model, start_vllm
+from weft.engine.processes.loop_thread import LoopThread
 
 DEFAULT_SWAP = SwapConfig()
 

@@ -13,24 +13,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from weft.core.admission import Admission
-from weft.core.balancer import BalancerConfig
 from weft.core.errors import EngineClosedError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
+from weft.core.kv_cache.swap import SwapConfig, SwapStats
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import ProgramInfo
-from weft.core.replicas import ReplicaHealth, ReplicaSet
-from weft.core.swap import SwapConfig, SwapStats
-from weft.engine.backends import Maker, make_maker
-from weft.engine.calls import Served
+from weft.core.routing.admission import Admission
+from weft.core.routing.balancer import BalancerConfig
+from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
+from weft.engine.backends import Launcher, make_launcher
 from weft.engine.engine import DEFAULT_SWAP, Engine
-from weft.engine.frontend import FrontEnd, weakly
-from weft.engine.process import LoopThread
-from weft.engine.start import engine_arguments, resolve_model, start_error, wait_unless
+from weft.engine.frontend.calls import Served
+from weft.engine.frontend.frontend import FrontEnd, weakly
+from weft.engine.frontend.start import engine_arguments, resolve_model, start_error, wait_unless
+from weft.engine.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
-    from weft.engine.routing import RoutedLLM
-    from weft.engine.supervisor import Supervisor
+    from weft.engine.replicas.router import RoutedLLM
+    from weft.engine.replicas.supervisor import Supervisor
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class AsyncMultiLLMEngine(Engine):
         model: as for `weft.Engine`.
         replicas: how many engines, 1 or more.
         models: several models instead of one; requests name theirs.
-        balancer: a name in `weft.core.balancer.BALANCERS`, or a `BalancerConfig`. Each model has its own balancer.
+        balancer: a name in `weft.core.balancer.BALANCERS`, or a `BalancerConfig`. Each model has its own.
         max_calls: how many calls may be in flight on one replica, its queue included; more are refused.
         start_timeout_s: how long a replica may take to start, and a call may wait when none is ready.
         devices: for each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; empty: all see all. Not with Ray.
@@ -133,7 +133,7 @@ class AsyncMultiLLMEngine(Engine):
         self._swap = swap
         total = sum(each.replicas for each in wanted)
         self._groups: dict[str, _Group] = {}
-        self._maker = make_maker(
+        self._launcher = make_launcher(
             backend,
             self.engine_id,
             replicas=total,
@@ -144,7 +144,7 @@ class AsyncMultiLLMEngine(Engine):
         )
         self._loop = LoopThread(self.engine_id)
         started: list[Supervisor | RoutedLLM] = []
-        self._finalizer = weakref.finalize(self, _shut_down, started, self._loop, self._maker)
+        self._finalizer = weakref.finalize(self, _shut_down, started, self._loop, self._launcher)
         # At exit, before vLLM's own finalizers, some of which are always later ones: of replicas started again.
         atexit.register(self._finalizer)
         try:
@@ -152,7 +152,7 @@ class AsyncMultiLLMEngine(Engine):
                 self._groups[str(each.name)] = self._start_group(each, engine_args, started)
         except BaseException:
             self._closed = True
-            self._maker.keep_logs = True  # the error names one
+            self._launcher.keep_logs = True  # the error names one
             self._finalizer()
             raise
         first = self._groups[self.model]
@@ -164,11 +164,12 @@ class AsyncMultiLLMEngine(Engine):
         self, wanted: ServedModel, common: Mapping[str, Any], started: list[Supervisor | RoutedLLM]
     ) -> _Group:
         """Start the replicas of a model, one after the other, and what routes to them."""
-        from weft.engine.endpoint import ChatEndpoint
-        from weft.engine.routing import Line, RoutedLLM
-        from weft.engine.supervisor import Supervisor
+        from weft.engine.frontend.chat import ChatEndpoint
+        from weft.engine.replicas.dispatch_queue import DispatchQueue
+        from weft.engine.replicas.router import RoutedLLM
+        from weft.engine.replicas.supervisor import Supervisor
 
-        name, model, table, maker = str(wanted.name), str(wanted.model), self.table, self._maker
+        name, model, table, launcher = str(wanted.name), str(wanted.model), self.table, self._launcher
         try:
             arguments = engine_arguments(
                 model, self.policy, self._swap, {**common, **wanted.engine_args, "served_model_name": name}
@@ -179,15 +180,15 @@ class AsyncMultiLLMEngine(Engine):
         def forget(engine_id: EngineId, gone: bool) -> None:
             table.lose_engine(engine_id)
             if gone:
-                maker.give_back(engine_id)
+                launcher.release(engine_id)
 
         states = ReplicaSet(self._balancer.make(), max_calls=self._max_calls)
-        line = Line(name, states)
+        line = DispatchQueue(name, states)
         supervisor = Supervisor(
             name,
             replicas=states,
             line=line,
-            make=lambda: maker.make(name, arguments),
+            make=lambda: launcher.make(name, arguments),
             forget=forget,
             start_timeout_s=self._start_timeout_s,
             clock=self._clock,
@@ -317,7 +318,7 @@ def _check(wanted: Sequence[ServedModel], max_calls: int) -> None:
         raise ReplicaError(f"max_calls is {max_calls}; a replica must be allowed 1 or more.")
 
 
-def _shut_down(started: list[Supervisor | RoutedLLM], loop: LoopThread, maker: Maker) -> None:
+def _shut_down(started: list[Supervisor | RoutedLLM], loop: LoopThread, launcher: Launcher) -> None:
     """End every replica and the event loop; also at interpreter exit, for a forgotten engine."""
 
     async def stop() -> None:
@@ -328,4 +329,4 @@ def _shut_down(started: list[Supervisor | RoutedLLM], loop: LoopThread, maker: M
         loop.submit(stop()).result(timeout=120)
     finally:
         loop.stop()
-        maker.close()
+        launcher.close()

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from weft.core.errors import InvalidIdError, InvalidRequestError
 from weft.core.ids import CallId, ProgramId, ThreadId, check_id
+from weft.core.kv_cache.swap import SwapStats
 from weft.core.process_table import Account, Attained, CallIdentity
-from weft.core.swap import SwapStats
 
 ACCOUNT_KEY: Final = "weft"
 SWAP_KEY: Final = "weft_swap"  # what the engine's swap has done so far

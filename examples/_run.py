@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.status import Status
 
 import weft
-from weft.console import process_table
-from weft.core.graph import ProgramGraph
-from weft.graph_view import FORMS, save
+from weft.core.program.graph import ProgramGraph
+from weft.views.graph import FORMS, save
+from weft.views.process_table import process_table
 
 # Arguments of the engine: slower steps for a quicker start, no progress bars, and JSON without white space.
 QUICK: Final[dict[str, Any]] = {

@@ -20,7 +20,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableConfig
 
 import weft
-from weft.core.graph import ProgramGraph
+from weft.core.program.graph import ProgramGraph
 from weft.examples._run import QUICK, Model, Picture, console, finish, play, starting, tell
 from weft.integrations.langchain import ChatWeft
 

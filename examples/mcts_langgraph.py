@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 import weft
-from weft.core.graph import ProgramGraph
+from weft.core.program.graph import ProgramGraph
 from weft.examples._run import QUICK, Model, Picture, console, finish, play, starting, tell
 from weft.examples._search import GOAL, Node, Numbers, formula, is_solved, moves, start
 from weft.integrations.langchain import ChatWeft

@@ -15,7 +15,7 @@ from openai import pydantic_function_tool
 from pydantic import BaseModel
 
 import weft
-from weft.core.graph import ProgramGraph
+from weft.core.program.graph import ProgramGraph
 from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
 
 # What the lookup tool knows.

@@ -26,9 +26,9 @@ from pydantic import Field
 from rich.live import Live
 
 import weft
-from weft.console import process_table
 from weft.examples._run import QUICK, Model, console, play, starting, tell
 from weft.integrations.langchain import ChatWeft
+from weft.views.process_table import process_table
 
 # What the lookup tool searches: one fact a line.
 ALMANAC: Final = """\

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for tiny_model
-
-from beside import Beside, Done
+from background import Background, Done
 
 if TYPE_CHECKING:
     import weft
@@ -34,7 +31,7 @@ def weft_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """The command in this process: its exit code, and what it and its children print on both outputs."""
-    from weft import cli
+    from weft.commands import cli
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
@@ -47,33 +44,36 @@ def weft_command(
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny random Llama with a chat template."""
-    from tiny_model import make_tiny_llama
+    from tiny_engine import make_tiny_llama
 
     return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+def _background(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
     """The commands of all tests that are to be run, begun."""
-    beside = Beside(lambda: tmp_path_factory.mktemp("beside"), lambda: request.getfixturevalue("tiny_model"))
+    background = Background(
+        lambda: tmp_path_factory.mktemp("background"), lambda: request.getfixturevalue("tiny_model")
+    )
     for item in request.session.items:
-        for mark in item.iter_markers("beside"):
-            beside.begin(mark.args)
-    yield beside
-    beside.end()
+        for mark in item.iter_markers("background"):
+            background.begin(mark.args)
+    yield background
+    background.end()
 
 
 @pytest.fixture
-def done(request: pytest.FixtureRequest, _beside: Beside) -> Done:
-    """The test's command, run as a user would run it: `@pytest.mark.beside(*arguments of python)`."""
-    return _beside.done(request.node.get_closest_marker("beside").args)
+def done(request: pytest.FixtureRequest, _background: Background) -> Done:
+    """The test's command, run as a user would run it: `@pytest.mark.background(*arguments of python)`."""
+    return _background.done(request.node.get_closest_marker("background").args)
 
 
 @pytest.fixture(scope="session")
 def engine(tiny_model: Path) -> Iterator[weft.Engine]:
     """The session's engine. Its table must be empty again after each test that uses it."""
+    from tiny_engine import ENGINE_ARGS
+
     import weft
-    from tiny_model import ENGINE_ARGS
 
     with weft.Engine(tiny_model, **ENGINE_ARGS) as engine:
         yield engine

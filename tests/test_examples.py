@@ -12,8 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import typer
-
-from beside import ROOT, TINY, Done
+from background import ROOT, TINY, Done
 
 pytest.importorskip("langgraph", reason="the LangChain extra is not installed")
 
@@ -266,7 +265,7 @@ async def test_the_session_of_a_chat(engine: weft.Engine) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.beside(EXAMPLES / "mcts_langgraph.py", "--model", TINY, "--rollouts", "2", "1 1 1 1", "1 1 1 2")
+@pytest.mark.background(EXAMPLES / "mcts_langgraph.py", "--model", TINY, "--rollouts", "2", "1 1 1 1", "1 1 1 2")
 def test_tree_search_runs(done: Done) -> None:
     """Two puzzles in two programs; what is solved is right; the picture shows the steps of the search."""
     printed, rows, words = shown(done)
@@ -277,7 +276,7 @@ def test_tree_search_runs(done: Done) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.beside(EXAMPLES / "map_reduce_langchain.py", "--model", TINY)
+@pytest.mark.background(EXAMPLES / "map_reduce_langchain.py", "--model", TINY)
 def test_map_and_reduce_runs(done: Done) -> None:
     """Two documents in two programs, each with a summary."""
     printed, rows, words = shown(done)
@@ -288,7 +287,7 @@ def test_map_and_reduce_runs(done: Done) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.beside(EXAMPLES / "chatbot_session.py", "--model", TINY, "--turns", "3")
+@pytest.mark.background(EXAMPLES / "chatbot_session.py", "--model", TINY, "--turns", "3")
 def test_chat_runs(done: Done) -> None:
     """Two users with three turns each: six programs, and what each turn found in the prefix cache."""
     printed, rows, words = shown(done)
@@ -303,7 +302,7 @@ def test_chat_runs(done: Done) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.beside(EXAMPLES / "openai_sdk.py", "--model", TINY)
+@pytest.mark.background(EXAMPLES / "openai_sdk.py", "--model", TINY)
 def test_the_openai_agents_run(done: Done) -> None:
     """Three questions in three programs, each a plan, two lookups of two calls side by side, and an answer."""
     printed, rows, words = shown(done)
@@ -316,7 +315,7 @@ def test_the_openai_agents_run(done: Done) -> None:
 
 @pytest.mark.soak
 @pytest.mark.engine
-@pytest.mark.beside(EXAMPLES / "mcts_langgraph.py", "--rollouts", "30", "2 3 4")
+@pytest.mark.background(EXAMPLES / "mcts_langgraph.py", "--rollouts", "30", "2 3 4")
 def test_tree_search_solves(done: Done) -> None:
     """The embedded model plays. Thirty rollouts are enough to try everything, so it solves this on any machine."""
     printed, rows, _ = shown(done)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from beside import TINY, Done, script
+from background import TINY, Done, script
 
 pytestmark = pytest.mark.engine
 
@@ -79,7 +78,7 @@ print(json.dumps(seen))
 WATCHED = script(_WATCHED)
 
 
-@pytest.mark.beside(WATCHED, TINY)
+@pytest.mark.background(WATCHED, TINY)
 def test_the_host_stays_as_it_was_and_a_forgotten_engine_ends_with_it(done: Done) -> None:
     """Logging, loop policy, signal handlers and environment are untouched by an engine start; no process is left."""
     seen = json.loads(done.printed())
@@ -88,7 +87,7 @@ def test_the_host_stays_as_it_was_and_a_forgotten_engine_ends_with_it(done: Done
     assert (seen["exit_code"], seen["alive"]) == (0, [])
 
 
-@pytest.mark.beside(WATCHED, TINY, "busy")
+@pytest.mark.background(WATCHED, TINY, "busy")
 def test_killing_the_host_ends_its_engine(done: Done) -> None:
     """After `kill -9` nobody is left to shut the engine down; its processes see to it themselves."""
     seen = json.loads(done.printed())
@@ -101,7 +100,7 @@ NO_GUARD = script(
 )
 
 
-@pytest.mark.beside(NO_GUARD, TINY)
+@pytest.mark.background(NO_GUARD, TINY)
 def test_a_script_without_the_main_guard_is_told_so(done: Done) -> None:
     """vLLM runs the script again in its processes; the message says what to write."""
     assert done.exit_code != 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-
-from beside import ROOT, Done, script
+from background import ROOT, Done, script
 
 TEN_LINES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 
 
 @pytest.mark.engine
-@pytest.mark.beside.with_args(script("".join(TEN_LINES)))  # a mark that is called with a function decorates it
+@pytest.mark.background.with_args(script("".join(TEN_LINES)))  # a mark that is called with a function decorates it
 def test_the_readmes_ten_lines_run(done: Done) -> None:
     """Copied into a file, on the embedded model: two answers, and the two programs' rows."""
     assert len(TEN_LINES) == 1

@@ -12,10 +12,10 @@ from weft.core.policies.base import Call, Policy, Rank
 from weft.core.policies.fcfs import Fcfs
 from weft.core.policies.mlfq import Mlfq
 from weft.core.policies.multilevel import MultilevelPolicy
+from weft.core.policies.oracles.srpt import Srpt
 from weft.core.policies.plas import Plas
 from weft.core.policies.priority import Priority
 from weft.core.policies.round_robin import RoundRobin
-from weft.core.policies.srpt import Srpt
 
 POLICIES: Final = ("fcfs", "mlfq", "plas", "atlas", "rr")
 

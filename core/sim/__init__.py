@@ -7,7 +7,7 @@ from weft.core.sim.records import Batch, Run
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import ProgramResult, SimResult, simulate
 from weft.core.sim.step_time import StepSample, StepTime
-from weft.core.sim.trace import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram
 
 __all__ = [
     "Batch",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from weft.core.policies import Call
 from weft.core.process_table import Attained
 from weft.core.sim.kv import Stretch
-from weft.core.sim.trace import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram
 
 
 @dataclass(eq=False, slots=True)

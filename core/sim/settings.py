@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weft.core.balancer import BalancerConfig
 from weft.core.errors import SimulationError
 from weft.core.policies import PolicyConfig
+from weft.core.routing.balancer import BalancerConfig
 from weft.core.sim.step_time import UNIT_STEPS, StepTime
 
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, cast
 
-from weft.core.balancer import Arrival, EngineLoad
 from weft.core.errors import SimulationError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import Call, Policy, Priority, Srpt
 from weft.core.process_table import Account, Attained
+from weft.core.routing.balancer import Arrival, EngineLoad
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.records import Batch, Counts, Run
 from weft.core.sim.replica import Replica
 from weft.core.sim.settings import SimSettings
-from weft.core.sim.trace import TraceProgram
+from weft.core.trace.format import TraceProgram
 
 # What goes first at one instant: calls end, then new ones arrive, then batches are formed.
 _END, _ARRIVE, _SCHEDULE = range(3)

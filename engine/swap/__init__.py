@@ -1,8 +1,7 @@
-"""KV swap between the engine's paged cache and host memory: the pool, the layout of the caches and the kernel."""
+"""The public path of `weft.engine.kv_cache`."""
 
-from weft.engine.swap.kernel import Swapper, Transfer
-from weft.engine.swap.layout import CacheLayout, describe
-from weft.engine.swap.pool import HostPool
-from weft.engine.swap.slots import SlotTable, SlotUsage
+from __future__ import annotations
+
+from weft.engine.kv_cache import CacheLayout, HostPool, SlotTable, SlotUsage, Swapper, Transfer, describe
 
 __all__ = ["CacheLayout", "HostPool", "SlotTable", "SlotUsage", "Swapper", "Transfer", "describe"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weft.core.balancer import BalancerConfig
-from weft.core.decorator import program
 from weft.core.errors import WeftError
+from weft.core.kv_cache.swap import SwapConfig
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import Account, ProcessTable, ProgramRow, ProgramState
 from weft.core.program import Program
-from weft.core.swap import SwapConfig
+from weft.core.program.decorator import program
+from weft.core.routing.balancer import BalancerConfig
 
 if TYPE_CHECKING:
     from weft.engine.engine import Engine

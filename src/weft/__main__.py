@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from weft.cli import main
+from weft.commands.cli import main
 
 sys.exit(main())

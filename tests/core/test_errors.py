@@ -66,7 +66,7 @@ MESSAGES = [
     (errors.EngineDiedError("code 9"), "ended unexpectedly (code 9).", "engine.shutdown()"),
     (errors.EngineDiedError(), "ended unexpectedly. Its", "start a new one"),
     (errors.SwapDeviceError("out of memory"), "CUDA failed (out of memory)", "start a new one"),
-    (errors.PoolClosedError(), "was closed", "make a new weft.engine.swap.HostPool"),
+    (errors.PoolClosedError(), "was closed", "make a new weft.engine.kv_cache.HostPool"),
 ]
 
 

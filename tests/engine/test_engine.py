@@ -435,7 +435,7 @@ def test_an_unsupported_vllm_is_a_typed_error(
     monkeypatch: pytest.MonkeyPatch, version: str | None, error: type[Exception]
 ) -> None:
     """It names what to install."""
-    from weft.engine import compat
+    from weft.engine.vllm_compat import version as compat
 
     monkeypatch.setattr(compat, "installed_vllm", lambda: version)
     with pytest.raises(error, match=r"weft\[cpu\]|vllm==0\.32"):
@@ -445,8 +445,7 @@ def test_an_unsupported_vllm_is_a_typed_error(
 async def test_an_engine_that_died_and_one_that_was_shut_down(tiny_model: Path) -> None:
     """kill -9 of its process: the call in flight and later ones say that it died; after shutdown, that it is closed."""
     import psutil
-
-    from tiny_model import ENGINE_ARGS
+    from tiny_engine import ENGINE_ARGS
 
     engine = await weft.Engine.create(tiny_model, **ENGINE_ARGS)
     processes = [

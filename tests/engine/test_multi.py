@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+from background import is_background
 from replica_chaos import (
     HELD_BACK,
     PROMPTS,
@@ -36,7 +37,6 @@ from replica_chaos import (
 )
 
 import weft
-from beside import is_beside
 from weft.core.errors import (
     BalancerError,
     ContextLengthError,
@@ -66,7 +66,7 @@ def shared_memory() -> set[str]:
 def forgotten(names: set[str]) -> set[str]:
     """Those that are not of what runs beside, but for semaphores, which are never mapped for long."""
     theirs = set()
-    for process in filter(is_beside, psutil.process_iter()):
+    for process in filter(is_background, psutil.process_iter()):
         with suppress(OSError):  # it has ended
             theirs.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{process.pid}/maps").read_text()))  # noqa: S108
     return {name for name in names - theirs if not name.startswith("sem.")}
@@ -77,14 +77,14 @@ def family() -> set[psutil.Process]:
     return {
         process
         for process in psutil.Process().children(recursive=True)
-        if not is_beside(process) and "resource_tracker" not in " ".join(process.cmdline())
+        if not is_background(process) and "resource_tracker" not in " ".join(process.cmdline())
     }
 
 
 @pytest.fixture(scope="module")
 def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
     """Two replicas. When they are shut down, nothing of them is left, although some were killed on the way."""
-    from tiny_model import ENGINE_ARGS
+    from tiny_engine import ENGINE_ARGS
 
     memory, before = shared_memory(), family()
     engine = weft.AsyncMultiLLMEngine(
@@ -142,7 +142,7 @@ async def test_what_a_program_has_attained_travels_to_either_replica(
     pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chain of calls that changes replicas: each scheduler is told what the calls on the other have cost, too."""
-    from weft.engine.local_replica import LocalReplica
+    from weft.engine.replicas.local import LocalReplica
 
     told: list[tuple[str, float]] = []
     generate = LocalReplica.generate
@@ -398,7 +398,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(tiny_model: Path)
 
 def test_a_replica_that_never_becomes_ready_names_its_log(tiny_model: Path) -> None:
     """The time-out ends its processes and leaves the log to be read."""
-    from tiny_model import ENGINE_ARGS
+    from tiny_engine import ENGINE_ARGS
 
     before = family()
     with pytest.raises(EngineStartError, match=r"not ready within 2 s\. Its log, (\S+),") as caught:
@@ -444,7 +444,7 @@ if __name__ == "__main__":
 @pytest.mark.soak
 def test_two_models_side_by_side_and_a_forgotten_engine_ends_with_its_host(tiny_model: Path, tmp_path: Path) -> None:
     """A call names its model, a program uses both and has one row; no process outlives the interpreter."""
-    from tiny_model import make_tiny_llama
+    from tiny_engine import make_tiny_llama
 
     other = make_tiny_llama(tmp_path / "other", seed=1)
     script = tmp_path / "script.py"

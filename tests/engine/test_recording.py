@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from background import TINY, Done, script
+from tiny_engine import ENGINE_ARGS
 
 import weft
-from beside import TINY, Done, script
-from tiny_model import ENGINE_ARGS
 from weft.core.errors import TraceError
 from weft.core.sim import SimSettings, simulate
-from weft.core.sim.recorder import Recorder
-from weft.core.sim.trace import read
+from weft.core.trace.format import read
+from weft.core.trace.recorder import Recorder
 from weft.integrations.langchain import ChatWeft
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
@@ -170,7 +170,7 @@ if __name__ == "__main__":
 AGENT_SCRIPT = script(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)))
 
 
-@pytest.mark.beside("-m", "weft", "record", "runs.jsonl", "--", sys.executable, AGENT_SCRIPT, TINY)
+@pytest.mark.background("-m", "weft", "record", "runs.jsonl", "--", sys.executable, AGENT_SCRIPT, TINY)
 def test_weft_record(done: Done) -> None:
     """A script that knows nothing of it is recorded; programs that its engine's shutdown broke off too, once, with the
     calls that finished."""

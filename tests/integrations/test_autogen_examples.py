@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
-from beside import ROOT, TINY, Done
+from background import ROOT, TINY, Done
 
 pytest.importorskip("autogen_agentchat", reason="the AutoGen extra is not installed")
 
-from weft.core.graph import ProgramGraph
+from weft.core.program.graph import ProgramGraph
 
 EXAMPLES = ROOT / "examples"
 ON_TINY = ("--model", TINY, "--picture", "graph.json")
@@ -24,7 +23,7 @@ def lines(printed: str, first_word: str) -> int:
 
 
 @pytest.mark.engine
-@pytest.mark.beside(EXAMPLES / "debate_autogen.py", *ON_TINY)
+@pytest.mark.background(EXAMPLES / "debate_autogen.py", *ON_TINY)
 def test_the_debate(done: Done) -> None:
     """Five rounds in three programs, each verdict in its form; the graph is a chain."""
     printed, graph = shown(done)
@@ -36,7 +35,7 @@ def test_the_debate(done: Done) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.beside(EXAMPLES / "graphflow_autogen.py", *ON_TINY)
+@pytest.mark.background(EXAMPLES / "graphflow_autogen.py", *ON_TINY)
 def test_the_review(done: Done) -> None:
     """A writer, three reviewers beside each other and a summariser, twice; the graph forks and joins."""
     printed, graph = shown(done)

@@ -25,8 +25,8 @@ from autogen_core.tools import FunctionTool, ToolSchema
 from pydantic import BaseModel
 
 from weft.core.errors import InvalidRequestError, OutputParsingError
-from weft.integrations._autogen_messages import to_messages, to_response_format, to_tool_choice, to_tools
-from weft.integrations._autogen_results import Pieces, check_whole, to_result
+from weft.integrations.autogen.messages import to_messages, to_response_format, to_tool_choice, to_tools
+from weft.integrations.autogen.results import Pieces, check_whole, to_result
 
 INFO = ModelInfo(
     vision=False,

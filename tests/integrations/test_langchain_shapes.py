@@ -29,8 +29,8 @@ from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
 
 import weft
-from weft.core.graph import CallState, ProgramGraph
 from weft.core.program import Program
+from weft.core.program.graph import CallState, ProgramGraph
 from weft.integrations.langchain import ChatWeft, ProgramCallbackHandler
 
 pytestmark = [

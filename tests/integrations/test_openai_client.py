@@ -38,8 +38,8 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.testing import RecordingBackend
-from weft.integrations._openai_errors import error_body, error_response
 from weft.integrations.openai import AsyncTransport, Transport, openai_client, sync_openai_client
+from weft.integrations.openai.errors import error_body, error_response
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
@@ -554,8 +554,9 @@ def test_keyboard_interrupt(engine: weft.Engine) -> None:
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt), weft.Program("interrupted") as program:
-            client = sync_openai_client(engine, program)
-            client.chat.completions.create(model=engine.model, messages=QUESTION, **endless())
+            sync_openai_client(engine, program).chat.completions.create(
+                model=engine.model, messages=QUESTION, **endless()
+            )
     finally:
         thread.join()
         signal.signal(signal.SIGINT, before)

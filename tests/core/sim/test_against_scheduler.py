@@ -47,7 +47,7 @@ def schedule(
     programs: list[TraceProgram], config: dict[str, Any], folder: Path, **settings: Any
 ) -> tuple[list[set[str]], float, int]:
     """What the plugin schedules in the step that begins at each second; when all has ended; and all preemptions."""
-    from harness import SchedulerHarness
+    from scheduler_harness import SchedulerHarness
 
     harness = SchedulerHarness(folder, config, **{"slots": SLOTS, "batched_tokens": 1024, **settings})
     begin_s = harness.clock()
@@ -125,7 +125,7 @@ def test_every_step_has_the_same_calls(config: dict[str, Any], tmp_path: Path) -
 def test_with_a_full_kv_cache(name: str, tmp_path: Path) -> None:
     """With room for a third of the slots' calls, there are as many preemptions, and the end comes when it does on the
     plugin: nearly, since the simulator counts tokens and vLLM blocks of 16."""
-    from harness import BLOCK_TOKENS
+    from scheduler_harness import BLOCK_TOKENS
 
     blocks, slots, chunk_tokens = 32, 8, 64
     config: dict[str, Any] = {"name": name} | ({} if name == "fcfs" else {"bounds_s": (10.0, 20.0, 40.0), "beta": 8.0})

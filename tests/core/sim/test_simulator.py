@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_engine import NaiveEngine
-from programs import ASTRAEA_2, FIGURE_2, FIGURE_9, chain, programs
+from sim_programs import ASTRAEA_2, FIGURE_2, FIGURE_9, chain, programs
 
-from weft.core.balancer import BALANCERS, BalancerConfig
 from weft.core.policies import PolicyConfig
+from weft.core.routing.balancer import BALANCERS, BalancerConfig
 from weft.core.sim import SimSettings, SimulationError, StepTime, TraceCall, TraceProgram, simulate
-from weft.core.sim.workloads import generate, poisson
+from weft.core.trace.workloads import generate, poisson
 
 UNIT = SimSettings(batch_size=2, unit_steps=True)
 # Powers of two, so that sums are exact however they are grouped.

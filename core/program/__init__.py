@@ -1,0 +1,7 @@
+"""What a program is: the handle, the decorator, and how the structure of its calls is inferred."""
+
+from __future__ import annotations
+
+from weft.core.program.handle import Backend, Program, register_adapter
+
+__all__ = ["Backend", "Program", "register_adapter"]

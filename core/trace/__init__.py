@@ -1,0 +1,7 @@
+"""Program traces: the file format, the recorder that writes them, generated workloads and converters."""
+
+from __future__ import annotations
+
+from weft.core.trace.format import TraceCall, TraceProgram
+
+__all__ = ["TraceCall", "TraceProgram"]

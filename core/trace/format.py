@@ -1,0 +1,304 @@
+"""The program trace: which calls programs made, after which, and how long each was. One program a line of JSON::
+
+    {"version": 1, "program": "A", "arrival_s": 0.0, "name": null, "tenant": null,
+     "calls": [{"id": "a1", "parents": [], "prompt_tokens": 0, "output_tokens": 4, "gap_s": 0.0, "tool": null,
+                "prompt": null, "shared_prefix_tokens": 0}]}
+
+Only `program`, and of a call `id` and `output_tokens`, must be there; docs/simulator.md says what each means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from weft.core.errors import TraceError
+from weft.core.program.graph import ProgramGraph
+
+VERSION: Final = 1
+
+_PROGRAM_KEYS: Final = ("version", "program", "arrival_s", "name", "tenant", "calls")
+_CALL_KEYS: Final = (
+    "id", "parents", "prompt_tokens", "output_tokens", "gap_s", "tool", "prompt", "shared_prefix_tokens"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCall:
+    """A call of a program, as it was or is to be made."""
+
+    call_id: str  # unique in its program
+    parents: tuple[str, ...]  # the calls that end before it arrives; none: it comes with its program
+    output_tokens: int  # at least 1
+    prompt_tokens: int = 0  # the whole prompt, with what it shares
+    gap_s: float = 0.0  # from the end of its last parent, or its program's arrival, to its own arrival
+    tool: str | None = None  # what ran in the gap
+    prompt: str | None = None  # the text that comes after what it shares with its first parent
+    # So many first tokens of the prompt are those of its first parent's prompt and output; of a call without parents,
+    # those that programs of the same `name` begin with.
+    shared_prefix_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceProgram:
+    """A program: its calls, parents anywhere before or after their children."""
+
+    program: str  # unique in its file
+    calls: tuple[TraceCall, ...]
+    arrival_s: float = 0.0
+    name: str | None = None  # programs of one name are runs of the same entrypoint
+    tenant: str | None = None
+
+
+def read(path: Path) -> list[TraceProgram]:
+    """The programs of a trace file, in the order of its lines.
+
+    Raises:
+        TraceError: the file cannot be read, or a line is no program; the message names the line.
+    """
+    programs: dict[str, TraceProgram] = {}
+    lines: dict[str, int] = {}
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                where = f"{path}, line {number}"
+                program = parse(line, where)
+                if program.program in lines:
+                    raise TraceError(
+                        f"{where}: program {program.program!r} is on line {lines[program.program]} already; "
+                        "give each program an id of its own."
+                    )
+                lines[program.program] = number
+                programs[program.program] = program
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}. Name a trace file.") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path} is no text. Name a trace file: one program a line, as JSON in UTF-8.") from None
+    if not programs:
+        raise TraceError(f"{path} holds no program. Write one a line, as docs/simulator.md says.")
+    return list(programs.values())
+
+
+def parse(line: str, where: str) -> TraceProgram:
+    """One line of a trace.
+
+    Args:
+        where: file and line, for errors.
+
+    Raises:
+        TraceError: it is no program, or one whose calls do not fit together.
+    """
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        detail = " ".join(str(error).split())
+        raise TraceError(f"{where}: no JSON ({detail:.100}); write one program a line.") from None
+    data = _object(data, where, _PROGRAM_KEYS)
+    version = data.get("version", VERSION)
+    if type(version) is not int or version != VERSION:
+        raise TraceError(f"{where}: version is {version!r:.40}; this Weft reads version {VERSION}.")
+    program = _text(data, "program", where, required=True)
+    arrival_s = _number(data, "arrival_s", where)
+    name, tenant = _text(data, "name", where), _text(data, "tenant", where)
+    where = f"{where}: program {program!r}"
+    rows = data.get("calls")
+    if not isinstance(rows, list) or not rows:
+        raise TraceError(f"{where}: calls is {rows!r:.40}; give a list of at least one call.")
+    calls: list[TraceCall] = []
+    for number, row in enumerate(rows, 1):
+        calls.append(_call(row, calls[-1] if calls else None, f"{where}, call {number}"))
+    _check_order(calls, where)
+    return TraceProgram(program or "", tuple(calls), arrival_s, name, tenant)
+
+
+def write(programs: Iterable[TraceProgram], path: Path) -> None:
+    """Write a trace file that `read` reads; what has its default is left out.
+
+    Raises:
+        TraceError: the file cannot be written.
+    """
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in map(dump, programs))
+    except OSError as error:
+        raise TraceError(f"{path} cannot be written: {error.strerror or error}. Choose another file.") from None
+
+
+def dump(program: TraceProgram) -> str:
+    """A program as one line of JSON."""
+    row: dict[str, Any] = {"version": VERSION, "program": program.program, "arrival_s": program.arrival_s}
+    row |= {key: value for key in ("name", "tenant") if (value := getattr(program, key)) is not None}
+    row["calls"] = list(_rows(program.calls))
+    return json.dumps(row)
+
+
+def from_graph(
+    graph: ProgramGraph, *, start_s: float = 0.0, program: str | None = None, tenant: str | None = None
+) -> TraceProgram:
+    """What a program did, as a trace. Calls that gave no token are left out, and their parents take their place.
+
+    Args:
+        graph: of a program that has ended; its accounts say how long calls were.
+        start_s: the recording's start on the engine's clock; `arrival_s` counts from it.
+        program: its id in the trace. Default: the graph's.
+
+    Raises:
+        TraceError: no call of it gave a token.
+    """
+    kept: dict[str, tuple[str, ...]] = {}  # call: itself; a call that is left out: the calls that stand for it
+    calls: list[TraceCall] = []
+    arrivals = [node.arrival_s for node in graph.calls if node.arrival_s is not None and node.account.output_tokens > 0]
+    if not arrivals:
+        raise TraceError(f"no call of program {graph.name!r} ({graph.program_id}) gave a token; nothing to record.")
+    for node in graph.calls:
+        parents = tuple(dict.fromkeys(each for edge in node.parents for each in kept[edge.parent]))
+        account = node.account
+        if node.arrival_s is None or account.output_tokens < 1:
+            kept[node.call_id] = parents
+            continue
+        kept[node.call_id] = (node.call_id,)
+        ends = [end_s for parent in map(graph.__getitem__, parents) if (end_s := parent.completion_s) is not None]  # type: ignore[arg-type]
+        calls.append(
+            TraceCall(
+                call_id=node.call_id,
+                parents=parents,
+                output_tokens=account.output_tokens,
+                prompt_tokens=account.prompt_tokens,
+                gap_s=max(0.0, node.arrival_s - max(ends, default=min(arrivals))),
+                tool=", ".join(node.tools) or None,
+                shared_prefix_tokens=min(account.cached_tokens, account.prompt_tokens),
+            )
+        )
+    return TraceProgram(
+        program or graph.program_id, tuple(calls), max(0.0, min(arrivals) - start_s), graph.name or None, tenant
+    )
+
+
+# -- the schema
+
+
+def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
+    data = _object(row, where, _CALL_KEYS)
+    call_id = _text(data, "id", where, required=True) or ""
+    where = f"{where} ({call_id!r})"
+    default = [previous.call_id] if previous else []
+    parents = data.get("parents", default)
+    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+        raise TraceError(f"{where}: parents is {parents!r:.60}; give a list of ids of calls of this program.")
+    if len(set(parents)) < len(parents):
+        raise TraceError(f"{where}: a parent is named twice in {parents!r:.60}; name each once.")
+    prompt_tokens = _whole(data, "prompt_tokens", where)
+    shared = _whole(data, "shared_prefix_tokens", where)
+    if shared > prompt_tokens:
+        raise TraceError(
+            f"{where}: shared_prefix_tokens is {shared}, but the prompt has only {prompt_tokens} tokens; "
+            "prompt_tokens counts the whole prompt."
+        )
+    return TraceCall(
+        call_id=call_id,
+        parents=tuple(parents),
+        output_tokens=_whole(data, "output_tokens", where, least=1, required=True),
+        prompt_tokens=prompt_tokens,
+        gap_s=_number(data, "gap_s", where),
+        tool=_text(data, "tool", where),
+        prompt=_text(data, "prompt", where, empty=True),
+        shared_prefix_tokens=shared,
+    )
+
+
+def in_order(calls: Sequence[TraceCall]) -> Iterator[TraceCall]:
+    """The calls of a program, parents before children; calls that come after themselves are left out."""
+    children: dict[str, list[TraceCall]] = {}
+    for call in calls:
+        for parent in call.parents:
+            children.setdefault(parent, []).append(call)
+    missing = {call.call_id: len(call.parents) for call in calls}
+    free = [call for call in calls if not call.parents]
+    while free:
+        call = free.pop()
+        yield call
+        for child in children.get(call.call_id, ()):
+            missing[child.call_id] -= 1
+            if not missing[child.call_id]:
+                free.append(child)
+
+
+def path_tokens(calls: Sequence[TraceCall]) -> int:
+    """Output tokens on the critical path of a program's calls: the chain of them that gives the most."""
+    longest: dict[str, int] = {}
+    for call in in_order(calls):
+        longest[call.call_id] = call.output_tokens + max((longest[parent] for parent in call.parents), default=0)
+    return max(longest.values())
+
+
+def _check_order(calls: list[TraceCall], where: str) -> None:
+    """Ids are unique, parents are there, and no call comes after itself."""
+    by_id = {call.call_id: call for call in calls}
+    if len(by_id) < len(calls):
+        seen: set[str] = set()
+        twice = next(call.call_id for call in calls if call.call_id in seen or seen.add(call.call_id))  # type: ignore[func-returns-value]
+        raise TraceError(f"{where}: two calls have the id {twice!r}; give each call of a program its own.")
+    for call in calls:
+        for parent in call.parents:
+            if parent not in by_id:
+                raise TraceError(
+                    f"{where}, call {call.call_id!r}: there is no parent {parent!r}; name a call of this program."
+                )
+    for call in in_order(calls):
+        del by_id[call.call_id]
+    if by_id:
+        raise TraceError(
+            f"{where}: calls {', '.join(sorted(by_id))[:80]} come after themselves by way of their parents; "
+            "remove a parent."
+        )
+
+
+def _rows(calls: tuple[TraceCall, ...]) -> Iterator[dict[str, Any]]:
+    previous: tuple[str, ...] = ()
+    for call in calls:
+        row: dict[str, Any] = {"id": call.call_id}
+        if call.parents != previous:
+            row["parents"] = call.parents
+        row["output_tokens"] = call.output_tokens
+        for key in ("prompt_tokens", "gap_s", "shared_prefix_tokens"):
+            if value := getattr(call, key):
+                row[key] = value
+        row |= {key: value for key in ("tool", "prompt") if (value := getattr(call, key)) is not None}
+        yield row
+        previous = (call.call_id,)
+
+
+def _object(data: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise TraceError(f"{where}: {data!r:.40} is no object; give one with the keys {', '.join(keys)}.")
+    unknown = [key for key in data if key not in keys]
+    if unknown:
+        raise TraceError(f"{where}: there is no key {unknown[0]!r:.40}; the keys are {', '.join(keys)}.")
+    return data
+
+
+def _text(data: Mapping[str, Any], key: str, where: str, *, required: bool = False, empty: bool = False) -> str | None:
+    value = data.get(key)
+    if (value is None and not required) or (isinstance(value, str) and (value or empty)):
+        return value
+    raise TraceError(f"{where}: {key} is {value!r:.40}; give a text{'' if required else ' or null'}.")
+
+
+def _whole(data: Mapping[str, Any], key: str, where: str, *, least: int = 0, required: bool = False) -> int:
+    value = data.get(key, None if required else 0)
+    if type(value) is not int or value < least:
+        raise TraceError(f"{where}: {key} is {value!r:.40}; give a whole number of at least {least}.")
+    return value
+
+
+def _number(data: Mapping[str, Any], key: str, where: str) -> float:
+    value = data.get(key, 0.0)
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise TraceError(f"{where}: {key} is {value!r:.40}; give seconds, 0 or more.")
+    return float(value)

@@ -1,0 +1,163 @@
+"""vLLM's own chat endpoint, in this process: its templates, tool parsers, structured output and usage, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from weft.core.errors import (
+    CallFailedError,
+    ContextLengthError,
+    EngineDiedError,
+    InvalidRequestError,
+    WeftError,
+)
+from weft.core.ids import CallId
+from weft.engine.vllm_compat.names import (
+    AsyncLLM,
+    BaseModelPath,
+    ChatCompletionRequest,
+    EngineDeadError,
+    ErrorResponse,
+    OnlineRenderer,
+    OpenAIServingChat,
+    OpenAIServingModels,
+    VLLMClientError,
+)
+
+
+class ChatEndpoint:
+    """OpenAI chat completions over one engine, or what routes to several. Use it on the engine's event loop.
+
+    Args:
+        llm: an `AsyncLLM`, or what behaves like one.
+        model_name: the name it serves.
+        tool_call_parser: vLLM's parser for tool calls.
+        failures: where `llm` leaves errors of ours by call, which vLLM's serving layer would turn into text.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        model_name: str,
+        tool_call_parser: str | None,
+        failures: dict[CallId, WeftError] | None = None,
+    ) -> None:
+        self._llm = llm
+        self._failures = failures if failures is not None else {}
+        common: dict[str, Any] = {
+            "request_logger": None,
+            "chat_template": None,
+            "chat_template_content_format": "auto",
+            "enable_auto_tools": tool_call_parser is not None,
+            "tool_parser": tool_call_parser,
+            # "auto" would constrain only the envelope of a call; its arguments should be valid too.
+            "tool_strict_level": "parameter",
+        }
+        models = OpenAIServingModels(llm, [BaseModelPath(name=model_name, model_path=model_name)])
+        renderer = OnlineRenderer(model_config=llm.model_config, renderer=llm.renderer, **common)
+        self._chat = OpenAIServingChat(
+            llm,
+            models,
+            response_role="assistant",
+            online_renderer=renderer,
+            enable_prompt_tokens_details=True,
+            **common,
+        )
+
+    @staticmethod
+    def make_request(body: dict[str, Any]) -> ChatCompletionRequest:
+        """Check a chat request in OpenAI's format.
+
+        Raises:
+            InvalidRequestError: it is not one; the message names each field.
+        """
+        try:
+            return ChatCompletionRequest(**body)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
+            )
+            raise InvalidRequestError(f"the chat request is malformed: {problems}") from None
+        except (TypeError, ValueError, VLLMClientError) as error:
+            raise InvalidRequestError(f"the chat request is malformed: {error}") from None
+
+    async def complete(self, request: ChatCompletionRequest) -> dict[str, Any]:
+        """One answer, as an OpenAI `chat.completion` object.
+
+        Raises:
+            CallError, EngineDiedError: see `weft.core.errors`.
+        """
+        try:
+            response = await self._chat.create_chat_completion(request)
+        except Exception as error:
+            raise self._failure(request) or self._translate(error) from error
+        if isinstance(response, ErrorResponse):
+            failure = self._failure(request)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # vLLM answers a cancellation with an error response
+                raise asyncio.CancelledError
+            raise failure or self._error(response.error.message, response.error.code)
+        return dict(response.model_dump(exclude_none=True))
+
+    async def count_prompt_tokens(self, request: ChatCompletionRequest) -> int:
+        """How many tokens the prompt has once the chat template has rendered it; it need not fit the model's context.
+
+        Raises:
+            InvalidRequestError: the chat template refuses it.
+        """
+        tools = [tool.model_dump() for tool in request.tools] if request.tools else None
+        chat = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False})
+        any_length = replace(request.build_tok_params(self._llm.model_config), max_total_tokens=None)
+        try:
+            _, (prompt,) = await self._llm.renderer.render_chat_async([request.messages], chat, any_length)
+        except VLLMClientError as error:
+            raise InvalidRequestError(f"the engine refused the request: {error}") from None
+        return len(prompt["prompt_token_ids"])
+
+    async def stream(self, request: ChatCompletionRequest) -> AsyncGenerator[dict[str, Any]]:
+        """The answer as OpenAI `chat.completion.chunk` objects.
+
+        Raises:
+            CallError, EngineDiedError: see `weft.core.errors`.
+        """
+        try:
+            response = await self._chat.create_chat_completion(request)
+        except Exception as error:
+            raise self._failure(request) or self._translate(error) from error
+        if isinstance(response, ErrorResponse):
+            raise self._failure(request) or self._error(response.error.message, response.error.code)
+        async with aclosing(response) as lines:
+            async for line in lines:
+                data = line.removeprefix("data: ").strip()
+                if data == "[DONE]":
+                    return
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise self._failure(request) or self._error(chunk["error"]["message"], chunk["error"].get("code"))
+                yield chunk
+
+    def _failure(self, request: ChatCompletionRequest) -> WeftError | None:
+        return self._failures.pop(CallId(request.request_id), None)
+
+    def _translate(self, error: Exception) -> WeftError:
+        if isinstance(error, EngineDeadError) or self._llm.errored:
+            return EngineDiedError()
+        if isinstance(error, VLLMClientError):
+            return self._error(str(error).split(" (parameter=")[0], 400)
+        return CallFailedError(f"the engine failed on this call: {type(error).__name__}: {error}")
+
+    def _error(self, message: str, code: Any) -> WeftError:
+        if self._llm.errored:
+            return EngineDiedError()
+        if "context length" in message or "maximum model length" in message or "max_model_len" in message:
+            return ContextLengthError(message)
+        if isinstance(code, int) and 400 <= code < 500:
+            return InvalidRequestError(f"the engine refused the request: {message}")
+        return CallFailedError(f"the engine failed on this call: {message}")

@@ -1,0 +1,375 @@
+"""What every engine does with calls, programs and sessions, whichever vLLM engine then runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import queue
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, Final, ParamSpec
+
+from weft.core.errors import EngineClosedError, EngineStartError
+from weft.core.ids import CallId, EngineId, ProgramId, SessionId
+from weft.core.log import get_logger
+from weft.core.policies import PolicyConfig
+from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
+from weft.core.program import Program
+from weft.core.program.graph import CallState
+from weft.core.routing.admission import Deadline, check_timeout, deadline
+from weft.core.trace.recorder import VARIABLE, Recorder
+from weft.engine.frontend.calls import InFlight, Served, TokenTap
+from weft.engine.processes.host import is_spawned_main
+from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.wire import encode_call
+
+P = ParamSpec("P")
+
+_counter = itertools.count()
+
+
+class FrontEnd(ABC):
+    """Calls in flight, open sessions and the process table of an engine.
+
+    Args:
+        policy: the scheduling policy, by name or with parameters.
+        call_timeout_s: seconds that a call may take, its time in queues included, unless its request says otherwise.
+        program_timeout_s: seconds that a program may take from its first call on, unless its metadata say otherwise.
+        clock: monotonic seconds.
+        record: the trace file that programs are recorded into; None: that of WEFT_RECORD in the environment, if any.
+
+    Raises:
+        PolicyError: the policy makes no sense.
+        InvalidRequestError: a timeout that is not above 0.
+        EngineStartError: in a child process that is re-running the user's script.
+        TraceError: `record` cannot be written, or holds something else than a trace.
+    """
+
+    model: str  # the name it serves, the first of several
+    _loop: LoopThread
+    _finalizer: Callable[[], object]  # ends it, once
+
+    def __init__(
+        self,
+        policy: str | PolicyConfig,
+        call_timeout_s: float | None,
+        program_timeout_s: float | None,
+        clock: Callable[[], float],
+        record: str | os.PathLike[str] | None,
+    ) -> None:
+        self._start_abandoned = threading.Event()
+        if is_spawned_main():
+            raise EngineStartError(
+                "an engine was started while a child process was re-running your script. Put the code that starts it "
+                'under `if __name__ == "__main__":`.'
+            )
+        path = record if record is not None else os.environ.get(VARIABLE) or None
+        self._recorder = Recorder(path) if path is not None else None
+        self.policy = policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)
+        self.engine_id = EngineId(f"engine-{next(_counter)}")
+        self.table = ProcessTable()
+        self._call_timeout_s = check_timeout(call_timeout_s, "call_timeout_s")
+        self._program_timeout_s = check_timeout(program_timeout_s, "program_timeout_s")
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sessions: dict[SessionId, set[ProgramId]] = {}
+        self._in_flight: dict[CallId, InFlight] = {}
+        self._aborted: dict[CallId, InFlight] = {}  # of running programs; their accounts come with a later output
+        self._log = get_logger().bind(engine_id=self.engine_id)
+        self._closed = False
+
+    @abstractmethod
+    def _served(self, model: str | None) -> Served:
+        """What serves a model; None: the request names none.
+
+        Raises:
+            UnknownModelError: nothing does.
+        """
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models it serves; a request that names none gets the first."""
+        return [self.model]
+
+    # -- calls
+
+    async def chat(self, body: Mapping[str, Any], program: Program, identity: CallIdentity) -> dict[str, Any]:
+        """One chat completion, as OpenAI's `chat.completion` object.
+
+        Args:
+            body: the request in OpenAI's chat format; ids and model are filled in.
+            program: the program it belongs to.
+            identity: its ids, from `program.start_call`.
+
+        Returns:
+            vLLM's response, and under "weft" the call's ids and account (`service_s`, `wait_s`, `preemptions`, tokens).
+
+        Raises:
+            CallError, ProgramError, EngineError: see `weft.core.errors`. Cancelling aborts the call in the engine.
+        """
+        call, request = self._open_call(body, program, identity, stream=False)
+        future = self._submit(call, self._endpoint_complete(call, request))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():  # it was not the caller who was cancelled
+                self._raise_if_ended(call)
+            raise
+
+    def chat_sync(self, body: Mapping[str, Any], program: Program, identity: CallIdentity) -> dict[str, Any]:
+        """`chat` for code without an event loop."""
+        call, request = self._open_call(body, program, identity, stream=False)
+        future = self._submit(call, self._endpoint_complete(call, request))
+        try:
+            return future.result()
+        except FutureCancelledError:
+            self._raise_if_ended(call)
+            raise
+        finally:
+            future.cancel()  # a KeyboardInterrupt while waiting
+
+    async def chat_stream(
+        self, body: Mapping[str, Any], program: Program, identity: CallIdentity
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """A chat completion as OpenAI `chat.completion.chunk` objects, the finishing one with the account under "weft".
+
+        Closing the iterator aborts the call in the engine; otherwise as `chat`.
+        """
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[Any] = asyncio.Queue()
+        call, request = self._open_call(body, program, identity, stream=True)
+        future = self._submit_stream(call, request, lambda item: loop.call_soon_threadsafe(items.put_nowait, item))
+        try:
+            while (item := await items.get()) is not _END:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            future.cancel()
+
+    def chat_stream_sync(
+        self, body: Mapping[str, Any], program: Program, identity: CallIdentity
+    ) -> Generator[dict[str, Any]]:
+        """`chat_stream` for code without an event loop."""
+        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        call, request = self._open_call(body, program, identity, stream=True)
+        future = self._submit_stream(call, request, items.put)
+        try:
+            while (item := items.get()) is not _END:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            future.cancel()
+
+    def _open_call(
+        self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
+    ) -> tuple[InFlight, Any]:
+        try:
+            if self._closed:
+                raise EngineClosedError
+            fields = {**body, "stream": stream, "request_id": identity.call_id, "session_id": program.session_id}
+            timeout_s = check_timeout(fields.pop("timeout_s", self._call_timeout_s), "timeout_s")
+            served = self._served(fields.get("model"))
+            request = served.endpoint.make_request(fields)
+            program.bind(self)
+            now_s = self._clock()
+            ends = self._deadline(program, timeout_s, now_s)
+            served.admission.enter(now_s)
+        except Exception:
+            program.call_left(identity.call_id, self._clock(), Account(), CallState.FAILED)
+            raise
+        try:
+            row, attained = self.table.arrive(identity, served.engine_id, now_s)
+        except Exception:
+            served.admission.leave(now_s)
+            raise
+        program.call_arrived(identity.call_id, now_s)
+        request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(identity, attained)}
+        call = InFlight(program, identity, row, served, ends)
+        if self._recorder is not None:
+            self._recorder.call_arrived(program.graph, now_s)
+            call.tap = TokenTap(self._recorder, identity, request)
+        with self._lock:
+            self._in_flight[identity.call_id] = call
+        return call, request
+
+    def _deadline(self, program: Program, timeout_s: float | None, now_s: float) -> Deadline:
+        row = self.table.get(program.program_id)
+        program_s = check_timeout(program.metadata.get("timeout_s", self._program_timeout_s), "metadata['timeout_s']")
+        return deadline(now_s, timeout_s, row.start_s if row is not None else now_s, program_s)
+
+    @asynccontextmanager
+    async def _in_time(self, call: InFlight, request: Any) -> AsyncIterator[None]:
+        """End what is inside when the call has no time left.
+
+        Raises:
+            DeadlineError: that happened.
+        """
+        left_s = call.deadline.at_s - self._clock()
+        scope = asyncio.timeout(left_s if left_s < math.inf else None)
+        try:
+            async with scope:
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise call.deadline.error(call.row.account.output_tokens if request.stream else 0) from error
+
+    def _submit(self, call: InFlight, coroutine: Any) -> Future[Any]:
+        call.future = self._loop.submit(coroutine)
+        # Also for a call that is cancelled before its coroutine began.
+        call.future.add_done_callback(lambda _future: self._leave(call))
+        if self.table.get(call.identity.program_id) is None:  # its program ended on another thread meanwhile
+            self._abort([call])
+        return call.future
+
+    async def _endpoint_complete(self, call: InFlight, request: Any) -> dict[str, Any]:
+        try:
+            async with self._in_time(call, request):
+                response = await call.served.endpoint.complete(request)
+            if call.tap is not None:
+                call.tap.take(response)
+            call.outcome = CallState.FINISHED
+        except Exception:
+            call.outcome = CallState.FAILED
+            raise
+        finally:
+            self._leave(call)  # before the caller sees the result, so that its next call reads the new service
+        return {**response, "weft": call.report()}
+
+    def _submit_stream(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> Future[Any]:
+        """Carry a stream over to the caller's side; the last item is _END or an exception."""
+
+        async def pump() -> None:
+            try:
+                async with self._in_time(call, request), aclosing(call.served.endpoint.stream(request)) as chunks:
+                    async for chunk in chunks:
+                        if call.tap is not None and not call.tap.take(chunk):
+                            continue
+                        if any(choice.get("finish_reason") for choice in chunk["choices"]):
+                            chunk["weft"] = call.report()
+                        deliver(chunk)
+                call.outcome = CallState.FINISHED
+            except Exception:
+                call.outcome = CallState.FAILED
+                raise
+            finally:
+                self._leave(call)
+
+        def end(future: Future[Any]) -> None:  # also of a stream that was aborted before it began
+            error = call.ended_error(self._closed) if future.cancelled() else future.exception()
+            with suppress(RuntimeError):  # the caller's event loop is gone, and the caller with it
+                deliver(error or _END)
+
+        future = self._submit(call, pump())
+        future.add_done_callback(end)
+        return future
+
+    def _on_account(self, call_id: CallId, account: Account) -> None:
+        call = self._in_flight.get(call_id)
+        if call is not None:
+            call.row.account = account
+            return
+        aborted = self._aborted.get(call_id)  # again and again: outputs from before the abort may still be on their way
+        if aborted is not None:
+            self.table.settle(aborted.row, account)
+            aborted.program.call_settled(call_id, aborted.row.account)
+
+    def _on_placed(self, call_id: CallId, engine_id: EngineId) -> None:
+        call = self._in_flight.get(call_id)
+        if call is not None:
+            self.table.place(call.row, engine_id)
+
+    def _leave(self, call: InFlight) -> None:
+        with self._lock:
+            if self._in_flight.pop(call.identity.call_id, None) is None:
+                return
+            if call.outcome is not CallState.FINISHED and not call.ended:
+                self._aborted[call.identity.call_id] = call
+        now_s = self._clock()
+        call.served.admission.leave(now_s)
+        self.table.leave(call.row, now_s)
+        call.program.call_left(call.identity.call_id, now_s, call.row.account, call.outcome)
+        call.program.log.debug(
+            "call left the engine",
+            thread_id=call.identity.thread_id,
+            call_id=call.identity.call_id,
+            service_s=round(call.row.account.service_s, 6),
+            wait_s=round(call.row.account.wait_s, 6),
+            preemptions=call.row.account.preemptions,
+        )
+
+    def _raise_if_ended(self, call: InFlight) -> None:
+        error = call.ended_error(self._closed)
+        if error is not None:
+            raise error
+
+    # -- sessions: the backend's operations, issued by Program
+
+    def start_session(self, info: ProgramInfo) -> None:
+        """Register a program under its session; a session begins with its first program (Autellix §5)."""
+        if self._closed:
+            raise EngineClosedError
+        self.table.open(info, self._clock())
+        if self._recorder is not None:
+            self._recorder.begin(info)
+        with self._lock:
+            self._sessions.setdefault(info.session_id, set()).add(info.program_id)
+
+    def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
+        """Abort a program's calls in flight and take its row out; a session ends with its last program."""
+        with self._lock:
+            calls = [call for call in self._in_flight.values() if call.identity.program_id == program_id]
+        self._abort(calls)
+        row = self.table.close(program_id, state, self._clock())
+        if row is not None:
+            with self._lock:
+                self._aborted = {
+                    call_id: call for call_id, call in self._aborted.items() if call.identity.program_id != program_id
+                }
+                programs = self._sessions[row.info.session_id]
+                programs.discard(program_id)
+                if not programs:
+                    del self._sessions[row.info.session_id]
+            self._program_ended(row.info, session_ended=not programs)
+            if self._recorder is not None:
+                self._recorder.end(program_id)
+        return row
+
+    def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:
+        """For an engine that remembers programs elsewhere too."""
+        del info, session_ended
+
+    def row(self, program_id: ProgramId) -> ProgramRow | None:
+        """A running program's row."""
+        return self.table.get(program_id)
+
+    def _abort(self, calls: list[InFlight]) -> None:
+        for call in calls:
+            call.ended = True
+            if call.future is not None:
+                call.future.cancel()
+
+
+_END: Final = object()
+
+
+def weakly(method: Callable[P, None]) -> Callable[P, None]:
+    """An engine's method, without keeping the engine alive: an engine that nobody refers to shuts down."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*args, **kwargs)
+
+    return call

@@ -1,0 +1,88 @@
+"""Names, places and logs for the replicas of an engine on this host."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from weft.core.ids import EngineId
+from weft.core.routing.placement import Assignments, share_cores
+
+if TYPE_CHECKING:  # they import vLLM, which takes seconds
+    from weft.engine.frontend.accounting import OnAccount
+    from weft.engine.replicas.local import LocalReplica
+    from weft.engine.vllm_compat.names import AsyncEngineArgs
+
+CORES_VARIABLE: Final = "VLLM_CPU_OMP_THREADS_BIND"  # of vLLM: cores for each rank, "0-3|4-7"
+_DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+class LocalLauncher:
+    """Makes the replicas of one engine.
+
+    Args:
+        engine_id: the engine's; a replica's is this and a number.
+        cores: for each replica the CPU cores it runs on; further replicas run anywhere. For vLLM on CPU only.
+        devices: for each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; further replicas see all.
+        on_account: told of each call's account.
+
+    Attributes:
+        keep_logs: whether the logs outlive the engine.
+    """
+
+    def __init__(
+        self, engine_id: EngineId, cores: Iterable[tuple[int, ...]], devices: Iterable[str], on_account: OnAccount
+    ) -> None:
+        self.keep_logs = False
+        self._engine_id = engine_id
+        self._cores = Assignments(cores)
+        self._devices = Assignments(devices)
+        self._on_account = on_account
+        self._numbers = itertools.count()
+        self._folder = Path(tempfile.mkdtemp(prefix="weft-"))
+
+    def make(self, model: str, arguments: AsyncEngineArgs) -> LocalReplica:
+        """A replica with a new name, yet to start."""
+        from weft.engine.replicas.local import LocalReplica
+
+        engine_id = EngineId(f"{self._engine_id}/{next(self._numbers)}")
+        return LocalReplica(
+            engine_id,
+            model=model,
+            arguments=arguments,
+            environment=self._environment(engine_id, arguments),
+            log=self._log(engine_id),
+            on_account=self._on_account,
+        )
+
+    def _environment(self, engine_id: EngineId, arguments: AsyncEngineArgs) -> dict[str, str]:
+        from weft.engine.vllm_compat.names import current_platform
+
+        environment = {}
+        device = self._devices.take(engine_id)
+        if device is not None:
+            environment[_DEVICES_VARIABLE] = device
+        if current_platform.is_cpu():
+            ranks = share_cores(
+                self._cores.take(engine_id) or (), arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+            )
+            if ranks:
+                environment[CORES_VARIABLE] = "|".join(",".join(map(str, cores)) for cores in ranks)
+        return environment
+
+    def release(self, engine_id: EngineId) -> None:
+        """A replica is gone for good, and its cores and GPUs are free."""
+        self._cores.release(engine_id)
+        self._devices.release(engine_id)
+
+    def _log(self, engine_id: EngineId) -> Path:
+        return self._folder / f"{engine_id.replace('/', '-')}.log"
+
+    def close(self) -> None:
+        """Remove the logs, unless they are to be kept."""
+        if not self.keep_logs:
+            shutil.rmtree(self._folder, ignore_errors=True)

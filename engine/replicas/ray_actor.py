@@ -1,0 +1,152 @@
+"""The far side of a replica in Ray: an actor with a `LocalReplica`, on whichever node Ray has put it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from weft.core.ids import CallId, EngineId
+from weft.core.kv_cache.swap import SwapStats
+from weft.core.process_table import Account
+from weft.engine.models.embedded import embedded_model
+from weft.engine.replicas.launcher import CORES_VARIABLE
+from weft.engine.replicas.local import LocalReplica
+from weft.engine.vllm_compat.names import AsyncEngineArgs, VllmConfig, current_platform
+
+_WATCH_S: Final = 0.2
+
+
+class Ended(NamedTuple):
+    """The last that is told of a call."""
+
+    error: Exception | None  # None: it gave its whole answer
+
+
+class News(NamedTuple):
+    """What has happened on a replica since the news before."""
+
+    accounts: dict[CallId, Account]  # to be taken in before the items, which may be the answers they belong to
+    items: list[tuple[str, Any]]  # by request: a `RequestOutput`, or `Ended`
+    swap_stats: SwapStats | None
+    death: str | None  # why the replica died, if it has; nothing follows
+
+
+class ReplicaHost:
+    """Runs one replica. Made by Ray; its methods are called from afar.
+
+    News of all calls go through one stream: a step of the engine costs one message, however many calls are in it.
+
+    Args:
+        engine_id, model, arguments: as for `LocalReplica`.
+        is_embedded: whether the model is the embedded one, which each node prepares for itself.
+        cpus: how many Ray has set aside for this actor: on CPU so many threads, on whichever cores.
+    """
+
+    def __init__(
+        self, engine_id: EngineId, model: str, arguments: AsyncEngineArgs, *, is_embedded: bool, cpus: float
+    ) -> None:
+        self._accounts: dict[CallId, Account] = {}
+        self._items: list[tuple[str, Any]] = []
+        self._has_news = asyncio.Event()
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._is_embedded = is_embedded
+        self._arguments = arguments
+        self._log = _log_folder() / f"weft-{engine_id.replace('/', '-')}-{os.getpid()}.log"
+        self._replica = LocalReplica(
+            engine_id,
+            model=model,
+            arguments=arguments,
+            environment=_threads(arguments, cpus),
+            log=self._log,
+            on_account=self._accounts.__setitem__,
+        )
+
+    async def place(self) -> str:
+        """Where its log is: the node and the file."""
+        return f"{socket.gethostname()}:{self._log}"
+
+    async def start(self, timeout_s: float) -> VllmConfig:
+        """Start vLLM.
+
+        Raises:
+            EngineError: as `Replica.start`.
+        """
+        if self._is_embedded:
+            self._arguments.model = str(await asyncio.to_thread(embedded_model))
+        await self._replica.start(timeout_s)
+        assert self._replica.llm is not None  # noqa: S101  it has started
+        return self._replica.llm.vllm_config
+
+    async def submit(self, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]) -> None:
+        """Begin a call; the rest is news."""
+        self._calls[request_id] = asyncio.create_task(self._run(request_id, prompt, sampling_params, kwargs))
+
+    async def _run(self, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]) -> None:
+        error = None
+        try:
+            running = self._replica.generate(prompt, sampling_params, request_id, **kwargs)
+            async with aclosing(running) as outputs:
+                async for output in outputs:
+                    self._tell(request_id, output)
+        except Exception as failed:  # goes to whoever waits for the call
+            error = failed
+        finally:
+            del self._calls[request_id]
+            self._tell(request_id, Ended(error))
+
+    def _tell(self, request_id: str, item: Any) -> None:
+        self._items.append((request_id, item))
+        self._has_news.set()
+
+    async def abort(self, request_id: str) -> None:
+        """End a call, if it has not ended."""
+        call = self._calls.get(request_id)
+        if call is not None:
+            call.cancel()
+
+    async def news(self) -> AsyncGenerator[News, None]:
+        """What happens, until the replica dies or is stopped."""
+        death = None
+        while death is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_S):
+                    await self._has_news.wait()
+            await asyncio.sleep(0)  # the other calls of this step
+            self._has_news.clear()
+            death = self._replica.why_dead() if self._replica.is_dead else None
+            llm = self._replica.llm
+            if death is not None:
+                self._replica.detach()
+            elif not self._items:
+                continue
+            # New ones, since these are pickled when Ray gets to it.
+            items, self._items = self._items, []
+            accounts = dict(self._accounts)
+            self._accounts.clear()
+            yield News(accounts, items, llm.swap_stats if llm is not None else None, death)
+
+    async def stop(self) -> None:
+        """End vLLM's processes."""
+        await self._replica.stop()
+
+
+def _threads(arguments: AsyncEngineArgs, cpus: float) -> dict[str, str]:
+    if not current_platform.is_cpu() or CORES_VARIABLE in os.environ:
+        return {}
+    ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+    return {CORES_VARIABLE: "nobind", "OMP_NUM_THREADS": str(max(1, int(cpus) // ranks))}
+
+
+def _log_folder() -> Path:
+    """Beside Ray's own logs of this process, where Ray's tools find it, and which goes with the cluster."""
+    with suppress(OSError):
+        output = Path("/proc/self/fd/2").readlink()
+        if output.is_file():
+            return output.parent
+    return Path(tempfile.gettempdir())

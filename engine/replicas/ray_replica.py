@@ -1,0 +1,181 @@
+"""A replica in a Ray actor: this side of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from weft.core.errors import EngineError, EngineStartError
+from weft.core.ids import EngineId
+from weft.core.kv_cache.swap import SwapStats
+from weft.engine.frontend.accounting import OnAccount
+from weft.engine.processes.loop_thread import in_thread
+from weft.engine.replicas.base import Replica, ReplicaGoneError
+from weft.engine.replicas.ray_actor import Ended, News
+from weft.engine.vllm_compat.names import RequestOutput, VllmConfig
+
+_STOP_S: Final = 30.0
+_ANSWER_S: Final = 30.0  # how long the actor may take to tell that its start took too long
+
+
+class RayReplica(Replica):
+    """Use it on one event loop.
+
+    Args:
+        engine_id: its name.
+        make_actor: has Ray make the actor, a `ReplicaHost`.
+        needs: what Ray must find for it on a node, for people.
+        on_account: told of each call's account.
+    """
+
+    def __init__(
+        self, engine_id: EngineId, *, make_actor: Callable[[], Any], needs: str, on_account: OnAccount
+    ) -> None:
+        self.engine_id = engine_id
+        self.llm: _RemoteLLM | None = None
+        self._make_actor = make_actor
+        self._needs = needs
+        self._on_account = on_account
+        self._listening: asyncio.Task[None] | None = None
+
+    async def start(self, timeout_s: float) -> None:
+        await self._ended()
+        self.log = None
+        actor = self._make_actor()
+        try:
+            self.log = await self._placed(actor, timeout_s)
+            # It minds the time itself, twice: for the engine's construction, and for its first answer.
+            async with asyncio.timeout(2 * timeout_s + _ANSWER_S):
+                config = await actor.start.remote(timeout_s)
+        except BaseException as error:
+            answers = self.log is not None
+            await asyncio.shield(asyncio.ensure_future(_end(actor, grace_s=_STOP_S if answers else 0)))
+            told = self._start_error(error, timeout_s)
+            if told is error:
+                raise
+            raise told from error
+        self.llm = _RemoteLLM(actor, config, self._on_account)
+        self._listening = asyncio.create_task(self.llm.listen())
+
+    async def _placed(self, actor: Any, timeout_s: float) -> str:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return str(await actor.place.remote())
+        except TimeoutError:
+            raise EngineStartError(
+                f"Ray found no place for replica {self.engine_id} within {timeout_s:g} s: it needs {self._needs} on "
+                "one node. `ray status` says what is free; ray_actor_options says what a replica asks for."
+            ) from None
+
+    def _start_error(self, error: BaseException, timeout_s: float) -> BaseException:
+        if isinstance(error, RayTaskError):
+            error = error.cause
+        if isinstance(error, EngineError) and self.log is not None:
+            error.args = (f"{error} (On {self.log.partition(':')[0]}.)",)
+        elif isinstance(error, TimeoutError):
+            return EngineStartError(f"replica {self.engine_id} did not answer within {timeout_s:g} s; log: {self.log}.")
+        elif isinstance(error, Exception) and not isinstance(error, EngineError):
+            return EngineStartError(
+                f"replica {self.engine_id} did not start in Ray: {_first_line(error)} Every node needs the same Weft, "
+                "vLLM and Python; `ray status` shows the nodes."
+            )
+        return error
+
+    @property
+    def is_dead(self) -> bool:
+        return self.llm is not None and self.llm.death is not None
+
+    def why_dead(self) -> str:
+        return (self.llm and self.llm.death) or "unknown"
+
+    def detach(self) -> None:
+        llm, self.llm = self.llm, None
+        if llm is None:
+            return
+        llm.close("it was shut down")
+        if self._listening is not None:
+            self._listening.cancel()
+        self._ending = asyncio.create_task(_end(llm.actor))
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        llm = self.llm
+        if llm is None or llm.death is not None:
+            raise ReplicaGoneError
+        items = llm.calls[request_id] = asyncio.Queue()
+        try:
+            await llm.actor.submit.remote(request_id, prompt, sampling_params, kwargs)
+            while not isinstance(item := await items.get(), Ended):
+                yield item
+        except RayError:
+            raise ReplicaGoneError from None
+        finally:
+            if llm.calls.pop(request_id, None) is not None:  # nobody has told its end
+                llm.actor.abort.remote(request_id)
+        if item.error is not None:
+            raise item.error
+
+
+class _RemoteLLM:
+    """The vLLM engine in an actor.
+
+    Attributes:
+        death: why it died; None while it lives.
+        calls: where the news of each request go.
+    """
+
+    def __init__(self, actor: Any, vllm_config: VllmConfig, on_account: OnAccount) -> None:
+        self.actor = actor
+        self.vllm_config = vllm_config
+        self.swap_stats: SwapStats | None = None
+        self.death: str | None = None
+        self.calls: dict[str, asyncio.Queue[Any]] = {}
+        self._on_account = on_account
+
+    async def listen(self) -> None:
+        """Hand out the news until the replica dies."""
+        try:
+            async for news in self.actor.news.options(num_returns="streaming").remote():
+                self._take(await news)
+            reason = self.death or "its news ended"
+        except RayError as error:
+            reason = f"its Ray actor or node is gone: {_first_line(error)}"
+        self.close(reason)
+
+    def _take(self, news: News) -> None:
+        for call_id, account in news.accounts.items():
+            self._on_account(call_id, account)
+        self.swap_stats = news.swap_stats or self.swap_stats
+        for request_id, item in news.items:
+            waiting = self.calls.get(request_id)
+            if waiting is not None:
+                waiting.put_nowait(item)
+                if isinstance(item, Ended):
+                    del self.calls[request_id]
+        self.death = news.death
+
+    def close(self, reason: str) -> None:
+        """Nothing will come any more: end its calls."""
+        self.death = reason
+        while self.calls:
+            self.calls.popitem()[1].put_nowait(Ended(ReplicaGoneError()))
+
+
+def _first_line(error: BaseException) -> str:
+    """Ray's messages go on with ids and logs."""
+    return str(error).partition("\n")[0].strip() or type(error).__name__
+
+
+async def _end(actor: Any, grace_s: float = _STOP_S) -> None:
+    """End an actor; in order, if it answers within `grace_s` seconds."""
+    with suppress(Exception):
+        async with asyncio.timeout(grace_s):
+            await actor.stop.remote()
+    with suppress(Exception):
+        await in_thread(lambda: ray.kill(actor))

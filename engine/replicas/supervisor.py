@@ -1,0 +1,206 @@
+"""Keeps the replicas of one model running: starts them, sees them die, starts them again, adds and removes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from weft.core.errors import EngineError, ReplicaError
+from weft.core.ids import EngineId
+from weft.core.log import get_logger
+from weft.core.routing.replicas import ReplicaSet, ReplicaState
+from weft.engine.replicas.base import Replica, ReplicaLLM
+from weft.engine.replicas.dispatch_queue import DispatchQueue
+
+_WATCH_S: Final = 0.2
+
+
+class Supervisor:
+    """Looks after the replicas of one model. Use it on the engine's event loop.
+
+    Args:
+        model: as errors name it.
+        replicas: their states.
+        line: the calls that wait for one.
+        make: makes a replica that is yet to start, under a new name.
+        forget: told that a replica's KV is gone (False), or that the replica is gone for good (True).
+        start_timeout_s: how long a replica may take to start.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        replicas: ReplicaSet,
+        line: DispatchQueue,
+        make: Callable[[], Replica],
+        forget: Callable[[EngineId, bool], None],
+        start_timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._states = replicas
+        self._queue = line
+        self._make = make
+        self._forget = forget
+        self._start_timeout_s = start_timeout_s
+        self._clock = clock
+        self._replicas: dict[EngineId, Replica] = {}
+        self._starting: dict[EngineId, asyncio.Task[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_ready_s = clock()
+        self._log = get_logger().bind(model=model)
+
+    def replica(self, engine_id: EngineId) -> Replica:
+        """The replica of a name.
+
+        Raises:
+            ReplicaError: there is none.
+        """
+        if engine_id not in self._replicas:
+            raise ReplicaError(f"there is no replica {engine_id!r}; there are: {', '.join(self._replicas) or 'none'}.")
+        return self._replicas[engine_id]
+
+    def log(self, engine_id: EngineId) -> str | None:
+        """Where a replica's processes write, if it is there and has been placed."""
+        replica = self._replicas.get(engine_id)
+        return replica.log if replica is not None else None
+
+    def engines(self) -> list[ReplicaLLM]:
+        """vLLM's engines that run."""
+        return [replica.llm for replica in list(self._replicas.values()) if replica.llm is not None]
+
+    # -- coming
+
+    async def begin(self, count: int) -> Replica:
+        """Start the first replicas, all at once as far as they can be.
+
+        Returns:
+            One of them.
+
+        Raises:
+            EngineError: one did not start.
+        """
+        adding = [asyncio.ensure_future(self.add()) for _ in range(count)]
+        try:
+            return (await asyncio.gather(*adding))[0]
+        finally:
+            for task in adding:
+                task.cancel()
+            await asyncio.gather(*adding, return_exceptions=True)
+
+    async def add(self) -> Replica:
+        """Start one more replica and wait until it is ready.
+
+        Raises:
+            EngineError: it did not start, and is not there.
+        """
+        replica = self._make()
+        self._replicas[replica.engine_id] = replica
+        self._states.add(replica.engine_id)
+        try:
+            await self._start(replica)
+        except BaseException:
+            self._drop(replica.engine_id)
+            raise
+        return replica
+
+    async def _start(self, replica: Replica) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._starting[replica.engine_id] = task
+        try:
+            await replica.start(self._start_timeout_s)
+            self._states.ready(replica.engine_id, self._clock())
+        finally:
+            del self._starting[replica.engine_id]
+        self._log.info("replica ready", replica=replica.engine_id)
+        self._queue.move()
+
+    # -- watching
+
+    def watch(self) -> None:
+        """Begin to look after the replicas, until `stop`."""
+        self._tasks.add(asyncio.get_running_loop().create_task(self._watch()))
+
+    async def _watch(self) -> None:
+        while True:
+            now_s = self._clock()
+            for engine_id in list(self._replicas):
+                self.note_death(engine_id)
+            for engine_id in self._states.due(now_s):
+                task = asyncio.get_running_loop().create_task(self._restart(self._replicas[engine_id]))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            if self._states.ready_count:
+                self._last_ready_s = now_s
+            elif now_s - self._last_ready_s > self._start_timeout_s:
+                self._queue.give_up(now_s - self._last_ready_s)
+            await asyncio.sleep(_WATCH_S)
+
+    def note_death(self, engine_id: EngineId) -> None:
+        """If a replica has died, it is out at once, and is started again after a pause."""
+        replica = self._replicas.get(engine_id)
+        if replica is not None and replica.is_dead:
+            reason = replica.why_dead()
+            self._log.warning("replica died", replica=engine_id, reason=reason)
+            replica.detach()
+            self._down(engine_id, reason)
+
+    def _down(self, engine_id: EngineId, reason: str) -> None:
+        self._states.down(engine_id, reason, self._clock())
+        self._forget(engine_id, False)
+        self._queue.move()
+
+    async def _restart(self, replica: Replica) -> None:
+        try:
+            await self._start(replica)
+        except EngineError as error:
+            self._log.warning("replica did not start", replica=replica.engine_id, reason=str(error))
+            self._down(replica.engine_id, str(error))
+
+    # -- going
+
+    async def remove(self, engine_id: EngineId, timeout_s: float | None) -> None:
+        """Let a replica finish its calls, then end it.
+
+        Args:
+            engine_id: which.
+            timeout_s: seconds to wait for its calls; those left are moved to another replica or fail. None: for ever.
+
+        Raises:
+            ReplicaError: there is no such replica, it is the last one, or it is being removed already.
+        """
+        replica = self.replica(engine_id)
+        staying = [other for other in self._replicas if self._states.state(other) is not ReplicaState.DRAINING]
+        if engine_id not in staying:
+            raise ReplicaError(f"replica {engine_id} is being removed already; wait for that.")
+        if len(staying) == 1:
+            raise ReplicaError(f"{engine_id} is the last replica of {self._model!r}; shut the engine down instead.")
+        self._states.drain(engine_id)
+        self._queue.move()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._states.calls(engine_id):  # noqa: ASYNC110  an event for each replica would not be simpler
+                    await asyncio.sleep(0.05)
+        if engine_id in self._starting:
+            await asyncio.wait([self._starting[engine_id]])
+        await replica.stop()
+        self._drop(engine_id)
+        self._log.info("replica removed", replica=engine_id)
+
+    def _drop(self, engine_id: EngineId) -> None:
+        if self._replicas.pop(engine_id, None) is not None:
+            self._states.remove(engine_id)
+            self._forget(engine_id, True)
+
+    async def stop(self) -> None:
+        """End every replica, all at once."""
+        tasks = {*self._tasks, *self._starting.values()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.stop() for replica in self._replicas.values()))

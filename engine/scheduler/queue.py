@@ -1,0 +1,62 @@
+"""vLLM's waiting queue over a Weft policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from weft.core.policies.base import Call, Policy
+from weft.engine.vllm_compat.names import Request, RequestQueue
+
+
+class PolicyQueue(RequestQueue):
+    """The requests whose calls wait under a policy, in the policy's order.
+
+    vLLM pops requests that it cannot admit yet and prepends them again in the same step; here they return to their
+    rank, so prepending is adding.
+    """
+
+    def __init__(self, policy: Policy, call_of: Callable[[Request], Call], clock: Callable[[], float]) -> None:
+        self._waiting = policy.waiting
+        self._policy = policy
+        self._call_of = call_of
+        self._clock = clock
+        self._members: dict[str, tuple[Call, Request]] = {}
+
+    def add_request(self, request: Request) -> None:
+        call = self._call_of(request)
+        self._members[request.request_id] = call, request
+        self._policy.arrive(call, self._clock())
+
+    def prepend_request(self, request: Request) -> None:
+        call = self._call_of(request)
+        self._members[request.request_id] = call, request
+        if call not in self._waiting:
+            self._waiting.push(call)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.prepend_request(request)
+
+    def peek_request(self) -> Request:
+        return self._members[self._waiting.peek().key][1]
+
+    def pop_request(self) -> Request:
+        return self._members.pop(self._waiting.pop().key)[1]
+
+    def remove_request(self, request: Request) -> None:
+        member = self._members.pop(request.request_id, None)
+        if member is not None:
+            self._waiting.discard(member[0])
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.remove_request(request)
+
+    def __bool__(self) -> bool:
+        return len(self._waiting) > 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self._members[call.key][1] for call in list(self._waiting))

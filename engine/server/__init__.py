@@ -1,0 +1,1 @@
+"""What Weft adds to vLLM's HTTP server."""

@@ -1,0 +1,282 @@
+"""`ChatWeft`: a LangChain chat model on a Weft engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from operator import itemgetter
+from typing import Any, Literal, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough, ensure_config
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from langchain_core.utils.uuid import uuid7
+from pydantic import BaseModel, ConfigDict, Field
+
+from weft.engine.engine import Engine
+from weft.integrations.langchain.handler import RUN_KWARG, ModelCall, Run, find_handler, run_of
+from weft.integrations.langchain.messages import (
+    WholeJsonParser,
+    WholeJsonToolsParser,
+    WholePydanticParser,
+    WholePydanticToolsParser,
+    to_chunk,
+    to_result,
+)
+
+
+class ChatWeft(BaseChatModel):
+    """Chat model on a `weft.Engine`.
+
+    ::
+
+        model = ChatWeft(engine=engine, temperature=0)
+        model.invoke("Hello", config=program.config())
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    engine: Engine = Field(exclude=True, repr=False)
+    temperature: float | None = None
+    max_tokens: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of vLLM's chat request, e.g. `top_k`, `repetition_penalty`, `chat_template_kwargs`."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "weft"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {"model_name": self.engine.model, **self._defaults()}
+
+    def _defaults(self) -> dict[str, Any]:
+        fields = ("temperature", "max_tokens", "top_p", "seed", "stop")
+        return {
+            **{name: value for name in fields if (value := getattr(self, name)) is not None},
+            **self.model_kwargs,
+        }
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        model = kwargs.get("model") or self.engine.model
+        return LangSmithParams(**{**params, "ls_provider": "weft", "ls_model_name": model})
+
+    def get_token_ids(self, text: str) -> list[int]:
+        return self.engine.tokenize(text)
+
+    # -- identity: where LangChain streams, it calls `_stream` and `_astream` without saying which run it is
+
+    def _with_run(self, config: RunnableConfig | None, kwargs: dict[str, Any]) -> tuple[RunnableConfig, dict[str, Any]]:
+        config = ensure_config(config)
+        handler = find_handler(config.get("callbacks"), self.callbacks)
+        if handler is None:
+            return config, kwargs
+        run_id = config.get("run_id") or uuid7()
+        config["run_id"] = run_id
+        return config, {**kwargs, RUN_KWARG: Run(handler, run_id)}
+
+    def _generate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        kwargs[RUN_KWARG] = run_of(run_manager)  # it may stream, when a handler asks for tokens
+        return super()._generate_with_cache(messages, stop, run_manager, **kwargs)
+
+    async def _agenerate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        kwargs[RUN_KWARG] = run_of(run_manager)
+        return await super()._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+
+    def stream(
+        self,
+        input: LanguageModelInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        config, kwargs = self._with_run(config, kwargs)
+        yield from super().stream(input, config, stop=stop, **kwargs)
+
+    async def astream(
+        self,
+        input: LanguageModelInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        config, kwargs = self._with_run(config, kwargs)
+        async with aclosing(
+            cast("AsyncGenerator[AIMessageChunk]", super().astream(input, config, stop=stop, **kwargs))
+        ) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        kwargs.pop(RUN_KWARG, None)
+        return {**super()._get_invocation_params(stop=stop, **kwargs), **self._defaults()}
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        kwargs.pop(RUN_KWARG, None)
+        return super()._get_llm_string(stop=stop, **kwargs)
+
+    # -- the call itself
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with self._call(run_manager, kwargs, messages) as call:
+            response = self.engine.chat_sync(self._body(messages, stop, kwargs), call.program, call.identity)
+            return to_result(call.answer.add(response))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with self._call(run_manager, kwargs, messages) as call:
+            response = await self.engine.chat(self._body(messages, stop, kwargs), call.program, call.identity)
+            return to_result(call.answer.add(response))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        with self._call(run_manager, kwargs, messages) as call:
+            body = self._body(messages, stop, kwargs, stream=True)
+            for chunk in self.engine.chat_stream_sync(body, call.program, call.identity):
+                yield to_chunk(call.answer.add(chunk))
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        with self._call(run_manager, kwargs, messages) as call:
+            body = self._body(messages, stop, kwargs, stream=True)
+            async with aclosing(self.engine.chat_stream(body, call.program, call.identity)) as chunks:
+                async for chunk in chunks:
+                    yield to_chunk(call.answer.add(chunk))
+
+    def _call(self, run_manager: Any, kwargs: dict[str, Any], messages: list[BaseMessage]) -> ModelCall:
+        run = kwargs.pop(RUN_KWARG, None)
+        return ModelCall(self.name or "chat", run or run_of(run_manager), messages)
+
+    def _body(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        kwargs: dict[str, Any],
+        *,
+        stream: bool = False,
+    ) -> dict[str, Any]:
+        body = {**self._defaults(), **kwargs, "messages": convert_to_openai_messages(messages)}
+        body.pop("stream", None)  # LangChain's own switch, already followed
+        if stop is not None:
+            body["stop"] = stop
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        return body
+
+    # -- tools and structure
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | dict[str, Any] | bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Offer tools to the model.
+
+        Args:
+            tools: in any form that LangChain takes.
+            tool_choice: "auto" (the model decides; needs the engine's `tool_call_parser`), "any", "required" or True
+                (some tool, held by structured output), "none", or a tool's name.
+            **kwargs: further fields of the request, e.g. `parallel_tool_calls=False` for at most one call an answer.
+        """
+        formatted = [convert_to_openai_tool(tool) for tool in tools]
+        if tool_choice in ("any", "required", True):
+            kwargs["tool_choice"] = "required"
+        elif isinstance(tool_choice, str) and tool_choice not in ("auto", "none"):
+            kwargs["tool_choice"] = {"type": "function", "function": {"name": tool_choice}}
+        elif tool_choice:
+            kwargs["tool_choice"] = tool_choice
+        return super().bind(tools=formatted, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Answers in the form of `schema`, held to it by vLLM's structured output.
+
+        Args:
+            schema: a pydantic class, a TypedDict, a JSON schema or an OpenAI tool.
+            include_raw: give `{"raw", "parsed", "parsing_error"}` and raise nothing.
+            method: "json_schema" holds the answer to the schema; "function_calling" asks for one tool call of that
+                form; "json_mode" holds it to be JSON only.
+
+        Raises:
+            OutputParsingError: (of the returned runnable) the answer was cut off by `max_tokens`.
+        """
+        kwargs.pop("strict", None)  # always
+        is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)  # of pydantic 1 too
+        json_schema = convert_to_json_schema(schema)
+        kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": json_schema}
+        model: Runnable[LanguageModelInput, AIMessage]
+        parser: Any
+        if method == "function_calling":
+            model = self.bind_tools([schema], tool_choice="any", parallel_tool_calls=False, **kwargs)
+            if is_pydantic:
+                parser = WholePydanticToolsParser(tools=[cast("Any", schema)], first_tool_only=True)
+            else:
+                key_name = convert_to_openai_tool(schema)["function"]["name"]
+                parser = WholeJsonToolsParser(key_name=key_name, first_tool_only=True)
+        else:
+            response_format: dict[str, Any] = {"type": "json_object"}
+            if method == "json_schema":
+                response_format = {
+                    "type": "json_schema",
+                    "json_schema": {"name": json_schema.get("title", "answer"), "schema": json_schema},
+                }
+            model = self.bind(response_format=response_format, **kwargs)
+            parser = WholePydanticParser(pydantic_object=cast("Any", schema)) if is_pydantic else WholeJsonParser()
+        if not include_raw:
+            return cast("Runnable[LanguageModelInput, dict[str, Any] | BaseModel]", model | parser)
+        parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")

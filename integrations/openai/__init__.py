@@ -1,0 +1,18 @@
+"""The OpenAI SDK on a Weft engine, in this process: clients whose transport is the engine instead of HTTP.
+
+::
+
+    client = weft.openai_client(engine, program)
+    answer = await client.chat.completions.create(model=engine.model, messages=[...])
+    answer.weft  # the call's ids and account
+
+Served are `POST /chat/completions`, streaming or not, and `GET /models`. Every call belongs to the program whose client
+it was made with.
+"""
+
+from __future__ import annotations
+
+from weft.integrations.openai.clients import openai_client, sync_openai_client
+from weft.integrations.openai.transport import AsyncTransport, Transport
+
+__all__ = ["AsyncTransport", "Transport", "openai_client", "sync_openai_client"]

@@ -1,0 +1,217 @@
+"""HTTP transports that serve OpenAI's chat completions from an engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import httpx2
+
+from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError, WeftError
+from weft.core.program import Program
+from weft.engine.processes.loop_thread import LoopThread
+from weft.integrations.openai.call import Call
+from weft.integrations.openai.errors import error_body, error_response, refusal
+
+if TYPE_CHECKING:
+    from weft.engine.engine import Engine
+
+T = TypeVar("T")
+
+
+class AsyncTransport(httpx2.AsyncBaseTransport):
+    """Serves the requests of an `httpx2.AsyncClient`, for OpenAI clients that are made by others.
+
+    ::
+
+        http = httpx2.AsyncClient(transport=AsyncTransport(engine, program))
+        ChatOpenAI(http_async_client=http, base_url="http://weft/v1", api_key="none", model=engine.model)
+
+    Args:
+        engine: where the calls run.
+        program: what they belong to; None: each call is a program of its own.
+    """
+
+    def __init__(self, engine: Engine, program: Program | None = None) -> None:
+        self._engine = engine
+        self._program = program
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer a request; Weft's errors become error responses.
+
+        Raises:
+            httpx2.ReadTimeout: the request's read timeout, in seconds, ran out; the call is aborted.
+        """
+        method, path = request.method, request.url.path
+        try:
+            if method == "POST" and path.endswith("/chat/completions"):
+                return await self._chat(request)
+        except WeftError as error:
+            return error_response(error)
+        if method == "GET" and path.endswith("/models"):
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "weft"} for name in self._engine.models]
+            return httpx2.Response(200, json={"object": "list", "data": models})
+        return refusal(
+            404,
+            f"{method} {path} is not served in this process: only POST /chat/completions and GET /models are.",
+            "not_served",
+        )
+
+    async def _chat(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            body = json.loads(await request.aread())
+        except ValueError as error:
+            raise InvalidRequestError(f"the chat request is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise InvalidRequestError("the chat request is not a JSON object.")
+        model = body.get("model")
+        if model and model not in self._engine.models:
+            raise UnknownModelError(str(model), self._engine.models)
+        timeout_s = request.extensions.get("timeout", {}).get("read")
+        call = Call(self._program, body)
+        headers = {"x-request-id": call.identity.call_id}
+        if body.get("stream"):
+            events = EventStream(self._events(call, body), timeout_s)
+            await events.begin()
+            return httpx2.Response(200, headers={**headers, "content-type": "text/event-stream"}, stream=events)
+        try:
+            async with asyncio.timeout(timeout_s):
+                with call:
+                    answer = await self._engine.chat(body, call.program, call.identity)
+                    call.hear_answer(answer)
+        except DeadlineError:  # the call's own time was up, not the client's patience
+            raise
+        except TimeoutError:
+            raise _read_timeout(timeout_s) from None
+        return httpx2.Response(200, headers=headers, json=answer)
+
+    async def _events(self, call: Call, body: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """The answer as server-sent events, each as soon as the engine has it."""
+        last = []
+        with call:
+            async with aclosing(self._engine.chat_stream(body, call.program, call.identity)) as chunks:
+                async for chunk in chunks:
+                    call.hear_chunk(chunk)
+                    if call.is_whole:  # the rest comes at once; a reader that stops here has cut nothing off
+                        last.append(_event(chunk))
+                    else:
+                        yield _event(chunk)
+        for event in last:
+            yield event
+        yield b"data: [DONE]\n\n"
+
+
+class EventStream(httpx2.AsyncByteStream):
+    """The body of a streamed answer. Closing it aborts the call, also while another task waits for its next event."""
+
+    def __init__(self, events: AsyncGenerator[bytes], timeout_s: float | None) -> None:
+        self._events = events
+        self._timeout_s = timeout_s
+        self._first: bytes | None = None
+        self._reader: asyncio.Task[Any] | None = None
+        self._closed = False
+
+    async def begin(self) -> None:
+        """Wait for the first event, so that a request that is refused gets an error status and no stream.
+
+        Raises:
+            WeftError: it is refused.
+            httpx2.ReadTimeout: nothing came in time.
+        """
+        self._first = await self._next()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        try:
+            return await self._next()
+        except WeftError as error:  # the status has gone out; this is how OpenAI tells it then
+            return _event(error_body(error))
+
+    async def _next(self) -> bytes:
+        reader = self._reader = cast("asyncio.Task[Any]", asyncio.current_task())
+        cancelling = reader.cancelling()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await anext(self._events)
+        except DeadlineError:
+            raise
+        except TimeoutError:
+            raise _read_timeout(self._timeout_s) from None
+        except asyncio.CancelledError:
+            if self._closed and reader.uncancel() <= cancelling:  # by `aclose` and by nobody else
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._reader = None
+
+    async def aclose(self) -> None:
+        """Abort the call, if it is still under way."""
+        if self._reader is None:
+            await self._events.aclose()
+        elif not self._closed:
+            self._closed = True
+            self._reader.cancel()
+
+
+class Transport(httpx2.BaseTransport):
+    """`AsyncTransport` for an `httpx2.Client`."""
+
+    def __init__(self, engine: Engine, program: Program | None = None) -> None:
+        self._serving = AsyncTransport(engine, program)
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer a request, as `AsyncTransport` does."""
+        request.read()
+        response = _wait(self._serving.handle_async_request(request))
+        if isinstance(response.stream, EventStream):
+            response.stream = _SyncEventStream(response.stream)
+        return response
+
+
+class _SyncEventStream(httpx2.SyncByteStream):
+    def __init__(self, stream: EventStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (event := _wait(self._next())) is not None:
+            yield event
+
+    async def _next(self) -> bytes | None:
+        return await anext(self._stream, None)
+
+    def close(self) -> None:
+        _wait(self._stream.aclose())
+
+
+@functools.cache
+def _loop() -> LoopThread:
+    """Where the calls of sync clients are awaited, all on one thread."""
+    loop = LoopThread("weft-openai")
+    atexit.register(loop.stop)
+    return loop
+
+
+def _wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    future = _loop().submit(coroutine)
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # a KeyboardInterrupt while waiting
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _read_timeout(timeout_s: float | None) -> httpx2.ReadTimeout:
+    return httpx2.ReadTimeout(f"the engine gave nothing for {timeout_s} s; the call was aborted.")

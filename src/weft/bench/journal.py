@@ -1,0 +1,67 @@
+"""The rounds that are finished, kept in a file, so that a session goes on where it was ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from weft.bench.records import Round
+from weft.core.errors import BenchError
+
+FILE: Final = "rounds.jsonl"
+
+
+class Journal:
+    """`rounds.jsonl`: a line with the settings, then one a round.
+
+    Args:
+        folder: where it is or will be.
+        settings: what makes its rounds comparable, as JSON.
+
+    Raises:
+        BenchError: it is of other settings, is no journal, or cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.path = folder / FILE
+        self.rounds: dict[tuple[str, int], Round] = {}  # by load and number
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+            whole = text[: text.rfind("\n") + 1]  # a line that was being written when the session was killed
+            if whole:
+                self._read(whole.splitlines(), settings)
+                if whole != text:
+                    self.path.write_text(whole, encoding="utf-8")
+            else:
+                self.path.write_text(json.dumps({"settings": settings}) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise BenchError(f"{self.path}: {error.strerror or error}. Choose another --out.") from None
+
+    def _read(self, lines: list[str], settings: dict[str, Any]) -> None:
+        try:
+            found = json.loads(lines[0])["settings"]
+            if found != settings:
+                raise self._other(found, settings)
+            for line in lines[1:]:
+                round_ = Round.from_json(json.loads(line))
+                self.rounds[round_.load, round_.number] = round_
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, BenchError):
+                raise
+            raise BenchError(f"{self.path} is no journal of `weft bench`; choose another --out.") from None
+
+    def _other(self, found: dict[str, Any], settings: dict[str, Any]) -> BenchError:
+        keys = [key for key in settings | found if found.get(key) != settings.get(key)]
+        differences = ", ".join(f"{key}: {found.get(key)!r:.60} there, {settings.get(key)!r:.60} now" for key in keys)
+        return BenchError(
+            f"{self.path.parent} holds rounds of other settings ({differences}). Choose another --out, give the same "
+            f"settings to go on, or delete {self.path} to begin again."
+        )
+
+    def add(self, round_: Round) -> None:
+        """Keep a finished round."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(round_.to_json()) + "\n")
+        self.rounds[round_.load, round_.number] = round_

@@ -1,0 +1,114 @@
+"""The same measurements on any scheduler: a thin subclass of it, vLLM's or Weft's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from weft.bench.clock import Clock
+from weft.bench.records import Counts
+from weft.core.policies import Policy
+from weft.core.sim.step_time import StepSample
+from weft.engine.scheduler.queue import PolicyQueue
+from weft.engine.vllm_compat.names import Request, SchedulerOutput
+
+
+class Meter:
+    """Counts what an engine does, from what its scheduler hands to the model."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again, when no call is under way."""
+        self.counts = Counts()
+        self.samples: list[StepSample] = []
+        self._computed: dict[str, int] = {}  # by request, the most tokens that it ever had in the KV cache
+        self._step: tuple[int, int, int] | None = None  # decode, prefill and context tokens of the step under way
+
+    def note_scheduled(self, output: SchedulerOutput, took_s: float) -> None:
+        """A step is scheduled."""
+        counts = self.counts
+        counts.schedule_s += took_s
+        for request_id in output.finished_req_ids:
+            self._computed.pop(request_id, None)
+        for request in output.scheduled_new_reqs:
+            counts.prompt_tokens += len(request.prompt_token_ids or ())
+            counts.cached_tokens += request.num_computed_tokens
+        if not output.total_num_scheduled_tokens:
+            return
+        decode = prefill = context = 0
+        for request_id, present in _present_tokens(output):
+            tokens = output.num_scheduled_tokens[request_id]
+            before = self._computed.get(request_id, 0)
+            counts.computed_tokens += tokens
+            counts.recomputed_tokens += max(0, min(before, present + tokens) - present)
+            self._computed[request_id] = max(before, present + tokens)
+            if tokens == 1:
+                decode += 1
+                context += present + 1
+            else:
+                prefill += tokens
+                context += present
+        counts.steps += 1
+        self._step = decode, prefill, context
+
+    def note_updated(self, took_s: float) -> None:
+        """The scheduler has taken in what a step gave."""
+        self.counts.update_s += took_s
+
+    def end_step(self, lasted_s: float) -> None:
+        """The engine's step is over."""
+        if self._step is not None:
+            self.samples.append(StepSample(*self._step, lasted_s))
+            self._step = None
+
+
+def _present_tokens(output: SchedulerOutput) -> Iterator[tuple[str, int]]:
+    """The requests of a step, and how many of their tokens were in the KV cache before it."""
+    for request in output.scheduled_new_reqs:
+        yield request.req_id, request.num_computed_tokens
+    cached = output.scheduled_cached_reqs
+    yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+
+
+def metered(base: Any, meter: Meter, clock: Clock, *, is_weft: bool) -> Any:
+    """A subclass of scheduler `base` that tells a meter and a clock of what it does.
+
+    Args:
+        is_weft: it is Weft's, which takes its time from the clock.
+    """
+
+    class Metered(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if is_weft:
+                self.set_clock(lambda: clock.now_s)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+            began_s = time.perf_counter()
+            output = super().schedule(*args, **kwargs)
+            meter.note_scheduled(output, time.perf_counter() - began_s)
+            clock.note_scheduled()
+            return output
+
+        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+            began_s = time.perf_counter()
+            outputs = super().update_from_output(*args, **kwargs)
+            meter.note_updated(time.perf_counter() - began_s)
+            return outputs
+
+        def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+            meter.counts.preemptions += 1
+            super()._preempt_request(request, *args, **kwargs)
+
+        def renew(self, fresh: Policy) -> None:
+            """Forget, while idle, all that Weft's scheduler has learned of calls and programs."""
+            self.weft_policy = fresh
+            self.waiting = PolicyQueue(fresh, self._call_of, self._now_s)
+            self._idle.clear()
+            self._steps_to_decision = 0
+            self.set_clock(lambda: clock.now_s)
+
+    return Metered

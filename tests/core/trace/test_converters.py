@@ -1,0 +1,81 @@
+"""Traces of tau-bench and BFCL, in their form and with words of ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.core.errors import TraceError
+from weft.core.sim import TraceCall
+from weft.core.trace.converters import convert
+
+TAU = [
+    {
+        "task_id": 7,
+        "traj": [
+            {"role": "system", "content": "s" * 40},
+            {"role": "user", "content": "u" * 7},
+            {"role": "assistant", "content": "a" * 9},
+            {"role": "user", "content": "v" * 12},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "find", "arguments": "{}"}, "id": "1", "type": "function"}],
+            },
+            {"role": "tool", "tool_call_id": "1", "name": "find", "content": "r" * 20},
+            {"role": "assistant", "content": "done"},
+        ],
+    },
+    {"task_id": 8, "traj": [{"role": "user", "content": "nobody answers"}]},
+]
+TASK = {"id": "multi_0", "question": [[{"role": "user", "content": "q" * 20}], [{"role": "user", "content": "w" * 8}]]}
+ANSWER = {"id": "multi_0", "ground_truth": [["cd(a='b')", "ls()"], ["rm(a='c')"]]}
+
+
+def test_tau_bench(tmp_path: Path) -> None:
+    """One call for each message of the assistant, with all before it in its prompt; four characters a token. A program
+    without such a message is none."""
+    path = tmp_path / "tau.json"
+    path.write_text(json.dumps(TAU))
+    (program,) = convert(path, [3.5])
+    assert (program.program, program.arrival_s, program.name) == ("tau-0-task-7", 3.5, "tau-bench")
+    system = "s" * 40 + "\n" + "u" * 7
+    assert program.calls == (
+        TraceCall("c0", (), 3, 12, prompt=system),
+        TraceCall("c1", ("c0",), 2, 18, tool="human", prompt="v" * 12, shared_prefix_tokens=15),
+        TraceCall("c2", ("c1",), 1, 25, tool="find", prompt="r" * 20, shared_prefix_tokens=20),
+    )
+
+
+def test_bfcl(tmp_path: Path) -> None:
+    """One call for each function of the answers; a user's turn is a human's answer, and a tool's result 50 tokens."""
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n")
+    (tmp_path / "tasks.answers.jsonl").write_text(json.dumps(ANSWER) + "\n")
+    (program,) = convert(tmp_path / "tasks.jsonl")
+    assert (program.program, program.arrival_s, program.name) == ("multi_0", 0.0, "bfcl")
+    assert program.calls == (
+        TraceCall("c0", (), 3, 5, prompt="q" * 20),
+        TraceCall("c1", ("c0",), 1, 58, tool="cd", shared_prefix_tokens=8),
+        TraceCall("c2", ("c1",), 3, 61, tool="human", prompt="w" * 8, shared_prefix_tokens=59),
+    )
+
+
+@pytest.mark.parametrize("text", ["[1]", "[{}]", '{"id": "x"}', "no", '[{"traj": "abc", "task_id": 1}]', "[" * 10_000])
+def test_something_else(text: str, tmp_path: Path) -> None:
+    """Is told with the file's name."""
+    path = tmp_path / "other.jsonl"
+    path.write_text(text)
+    path.with_suffix(".answers.jsonl").write_text("")
+    with pytest.raises(TraceError, match=r"other\.jsonl is no file of tau-bench or BFCL"):
+        convert(path)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    """The file itself, or BFCL's answers beside it."""
+    with pytest.raises(TraceError, match=r"tasks\.jsonl cannot be read: No such file"):
+        convert(tmp_path / "tasks.jsonl")
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK))
+    with pytest.raises(TraceError, match=r"tasks\.answers\.jsonl cannot be read: No such file"):
+        convert(tmp_path / "tasks.jsonl")

@@ -1,0 +1,191 @@
+"""The program trace: what is written is read again, and what is wrong is told with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sim_programs import programs
+
+from weft.core.errors import TraceError
+from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
+from weft.core.process_table import Account
+from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
+from weft.core.trace.format import TraceCall, TraceProgram, dump, from_graph, parse, read, write
+
+FULL = (
+    '{"version": 1, "program": "A", "arrival_s": 1.5, "name": "answer", "tenant": "acme", "calls": ['
+    '{"id": "a1", "parents": [], "prompt_tokens": 9, "output_tokens": 4, "gap_s": 0.5, "tool": null, "prompt": "Hi", '
+    '"shared_prefix_tokens": 3}, '
+    '{"id": "a2", "parents": ["a1"], "prompt_tokens": 20, "output_tokens": 1, "gap_s": 2, "tool": "web", '
+    '"shared_prefix_tokens": 13}]}'
+)
+
+
+def calls(*rows: dict[str, Any], **program: Any) -> str:
+    """A line of a program A with these calls."""
+    return json.dumps({"program": "A", "calls": rows} | program)
+
+
+# -- reading and writing
+
+
+def test_every_field_is_read() -> None:
+    """All keys, in their units."""
+    first = TraceCall("a1", (), 4, 9, 0.5, None, "Hi", 3)
+    second = TraceCall("a2", ("a1",), 1, 20, 2.0, "web", None, 13)
+    assert parse(FULL, "here") == TraceProgram("A", (first, second), 1.5, "answer", "acme")
+
+
+def test_little_is_required() -> None:
+    """Only `program`, and of a call `id` and `output_tokens`; parents default to the previous call."""
+    line = calls({"id": "x", "output_tokens": 2}, {"id": "y", "output_tokens": 3}, {"id": "z", "output_tokens": 1})
+    assert parse(line, "here") == TraceProgram(
+        "A", (TraceCall("x", (), 2), TraceCall("y", ("x",), 3), TraceCall("z", ("y",), 1))
+    )
+
+
+def test_parents_may_come_later_in_the_line() -> None:
+    """The order of calls is that of their parents, not of the list."""
+    line = calls({"id": "x", "output_tokens": 2, "parents": ["y"]}, {"id": "y", "output_tokens": 3, "parents": []})
+    assert [call.parents for call in parse(line, "here").calls] == [("y",), ()]
+
+
+@given(programs())
+def test_what_is_written_is_read(made: list[TraceProgram]) -> None:
+    """Any program comes back as it was."""
+    assert [parse(dump(program), "here") for program in made] == made
+
+
+@given(st.text(), st.text(min_size=1), st.text(min_size=1))
+def test_any_text_is_written(prompt: str, name: str, tool: str) -> None:
+    """Prompts, names and tools of any characters come back on one line."""
+    program = TraceProgram(name, (TraceCall(tool, (), 1, tool=tool, prompt=prompt),), name=name, tenant=tool)
+    assert "\n" not in dump(program)
+    assert parse(dump(program), "here") == program
+
+
+def test_a_file(tmp_path: Path) -> None:
+    """Programs keep their order; empty lines are passed over."""
+    path = tmp_path / "trace.jsonl"
+    made = [TraceProgram(name, (TraceCall("c", (), 1),)) for name in "CAB"]
+    write(made, path)
+    path.write_text(path.read_text().replace("\n", "\n\n"))
+    assert read(path) == made
+
+
+# -- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "no JSON"),
+        ("[" * 10_000, "no JSON"),
+        ("[1]", "is no object; give one with the keys version, program"),
+        (calls({"id": "x", "output_tokens": 1}, version=2), "version is 2; this Weft reads version 1"),
+        (calls({"id": "x", "output_tokens": 1}, version=True), "version is True"),
+        (calls({"id": "x", "output_tokens": 1}, arrival=1), "there is no key 'arrival'; the keys are .*arrival_s"),
+        ('{"calls": [{"id": "x", "output_tokens": 1}]}', "program is None; give a text"),
+        (calls({"id": "x", "output_tokens": 1}, program=""), "program is ''; give a text"),
+        (calls({"id": "x", "output_tokens": 1}, program=7), "program is 7; give a text"),
+        (calls({"id": "x", "output_tokens": 1}, arrival_s=-1), "arrival_s is -1; give seconds, 0 or more"),
+        (calls({"id": "x", "output_tokens": 1}, arrival_s=float("nan")), "arrival_s is nan"),
+        (calls({"id": "x", "output_tokens": 1}, arrival_s=True), "arrival_s is True"),
+        (calls({"id": "x", "output_tokens": 1}, tenant=3), "tenant is 3; give a text or null"),
+        (calls(), r"program 'A': calls is \[\]; give a list of at least one call"),
+        ('{"program": "A"}', "calls is None"),
+        (calls({"output_tokens": 1}), "call 1: id is None"),
+        (calls({"id": "x"}), r"call 1 \('x'\): output_tokens is None; give a whole number of at least 1"),
+        (calls({"id": "x", "output_tokens": 0}), "output_tokens is 0"),
+        (calls({"id": "x", "output_tokens": 1.0}), "output_tokens is 1.0"),
+        (calls({"id": "x", "output_tokens": True}), "output_tokens is True"),
+        (calls({"id": "x", "output_tokens": 1, "prompt_tokens": -3}), "prompt_tokens is -3"),
+        (calls({"id": "x", "output_tokens": 1, "gap_s": float("inf")}), "gap_s is inf"),
+        (calls({"id": "x", "output_tokens": 1, "prompt": 1}), "prompt is 1; give a text or null"),
+        (calls({"id": "x", "output_tokens": 1, "token": 1}), "there is no key 'token'"),
+        (calls({"id": "x", "output_tokens": 1, "prompt_tokens": 3, "shared_prefix_tokens": 4}), "has only 3 tokens"),
+        (calls({"id": "x", "output_tokens": 1, "parents": "y"}), "parents is 'y'; give a list of ids"),
+        (calls({"id": "x", "output_tokens": 1, "parents": [1]}), r"parents is \[1\]; give a list of ids"),
+        (calls({"id": "x", "output_tokens": 1, "parents": ["y", "y"]}), "a parent is named twice"),
+        (calls({"id": "x", "output_tokens": 1, "parents": ["y"]}), "call 'x': there is no parent 'y'"),
+        (calls({"id": "x", "output_tokens": 1, "parents": ["x"]}), "calls x come after themselves"),
+        (calls({"id": "x", "output_tokens": 1}, {"id": "x", "output_tokens": 1}), "two calls have the id 'x'"),
+        (
+            calls({"id": "x", "output_tokens": 1, "parents": ["y"]}, {"id": "y", "output_tokens": 1}),
+            "calls x, y come after themselves",
+        ),
+    ],
+)
+def test_a_wrong_line_is_told(line: str, message: str, tmp_path: Path) -> None:
+    """With file, line number, what is wrong and what to write instead."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(FULL.replace('"A"', '"Z"') + "\n" + line + "\n")
+    with pytest.raises(TraceError, match=rf"trace\.jsonl, line 2: .*{message}"):
+        read(path)
+
+
+def test_wrong_files_are_told(tmp_path: Path) -> None:
+    """One that is not there, one that is no text, an empty one, and one with a program twice."""
+    path = tmp_path / "trace.jsonl"
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        read(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TraceError, match="is no text"):
+        read(path)
+    path.write_text("\n")
+    with pytest.raises(TraceError, match="holds no program"):
+        read(path)
+    path.write_text(f"{FULL}\n\n{FULL}\n")
+    with pytest.raises(TraceError, match="line 3: program 'A' is on line 1 already"):
+        read(path)
+    with pytest.raises(TraceError, match="cannot be written: Is a directory"):
+        write([], tmp_path)
+
+
+# -- from a program's graph
+
+
+def test_a_graph_becomes_a_trace() -> None:
+    """Arrivals, gaps, tools, lengths and cached prefixes are those of the accounts; a call that gave nothing is left
+    out, and what came after it comes after its parents."""
+    graph = ProgramGraph(ProgramId("prog-1"), SessionId("sess"), "answer")
+    rows: list[tuple[str, tuple[str, ...], float | None, float, int]] = [
+        ("think", (), 100.0, 101.0, 5),
+        ("search", ("think",), 101.5, 102.0, 6),
+        ("refused", ("search",), None, 102.0, 0),
+        ("cut", ("think",), 101.0, 103.0, 0),
+        ("join", ("refused", "cut"), 104.0, 105.0, 7),
+        ("other", (), 100.25, 101.0, 8),
+    ]
+    for call, parents, arrival_s, end_s, tokens in rows:
+        edges = tuple(Edge(CallId(parent), True) for parent in parents)
+        tools = ("web", "sql") if call == "search" else ()
+        graph.open(CallNode(CallId(call), ThreadId("t0"), edges, call, tools))
+        if arrival_s is not None:
+            graph.arrive(CallId(call), arrival_s)
+        account = Account(prompt_tokens=10 * tokens, output_tokens=tokens, cached_tokens=tokens)
+        graph.leave(CallId(call), end_s, account, CallState.FINISHED if tokens else CallState.FAILED)
+    assert from_graph(graph, start_s=90.0, tenant="acme") == TraceProgram(
+        "prog-1",
+        (
+            TraceCall("think", (), 5, 50, shared_prefix_tokens=5),
+            TraceCall("search", ("think",), 6, 60, 0.5, "web, sql", shared_prefix_tokens=6),
+            TraceCall("join", ("search", "think"), 7, 70, 2.0, shared_prefix_tokens=7),
+            TraceCall("other", (), 8, 80, 0.25, shared_prefix_tokens=8),
+        ),
+        10.0,
+        "answer",
+        "acme",
+    )
+
+
+def test_a_graph_without_a_token_is_no_trace() -> None:
+    """There is nothing to record of a program whose calls were all refused."""
+    graph = ProgramGraph(ProgramId("prog-1"), SessionId("sess"), "answer")
+    with pytest.raises(TraceError, match="no call of program 'answer'"):
+        from_graph(graph)

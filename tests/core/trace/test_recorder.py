@@ -1,0 +1,264 @@
+"""The recorder: what programs did is read back from the trace, and recording never fails a program."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sim_programs import programs
+
+from weft.core.errors import TraceError
+from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
+from weft.core.process_table import Account, ProgramInfo
+from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
+from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
+from weft.core.trace.format import read, write
+from weft.core.trace.recorder import Recorder, prepare
+
+_fresh = itertools.count(1000)  # token ids that no other prompt has
+
+
+class Played:
+    """A program that does, on an engine's clock, what a trace says, under the eyes of a recorder."""
+
+    def __init__(self, recorder: Recorder, spec: TraceProgram) -> None:
+        self.recorder, self.spec = recorder, spec
+        self.program_id = ProgramId(spec.program)
+        self.graph = ProgramGraph(self.program_id, SessionId("sess"), spec.name or "")
+
+    def begin(self) -> None:
+        name, tenant = self.spec.name or "", self.spec.tenant
+        self.recorder.begin(ProgramInfo(self.program_id, SessionId("sess"), name, tenant))
+        self.recorder.call_arrived(self.graph, first_s(self.spec))
+
+    def run(self) -> None:
+        """Every call takes a second, its tokens come in two parts, and its prompt shares what it is said to share."""
+        tokens: dict[str, list[int]] = {}
+        ends: dict[str, float] = {}
+        for call in self.spec.calls:
+            call_id = CallId(call.call_id)
+            edges = tuple(Edge(CallId(parent), True) for parent in call.parents)
+            self.graph.open(CallNode(call_id, ThreadId("t0"), edges, "", (call.tool,) if call.tool else ()))
+            before = tokens[call.parents[0]] if call.parents else list(range(100))  # that programs of a name share
+            shared = call.shared_prefix_tokens
+            prompt = before[:shared] + list(itertools.islice(_fresh, call.prompt_tokens - shared))
+            output = list(itertools.islice(_fresh, call.output_tokens))
+            arrival_s = call.gap_s + max((ends[parent] for parent in call.parents), default=self.spec.arrival_s)
+            self.graph.arrive(call_id, arrival_s)
+            self.recorder.call_arrived(self.graph, arrival_s)
+            self.recorder.note_tokens(self.program_id, call_id, prompt=prompt, output=output[:2])
+            self.recorder.note_tokens(self.program_id, call_id, output=output[2:])
+            account = Account(prompt_tokens=len(prompt), output_tokens=len(output), cached_tokens=1)
+            ends[call.call_id] = arrival_s + 1
+            self.graph.leave(call_id, arrival_s + 1, account, CallState.FINISHED)
+            tokens[call.call_id] = prompt + output
+
+
+def play(recorder: Recorder, *specs: TraceProgram) -> None:
+    """Programs one after another."""
+    for spec in specs:
+        played = Played(recorder, spec)
+        played.begin()
+        played.run()
+        recorder.end(played.program_id)
+
+
+def one(program: str = "A", output_tokens: int = 4, **fields: str) -> TraceProgram:
+    """A program of one call."""
+    return TraceProgram(program, (TraceCall("c", (), output_tokens, 20),), **fields)
+
+
+def first_s(program: TraceProgram) -> float:
+    """When its first call arrives."""
+    return program.arrival_s + min(call.gap_s for call in program.calls if not call.parents)
+
+
+def as_recorded(made: list[TraceProgram], ends: list[int]) -> list[TraceProgram]:
+    """What a recorder can know of programs that end in this order."""
+    start_s = min(map(first_s, made))
+    beginnings: dict[str | None, int] = {}  # by name, what the prompt shares that others are held against
+    expected = []
+    for program in (made[index] for index in ends):
+        calls = []
+        late_s = first_s(program) - program.arrival_s
+        for call in program.calls:
+            if call.parents:
+                calls.append(call)
+                continue
+            shared = call.shared_prefix_tokens
+            known = min(shared, beginnings.get(program.name, 0))
+            if call.prompt_tokens:
+                beginnings.setdefault(program.name, shared)
+            calls.append(replace(call, gap_s=call.gap_s - late_s, shared_prefix_tokens=known))
+        expected.append(replace(program, arrival_s=first_s(program) - start_s, calls=tuple(calls)))
+    return expected
+
+
+@given(programs(), st.data())
+def test_what_programs_did_is_read_back(made: list[TraceProgram], data: st.DataObject) -> None:
+    """Arrivals, parents, lengths, gaps, shared prefixes, in the order of the programs' ends; it can be simulated."""
+    ends = data.draw(st.permutations(range(len(made))))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.jsonl"
+        recorder = Recorder(path)
+        played = [Played(recorder, spec) for spec in made]
+        for each in sorted(played, key=lambda each: first_s(each.spec)):
+            each.begin()
+        for each in played:
+            each.run()
+        for index in ends:
+            recorder.end(played[index].program_id)
+        recorded = read(path)
+        assert recorded == as_recorded(made, ends)
+        result = simulate(recorded, SimSettings())
+        assert {name: row.calls for name, row in result.programs.items()} == {p.program: len(p.calls) for p in made}
+
+
+@given(st.text(), st.text(min_size=1) | st.none(), st.text(min_size=1) | st.none())
+def test_any_name_is_read_back(name: str, tenant: str | None, tool: str | None) -> None:
+    """Also an empty one, line breaks and half a surrogate pair."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.jsonl"
+        call = TraceCall("c", (), 1, tool=tool)
+        play(Recorder(path), TraceProgram("A", (call,), 0.0, name, tenant), one("B"))
+        assert read(path) == [TraceProgram("A", (call,), 0.0, name or None, tenant), one("B")]
+
+
+def test_a_program_has_one_line(tmp_path: Path) -> None:
+    """However often it ends; what it does after its end is not seen, and one whose calls gave nothing has no line."""
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path)
+    played, failed = Played(recorder, one()), Played(recorder, one("failed"))
+    played.begin()
+    played.run()
+    failed.begin()
+    failed.graph.open(CallNode(CallId("c"), ThreadId("t0")))
+    recorder.call_arrived(failed.graph, 0.5)
+    failed.graph.leave(CallId("c"), 1.0, Account(), CallState.FAILED)
+    recorder.end(played.program_id)
+    recorder.end(failed.program_id)
+    recorder.call_arrived(played.graph, 9.0)
+    recorder.note_tokens(played.program_id, CallId("late"), prompt=[1])
+    recorder.end(played.program_id)
+    recorder.end_all()
+    assert read(path) == [one()]
+
+
+def test_programs_that_have_not_ended_are_written_at_the_end(tmp_path: Path) -> None:
+    """With the calls that gave something; one without a call has no line."""
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path)
+    played, idle = Played(recorder, one()), Played(recorder, one("idle"))
+    idle.begin()
+    played.begin()
+    played.run()
+    played.graph.open(CallNode(CallId("unfinished"), ThreadId("t0"), (Edge(CallId("c"), True),)))
+    played.graph.arrive(CallId("unfinished"), 3.0)
+    recorder.end_all()
+    assert read(path) == [one()]
+
+
+def test_a_call_after_one_that_gave_nothing_shares_with_the_one_before(tmp_path: Path) -> None:
+    """Whom a call comes after in the trace, its prompt is compared with."""
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path)
+    played = Played(recorder, one())
+    played.begin()
+    rows = [("a", (), [1, 2, 3], [4]), ("b", ("a",), [9, 9], []), ("c", ("b",), [1, 2, 3, 4, 5], [6])]
+    for call, parents, prompt, output in rows:
+        call_id = CallId(call)
+        played.graph.open(CallNode(call_id, ThreadId("t0"), tuple(Edge(CallId(parent), True) for parent in parents)))
+        played.graph.arrive(call_id, 0.0)
+        recorder.note_tokens(played.program_id, call_id, prompt=prompt, output=output)
+        played.graph.leave(call_id, 0.0, Account(0, 0, 0, len(prompt), len(output)), CallState.FINISHED)
+    recorder.end(played.program_id)
+    (recorded,) = read(path)
+    assert recorded.calls == (TraceCall("a", (), 1, 3), TraceCall("c", ("a",), 1, 5, shared_prefix_tokens=4))
+
+
+# -- the file
+
+
+def test_many_append_to_one_file(tmp_path: Path) -> None:
+    """Recorders on several threads: every line is whole."""
+    path = tmp_path / "trace.jsonl"
+
+    def work(recorder: Recorder, number: int) -> None:
+        play(recorder, *(one(f"{number}-{index}", 1 + index) for index in range(50)))
+
+    recorders = [Recorder(path) for _ in range(3)]
+    threads = [
+        threading.Thread(target=work, args=(recorder, number)) for number, recorder in enumerate(recorders + recorders)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorded = {program.program: program.calls[0].output_tokens for program in read(path)}
+    assert recorded == {f"{number}-{index}": 1 + index for number in range(6) for index in range(50)}
+
+
+def test_a_trace_is_appended_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a line break at its end gets it first; a relative path means the folder of the start."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "trace.jsonl"
+    write([one("old")], path)
+    path.write_text(path.read_text().rstrip("\n"))
+    recorder = Recorder("trace.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    play(recorder, one("new"))
+    assert read(path) == [one("old"), one("new")]
+    assert prepare(path) == 2
+
+
+def test_files_that_cannot_be_recorded_into_are_refused(tmp_path: Path) -> None:
+    """A folder, one in a folder that is not there, and one with something else in it, which stays as it was."""
+    with pytest.raises(TraceError, match="is no file; name a trace file"):
+        Recorder(tmp_path)
+    with pytest.raises(TraceError, match=r"cannot be recorded into: No such file.* Choose another file"):
+        Recorder(tmp_path / "no" / "trace.jsonl")
+    script = tmp_path / "agent.py"
+    script.write_text("print('Hi')\n")
+    with pytest.raises(TraceError, match=r"agent\.py, line 1: no JSON"):
+        Recorder(script)
+    assert script.read_text() == "print('Hi')\n"
+
+
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """As on a full disk, a write beyond so many bytes is cut short."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 30])
+def test_a_full_disk_stops_recording_and_nothing_else(
+    room: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning; the file keeps its whole lines, and programs go on."""
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path)
+    play(recorder, one("A"))
+    with no_file_above(path.stat().st_size + room), caplog.at_level(logging.WARNING):
+        play(recorder, one("B"), one("C"))
+        messages = [record.getMessage() for record in caplog.records]
+    play(recorder, one("D"))
+    assert read(path) == [one("A")]
+    assert len(messages) == 1
+    assert "recording stopped" in messages[0]
+    assert str(path) in messages[0]

@@ -1,0 +1,85 @@
+"""The swap on a real engine: what a preempted call computes when it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+
+BLOCK_TOKENS = 128  # vLLM's on CPU
+CONTEXT = " ".join(f"ship {n} passed the lighthouse at {n % 24} hours" for n in range(140))
+
+
+@pytest.fixture(scope="module")
+def one_slot(tiny_model: Path) -> Iterator[weft.Engine]:
+    """An engine that runs one call at a time and caches no prefixes, so that a preempted call loses everything."""
+    from tiny_engine import ENGINE_ARGS
+
+    arguments = {**ENGINE_ARGS, "max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False}
+    with weft.Engine(tiny_model, **arguments) as engine:
+        yield engine
+
+
+async def ask(engine: weft.Engine, program: weft.Program, text: str, max_tokens: int, started: asyncio.Event) -> str:
+    """One streamed call; tells when its first token has come."""
+    identity = program.start_call("run")
+    sampling = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], **sampling}
+    said = []
+    async for chunk in engine.chat_stream(body, program, identity):
+        said += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+        started.set()
+    program.end_call("run", identity)
+    return "".join(said)
+
+
+async def ask_among_others(engine: weft.Engine) -> tuple[str, weft.ProgramRow]:
+    """A call with a long context, of a program that has had much service, and three short programs that come later."""
+    with weft.Program("long") as program:
+        program.bind(engine)
+        row = engine.row(program.program_id)
+        assert row is not None
+        row.attained.service_s = 1000.0
+        started = asyncio.Event()
+        long = asyncio.create_task(ask(engine, program, CONTEXT, 60, started))
+        await started.wait()
+        for number in range(3):
+            with weft.Program(f"short {number}") as short:
+                await ask(engine, short, "hello", 4, asyncio.Event())
+        return await long, row
+
+
+async def test_a_long_call_goes_on_where_it_was(one_slot: weft.Engine) -> None:
+    """Preempted with more than 1,500 tokens, a call computes less than a block again, and says what it says
+    undisturbed; afterwards host memory is empty."""
+    with weft.Program("alone") as program:
+        alone = await ask(one_slot, program, CONTEXT, 60, asyncio.Event())
+    said, row = await ask_among_others(one_slot)
+    assert said == alone
+    account = row.account
+    assert account.prompt_tokens > 1500
+    assert account.preemptions >= 1
+    assert account.recomputed_tokens < BLOCK_TOKENS
+    assert account.swapped_tokens >= account.preemptions * 1500
+    stats = one_slot.swap_stats
+    assert stats is not None
+    assert (stats.swaps_in, stats.used) == (account.preemptions, 0)
+
+
+async def test_the_engine_measures_when_a_swap_pays(one_slot: weft.Engine) -> None:
+    """From the start it knows how fast blocks move and prompts are computed, and so from how many tokens on to swap."""
+    with weft.Program("any") as program:
+        await ask(one_slot, program, "hello", 2, asyncio.Event())
+    stats = one_slot.swap_stats
+    assert stats is not None
+    assert stats.prefill_tokens_per_s is not None
+    assert stats.out_bytes_per_s is not None
+    assert stats.in_bytes_per_s is not None
+    assert 0 < stats.min_tokens < 1500

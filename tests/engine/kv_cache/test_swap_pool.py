@@ -1,0 +1,123 @@
+"""The host pool: memory of a fixed size that is there until it is closed, and then is not."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from weft.core.errors import PoolClosedError, SwapArgumentError, SwapDeviceError, SwapError
+from weft.engine.kv_cache import HostPool
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def test_arena() -> None:
+    """Slots are zeroed, begin on cache lines and have the size asked for at least."""
+    with HostPool(5, 100) as pool:
+        assert pool.arena.shape == (5, 128)
+        assert pool.arena.dtype == torch.uint8
+        assert pool.arena.data_ptr() % 64 == 0
+        assert not pool.arena.any()
+        assert (pool.slots, pool.slot_bytes, pool.slot_stride) == (5, 100, 128)
+
+
+def test_slots_of_owners() -> None:
+    """Owners get slots, more on a second request, none if too few are free, and give them all back at once."""
+    with HostPool(5, 64) as pool:
+        assert pool.allocate("a", 2) is not None
+        assert pool.allocate("a", 2) is not None
+        assert pool.allocate("b", 2) is None
+        assert sorted(pool.owned("a").tolist()) == [0, 1, 2, 3]
+        assert pool.usage()._asdict() == {"slots": 5, "used": 4, "peak": 4, "owners": 1, "free_runs": 1}
+        pool.check_integrity()
+        assert pool.free("a") == 4
+        assert pool.free("a") == 0
+        assert pool.owned("a").tolist() == []
+
+
+def test_closing() -> None:
+    """Those who copy are asked to finish first, newest first; then nothing is to be had; closing again does nothing."""
+    pool = HostPool(5, 64)
+    pool.allocate("a", 2)
+    calls = []
+    pool.before_close(lambda: calls.append(("first", pool.arena.shape)))
+    pool.before_close(lambda: calls.append(("second", pool.arena.shape)))
+    assert not pool.is_closed
+    pool.close()
+    pool.close()
+    assert calls == [("second", (5, 64)), ("first", (5, 64))]
+    assert pool.is_closed
+    for use in (lambda: pool.arena, lambda: pool.allocate("a", 1)):
+        with pytest.raises(PoolClosedError):
+            use()
+    assert pool.free("a") == 0
+    assert pool.usage().used == 0
+    pool.check_integrity()
+
+
+def test_a_pool_that_nobody_closes() -> None:
+    """What is under way is finished before the memory of a forgotten pool goes."""
+    calls = []
+    pool = HostPool(5, 64)
+    pool.before_close(lambda: calls.append("finished"))
+    del pool
+    gc.collect()
+    assert calls == ["finished"]
+
+
+def test_closing_after_an_error_of_cuda() -> None:
+    """The pool is closed all the same, and what CUDA says is a typed error."""
+    pool = HostPool(5, 64)
+
+    def fail() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    pool.before_close(fail)
+    with pytest.raises(SwapDeviceError, match="an illegal memory access"):
+        pool.close()
+    assert pool.is_closed
+    pool.close()
+
+
+def test_whoever_holds_the_arena_keeps_it() -> None:
+    """Closing takes no memory away from a copy that is under way."""
+    pool = HostPool(5, 64)
+    arena = pool.arena
+    pool.close()
+    arena.fill_(7)
+    assert arena.sum() == 7 * 5 * 64
+
+
+@pytest.mark.parametrize(("slots", "size"), [(0, 64), (-1, 64), (4, 0), (4, -1)])
+def test_sizes_that_make_no_sense(slots: int, size: int) -> None:
+    """A pool of nothing is refused."""
+    with pytest.raises(SwapArgumentError):
+        HostPool(slots, size)
+
+
+@pytest.mark.parametrize("slots", [1 << 40, 1 << 60])
+def test_more_memory_than_there_is(slots: int) -> None:
+    """An arena that the system will not reserve is a typed error with its size."""
+    with pytest.raises(SwapError, match=r"GiB cannot be reserved .* fewer slots"):
+        HostPool(slots, 1 << 12)
+
+
+@no_gpu
+def test_page_locked_without_a_gpu() -> None:
+    """There is nothing to page-lock memory for."""
+    with pytest.raises(SwapDeviceError, match="no GPU"):
+        HostPool(4, 64, pinned=True)
+
+
+@gpu
+def test_page_locked() -> None:
+    """The arena is page-locked while the pool is open, and its size is not rounded up."""
+    pool = HostPool(5, 100, pinned=True)
+    arena = pool.arena
+    assert arena.is_pinned()
+    assert arena.shape == (5, 128)
+    pool.close()
+    assert not arena.is_pinned()

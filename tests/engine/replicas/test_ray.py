@@ -1,0 +1,309 @@
+"""`backend="ray"`: two replicas of the embedded model on a cluster of several nodes, all of them this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from background import is_background
+from replica_chaos import HELD_BACK, body, both_ready, content, idle, until
+
+import weft
+from weft.core.errors import (
+    ClusterError,
+    ContextLengthError,
+    EngineStartError,
+    InvalidRequestError,
+    ReplicaError,
+    ReplicaLostError,
+)
+from weft.core.ids import EngineId
+from weft.core.trace.format import read
+from weft.engine.replicas.ray_launcher import RayLauncher, room
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(400)]
+
+QUESTION = "Count from one to ten."
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
+
+
+# -- before there is a cluster
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1': .*refused"),
+        ("127.0.0.1:70000", "no Ray cluster answers"),
+        ("nonsense", "no Ray cluster answers at 'nonsense'"),
+        ("ray://127.0.0.1:10001", "Ray Client"),
+    ],
+)
+def test_an_address_that_does_not_answer(address: str, message: str) -> None:
+    """It is told in seconds, and nothing has been started."""
+    launcher = partial(RayLauncher, EngineId("e"), address, {}, 1, lambda _call, _account: None)
+    with pytest.raises(ClusterError, match=message):
+        launcher()
+
+
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which extra."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ClusterError, match=r"pip install 'weft\[ray\]'"):
+        RayLauncher(EngineId("e"), None, {}, 1, lambda _call, _account: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "slurm"}, "unknown backend 'slurm'"),
+        ({"backend": "ray", "devices": ["0"]}, "ray_actor_options"),
+        ({"ray_address": "auto"}, "go with backend='ray'"),
+    ],
+)
+def test_arguments_that_do_not_go_together(tiny_model: Path, arguments: dict[str, Any], message: str) -> None:
+    """Told before anything is started."""
+    with pytest.raises(ReplicaError, match=message):
+        weft.AsyncMultiLLMEngine(tiny_model, **arguments)
+
+
+def test_what_a_replica_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU for each rank; on CPU as many cores as all can have, of the nodes that live."""
+    import ray
+
+    from weft.engine.vllm_compat import names as vllm_api
+
+    arguments: Any = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=3)
+    monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    assert room(arguments, 4) == {"num_gpus": 6}
+    nodes = [{"Resources": {"CPU": 8.0}, "Alive": True}, {"Resources": {"CPU": 4.0}, "Alive": True}]
+    nodes += [{"Resources": {"CPU": 64.0}, "Alive": False}, {"Resources": {}, "Alive": True}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    assert room(arguments, 3) == {"num_cpus": 4}
+
+
+# -- on a cluster
+
+
+def engine_processes() -> set[psutil.Process]:
+    """vLLM's, wherever Ray has put them: a worker of Ray's may have another parent than this test."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            of_vllm = "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline())
+            if of_vllm and not is_background(process):
+                found.add(process)
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head that runs nothing, and two nodes with room for a replica each."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(**NODE)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[weft.AsyncMultiLLMEngine]:
+    """Two replicas, which leave nothing in the cluster when they are shut down; what their programs did is recorded."""
+    import ray
+
+    trace = tmp_path_factory.mktemp("recorded") / "trace.jsonl"
+
+    before = engine_processes()
+    with weft.AsyncMultiLLMEngine(
+        replicas=2,
+        backend="ray",
+        ray_address=cluster.address,
+        balancer="least_used",
+        start_timeout_s=200,
+        max_model_len=1024,
+        max_num_seqs=8,
+        enforce_eager=True,
+        use_tqdm_on_load=False,
+        disable_log_stats=True,
+        record=trace,
+    ) as engine:
+        processes = engine_processes() - before
+        assert len(processes) >= 2
+        yield engine
+        processes |= engine_processes() - before
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert alive == []
+    assert not ray.is_initialized()
+    recorded = read(trace)
+    assert {row.info.program_id for row in engine.table.ended() if row.account.output_tokens} == {
+        program.program for program in recorded
+    }
+
+
+@pytest.fixture
+async def pair(started: weft.AsyncMultiLLMEngine) -> AsyncIterator[weft.AsyncMultiLLMEngine]:
+    """Nothing is left of a test's calls."""
+    yield started
+    await idle(started)
+    assert len(started.table) == 0
+    assert started._in_flight == {}
+
+
+def lose_a_node(cluster: Any) -> None:
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()  # losing this one ends the test's process, too
+    cluster.remove_node(next(node for node in cluster.worker_nodes if node.node_id != own), allow_graceful=False)
+
+
+def engine_ids(engine: weft.AsyncMultiLLMEngine) -> set[EngineId]:
+    return {health.engine_id for health in engine.health()[engine.model]}
+
+
+async def test_the_react_example_runs_unchanged(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Two agents at once, which use their tools; together they are on both replicas, each with a row of its own."""
+    from weft.examples.react_langchain import react
+    from weft.integrations.langchain import ChatWeft
+
+    chat = ChatWeft(engine=pair, temperature=0, max_tokens=48)
+    (product,), (everest,) = await asyncio.gather(
+        react(["What is 12 * 7?"], chat), react(["How high is Everest?"], chat)
+    )
+    assert "84" in product
+    assert "8849" in everest
+    rows = pair.table.ended()[:2]
+    assert [row.calls for row in rows] == [2, 2]
+    assert all(row.account.service_s > 0 and row.account.output_tokens > 0 for row in rows)
+    assert {engine_id for row in rows for engine_id in row.engine_ids} == engine_ids(pair)
+
+
+async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The pieces make the whole answer; a stream that is closed is over in the engine, too."""
+    with weft.Program("stream") as program:
+        whole = await pair.chat(body(QUESTION), program, program.start_call("whole"))
+        stream = pair.chat_stream(body(QUESTION), program, program.start_call("stream"))
+        pieces = [choice["delta"].get("content") or "" async for chunk in stream for choice in chunk["choices"]]
+        assert "".join(pieces) == content(whole)
+        assert len(pieces) > 5
+        endless = pair.chat_stream(body(QUESTION, max_tokens=900), program, program.start_call("endless"))
+        assert "choices" in await anext(endless)
+        await endless.aclose()
+        await idle(pair)
+
+
+async def test_a_cancelled_call_is_aborted_and_its_cost_is_told(pair: weft.AsyncMultiLLMEngine) -> None:
+    """With a later answer of the same replica."""
+    with weft.Program("cancelled") as program:
+        identity = program.start_call("cancelled")
+        task = asyncio.create_task(pair.chat(body(QUESTION, max_tokens=900), program, identity))
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await idle(pair)
+        keys = [f"after-{n}" for n in range(2)]  # one on each replica
+        answers = await asyncio.gather(
+            *(pair.chat(body("Hi.", max_tokens=2), program, program.start_call(key)) for key in keys)
+        )
+        row = program.row
+        assert row is not None
+        assert row.account.service_s - sum(answer["weft"]["service_s"] for answer in answers) > 0.3
+
+
+async def test_wrong_requests_are_told_as_ever(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The renderer is on this side, and says what vLLM would."""
+    with weft.Program("wrong") as program:
+        with pytest.raises(ContextLengthError):
+            await pair.chat(body("hello " * 3000), program, program.start_call("long"))
+        with pytest.raises(InvalidRequestError):
+            await pair.chat(body("hello", temperature=-1), program, program.start_call("cold"))
+    assert [health.deaths for health in pair.health()[pair.model]] == [0, 0]
+
+
+async def test_a_replica_that_fits_nowhere_is_told(
+    pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both nodes are taken: the error says what is asked for, and the others go on."""
+    (group,) = pair._groups.values()
+    monkeypatch.setattr(group.supervisor, "_start_timeout_s", 2.0)
+    with pytest.raises(EngineStartError, match=r"no place for replica .* within 2 s: it needs num_cpus 1"):
+        await pair.add_replica()
+    assert pair.is_ready
+    assert len(pair.health()[pair.model]) == 2
+
+
+async def test_a_node_is_lost(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> None:
+    """Whole calls begin again on the other node; streams that had begun say how much came."""
+    with weft.Program("survivor") as program:
+        expected = content(await pair.chat(body(QUESTION), program, program.start_call("reference")))
+        delivered: dict[str, int] = {}
+
+        async def whole(key: str) -> str:
+            return content(await pair.chat(body(QUESTION), program, program.start_call(key)))
+
+        async def streamed(key: str) -> None:
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            request = body(QUESTION, max_tokens=300, stream_options=options)
+            async for chunk in pair.chat_stream(request, program, program.start_call(key)):
+                delivered[key] = chunk["usage"]["completion_tokens"]
+
+        streams = {key: asyncio.create_task(streamed(key)) for key in ("one", "two", "three", "four")}
+        await until(lambda: len(delivered) == 4 and min(delivered.values()) > 1)
+        wholes = [asyncio.create_task(whole(f"whole-{n}")) for n in range(4)]
+        await until(lambda: all(health.calls == 4 for health in pair.health()[pair.model]))
+        lose_a_node(cluster)
+        assert await asyncio.gather(*wholes) == [expected] * 4
+        await asyncio.wait(streams.values())
+        lost = {key: stream.exception() for key, stream in streams.items() if stream.exception() is not None}
+        assert len(lost) == 2
+        for key, error in lost.items():
+            assert isinstance(error, ReplicaLostError)
+            assert delivered[key] <= error.delivered_tokens <= delivered[key] + HELD_BACK
+        # It may have been started once more on the node that was lost, before Ray knew.
+        assert sum(health.deaths > 0 for health in pair.health()[pair.model]) == 1
+
+
+@pytest.mark.soak
+async def test_a_replica_comes_back_when_there_is_room(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> None:
+    """On a node that has just joined; calls go to both again."""
+    if pair.health()[pair.model][0].state == pair.health()[pair.model][1].state:  # the test above was not run
+        lose_a_node(cluster)
+        await until(lambda: any(health.deaths for health in pair.health()[pair.model]))
+    cluster.add_node(**NODE)
+    await both_ready(pair)
+    with weft.Program("back") as program:
+        keys = [f"call-{n}" for n in range(4)]
+        answers = await asyncio.gather(*(pair.chat(body(QUESTION), program, program.start_call(key)) for key in keys))
+        assert len({content(answer) for answer in answers}) == 1
+        assert program.row is not None
+        assert set(program.row.engine_ids) == engine_ids(pair)
+
+
+@pytest.mark.soak
+async def test_an_engine_process_is_killed_inside_its_actor(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The actor lives on and says so; the replica is started again in a new one."""
+    before = {health.engine_id: health.deaths for health in pair.health()[pair.model]}
+    with weft.Program("killed") as program:
+        calls = [
+            asyncio.create_task(pair.chat(body(QUESTION, max_tokens=200), program, program.start_call(f"call-{n}")))
+            for n in range(4)
+        ]
+        await until(lambda: all(health.calls == 2 for health in pair.health()[pair.model]))
+        next(iter(engine_processes())).kill()
+        texts = {content(answer) for answer in await asyncio.gather(*calls)}
+        assert len(texts) == 1
+    await both_ready(pair)
+    deaths = [health.deaths - before[health.engine_id] for health in pair.health()[pair.model]]
+    assert sorted(deaths) == [0, 1]

@@ -1,0 +1,225 @@
+"""The real vLLM scheduler and KV cache manager without a model, a fake clock, and a worker that notices corrupted KV.
+
+The worker stores token ids in the KV slots it is told to write, and derives each next token from a hash of the whole
+context *read through the block table*. Wrong blocks, lost tokens or a wrong resume position change the output.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from pathlib import Path
+from typing import Any, cast
+
+from vllm import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from weft.core.kv_cache.swap import SwapConfig
+from weft.core.testing import FakeClock
+from weft.engine.kv_cache.connector import transfer_config
+from weft.engine.kv_cache.plan import SwapPlan
+from weft.engine.scheduler import WeftScheduler
+from weft.engine.vllm_compat.bare_scheduler import make_scheduler
+from weft.engine.wire import ACCOUNT_KEY
+
+BLOCK_TOKENS = 16
+_BLOCK_BYTES = 2 * BLOCK_TOKENS * 2  # key and value of one layer, one head and one bfloat16
+
+
+def next_token(context: list[int]) -> int:
+    """What the worker answers to a context."""
+    return zlib.crc32(b",".join(b"%d" % token for token in context)) % 900 + 50
+
+
+def expected_output(prompt: list[int], count: int) -> list[int]:
+    """The tokens of an undisturbed run."""
+    context = list(prompt)
+    for _ in range(count):
+        context.append(next_token(context))
+    return context[len(prompt) :]
+
+
+class FakeWorker:
+    """Executes steps; see the module's docstring."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[int, int], int] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._blocks: dict[str, list[int]] = {}
+        self.host: dict[int, list[int | None]] = {}
+
+    def swap(self, plan: SwapPlan) -> None:
+        """Copy blocks to and from host memory, as planned."""
+        assert len(set(plan.out.slots)) == len(plan.out.slots), "a slot is written twice"
+        for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
+            self.host[slot] = [self._slots.get((block, offset)) for offset in range(BLOCK_TOKENS)]
+        for copies in plan.loads:
+            for block, slot in zip(copies.blocks, copies.slots, strict=True):
+                for offset, token in enumerate(self.host[slot]):
+                    self._slots.pop((block, offset), None)
+                    if token is not None:
+                        self._slots[block, offset] = token
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        for request_id in output.finished_req_ids:
+            self._tokens.pop(request_id, None)
+            self._blocks.pop(request_id, None)
+        computed: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            self._tokens[new.req_id] = list(new.prompt_token_ids or ())
+            self._blocks[new.req_id] = list(new.block_ids[0])
+            computed[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids):
+            blocks = cached.new_block_ids[index]
+            if request_id in cached.resumed_req_ids:
+                self._blocks[request_id] = list(blocks[0])
+                self._tokens[request_id] = list(cached.all_token_ids[request_id])
+            elif blocks is not None:
+                self._blocks[request_id].extend(blocks[0])
+            computed[request_id] = cached.num_computed_tokens[index]
+        sampled = [
+            self._run(request_id, computed[request_id], count)
+            for request_id, count in output.num_scheduled_tokens.items()
+        ]
+        request_ids = list(output.num_scheduled_tokens)
+        return ModelRunnerOutput(request_ids, {r: i for i, r in enumerate(request_ids)}, sampled)
+
+    def _run(self, request_id: str, start: int, count: int) -> list[int]:
+        tokens, blocks = self._tokens[request_id], self._blocks[request_id]
+        end = start + count
+        for position in range(start, end):
+            self._slots[blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = tokens[position]
+        if end < len(tokens):  # a chunk of a prefill
+            return []
+        context = [self._slots[blocks[p // BLOCK_TOKENS], p % BLOCK_TOKENS] for p in range(end)]
+        tokens.append(next_token(context))
+        return [tokens[-1]]
+
+
+def swapping(space_bytes: int, min_tokens: int | str) -> dict[str, Any]:
+    """vLLM's arguments for the swap; none for no space."""
+    if space_bytes == 0:
+        return {}
+    return {"kv_transfer_config": transfer_config(SwapConfig(space_bytes / 2**30, cast("Any", min_tokens)))}
+
+
+class SchedulerHarness:
+    """Steps a `WeftScheduler`. Every step takes `step_s` seconds of the fake clock.
+
+    Args:
+        folder: where the model's configuration may be written.
+        weft: the scheduler's configuration (`name`, `bounds_s`, `beta`).
+        slots: how many calls run at once.
+        blocks: KV blocks of 16 tokens.
+        swap_blocks: blocks in host memory for preempted calls; 0: these are computed again.
+        in_flight: 1, or 2 for overlapping steps as under asynchronous scheduling.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        weft: dict[str, Any],
+        *,
+        slots: int = 2,
+        blocks: int = 200,
+        in_flight: int = 1,
+        prefix_caching: bool = False,
+        batched_tokens: int = 64,
+        swap_blocks: int = 0,
+        min_tokens: int | str = 0,
+    ) -> None:
+        init_none_hash(sha256)
+        self._block_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256) if prefix_caching else None
+        self.clock = FakeClock()
+        self.scheduler = cast(
+            "WeftScheduler",
+            make_scheduler(
+                WeftScheduler,
+                folder,
+                blocks=blocks,
+                block_tokens=BLOCK_TOKENS,
+                overlapping=in_flight > 1,
+                max_model_len=1024,
+                max_num_seqs=slots,
+                max_num_batched_tokens=batched_tokens,
+                enable_prefix_caching=prefix_caching,
+                additional_config={"weft": weft},
+                **swapping(swap_blocks * _BLOCK_BYTES, min_tokens),
+            ),
+        )
+        self.scheduler.set_clock(self.clock)
+        self.worker = FakeWorker()
+        self.swaps = swap_blocks > 0
+        self.in_flight = in_flight
+        self.step_s = 1.0
+        self.tokens: dict[str, list[int]] = {}
+        self.accounts: dict[str, dict[str, Any]] = {}
+        self.finished: list[str] = []
+        self._pending: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+
+    def add(
+        self,
+        request_id: str,
+        *,
+        prompt: list[int] | None = None,
+        max_tokens: int = 4,
+        session_id: str | None = None,
+        resumable: bool = False,
+        **extra: Any,
+    ) -> Request:
+        """A request arrives; `extra` are its `extra_args`."""
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra or None)
+        request = Request(
+            request_id,
+            prompt or [7, 8, 9],
+            sampling_params=params,
+            pooling_params=None,
+            session_id=session_id,
+            resumable=resumable,
+            block_hasher=self._block_hasher,
+        )
+        self.tokens.setdefault(request_id, [])
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> set[str]:
+        """One engine step.
+
+        Returns:
+            The requests that were scheduled.
+        """
+        output = self.scheduler.schedule()
+        if self.swaps:
+            self.worker.swap(output.kv_connector_metadata.plan)
+        if output.total_num_scheduled_tokens:
+            self._pending.append((output, self.worker.execute(output)))
+        self.clock.advance(self.step_s)
+        if self._pending and (len(self._pending) >= self.in_flight or not output.total_num_scheduled_tokens):
+            self._take_outputs()
+        self.scheduler.check_integrity()
+        return set(output.num_scheduled_tokens)
+
+    def _take_outputs(self) -> None:
+        outputs = self.scheduler.update_from_output(*self._pending.popleft())
+        for client in outputs.values():
+            for output in client.outputs:
+                self.tokens[output.request_id].extend(output.new_token_ids)
+                self.accounts[output.request_id] = (output.kv_transfer_params or {})[ACCOUNT_KEY]
+                if output.finish_reason is not None:
+                    self.finished.append(output.request_id)
+
+    def run(self, limit: int = 10_000) -> int:
+        """Step until nothing is left; how many steps it took."""
+        for steps in range(limit):
+            if not self.scheduler.has_unfinished_requests() and not self._pending:
+                return steps
+            self.step()
+        raise AssertionError(f"not finished after {limit} steps")

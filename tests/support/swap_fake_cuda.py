@@ -1,0 +1,87 @@
+"""csrc/swap_cuda.cu on a fake GPU: compiled as C++ against fake_cuda/cuda_runtime.h, so that its order of streams,
+events and buffers is tested where there is no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft._csrc import SwapLayout
+from weft.engine.kv_cache import CacheLayout, HostPool
+
+CSRC = Path(__file__).parents[2] / "csrc"
+FAKE = Path(__file__).parent / "fake_cuda"
+Array = NDArray[np.int64]
+
+
+def compiler() -> str | None:
+    """A C++ compiler, if there is one."""
+    return shutil.which("c++") or shutil.which("g++")
+
+
+def build(folder: Path) -> ctypes.CDLL:
+    """Compile, with the flags in $CXXFLAGS, and load it."""
+    launches = re.compile(r"(\w+<\w+>)<<<(.*?)>>>\(", flags=re.DOTALL)
+    source = launches.sub(r"fake::launch(\1, \2, ", (CSRC / "swap_cuda.cu").read_text())
+    (folder / "swap_cuda.cpp").write_text(source)
+    library = folder / "libfake.so"
+    flags = ["-std=c++17", "-O1", "-g", "-shared", "-fPIC", *shlex.split(os.environ.get("CXXFLAGS", ""))]
+    command = [str(compiler()), *flags, f"-I{FAKE}", f"-I{CSRC}", "-o", str(library)]
+    subprocess.run([*command, folder / "swap_cuda.cpp", FAKE / "shim.cpp", CSRC / "swap_validate.cpp"], check=True)
+    fake = ctypes.CDLL(str(library))
+    for name in ("swap_create", "swap_start"):
+        getattr(fake, name).restype = ctypes.c_void_p
+    return fake
+
+
+def pointer(array: Array) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+class FakeTransfer:
+    def __init__(self, fake: ctypes.CDLL, handle: int) -> None:
+        self.fake, self.handle = fake, ctypes.c_void_p(handle)
+
+    def done(self) -> bool:
+        return bool(self.fake.transfer_done(self.handle))
+
+    def wait(self) -> None:
+        self.fake.transfer_wait(self.handle)
+
+    def __del__(self) -> None:
+        self.fake.transfer_destroy(self.handle)
+
+
+class FakeCudaSwap:
+    """What `weft._csrc.CudaSwap` is, for caches in the memory of a CPU."""
+
+    def __init__(
+        self, fake: ctypes.CDLL, layout: CacheLayout, pool: HostPool, checked: SwapLayout, staging_bytes: int
+    ) -> None:
+        self.fake = fake
+        self.checked = checked
+        sizes = (len(layout.pieces), layout.num_blocks, pool.arena.data_ptr(), pool.slot_stride, pool.slots)
+        self.handle = ctypes.c_void_p(
+            fake.swap_create(pointer(layout.pieces), *map(ctypes.c_int64, (*sizes, staging_bytes)))
+        )
+
+    def swap(self, out: bool, blocks: Array, slots: Array, _stream: int) -> FakeTransfer:
+        self.checked.check(blocks, slots)
+        count = ctypes.c_int64(len(blocks))
+        return FakeTransfer(
+            self.fake, self.fake.swap_start(self.handle, int(out), pointer(blocks), pointer(slots), count)
+        )
+
+    def synchronize(self) -> None:
+        self.fake.swap_synchronize(self.handle)
+
+    def __del__(self) -> None:
+        self.fake.swap_destroy(self.handle)

@@ -1,0 +1,36 @@
+"""One Swapper for each way to move blocks, behind one interface for the tests."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import swap_fake_cuda
+
+from weft import _csrc
+from weft.engine.kv_cache import CacheLayout, HostPool, Swapper
+from weft.engine.kv_cache.fallback import TorchSwap
+
+
+class Kernel:
+    """One way to move blocks."""
+
+    def __init__(self, name: str, fake: Callable[[], ctypes.CDLL]) -> None:
+        self.name = name
+        self.device = "cuda" if name in ("cuda", "torch on gpu") else "cpu"
+        self._fake = fake
+
+    def pool(self, slots: int, slot_bytes: int) -> HostPool:
+        return HostPool(slots, slot_bytes, pinned=self.device == "cuda")
+
+    def swapper(self, layout: CacheLayout, pool: HostPool, staging_bytes: int = 8 << 20) -> Swapper:
+        swapper = Swapper(layout, pool, threads=3, staging_bytes=staging_bytes)
+        checked = _csrc.SwapLayout(
+            layout.pieces, layout.num_blocks, pool.arena.data_ptr(), pool.slot_stride, pool.slots
+        )
+        if self.name.startswith("torch"):
+            swapper._backend = TorchSwap(layout, pool, checked, staging_bytes)
+        elif self.name == "fake cuda":
+            swapper._backend = swap_fake_cuda.FakeCudaSwap(self._fake(), layout, pool, checked, staging_bytes)
+            pool.before_close(swapper._backend.synchronize)
+        return swapper

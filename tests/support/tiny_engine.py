@@ -1,0 +1,16 @@
+"""The tiny random Llama, and what every test engine has in common."""
+
+from __future__ import annotations
+
+from weft.engine.models.tiny import make_tiny_llama
+
+__all__ = ["ENGINE_ARGS", "make_tiny_llama"]
+
+# Quick to start, and slots enough for a few calls only.
+ENGINE_ARGS = {
+    "max_num_seqs": 4,
+    "max_model_len": 2048,
+    "enforce_eager": True,
+    "use_tqdm_on_load": False,
+    "kv_cache_memory_bytes": 256 << 20,
+}
