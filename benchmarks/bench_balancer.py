@@ -38,7 +38,7 @@ from tiny_model import ENGINE_ARGS, make_tiny_llama
 
 import weft
 from weft.core.ids import EngineId
-from weft.core.routing.balancer import BALANCERS, Arrival, Balancer, EngineLoad
+from weft.core.routing import BALANCERS, Arrival, Balancer, EngineLoad
 
 WORDS = ["one", "two", "three", "four", "hello", "thanks", "tools", "answer", "weather", "city"]
 BLOCK_TOKENS = 128  # vLLM's on CPU: the prefix cache keeps whole blocks
@@ -149,7 +149,8 @@ async def play(engine: weft.AsyncMultiLLMEngine, workload: str, balancer: str, s
     """All programs of a round under one balancer."""
     group = engine._groups[engine.model]  # noqa: SLF001  no user changes the balancer of a running engine
     tally, rng = Tally(), random.Random(seed)
-    group.states.balancer = counting(weft.BalancerConfig(balancer, options.threshold_tokens).make(), tally.calls)
+    own = {"threshold_tokens": options.threshold_tokens} if balancer == "locality" else {}
+    group.states.balancer = counting(weft.BalancerConfig(balancer, **own).make(), tally.calls)
     for replica in group.supervisor._replicas.values():  # noqa: SLF001
         await asyncio.wrap_future(engine._loop.submit(replica.llm.reset_prefix_cache()))  # noqa: SLF001
     system = " ".join(rng.choices(WORDS, k=SYSTEM_WORDS))

@@ -35,7 +35,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from weft.core.errors import SimulationError
-from weft.core.routing.balancer import BALANCERS, BalancerConfig
+from weft.core.routing import BALANCERS, BalancerConfig
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
 from weft.core.trace.workloads import chat, poisson, search
 
@@ -63,7 +63,8 @@ class Options:
     kv_tokens: int
 
     def settings(self, balancer: str, replicas: int) -> SimSettings:
-        config = BalancerConfig(balancer, self.threshold_tokens)
+        own = {"threshold_tokens": self.threshold_tokens} if balancer == "locality" else {}
+        config = BalancerConfig(balancer, **own)
         return SimSettings(balancer=config, replicas=replicas, kv_tokens=self.kv_tokens)
 
     def count(self, workload: str, replicas: int) -> int:

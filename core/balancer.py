@@ -1,27 +1,31 @@
-"""The public path of `weft.core.routing.balancer`."""
+"""The public path of the balancers in `weft.core.routing`."""
 
 from __future__ import annotations
 
-from weft.core.routing.balancer import (
+from weft.core.routing import (
     BALANCERS,
     Affinity,
     Arrival,
+    AssigningBalancer,
     Balancer,
     BalancerConfig,
     EngineLoad,
     LeastUsed,
     Locality,
     RoundRobin,
+    register,
 )
 
 __all__ = [
     "BALANCERS",
     "Affinity",
     "Arrival",
+    "AssigningBalancer",
     "Balancer",
     "BalancerConfig",
     "EngineLoad",
     "LeastUsed",
     "Locality",
     "RoundRobin",
+    "register",
 ]

@@ -1,4 +1,4 @@
-"""Every error Weft raises, in one tree. Each message says what happened and what to do about it.
+"""Every error that Weft raises, in one tree. Each message says what happened, then what to do.
 
 ::
 
@@ -9,36 +9,36 @@
     │   └── ProgramEngineError          a call on another engine than the program's own
     ├── InvalidIdError                  (ValueError) an id that cannot travel with a request
     ├── TraceError                      (ValueError) a file or text that holds no graph or trace of a program
-    ├── SimulationError                 (ValueError) values that make no sense, or programs that do not fit the engines
+    ├── SimulationError                 (ValueError) invalid settings, or programs that do not fit the engines
     ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
-    ├── BalancerError                   (ValueError) unknown balancer, a negative threshold, a ratio below 1
+    ├── BalancerError                   (ValueError) unknown balancer or parameter, a negative threshold, ...
     ├── CallError                       one LLM call was refused or failed
     │   ├── InvalidRequestError         (ValueError) the request itself is wrong
     │   │   ├── ContextLengthError      the prompt does not fit the model's context
     │   │   └── UnknownModelError       the engine serves no model of this name
-    │   ├── OutputParsingError          the model's output is not what was asked for
-    │   ├── CallFailedError             the engine failed on this call; others are not affected
-    │   ├── OverloadedError             too many calls in flight; it says when to come again
-    │   ├── DeadlineError               (TimeoutError) the call, or its program, took longer than it may
-    │   └── ReplicaLostError            the replica that ran the call died; it says how much was delivered
+    │   ├── OutputParsingError          the model's output does not have the requested structure
+    │   ├── CallFailedError             the engine failed on this call; other calls are not affected
+    │   ├── OverloadedError             too many calls are in flight; the error says when to retry
+    │   ├── DeadlineError               (TimeoutError) the call, or its program, exceeded its time limit
+    │   └── ReplicaLostError            the replica that ran the call died; the error says how much was delivered
     └── EngineError                     the engine side
         ├── VllmUnavailableError        (ImportError) vLLM cannot be imported
         ├── UnsupportedVllmError        a vLLM version Weft was not tested with
-        ├── ModelNotFoundError          (ValueError) no such model folder, or a hub that does not know it
+        ├── ModelNotFoundError          (ValueError) the model is neither a folder nor known to the hub
         ├── ModelPrepareError           the embedded model could not be fetched or converted
         ├── EngineStartError            the engine did not start
         ├── EngineClosedError           a call on an engine that was shut down
         ├── EngineDiedError             an engine process ended by itself
-        ├── ReplicaError                (ValueError) zero replicas, a replica that is not there, ...
+        ├── ReplicaError                (ValueError) zero replicas, an unknown replica, ...
         ├── ClusterError                Ray is not installed, or its cluster does not answer
         ├── NoReplicaError              no replica of the model is ready
         └── SwapError                   KV cannot be swapped between the engine's cache and the host pool
             ├── SwapArgumentError       (ValueError) blocks, slots or caches that cannot be swapped as given
-            ├── SwapDeviceError         CUDA is not there, or reported an error
+            ├── SwapDeviceError         CUDA is missing, or reported an error
             └── PoolClosedError         the host pool was closed
 
-The errors that are also built-in exceptions (in brackets) are caught by code that expects the built-in ones.
+The errors that are also built-in exceptions (in brackets) are caught by code that expects the built-in exception.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from typing import Any
 
 def _restore(kind: type[WeftError], args: tuple[Any, ...], state: dict[str, Any]) -> WeftError:
     error = kind.__new__(kind, *args)
-    error.args = args  # an OSError, as TimeoutError is one, leaves them to __init__
+    error.args = args  # TimeoutError is an OSError, whose __new__ leaves args to __init__
     error.__dict__.update(state)
     return error
 
@@ -58,20 +58,20 @@ class WeftError(Exception):
     """Base of every error that Weft raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the finished message: a subclass's `__init__` takes other arguments than `args`."""
+        """Pickle the finished message, because the arguments of a subclass's `__init__` are not `args`."""
         return _restore, (type(self), self.args, self.__dict__)
 
 
 class ProgramError(WeftError):
-    """Something about a program is wrong."""
+    """An error in the use of programs."""
 
 
 class ProgramParameterError(ProgramError, TypeError):
-    """`@program` decorates a function that has nowhere to put the program."""
+    """`@program` decorates a function that does not have exactly one parameter annotated with `weft.Program`."""
 
     def __init__(self, function: str, reason: str = "has no parameter annotated with weft.Program") -> None:
         super().__init__(
-            f"@program: {function}() {reason}. Give it exactly one, e.g. `def {function}(..., program: "
+            f"@program: {function}() {reason}. Give the function exactly one, e.g. `def {function}(..., program: "
             "weft.Program)`; Weft fills it in and callers do not pass it."
         )
 
@@ -81,8 +81,8 @@ class ProgramEndedError(ProgramError):
 
     def __init__(self, program_id: str, name: str) -> None:
         super().__init__(
-            f"program {name!r} ({program_id}) has ended and takes no more calls. Await what it starts before it "
-            "returns, or make the call in a program of its own."
+            f"program {name!r} ({program_id}) has ended and takes no more calls. Await every task that the program "
+            "starts before the program returns, or make the call in another program."
         )
         self.program_id = program_id
 
@@ -99,27 +99,27 @@ class ProgramEngineError(ProgramError):
 
 
 class InvalidIdError(WeftError, ValueError):
-    """An id has the wrong type, is empty, too long, or has characters that do not travel."""
+    """An id has the wrong type, is empty, too long, not printable, or already in use."""
 
 
 class TraceError(WeftError, ValueError):
-    """A file or text that holds no graph of a program (`ProgramGraph.to_json()`), or no trace (docs/simulator.md)."""
+    """A file or text is neither a program's graph (`ProgramGraph.to_json()`) nor a trace (docs/simulator.md)."""
 
 
 class SimulationError(WeftError, ValueError):
-    """A simulation was set up with values that make no sense, or with programs that its engines cannot hold."""
+    """A simulation has invalid settings, or programs that do not fit its engines."""
 
 
 class BenchError(WeftError, ValueError):
-    """`weft bench` was set up with values that make no sense, or in a folder with rounds of other settings."""
+    """`weft bench` has invalid settings, or its folder holds rounds of other settings."""
 
 
 class PolicyError(WeftError, ValueError):
-    """A scheduling policy was configured with values that make no sense."""
+    """A scheduling policy is unknown, or has invalid parameters."""
 
 
 class BalancerError(WeftError, ValueError):
-    """A load balancer was configured with values that make no sense."""
+    """A load balancer is unknown, or has invalid parameters."""
 
 
 class CallError(WeftError):
@@ -127,11 +127,11 @@ class CallError(WeftError):
 
 
 class InvalidRequestError(CallError, ValueError):
-    """The engine refused the request as it stands; sending it again will not help."""
+    """The engine refused the request; sending the same request again will not help."""
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt, or the prompt with the tokens asked for, is longer than the model's context."""
+    """The prompt, or the prompt with the requested output tokens, is longer than the model's context."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(
@@ -144,49 +144,66 @@ class UnknownModelError(InvalidRequestError):
 
     def __init__(self, model: str, served: Sequence[str]) -> None:
         super().__init__(
-            f"the model {model!r} is not served here. Name one of these, or none for the first: {', '.join(served)}."
+            f"the model {model!r} is not served here. Name one of these, or no model to use the first: "
+            f"{', '.join(served)}."
         )
         self.model = model
 
 
 class OutputParsingError(CallError):
-    """The model's output was cut off or is not the structure that was asked for."""
+    """The model's output was cut off, or does not have the requested structure."""
 
 
 class CallFailedError(CallError):
-    """The engine reported an internal error for this call only; it may be sent again."""
+    """The engine reported an internal error for this call only; the call may be sent again."""
 
 
 class OverloadedError(CallError):
-    """As many calls are in flight as may be; this one was not begun."""
+    """The limit of calls in flight is reached, and this call was not started.
+
+    Attributes:
+        retry_after_s: seconds after which a call is likely to be admitted.
+    """
 
     def __init__(self, calls: int, limit: int, retry_after_s: float) -> None:
         super().__init__(
-            f"the engine is overloaded: {calls} calls are in flight, {limit} may be. Send the call again in "
-            f"{retry_after_s:.3g} s, or start more replicas."
+            f"the engine is overloaded: {calls} calls are in flight, at most {limit} are admitted. Send the call "
+            f"again in {retry_after_s:.3g} s, or start more replicas."
         )
         self.retry_after_s = retry_after_s
 
 
 class DeadlineError(CallError, TimeoutError):
-    """A call was aborted because it, or its program, took longer than it may."""
+    """A call was aborted because the call or its program exceeded its time limit.
 
-    def __init__(self, whose: str, allowed_s: float, delivered_tokens: int) -> None:
+    Args:
+        scope: "call" or "program": the one that has exceeded its limit.
+        allowed_s: the limit in seconds.
+        delivered_tokens: output tokens that the caller had received.
+    """
+
+    def __init__(self, scope: str, allowed_s: float, delivered_tokens: int) -> None:
         super().__init__(
-            f"the {whose} was not done within {allowed_s:g} s, and the call was aborted after {delivered_tokens} "
-            f"tokens were delivered. Ask for fewer tokens, or give it more time (timeout_s)."
+            f"the {scope} was not done within {allowed_s:g} s, and the call was aborted after {delivered_tokens} "
+            f"tokens were delivered. Ask for fewer tokens, or give the {scope} more time (timeout_s)."
         )
         self.delivered_tokens = delivered_tokens
 
 
 class ReplicaLostError(CallError):
-    """The replica that ran a call died, and the call could not be moved to another one unnoticed."""
+    """The replica that ran a call died after the caller had received output, or too many replicas died in turn.
+
+    Args:
+        replica: the name of the last replica.
+        delivered_tokens: output tokens that the caller had received.
+        attempts: how many replicas have tried the call, at least 1.
+    """
 
     def __init__(self, replica: str, delivered_tokens: int, attempts: int) -> None:
-        tries = "" if attempts == 1 else f", as did those of its {attempts - 1} earlier attempts,"
+        earlier = f" The replicas of {attempts - 1} earlier attempts died, too." if attempts > 1 else ""
         super().__init__(
-            f"replica {replica}{tries} died during this call, after {delivered_tokens} tokens of its answer were "
-            "delivered. Drop what was delivered and send the call again."
+            f"replica {replica} died during this call, after {delivered_tokens} tokens of its answer were "
+            f"delivered.{earlier} Drop the delivered tokens and send the call again."
         )
         self.replica = replica
         self.delivered_tokens = delivered_tokens
@@ -194,7 +211,7 @@ class ReplicaLostError(CallError):
 
 
 class EngineError(WeftError):
-    """Something about the engine, its processes or its model is wrong."""
+    """An error of the engine, its processes or its model."""
 
 
 class VllmUnavailableError(EngineError, ImportError):
@@ -208,7 +225,7 @@ class VllmUnavailableError(EngineError, ImportError):
 
 
 class UnsupportedVllmError(EngineError):
-    """The installed vLLM is not one whose scheduler interface Weft was tested with."""
+    """Weft was not tested with the scheduler interface of the installed vLLM."""
 
     def __init__(self, found: str, supported: str) -> None:
         super().__init__(
@@ -219,7 +236,7 @@ class UnsupportedVllmError(EngineError):
 
 
 class ModelNotFoundError(EngineError, ValueError):
-    """The model is neither a folder here nor known to the hub."""
+    """The model is neither a folder on this machine nor known to the hub."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(
@@ -245,7 +262,7 @@ class EngineClosedError(EngineError):
 
 
 class EngineDiedError(EngineError):
-    """One of the engine's processes ended by itself; every call in flight on it fails with this."""
+    """One of the engine's processes ended by itself; every call in flight on the engine fails with this error."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(
@@ -255,7 +272,7 @@ class EngineDiedError(EngineError):
 
 
 class ReplicaError(EngineError, ValueError):
-    """There cannot be so many replicas, or there is no such replica."""
+    """The number of replicas is impossible, or a replica's name is unknown or already in use."""
 
 
 class ClusterError(EngineError):
@@ -263,13 +280,13 @@ class ClusterError(EngineError):
 
 
 class NoReplicaError(EngineError):
-    """No replica of a model has been ready for as long as one may take to start."""
+    """No replica of a model became ready within the time that starting one may take."""
 
     def __init__(self, model: str, waited_s: float, reason: str | None) -> None:
         super().__init__(
             f"no replica of {model!r} was ready within {waited_s:.0f} s"
-            f"{f' (the last one: {reason})' if reason else ''}. engine.health() says how they are; send the call "
-            "again when one is ready."
+            f"{f' (the last one: {reason})' if reason else ''}. engine.health() shows each replica's state; send the "
+            "call again when one is ready."
         )
         self.model = model
 
@@ -283,7 +300,7 @@ class SwapArgumentError(SwapError, ValueError):
 
 
 class SwapDeviceError(SwapError):
-    """CUDA is not there, or reported an error."""
+    """CUDA is missing, or reported an error."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(
@@ -293,9 +310,7 @@ class SwapDeviceError(SwapError):
 
 
 class PoolClosedError(SwapError):
-    """The host pool was closed, and its memory given back."""
+    """The host pool was closed, and its memory was released."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "this swap pool was closed and holds nothing any more; make a new weft.engine.kv_cache.HostPool."
-        )
+        super().__init__("this swap pool was closed and its memory released; make a new weft.engine.kv_cache.HostPool.")

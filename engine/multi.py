@@ -19,7 +19,7 @@ from weft.core.kv_cache.swap import SwapConfig, SwapStats
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import ProgramInfo
 from weft.core.routing.admission import Admission
-from weft.core.routing.balancer import BalancerConfig
+from weft.core.routing.config import BalancerConfig
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.engine.backends import Launcher, make_launcher
 from weft.engine.engine import DEFAULT_SWAP, Engine

@@ -1,4 +1,4 @@
-"""Back-pressure: how many calls are let in at once, when to come again, and until when a call may take."""
+"""Back-pressure: how many calls are admitted at once, when a refused call should retry, and deadlines."""
 
 from __future__ import annotations
 
@@ -10,97 +10,109 @@ from typing import Final, NamedTuple
 
 from weft.core.errors import DeadlineError, InvalidRequestError, OverloadedError
 
-_REMEMBERED: Final = 32  # departures, for the rate
-_FIRST_HINT_S: Final = 1.0  # before anything is known of the rate
-_LONGEST_HINT_S: Final = 60.0
+_WINDOW: Final = 32  # the latest departures, from which the rate of departures is estimated
+_DEFAULT_RETRY_S: Final = 1.0  # while no call has left
+_SHORTEST_GAP_S: Final = 0.001
+_LONGEST_RETRY_S: Final = 60.0
 
 
 class Admission:
-    """Lets a bounded number of calls in. May be used from any thread.
+    """Admits a bounded number of calls. May be used from any thread.
 
     Args:
-        limit: tells how many calls may be in at once; it may change. `math.inf` for no bound.
+        limit: returns how many calls may be in flight at once, `math.inf` for no bound. The value may change.
     """
 
     def __init__(self, limit: Callable[[], float] = lambda: math.inf) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._calls = 0
-        self._refused = 0  # since the last departure
-        self._departures_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._refused = 0  # calls that were refused, less one for each departure since
+        self._departures_s: deque[float] = deque(maxlen=_WINDOW)
 
     @property
     def calls(self) -> int:
-        """How many are in."""
+        """The number of admitted calls that have not left."""
         return self._calls
 
     def enter(self, now_s: float) -> None:
-        """Let a call in; `leave` ends it.
+        """Admit a call; `leave` ends it.
+
+        Args:
+            now_s: the time, in seconds of a monotonic clock.
 
         Raises:
-            OverloadedError: there are as many in as may be. `retry_after_s` says when one place more than those already
-                promised to others is likely to be free.
+            OverloadedError: the limit is reached. `retry_after_s` estimates when this call can be admitted if the calls
+                that were refused before it come back first.
         """
         with self._lock:
             limit = self._limit()
             if self._calls >= limit:
                 self._refused += 1
-                raise OverloadedError(self._calls, int(limit), self._hint_s(now_s))
+                raise OverloadedError(self._calls, int(limit), self._retry_after_s(now_s))
             self._calls += 1
 
     def leave(self, now_s: float) -> None:
-        """A call that was let in is over."""
+        """Note that an admitted call has ended."""
         with self._lock:
             self._calls -= 1
             self._refused = max(0, self._refused - 1)
             self._departures_s.append(now_s)
 
-    def _hint_s(self, now_s: float) -> float:
-        """The time between two departures, as seen lately, for each call that was sent away since."""
+    def _retry_after_s(self, now_s: float) -> float:
+        """The mean time between recent departures, times the calls that were refused and wait for a departure."""
         if not self._departures_s:
-            return _FIRST_HINT_S
+            return _DEFAULT_RETRY_S
         gap_s = (now_s - self._departures_s[0]) / len(self._departures_s)
-        return min(max(gap_s, 0.001) * self._refused, _LONGEST_HINT_S)
+        return min(max(gap_s, _SHORTEST_GAP_S) * self._refused, _LONGEST_RETRY_S)
 
 
 class Deadline(NamedTuple):
-    """When a call has to be done."""
+    """The time until which one call must finish."""
 
-    at_s: float  # of the engine's clock; infinite for never
-    allowed_s: float  # how long that was from its beginning
-    whose: str  # "call" or "program"
+    at_s: float  # seconds of the engine's clock; infinite for no deadline
+    allowed_s: float  # seconds from the start of the call, or of its program, to `at_s`
+    scope: str  # "call" or "program": the one that set the deadline
 
     def error(self, delivered_tokens: int) -> DeadlineError:
-        """What its caller is told when it passes."""
-        return DeadlineError(self.whose, self.allowed_s, delivered_tokens)
+        """The error that the caller gets when the deadline has passed.
+
+        Args:
+            delivered_tokens: output tokens that the caller has received.
+        """
+        return DeadlineError(self.scope, self.allowed_s, delivered_tokens)
 
 
 def deadline(now_s: float, call_s: float | None, program_start_s: float, program_s: float | None) -> Deadline:
-    """The earlier of a call's own deadline and its program's.
+    """Return the earlier of a call's own deadline and its program's.
 
     Args:
-        now_s: when the call begins.
-        call_s: seconds it may take, None for any.
-        program_start_s: when its program made its first call.
-        program_s: seconds the program may take from then, None for any.
+        now_s: when the call begins, in seconds of the engine's clock.
+        call_s: seconds that the call may take; None: no limit.
+        program_start_s: when the program made its first call.
+        program_s: seconds that the program may take from then on; None: no limit.
 
     Raises:
-        DeadlineError: the program's has passed already.
+        DeadlineError: the program's deadline has passed already.
     """
-    own = Deadline(now_s + call_s if call_s is not None else math.inf, call_s or math.inf, "call")
+    of_call = Deadline(now_s + call_s if call_s is not None else math.inf, call_s or math.inf, "call")
     if program_s is None:
-        return own
+        return of_call
     of_program = Deadline(program_start_s + program_s, program_s, "program")
     if of_program.at_s <= now_s:
         raise of_program.error(0)
-    return min(own, of_program)
+    return min(of_call, of_program)
 
 
 def check_timeout(value: object, what: str) -> float | None:
-    """Return a number of seconds as it stands, None for no limit.
+    """Return `value` as seconds; None means no limit.
+
+    Args:
+        value: the seconds that a request gives.
+        what: the name of the value, for the error.
 
     Raises:
-        InvalidRequestError: it is no number, or not above 0.
+        InvalidRequestError: the value is not a finite number above 0.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Where each of several replicas on one host runs: CPU cores, or GPUs, of its own."""
+"""The CPU cores, or GPUs, that each of several replicas on one host has for itself."""
 
 from __future__ import annotations
 
@@ -11,55 +11,58 @@ T = TypeVar("T")
 
 
 def share_cores(cores: Iterable[int], shares: int) -> list[tuple[int, ...]]:
-    """Disjoint sets of cores, as many in each, neighbours together.
+    """Divide cores into disjoint sets of equal size; a set has cores with neighbouring numbers.
 
     Two engines whose threads share cores spend their time waiting for each other at every OpenMP barrier.
 
     Args:
-        cores: the cores to share out; some may be left over.
+        cores: the numbers of the cores. The remainder of the division is not used.
         shares: how many sets.
 
     Returns:
-        The sets; none at all if there are fewer cores than sets.
+        The sets; an empty list if there are fewer cores than sets.
     """
     ordered = sorted(set(cores))
     size = len(ordered) // shares
     return [tuple(ordered[n * size : (n + 1) * size]) for n in range(shares)] if size else []
 
 
-def largest_share(rooms: Iterable[int], shares: int) -> int:
-    """As many cores for each of several replicas as the hosts allow, if all get the same.
+def largest_share(cores: Iterable[int], shares: int) -> int:
+    """Return the largest number of cores that each of several replicas can have, if all get the same number.
 
     Args:
-        rooms: how many cores each host has.
-        shares: how many replicas there are to be; one needs its cores on one host.
+        cores: how many cores each host has.
+        shares: how many replicas. The cores of one replica must be on one host.
 
     Returns:
-        Cores, at least 1, even if there is no room for all.
+        The number of cores, at least 1, even if the hosts cannot hold all replicas.
     """
-    found = list(rooms)
-    sizes = range(max(found, default=1), 0, -1)
-    return next((size for size in sizes if sum(room // size for room in found) >= shares), 1)
+    per_host = list(cores)
+    sizes = range(max(per_host, default=1), 0, -1)
+    return next((size for size in sizes if sum(count // size for count in per_host) >= shares), 1)
 
 
 class Assignments(Generic[T]):
-    """Hands each replica a place of its own for as long as it exists, as far as they go.
+    """Assigns each replica one resource for as long as the replica exists, until none is left.
 
     Args:
-        places: e.g. sets of cores, or the names of GPUs.
+        resources: e.g. sets of cores, or the names of GPUs.
     """
 
-    def __init__(self, places: Iterable[T]) -> None:
-        self._free = list(places)
-        self._taken: dict[EngineId, T] = {}
+    def __init__(self, resources: Iterable[T]) -> None:
+        self._free = list(resources)
+        self._assigned: dict[EngineId, T] = {}
 
-    def take(self, engine_id: EngineId) -> T | None:
-        """A replica's place, the same each time; None if there is none left, and it runs wherever it can."""
-        if engine_id not in self._taken and self._free:
-            self._taken[engine_id] = self._free.pop(0)
-        return self._taken.get(engine_id)
+    def acquire(self, engine_id: EngineId) -> T | None:
+        """Return the replica's resource, the same each time.
+
+        None means that no resource is left. The replica then runs on any core or GPU.
+        """
+        if engine_id not in self._assigned and self._free:
+            self._assigned[engine_id] = self._free.pop(0)
+        return self._assigned.get(engine_id)
 
     def release(self, engine_id: EngineId) -> None:
-        """A replica is gone for good: the next one may have its place."""
-        if engine_id in self._taken:
-            self._free.append(self._taken.pop(engine_id))
+        """Free the resource of a replica that will not be started again, for the next replica."""
+        if engine_id in self._assigned:
+            self._free.append(self._assigned.pop(engine_id))

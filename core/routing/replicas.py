@@ -1,7 +1,7 @@
-"""The replicas of one model: which can take calls, how busy each is, and when a dead one is started again.
+"""The replicas of one model: which of them take calls, how busy each is, and when a dead one is started again.
 
-A state machine without engines: the caller says what happens and passes the time in, in seconds of its monotonic clock.
-Not thread-safe: change it from one thread. `health` may be read from any.
+This is a state machine without engines. The caller reports events and passes the time, in seconds of its monotonic
+clock. It is not thread-safe: change it from one thread only. `health` may be read from any thread.
 
 ::
 
@@ -23,23 +23,23 @@ from weft.core.routing.balancer import Arrival, Balancer, EngineLoad
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life."""
+    """The state of a replica."""
 
     STARTING = "starting"  # its processes start; it takes no calls yet
-    READY = "ready"
-    DRAINING = "draining"  # it finishes what it has and is then removed
+    READY = "ready"  # it takes calls
+    DRAINING = "draining"  # it finishes its calls in flight and is then removed
     DOWN = "down"  # it died, or did not start; it is started again after a pause
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a replica that failed is left alone: longer each time it fails in a row.
+    """The pause before a failed replica is started again. The pause grows with each failure in a row.
 
     Args:
-        first_s: after the first failure.
-        factor: how much longer after each further one.
-        longest_s: at most.
-        stable_s: one that was ready for this long has its failures forgiven.
+        first_s: seconds after the first failure.
+        factor: the ratio of one pause to the pause before it.
+        longest_s: the longest pause in seconds.
+        stable_s: a replica that was ready for this many seconds starts again with the first pause.
     """
 
     first_s: float = 1.0
@@ -48,22 +48,22 @@ class Backoff:
     stable_s: float = 60.0
 
     def pause_s(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row, 1 or more."""
-        exponent = min(failures - 1, 64)  # enough for any longest_s, and no overflow
+        """Seconds to wait after this many failures in a row, 1 or more."""
+        exponent = min(failures - 1, 64)  # large enough for any longest_s; the power does not overflow
         return min(self.first_s * self.factor**exponent, self.longest_s)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHealth:
-    """How a replica is, for people and load balancers outside."""
+    """The state of a replica, shown to the user and to load balancers outside."""
 
     engine_id: EngineId
     state: ReplicaState
-    calls: int  # in flight on it, those in its queue included
-    deaths: int  # how often it died or failed to start
-    restart_in_s: float | None = None  # while it is down
-    reason: str | None = None  # of the last death
-    log: str | None = None  # the file its processes write to
+    calls: int  # in flight on the replica, running or in its queue
+    deaths: int  # how often the replica died or failed to start
+    restart_in_s: float | None = None  # seconds until the next start; None unless the replica is down
+    reason: str | None = None  # the reason of its last death
+    log: str | None = None  # the file that its processes write to
 
 
 @dataclass(slots=True)
@@ -82,9 +82,10 @@ class ReplicaSet:
     """The replicas of one model.
 
     Args:
-        balancer: chooses among those that can take a call.
-        max_calls: in flight on one replica, its queue included; a replica that has so many is passed over.
-        backoff: pauses before restarts.
+        balancer: chooses among the replicas that can take a call.
+        max_calls: the most calls in flight on one replica, running or in its queue. A replica with so many calls is not
+            offered to the balancer.
+        backoff: the pauses before restarts.
     """
 
     def __init__(self, balancer: Balancer, *, max_calls: int, backoff: Backoff | None = None) -> None:
@@ -95,15 +96,15 @@ class ReplicaSet:
 
     # -- calls
 
-    def place(self, arrival: Arrival, avoid: Collection[EngineId] = ()) -> EngineId | None:
-        """Choose a replica for a call and count the call as in flight there; end it with `leave`.
+    def dispatch(self, arrival: Arrival, avoid: Collection[EngineId] = ()) -> EngineId | None:
+        """Choose a replica for a call and count the call as in flight there, until `leave`.
 
         Args:
             arrival: the call.
-            avoid: replicas on which it failed already; taken only if there is no other.
+            avoid: replicas on which the call has failed. They are chosen only if no other replica can take the call.
 
         Returns:
-            The replica, or None if none can take a call now.
+            The replica, or None if no replica can take the call now.
         """
         able = [r for r in self._replicas.values() if r.state is ReplicaState.READY and r.calls < self._max_calls]
         able = [r for r in able if r.engine_id not in avoid] or able
@@ -114,7 +115,7 @@ class ReplicaSet:
         return chosen
 
     def leave(self, engine_id: EngineId) -> None:
-        """A call that was placed on a replica is over there, however it ended."""
+        """Note that a dispatched call has ended on its replica, with or without success."""
         replica = self._replicas.get(engine_id)
         if replica is not None:
             replica.calls -= 1
@@ -122,24 +123,34 @@ class ReplicaSet:
     # -- replicas
 
     def add(self, engine_id: EngineId) -> None:
-        """A replica is being started.
+        """Add a replica that is being started.
 
         Raises:
-            ReplicaError: there is one of this name.
+            ReplicaError: the name is in use.
         """
         if engine_id in self._replicas:
-            raise ReplicaError(f"there is a replica {engine_id} already; names of replicas are used once.")
+            raise ReplicaError(f"there is a replica {engine_id} already; give each replica its own name.")
         self._replicas[engine_id] = _Replica(engine_id)
 
     def ready(self, engine_id: EngineId, now_s: float) -> None:
-        """A replica has started. One that was drained meanwhile stays so."""
+        """Note that a replica has started. A replica that was drained meanwhile stays drained.
+
+        Raises:
+            ReplicaError: there is no such replica.
+        """
         replica = self._get(engine_id)
         replica.ready_at_s = now_s
         if replica.state is ReplicaState.STARTING:
             replica.state = ReplicaState.READY
 
     def down(self, engine_id: EngineId, reason: str, now_s: float) -> None:
-        """A replica died, or did not start. Its calls are still to leave; its programs are assigned anew."""
+        """Note that a replica died, or did not start.
+
+        The caller still reports `leave` for each of its calls. Its programs are assigned again by their next calls.
+
+        Raises:
+            ReplicaError: there is no such replica.
+        """
         replica = self._get(engine_id)
         if now_s - replica.ready_at_s >= self._backoff.stable_s:
             replica.failures = 0
@@ -153,14 +164,14 @@ class ReplicaSet:
             replica.restart_at_s = now_s + self._backoff.pause_s(replica.failures)
 
     def due(self, now_s: float) -> list[EngineId]:
-        """The replicas to start again now; they count as starting from here on."""
+        """Return the replicas to start again now. They count as starting from this call on."""
         due = [r for r in self._replicas.values() if r.state is ReplicaState.DOWN and r.restart_at_s <= now_s]
         for replica in due:
             replica.state = ReplicaState.STARTING
         return [replica.engine_id for replica in due]
 
     def drain(self, engine_id: EngineId) -> None:
-        """A replica takes no more calls; its programs are assigned anew.
+        """Give a replica no more calls. Its programs are assigned again by their next calls.
 
         Raises:
             ReplicaError: there is no such replica.
@@ -169,7 +180,7 @@ class ReplicaSet:
         self.balancer.lose_engine(engine_id)
 
     def remove(self, engine_id: EngineId) -> None:
-        """A replica is gone.
+        """Remove a replica that is gone.
 
         Raises:
             ReplicaError: there is no such replica.
@@ -181,39 +192,43 @@ class ReplicaSet:
     def _get(self, engine_id: EngineId) -> _Replica:
         replica = self._replicas.get(engine_id)
         if replica is None:
-            there = ", ".join(self._replicas) or "none"
-            raise ReplicaError(f"there is no replica {engine_id!r}; there are: {there}.")
+            known = ", ".join(self._replicas) or "none"
+            raise ReplicaError(f"there is no replica {engine_id!r}; there are: {known}.")
         return replica
 
-    # -- looking on
+    # -- reading
 
     def state(self, engine_id: EngineId) -> ReplicaState | None:
-        """A replica's state, None if it is gone."""
+        """A replica's state, None if there is no such replica."""
         replica = self._replicas.get(engine_id)
         return replica.state if replica is not None else None
 
     def calls(self, engine_id: EngineId) -> int:
-        """The calls in flight on a replica."""
+        """The number of calls in flight on a replica.
+
+        Raises:
+            ReplicaError: there is no such replica.
+        """
         return self._get(engine_id).calls
 
     @property
     def ready_count(self) -> int:
-        """How many replicas take calls."""
+        """The number of replicas that take calls."""
         return sum(replica.state is ReplicaState.READY for replica in list(self._replicas.values()))
 
     @property
     def capacity(self) -> int:
-        """How many calls may be in flight on all together; with no replica ready, as many as one would take."""
+        """The most calls in flight on all replicas together; while no replica is ready, that of one replica."""
         return self._max_calls * max(1, self.ready_count)
 
     @property
     def reason(self) -> str | None:
-        """Of the last replica that died and is not back, None if there is none."""
+        """Why the last of the replicas that are not ready died, None if none of them died."""
         reasons = [r.reason for r in self._replicas.values() if r.state is not ReplicaState.READY and r.reason]
         return reasons[-1] if reasons else None
 
     def health(self, now_s: float) -> list[ReplicaHealth]:
-        """Every replica, in the order they were added."""
+        """The health of every replica, in the order in which they were added."""
         return [
             ReplicaHealth(
                 replica.engine_id,

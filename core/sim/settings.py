@@ -8,7 +8,7 @@ from typing import Literal
 
 from weft.core.errors import SimulationError
 from weft.core.policies import PolicyConfig
-from weft.core.routing.balancer import BalancerConfig
+from weft.core.routing import BalancerConfig
 from weft.core.sim.step_time import UNIT_STEPS, StepTime
 
 

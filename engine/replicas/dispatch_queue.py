@@ -66,7 +66,7 @@ class DispatchQueue:
         while self._waiters:
             turn = self._waiters[0]
             if not turn.placed.done():
-                engine_id = self._replicas.place(turn.arrival, turn.avoid)
+                engine_id = self._replicas.dispatch(turn.arrival, turn.avoid)
                 if engine_id is None:
                     return
                 turn.placed.set_result(engine_id)

@@ -63,12 +63,12 @@ class LocalLauncher:
         from weft.engine.vllm_compat.names import current_platform
 
         environment = {}
-        device = self._devices.take(engine_id)
+        device = self._devices.acquire(engine_id)
         if device is not None:
             environment[_DEVICES_VARIABLE] = device
         if current_platform.is_cpu():
             ranks = share_cores(
-                self._cores.take(engine_id) or (), arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+                self._cores.acquire(engine_id) or (), arguments.tensor_parallel_size * arguments.pipeline_parallel_size
             )
             if ranks:
                 environment[CORES_VARIABLE] = "|".join(",".join(map(str, cores)) for cores in ranks)

@@ -15,7 +15,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.process_table import Account, ProcessTable, ProgramRow, ProgramState
 from weft.core.program import Program
 from weft.core.program.decorator import program
-from weft.core.routing.balancer import BalancerConfig
+from weft.core.routing import BalancerConfig
 
 if TYPE_CHECKING:
     from weft.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""The error tree: as documented, caught as documented, and saying what to do."""
+"""The error tree: classes as documented, and messages that say what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.core.errors import WeftError
 
 
 class Entry(NamedTuple):
-    """A line of the tree in the docstring of `errors`."""
+    """One line of the tree in the docstring of `errors`."""
 
     name: str
     parent: str | None
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 def documented() -> list[Entry]:
-    """The tree in the module's docstring."""
+    """Return the tree in the module's docstring."""
     assert errors.__doc__ is not None
     block = errors.__doc__.split("::\n", 1)[1].split("\nThe errors that", 1)[0]
     path: list[str] = []
@@ -45,18 +45,30 @@ CLASSES = {
     if inspect.isclass(cls) and issubclass(cls, BaseException) and cls.__module__ == errors.__name__
 }
 
-# One of each error that writes its own message, with a piece of what happened and a piece of what to do.
+# One of each error that writes its own message, with a part that says what happened and a part that says what to do.
 MESSAGES = [
-    (errors.ProgramParameterError("answer"), "answer() has no parameter", "Give it exactly one"),
+    (errors.ProgramParameterError("answer"), "answer() has no parameter", "Give the function exactly one"),
     (errors.ProgramParameterError("answer", "has 2"), "answer() has 2", "callers do not pass it"),
-    (errors.ProgramEndedError("prog-1", "answer"), "'answer' (prog-1) has ended", "Await what it starts before"),
+    (
+        errors.ProgramEndedError("prog-1", "answer"),
+        "'answer' (prog-1) has ended",
+        "Await every task that the program starts before",
+    ),
     (errors.ProgramEngineError("prog-1", "answer"), "'answer' (prog-1) already runs", "use the same engine"),
     (errors.ContextLengthError("9 tokens > 8."), "9 tokens > 8.", "Shorten the prompt"),
     (errors.UnknownModelError("gpt", ["a", "b"]), "'gpt' is not served here", "Name one of these"),
-    (errors.OverloadedError(9, 8, 0.25), "9 calls are in flight, 8 may be", "again in 0.25 s"),
-    (errors.DeadlineError("program", 60, 7), "within 60 s, and the call was aborted after 7", "give it more time"),
+    (errors.OverloadedError(9, 8, 0.25), "9 calls are in flight, at most 8 are admitted", "again in 0.25 s"),
+    (
+        errors.DeadlineError("program", 60, 7),
+        "within 60 s, and the call was aborted after 7",
+        "give the program more time",
+    ),
     (errors.ReplicaLostError("engine-0/1", 7, 1), "engine-0/1 died during this call, after 7", "send the call again"),
-    (errors.ReplicaLostError("engine-0/1", 0, 3), "2 earlier attempts, died", "send the call again"),
+    (
+        errors.ReplicaLostError("engine-0/1", 0, 3),
+        "The replicas of 2 earlier attempts died, too",
+        "send the call again",
+    ),
     (errors.NoReplicaError("a", 60, "exit code 1"), "ready within 60 s (the last one: exit code 1)", "engine.health()"),
     (errors.NoReplicaError("a", 60, None), "ready within 60 s. engine", "send the call again"),
     (errors.VllmUnavailableError("No module"), "cannot be imported (No module)", "pip install 'weft[cpu]'"),
@@ -66,12 +78,12 @@ MESSAGES = [
     (errors.EngineDiedError("code 9"), "ended unexpectedly (code 9).", "engine.shutdown()"),
     (errors.EngineDiedError(), "ended unexpectedly. Its", "start a new one"),
     (errors.SwapDeviceError("out of memory"), "CUDA failed (out of memory)", "start a new one"),
-    (errors.PoolClosedError(), "was closed", "make a new weft.engine.kv_cache.HostPool"),
+    (errors.PoolClosedError(), "was closed and its memory released", "make a new weft.engine.kv_cache.HostPool"),
 ]
 
 
 def test_the_docstring_lists_every_error() -> None:
-    """The documented tree has each error class of the module once, and no other."""
+    """The documented tree names each error class of the module once, and no other class."""
     names = [entry.name for entry in TREE]
     assert sorted(names) == sorted(CLASSES)
     assert TREE[0] == Entry("WeftError", None, None)
@@ -79,7 +91,7 @@ def test_the_docstring_lists_every_error() -> None:
 
 @pytest.mark.parametrize("entry", TREE[1:], ids=lambda entry: entry.name)
 def test_the_docstring_tree_is_the_class_tree(entry: Entry) -> None:
-    """Each error derives from the error above it in the tree and, where the tree says so, from a built-in one."""
+    """Each error derives from the error above it in the tree and, where the tree says so, from a built-in error."""
     own = [base.__name__ for base in CLASSES[entry.name].__bases__ if base.__name__ in CLASSES]
     foreign = [base.__name__ for base in CLASSES[entry.name].__bases__ if base.__name__ not in CLASSES]
     assert own == [entry.parent]
@@ -87,8 +99,8 @@ def test_the_docstring_tree_is_the_class_tree(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", [entry for entry in TREE if entry.builtin], ids=lambda entry: entry.name)
-def test_errors_that_are_built_in_too_are_caught_as_such(entry: Entry) -> None:
-    """Code that expects the built-in exception catches ours; so does `except WeftError`."""
+def test_errors_that_are_also_built_in_are_caught_as_built_in(entry: Entry) -> None:
+    """Code that expects the built-in exception catches Weft's error. `except WeftError` catches it as well."""
     builtin = getattr(builtins, str(entry.builtin))
     error = next((each for each, _, _ in MESSAGES if type(each).__name__ == entry.name), None)
     with pytest.raises(builtin) as caught:
@@ -96,14 +108,14 @@ def test_errors_that_are_built_in_too_are_caught_as_such(entry: Entry) -> None:
     assert isinstance(caught.value, WeftError)
 
 
-def test_a_longer_prompt_than_the_context_is_a_value_error_too() -> None:
-    """An error below one that is a built-in is that built-in as well."""
+def test_a_prompt_longer_than_the_context_is_also_a_value_error() -> None:
+    """An error whose parent is a built-in error is that built-in error as well."""
     assert issubclass(errors.ContextLengthError, ValueError)
 
 
 @pytest.mark.parametrize(("error", "happened", "advice"), MESSAGES, ids=lambda value: type(value).__name__)
 def test_messages_say_what_happened_and_what_to_do(error: WeftError, happened: str, advice: str) -> None:
-    """A message names the thing it is about and ends in an instruction, as one readable paragraph."""
+    """A message is one paragraph that names its subject and ends with an instruction."""
     message = str(error)
     assert happened in message
     assert advice in message
@@ -113,14 +125,14 @@ def test_messages_say_what_happened_and_what_to_do(error: WeftError, happened: s
 
 
 def test_every_error_that_writes_its_message_is_checked_here() -> None:
-    """No class with a message of its own is missing from the samples above."""
+    """Each class with its own message has a sample above."""
     writers = {name for name, cls in CLASSES.items() if "__init__" in vars(cls)}
     assert writers == {type(error).__name__ for error, _, _ in MESSAGES}
 
 
 @pytest.mark.parametrize("error", [error for error, _, _ in MESSAGES], ids=lambda error: type(error).__name__)
 def test_errors_cross_processes(error: WeftError) -> None:
-    """An error that is pickled, as by a process pool, or copied is the same error with the same message."""
+    """A copied error, or one that a process pool has pickled, has the same type, message and attributes."""
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301 - pickled one line above
         assert type(twin) is type(error)
         assert str(twin) == str(error)

@@ -234,7 +234,7 @@ async def test_returning_aborts_what_is_in_flight(engine: weft.Engine) -> None:
     late: list[asyncio.Task[Any]] = []
     assert await returns_early(engine, late) == "done"
     assert len(engine.table) == 0
-    with pytest.raises(ProgramEndedError, match="Await what it starts"):
+    with pytest.raises(ProgramEndedError, match="Await every task that the program starts"):
         await late[0]
     assert await settled(engine) == 0
     assert last_state(engine) is weft.ProgramState.FINISHED

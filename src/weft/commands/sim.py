@@ -48,7 +48,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Simulate engines that serve the programs of a trace."""
-    from weft.core.routing.balancer import BalancerConfig
+    from weft.core.routing import BalancerConfig
     from weft.core.trace.format import read
     from weft.views.gantt import MOST_CALLS
     from weft.views.gantt import gantt as draw

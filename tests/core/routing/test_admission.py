@@ -13,18 +13,20 @@ from weft.core.routing.admission import Admission, check_timeout, deadline
 
 
 def refused(admission: Admission, now_s: float) -> float:
-    """The hint of a call that is sent away."""
+    """Return the `retry_after_s` of a call that is refused."""
     with pytest.raises(OverloadedError) as caught:
         admission.enter(now_s)
     return caught.value.retry_after_s
 
 
-def test_no_more_than_the_limit_are_let_in() -> None:
-    """And one more for each that leaves."""
+def test_no_more_calls_than_the_limit_are_admitted() -> None:
+    """For each call that leaves, one more is admitted."""
     admission = Admission(lambda: 2)
     admission.enter(0.0)
     admission.enter(0.0)
-    with pytest.raises(OverloadedError, match=r"2 calls are in flight, 2 may be\. Send the call again in 1 s"):
+    with pytest.raises(
+        OverloadedError, match=r"2 calls are in flight, at most 2 are admitted\. Send the call again in 1 s"
+    ):
         admission.enter(0.0)
     admission.leave(1.0)
     admission.enter(1.0)
@@ -32,8 +34,8 @@ def test_no_more_than_the_limit_are_let_in() -> None:
     refused(admission, 1.0)
 
 
-def test_the_limit_may_move() -> None:
-    """With a replica less, nobody is thrown out, and nobody is let in until enough have left."""
+def test_the_limit_may_change() -> None:
+    """When the limit falls, no call is ended, and none is admitted until enough calls have left."""
     limit = 3
     admission = Admission(lambda: limit)
     for _ in range(3):
@@ -48,15 +50,15 @@ def test_the_limit_may_move() -> None:
 
 
 def test_by_default_there_is_no_bound() -> None:
-    """A single engine queues what comes."""
+    """A single engine queues every call."""
     admission = Admission()
     for _ in range(5000):
         admission.enter(0.0)
     assert admission.calls == 5000
 
 
-def test_the_hint_is_the_time_between_departures() -> None:
-    """Ten calls left, one every half second: the first one turned away comes again in half a second, the next later."""
+def test_retry_after_is_the_time_between_departures() -> None:
+    """Calls leave every half second: the first refused call retries after half a second, the next ones later."""
     admission = Admission(lambda: 10)
     for _ in range(20):
         if admission.calls < 10:
@@ -71,8 +73,8 @@ def test_the_hint_is_the_time_between_departures() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1000)), max_size=200))
-def test_the_hint_is_always_a_sensible_number(steps: list[tuple[bool, float]]) -> None:
-    """Above 0 and at most a minute, whatever happened when; and the count is right."""
+def test_retry_after_is_always_between_0_and_a_minute(steps: list[tuple[bool, float]]) -> None:
+    """This holds after any sequence of events, and the number of admitted calls is right."""
     admission, inside, now_s = Admission(lambda: 3), 0, 0.0
     for enters, seconds in steps:
         now_s += seconds
@@ -88,7 +90,7 @@ def test_the_hint_is_always_a_sensible_number(steps: list[tuple[bool, float]]) -
 
 
 def test_the_earlier_deadline_counts() -> None:
-    """The call's own or its program's, and the error says whose it was."""
+    """The result is the call's own deadline or its program's, and its scope says which."""
     assert deadline(10.0, 5.0, 0.0, 100.0) == (15.0, 5.0, "call")
     assert deadline(10.0, 5.0, 0.0, 12.0) == (12.0, 12.0, "program")
     assert deadline(10.0, None, 0.0, 12.0).at_s == 12.0
@@ -96,13 +98,13 @@ def test_the_earlier_deadline_counts() -> None:
 
 
 def test_a_program_that_is_out_of_time_begins_no_call() -> None:
-    """At the very instant, too."""
+    """This holds from the instant of the deadline on."""
     with pytest.raises(DeadlineError, match="the program was not done within 10 s"):
         deadline(10.0, 5.0, 0.0, 10.0)
 
 
-def test_a_passed_deadline_tells_how_much_was_delivered() -> None:
-    """It is a TimeoutError as well."""
+def test_the_error_of_a_passed_deadline_says_how_much_was_delivered() -> None:
+    """The error is a TimeoutError as well."""
     error = deadline(0.0, 2.5, 0.0, None).error(42)
     assert isinstance(error, TimeoutError)
     assert error.delivered_tokens == 42
@@ -110,13 +112,13 @@ def test_a_passed_deadline_tells_how_much_was_delivered() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "5", [1]])
-def test_a_timeout_that_makes_no_sense_is_refused(value: object) -> None:
-    """By the name it was given under."""
+def test_an_invalid_timeout_is_refused(value: object) -> None:
+    """The error names the parameter."""
     with pytest.raises(InvalidRequestError, match="timeout_s must be a number of seconds above 0"):
         check_timeout(value, "timeout_s")
 
 
 def test_a_timeout_may_be_left_out() -> None:
-    """None is no limit, and whole seconds are as good as others."""
+    """None means no limit, and whole seconds are converted to float."""
     assert check_timeout(None, "timeout_s") is None
     assert check_timeout(3, "timeout_s") == 3.0

@@ -1,4 +1,4 @@
-"""Balancers: Algorithm 2 line by line, its baselines, and what holds whatever comes and goes."""
+"""Balancers: Algorithm 2 line by line, its baselines, and invariants under any sequence of events."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, ProgramId, SessionId
-from weft.core.routing.balancer import (
+from weft.core.routing import (
     BALANCERS,
     Affinity,
     Arrival,
@@ -36,7 +35,7 @@ def loads(**calls: int) -> list[EngineLoad]:
 
 
 def test_a_short_call_goes_to_the_least_used_engine_and_assigns_nothing() -> None:
-    """Algorithm 2 lines 2-3: 2048 tokens are still short, and the program stays unassigned."""
+    """Algorithm 2 lines 2-3: a prompt of 2048 tokens is still short, and its program stays unassigned."""
     balancer = Locality()
     assert balancer.choose(arrival(tokens=SHORT), loads(a=1, b=0)) == B
     assert balancer.choose(arrival(tokens=SHORT), loads(a=0, b=1)) == A
@@ -44,7 +43,7 @@ def test_a_short_call_goes_to_the_least_used_engine_and_assigns_nothing() -> Non
 
 
 def test_a_long_call_goes_to_its_programs_engine_however_busy() -> None:
-    """Lines 5-10: assigned to the least used engine first, and back to it ever after."""
+    """Lines 5-10: the first long call assigns the program to the least used engine; all later ones go there."""
     balancer = Locality()
     assert balancer.choose(arrival(), loads(a=5, b=4)) == B
     assert balancer.choose(arrival(), loads(a=0, b=50)) == B
@@ -53,7 +52,7 @@ def test_a_long_call_goes_to_its_programs_engine_however_busy() -> None:
 
 
 def test_a_short_call_of_an_assigned_program_still_goes_to_the_least_used() -> None:
-    """Line 2 comes first, whatever the table says."""
+    """Line 2 comes first: the program's assignment does not count for a short call."""
     balancer = Locality()
     balancer.choose(arrival(), loads(a=0, b=9))
     assert balancer.choose(arrival(tokens=SHORT), loads(a=1, b=0)) == B
@@ -61,29 +60,29 @@ def test_a_short_call_of_an_assigned_program_still_goes_to_the_least_used() -> N
 
 
 def test_the_threshold_is_configurable() -> None:
-    """With a threshold of 0 tokens every call is long."""
+    """With a threshold of 0 tokens, every call is long."""
     balancer = BalancerConfig("locality", threshold_tokens=0).make()
     assert balancer.choose(arrival(tokens=1), loads(a=0, b=1)) == A
     assert balancer.choose(arrival(tokens=1), loads(a=9, b=0)) == A
 
 
-def test_programs_that_come_to_idle_engines_are_spread() -> None:
-    """Ties go to the engine that was chosen longest ago, not always to the first."""
+def test_programs_that_arrive_at_idle_engines_are_spread() -> None:
+    """A tie goes to the engine that was chosen longest ago, not always to the first engine."""
     balancer = Locality()
     chosen = [balancer.choose(arrival(f"p{n}"), loads(a=0, b=0, c=0)) for n in range(6)]
     assert chosen == [A, B, C, A, B, C]
 
 
 def test_a_full_engine_keeps_its_programs() -> None:
-    """An engine that is left out for a moment gets the program's next call."""
+    """An engine that is left out once gets the program's next call."""
     balancer = Locality()
     balancer.choose(arrival(), loads(a=0, b=1))
     assert balancer.choose(arrival(), loads(b=1)) == B
     assert balancer.choose(arrival(), loads(a=7, b=1)) == A
 
 
-def test_a_lost_engines_programs_are_assigned_anew() -> None:
-    """And stay on the new engine when the old one comes back."""
+def test_a_lost_engines_programs_are_assigned_again() -> None:
+    """They stay on the new engine when the lost engine comes back."""
     balancer = Locality()
     balancer.choose(arrival(), loads(a=0, b=1))
     balancer.lose_engine(A)
@@ -91,8 +90,8 @@ def test_a_lost_engines_programs_are_assigned_anew() -> None:
     assert balancer.choose(arrival(), loads(a=0, b=1)) == B
 
 
-def test_round_robin_takes_turns_whatever_the_load() -> None:
-    """In order, also when an engine joins or leaves."""
+def test_round_robin_ignores_the_load() -> None:
+    """Engines are chosen in order, also when an engine joins or leaves."""
     balancer = RoundRobin()
     assert [balancer.choose(arrival(), loads(a=9, b=0)) for _ in range(4)] == [A, B, A, B]
     assert [balancer.choose(arrival(), loads(a=9, b=0, c=0)) for _ in range(4)] == [C, A, B, C]
@@ -100,13 +99,13 @@ def test_round_robin_takes_turns_whatever_the_load() -> None:
 
 
 def test_least_used_goes_by_load_alone() -> None:
-    """A program's earlier engine does not count."""
+    """The engine of a program's earlier calls does not count."""
     balancer = LeastUsed()
     assert [balancer.choose(arrival(), loads(a=a, b=1)) for a in (0, 2, 0)] == [A, B, A]
 
 
 def test_affinity_holds_a_session_until_its_engine_is_overloaded() -> None:
-    """Up to twice the least loaded it stays; beyond, it moves for good."""
+    """A session stays while its engine has up to twice the calls of the least loaded; beyond, it moves for good."""
     balancer = Affinity()
     assert balancer.choose(arrival(tokens=1), loads(a=3, b=4)) == A
     assert balancer.choose(arrival("other", tokens=1), loads(a=8, b=4)) == A
@@ -115,14 +114,14 @@ def test_affinity_holds_a_session_until_its_engine_is_overloaded() -> None:
     assert balancer.assigned(SessionId("s")) == B
 
 
-def test_affinity_lets_a_session_have_parallel_calls_beside_an_idle_engine() -> None:
-    """An idle engine counts as one call: a session of two calls at once is not torn apart."""
+def test_affinity_keeps_parallel_calls_of_a_session_together_while_another_engine_is_idle() -> None:
+    """An idle engine counts as having one call, so two calls of one session at once stay on one engine."""
     balancer = Affinity()
     assert [balancer.choose(arrival(), loads(a=calls, b=0)) for calls in (0, 1, 2, 3)] == [A, A, A, B]
 
 
-def test_what_has_ended_is_forgotten() -> None:
-    """Programs of locality and sessions of affinity leave nothing behind."""
+def test_ended_programs_and_sessions_are_forgotten() -> None:
+    """Locality keeps nothing of an ended program, and affinity nothing of an ended session."""
     locality, affinity = Locality(), Affinity()
     for balancer in (locality, affinity):
         balancer.choose(arrival(), loads(a=0))
@@ -133,35 +132,14 @@ def test_what_has_ended_is_forgotten() -> None:
 
 @pytest.mark.parametrize("name", BALANCERS)
 def test_no_engine_at_all_is_an_error(name: str) -> None:
-    """The caller has to wait or to refuse; a balancer cannot."""
+    """Only the caller can wait or refuse the call; a balancer cannot."""
     with pytest.raises(ValueError, match="no engine"):
         BalancerConfig(name).make().choose(arrival(), [])
 
 
-@pytest.mark.parametrize("name", BALANCERS)
-def test_each_name_makes_its_balancer(name: str) -> None:
-    """The configuration's names are the classes'."""
-    assert BalancerConfig(name).make().name == name
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"name": "random"}, "unknown balancer 'random'; there are locality"),
-        ({"threshold_tokens": -1}, "threshold_tokens must be 0 or more, not -1"),
-        ({"load_ratio": 0.5}, "load_ratio must be a finite number, 1 or more, not 0.5"),
-        ({"load_ratio": float("nan")}, "load_ratio must be"),
-    ],
-)
-def test_senseless_values_are_refused(wrong: dict[str, object], message: str) -> None:
-    """Each says which value, and what it may be."""
-    with pytest.raises(BalancerError, match=message):
-        BalancerConfig(**wrong)  # type: ignore[arg-type]
-
-
 @given(st.data(), st.sampled_from(BALANCERS))
 def test_the_same_calls_get_the_same_engines(data: st.DataObject, name: str) -> None:
-    """No hidden randomness: two balancers that see the same choose the same."""
+    """There is no hidden randomness: two balancers that see the same calls choose the same engines."""
     seen = data.draw(
         st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4000), st.lists(st.integers(0, 9), min_size=1)))
     )
@@ -173,17 +151,17 @@ def test_the_same_calls_get_the_same_engines(data: st.DataObject, name: str) -> 
 
 
 class BalancerMachine(RuleBasedStateMachine):
-    """Any balancer, with engines and programs that come and go, against what Algorithm 2 and eq. 7 demand."""
+    """Any balancer, with engines and programs that come and go, checked against Algorithm 2 and eq. 7."""
 
-    make: BalancerConfig
+    config: BalancerConfig
 
     def __init__(self) -> None:
         super().__init__()
-        self.balancer: Balancer = self.make.make()
+        self.balancer: Balancer = self.config.make()
         self.calls: Counter[EngineId] = Counter()
         self.engines: list[EngineId] = [A, B]
         self.added = 0
-        self.home: dict[str, EngineId] = {}  # where each program, or session, was sent by the rules of the paper
+        self.expected: dict[str, EngineId] = {}  # the engine of each program, or session, by the rules of the paper
 
     def key(self, program: int) -> str:
         return f"s{program % 2}" if self.balancer.name == "affinity" else f"p{program}"
@@ -197,18 +175,18 @@ class BalancerMachine(RuleBasedStateMachine):
         by_engine = dict(offered)
         assert chosen in by_engine
         least = min(by_engine.values())
-        home = self.home.get(self.key(program))
+        expected = self.expected.get(self.key(program))
         if self.balancer.name == "least_used" or (self.balancer.name == "locality" and tokens <= SHORT):
             assert by_engine[chosen] == least
         elif self.balancer.name == "locality":
-            assert chosen == home if home in by_engine else by_engine[chosen] == least
-            self.home.setdefault(self.key(program), chosen)
+            assert chosen == expected if expected in by_engine else by_engine[chosen] == least
+            self.expected.setdefault(self.key(program), chosen)
         elif self.balancer.name == "affinity":
-            if home in by_engine and by_engine[home] <= 2 * max(1, least):
-                assert chosen == home
+            if expected in by_engine and by_engine[expected] <= 2 * max(1, least):
+                assert chosen == expected
             else:
                 assert by_engine[chosen] == least
-            self.home[self.key(program)] = chosen
+            self.expected[self.key(program)] = chosen
         self.calls[chosen] += 1
 
     @rule(index=st.integers(0, 9))
@@ -227,7 +205,7 @@ class BalancerMachine(RuleBasedStateMachine):
         lost = self.engines[index % len(self.engines)]
         self.balancer.lose_engine(lost)
         self.calls[lost] = 0
-        self.home = {key: engine for key, engine in self.home.items() if engine != lost}
+        self.expected = {key: engine for key, engine in self.expected.items() if engine != lost}
         if not returns:
             self.engines.remove(lost)
 
@@ -235,18 +213,18 @@ class BalancerMachine(RuleBasedStateMachine):
     def end(self, program: int) -> None:
         self.balancer.end_program(ProgramId(f"p{program}"))
         self.balancer.end_session(SessionId(f"s{program % 2}"))
-        self.home.pop(self.key(program), None)
+        self.expected.pop(self.key(program), None)
 
     @invariant()
-    def remembers_no_more_than_there_is(self) -> None:
+    def remembers_only_live_programs_and_sessions(self) -> None:
         if isinstance(self.balancer, Locality | Affinity):
-            assert len(self.balancer) == len(self.home)
+            assert len(self.balancer) == len(self.expected)
 
 
 @pytest.mark.parametrize("name", BALANCERS)
-def test_whatever_comes_and_goes(name: str) -> None:
-    """Each call goes where its rule says, among the engines that are offered, and nothing is remembered for ever."""
-    machine = type(f"Machine_{name}", (BalancerMachine,), {"make": BalancerConfig(name)})
+def test_any_sequence_of_events(name: str) -> None:
+    """Each call goes to the engine that the rule demands, and ended programs and sessions are forgotten."""
+    machine = type(f"Machine_{name}", (BalancerMachine,), {"config": BalancerConfig(name)})
     case = machine.TestCase
     case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
     case("runTest").runTest()

@@ -1,4 +1,4 @@
-"""Cores and GPUs of their own for replicas."""
+"""Cores and GPUs that each replica has for itself."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
     ],
 )
 def test_cores_are_shared_out(cores: range | list[int], shares: int, expected: list[tuple[int, ...]]) -> None:
-    """As many to each; too few for all, and nobody gets any."""
+    """Each replica gets the same number of cores; if there are fewer cores than replicas, no replica gets any."""
     assert share_cores(cores, shares) == expected
 
 
 @given(st.sets(st.integers(0, 500), max_size=100), st.integers(1, 20))
 def test_no_core_is_given_twice(cores: set[int], shares: int) -> None:
-    """And none that is not there."""
+    """Every core that is given is one of the cores of the host."""
     given_out = [core for share in share_cores(cores, shares) for core in share]
     assert len(given_out) == len(set(given_out))
     assert set(given_out) <= cores
 
 
 @pytest.mark.parametrize(
-    ("rooms", "shares", "expected"),
+    ("cores", "shares", "expected"),
     [([16, 16], 2, 16), ([16, 16], 3, 8), ([16, 4], 3, 5), ([1, 1, 0], 2, 1), ([1], 3, 1), ([], 1, 1)],
 )
-def test_the_largest_equal_share(rooms: list[int], shares: int, expected: int) -> None:
-    """Whole replicas only: what is left on one host helps no other."""
-    assert largest_share(rooms, shares) == expected
+def test_the_largest_equal_share(cores: list[int], shares: int, expected: int) -> None:
+    """A replica is on one host: the cores left on one host are no help to another."""
+    assert largest_share(cores, shares) == expected
 
 
-def test_a_replica_keeps_its_place() -> None:
-    """Also over a restart; one too many gets none."""
-    places = Assignments(["gpu0", "gpu1"])
-    assert [places.take(A), places.take(B), places.take(C)] == ["gpu0", "gpu1", None]
-    assert places.take(A) == "gpu0"
+def test_a_replica_keeps_its_resource() -> None:
+    """It keeps the resource over a restart; the third replica of two resources gets none."""
+    assignments = Assignments(["gpu0", "gpu1"])
+    assert [assignments.acquire(A), assignments.acquire(B), assignments.acquire(C)] == ["gpu0", "gpu1", None]
+    assert assignments.acquire(A) == "gpu0"
 
 
-def test_the_place_of_a_removed_replica_goes_to_the_next() -> None:
-    """Once."""
-    places = Assignments(["gpu0", "gpu1"])
-    places.take(A)
-    places.take(B)
-    places.release(A)
-    places.release(A)
-    places.release(C)
-    assert places.take(C) == "gpu0"
-    assert places.take(A) is None
+def test_the_resource_of_a_removed_replica_goes_to_the_next() -> None:
+    """A second release of the same replica frees nothing."""
+    assignments = Assignments(["gpu0", "gpu1"])
+    assignments.acquire(A)
+    assignments.acquire(B)
+    assignments.release(A)
+    assignments.release(A)
+    assignments.release(C)
+    assert assignments.acquire(C) == "gpu0"
+    assert assignments.acquire(A) is None

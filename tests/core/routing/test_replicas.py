@@ -1,4 +1,4 @@
-"""Replicas that come and go: who is offered to the balancer, who is started again and when."""
+"""Replicas that come and go: which are offered to the balancer, and which are started again and when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.core.errors import ReplicaError
 from weft.core.ids import EngineId, ProgramId, SessionId
-from weft.core.routing.balancer import BALANCERS, Arrival, BalancerConfig, LeastUsed, Locality
+from weft.core.routing import BALANCERS, Arrival, BalancerConfig, LeastUsed, Locality
 from weft.core.routing.replicas import Backoff, ReplicaSet, ReplicaState
 
 A, B = EngineId("a"), EngineId("b")
@@ -19,7 +19,7 @@ CALL = Arrival(ProgramId("p"), SessionId("s"), 5000)
 
 
 def ready(*names: EngineId, max_calls: int = 10, locality: bool = False) -> ReplicaSet:
-    """A set whose replicas are all ready since second 0."""
+    """Return a set whose replicas are all ready since second 0."""
     replicas = ReplicaSet(Locality() if locality else LeastUsed(), max_calls=max_calls)
     for name in names:
         replicas.add(name)
@@ -28,55 +28,55 @@ def ready(*names: EngineId, max_calls: int = 10, locality: bool = False) -> Repl
 
 
 def test_only_ready_replicas_get_calls() -> None:
-    """Not one that starts, drains or is down; with none left, None."""
+    """A replica that starts, drains or is down gets none; the result is None if no replica is ready."""
     replicas = ready(A, B)
     replicas.add(EngineId("starting"))
     replicas.drain(B)
-    assert [replicas.place(CALL) for _ in range(3)] == [A, A, A]
+    assert [replicas.dispatch(CALL) for _ in range(3)] == [A, A, A]
     replicas.down(A, "killed", 5.0)
-    assert replicas.place(CALL) is None
+    assert replicas.dispatch(CALL) is None
 
 
 def test_least_used_counts_what_is_in_flight() -> None:
-    """From the moment a call is placed to the moment it leaves, queued or running."""
+    """A call counts from its dispatch until it leaves, queued or running."""
     replicas = ready(A, B)
-    assert [replicas.place(CALL) for _ in range(4)] == [A, B, A, B]
+    assert [replicas.dispatch(CALL) for _ in range(4)] == [A, B, A, B]
     replicas.leave(B)
     replicas.leave(B)
-    assert [replicas.place(CALL) for _ in range(2)] == [B, B]
+    assert [replicas.dispatch(CALL) for _ in range(2)] == [B, B]
 
 
 def test_a_full_replica_is_passed_over_and_keeps_its_programs() -> None:
-    """Its queue is bounded; when there is room again the program comes back."""
+    """The queue of a replica is bounded; the program comes back once a call has left."""
     replicas = ready(A, B, max_calls=2, locality=True)
-    assert [replicas.place(CALL) for _ in range(5)] == [A, A, B, B, None]
+    assert [replicas.dispatch(CALL) for _ in range(5)] == [A, A, B, B, None]
     replicas.leave(A)
-    assert replicas.place(CALL) == A
+    assert replicas.dispatch(CALL) == A
 
 
 def test_a_retry_avoids_the_replica_it_failed_on_unless_there_is_no_other() -> None:
-    """The one that died may be back already."""
+    """The replica that died may be ready again already."""
     replicas = ready(A, B)
-    assert replicas.place(CALL, avoid={A}) == B
-    assert replicas.place(CALL, avoid={A}) == B
+    assert replicas.dispatch(CALL, avoid={A}) == B
+    assert replicas.dispatch(CALL, avoid={A}) == B
     replicas.down(B, "killed", 1.0)
-    assert replicas.place(CALL, avoid={A}) == A
+    assert replicas.dispatch(CALL, avoid={A}) == A
 
 
-def test_a_dead_replicas_programs_are_assigned_anew_and_stay() -> None:
-    """Also after it is back: their KV is on the other one now."""
+def test_a_dead_replicas_programs_are_assigned_again_and_stay() -> None:
+    """They stay when the dead replica is back, because their KV is on the other replica now."""
     replicas = ready(A, B, locality=True)
-    assert replicas.place(CALL) == A
+    assert replicas.dispatch(CALL) == A
     replicas.down(A, "killed", 1.0)
     replicas.leave(A)
-    assert replicas.place(CALL) == B
+    assert replicas.dispatch(CALL) == B
     assert replicas.due(100.0) == [A]
     replicas.ready(A, 100.0)
-    assert replicas.place(CALL) == B
+    assert replicas.dispatch(CALL) == B
 
 
 def test_pauses_grow_with_failures_in_a_row_and_are_forgiven() -> None:
-    """1, 2, 4 s …; after a minute of health it begins with 1 s again."""
+    """The pauses are 1, 2, 4 s …; after a minute of being ready they begin with 1 s again."""
     replicas = ready(A)
     now_s, pauses = 0.0, []
     for healthy_s in (1.0, 0.0, 59.0, 60.0, 1.0):
@@ -94,7 +94,7 @@ def test_pauses_grow_with_failures_in_a_row_and_are_forgiven() -> None:
 
 
 def test_a_start_that_fails_counts_as_a_failure() -> None:
-    """It never was ready, so nothing is forgiven."""
+    """The replica never was ready, so its failures still count."""
     replicas = ReplicaSet(LeastUsed(), max_calls=1)
     replicas.add(A)
     for failures, now_s in ((1, 0.0), (2, 1000.0), (3, 2000.0)):
@@ -107,13 +107,13 @@ def test_a_start_that_fails_counts_as_a_failure() -> None:
 
 @given(st.integers(1, 10_000))
 def test_pauses_are_bounded(failures: int) -> None:
-    """However often it failed, a finite pause of at most a minute, never shorter than the one before."""
+    """After any number of failures the pause is at most a minute, and not shorter than the pause before."""
     backoff = Backoff()
     assert backoff.pause_s(failures) <= backoff.pause_s(failures + 1) <= 60
 
 
 def test_a_replica_that_drains_is_never_restarted() -> None:
-    """Neither when it dies nor when its start is over only now."""
+    """This holds when the replica dies, and when its start completes after the drain."""
     replicas = ready(A, B)
     replicas.drain(A)
     replicas.down(A, "killed", 1.0)
@@ -122,23 +122,23 @@ def test_a_replica_that_drains_is_never_restarted() -> None:
     assert replicas.state(A) is ReplicaState.DRAINING
     replicas.remove(A)
     assert replicas.state(A) is None
-    replicas.leave(A)  # a call that was slow to notice
+    replicas.leave(A)  # a call that ends after its replica was removed
     assert len(replicas) == 1
 
 
-def test_the_programs_of_a_draining_replica_are_assigned_anew() -> None:
-    """Their next calls stay together on another one, although a third is idle."""
+def test_the_programs_of_a_draining_replica_are_assigned_again() -> None:
+    """Their next calls stay together on another replica, although a third replica is idle."""
     replicas = ready(A, B, locality=True)
-    assert replicas.place(CALL) == A
+    assert replicas.dispatch(CALL) == A
     replicas.drain(A)
-    assert replicas.place(CALL) == B
+    assert replicas.dispatch(CALL) == B
     replicas.add(EngineId("c"))
     replicas.ready(EngineId("c"), 1.0)
-    assert replicas.place(CALL) == B
+    assert replicas.dispatch(CALL) == B
 
 
 def test_wrong_names_are_refused() -> None:
-    """With the names there are."""
+    """The error lists the names of the replicas."""
     replicas = ready(A)
     with pytest.raises(ReplicaError, match="there is a replica a already"):
         replicas.add(A)
@@ -148,7 +148,7 @@ def test_wrong_names_are_refused() -> None:
 
 
 def test_capacity_follows_the_replicas_that_are_ready() -> None:
-    """With none, as many calls as one would take may wait."""
+    """While no replica is ready, as many calls may wait as one replica takes."""
     replicas = ready(A, B, max_calls=7)
     assert replicas.capacity == 14
     replicas.down(A, "killed", 0.0)
@@ -158,13 +158,13 @@ def test_capacity_follows_the_replicas_that_are_ready() -> None:
 
 
 class ReplicaMachine(RuleBasedStateMachine):
-    """Random lives of replicas against plain bookkeeping."""
+    """Random events in the lives of replicas, checked against plain bookkeeping."""
 
     @initialize(balancer=st.sampled_from(BALANCERS))
     def begin(self, balancer: str) -> None:
         self.now_s = 0.0
         self.replicas = ReplicaSet(BalancerConfig(balancer).make(), max_calls=3)
-        self.on: dict[EngineId, int] = {}
+        self.calls: dict[EngineId, int] = {}
         self.states: dict[EngineId, ReplicaState] = {}
         self.added = 0
 
@@ -177,7 +177,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         name = EngineId(f"r{self.added}")
         self.added += 1
         self.replicas.add(name)
-        self.on[name], self.states[name] = 0, ReplicaState.STARTING
+        self.calls[name], self.states[name] = 0, ReplicaState.STARTING
 
     @rule(index=st.integers(0, 9))
     def start(self, index: int) -> None:
@@ -200,9 +200,9 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 9))
     def remove(self, index: int) -> None:
-        if (name := self.some(index, ReplicaState.DRAINING)) is not None and not self.on[name]:
+        if (name := self.some(index, ReplicaState.DRAINING)) is not None and not self.calls[name]:
             self.replicas.remove(name)
-            del self.on[name], self.states[name]
+            del self.calls[name], self.states[name]
 
     @rule(seconds=st.floats(0, 100))
     def wait(self, seconds: float) -> None:
@@ -214,25 +214,25 @@ class ReplicaMachine(RuleBasedStateMachine):
     @rule(program=st.integers(0, 3), tokens=st.sampled_from([10, 5000]))
     def call(self, program: int, tokens: int) -> None:
         arrival = Arrival(ProgramId(f"p{program}"), SessionId(f"s{program}"), tokens)
-        able = {name for name, state in self.states.items() if state is ReplicaState.READY and self.on[name] < 3}
-        chosen = self.replicas.place(arrival)
+        able = {name for name, state in self.states.items() if state is ReplicaState.READY and self.calls[name] < 3}
+        chosen = self.replicas.dispatch(arrival)
         assert chosen in able if able else chosen is None
         if chosen is not None:
-            self.on[chosen] += 1
+            self.calls[chosen] += 1
 
-    @precondition(lambda self: any(self.on.values()))
+    @precondition(lambda self: any(self.calls.values()))
     @rule(index=st.integers(0, 9))
     def finish(self, index: int) -> None:
-        busy = [name for name, calls in self.on.items() if calls]
+        busy = [name for name, calls in self.calls.items() if calls]
         name = busy[index % len(busy)]
         self.replicas.leave(name)
-        self.on[name] -= 1
+        self.calls[name] -= 1
 
     @invariant()
     def agrees(self) -> None:
         health = self.replicas.health(self.now_s)
         assert {each.engine_id: each.state for each in health} == self.states
-        assert {each.engine_id: each.calls for each in health} == self.on
+        assert {each.engine_id: each.calls for each in health} == self.calls
         assert all((each.restart_in_s is not None) == (each.state is ReplicaState.DOWN) for each in health)
 
 

@@ -14,7 +14,7 @@ from naive_engine import NaiveEngine
 from sim_programs import ASTRAEA_2, FIGURE_2, FIGURE_9, chain, programs
 
 from weft.core.policies import PolicyConfig
-from weft.core.routing.balancer import BALANCERS, BalancerConfig
+from weft.core.routing import BALANCERS, BalancerConfig
 from weft.core.sim import SimSettings, SimulationError, StepTime, TraceCall, TraceProgram, simulate
 from weft.core.trace.workloads import generate, poisson
 
@@ -193,7 +193,7 @@ def test_a_full_kv_cache_does_not_change_by_jumping(
         kv_tokens=max(largest, kv_tokens // 4),
         chunk_tokens=8,
         step_time=EXACT,
-        balancer=BalancerConfig(balancer, threshold_tokens=16),
+        balancer=BalancerConfig(balancer, **({"threshold_tokens": 16} if balancer == "locality" else {})),
         replicas=replicas,
         **others,  # type: ignore[arg-type]
     )

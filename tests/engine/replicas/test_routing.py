@@ -12,7 +12,7 @@ import pytest
 
 from weft.core.errors import EngineStartError, NoReplicaError, ReplicaError, ReplicaLostError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId
-from weft.core.routing.balancer import Arrival, Balancer, LeastUsed, Locality
+from weft.core.routing import Arrival, Balancer, LeastUsed, Locality
 from weft.core.routing.replicas import Backoff, ReplicaHealth, ReplicaSet
 from weft.core.testing import FakeClock
 from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher

@@ -1,0 +1,42 @@
+"""`BalancerConfig`: which balancer a model's replicas use, and the balancer's own parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from weft.core.errors import BalancerError
+from weft.core.routing.balancer import Balancer
+from weft.core.routing.registry import registration
+
+DEFAULT_BALANCER: Final = "locality"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class BalancerConfig:
+    """A balancer by name, with parameters: `BalancerConfig("locality", threshold_tokens=512)`.
+
+    Args:
+        name: one of `weft.core.balancer.BALANCERS`.
+        **parameters: the balancer's own parameters: `threshold_tokens` of `locality`, `load_ratio` of `affinity`.
+
+    Raises:
+        BalancerError: the name is unknown, the balancer does not have a parameter, or it refuses a value.
+    """
+
+    name: str
+    parameters: Any  # the balancer's own frozen dataclass
+
+    def __init__(self, name: str = DEFAULT_BALANCER, **parameters: Any) -> None:
+        kind = registration(name).parameters
+        allowed = [each.name for each in fields(kind)]
+        unknown = [key for key in parameters if key not in allowed]
+        if unknown:
+            known = ", ".join(allowed) or "no parameters"
+            raise BalancerError(f"balancer {name!r} has no parameter {unknown[0]!r}; it has {known}.")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "parameters", kind(**parameters))
+
+    def make(self) -> Balancer:
+        """Make a balancer that has assigned nothing yet."""
+        return registration(self.name).balancer.from_parameters(self.parameters)

@@ -1,0 +1,132 @@
+"""`BalancerConfig` and the registry of balancers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any
+
+import pytest
+
+from weft.core.errors import BalancerError
+from weft.core.ids import EngineId, ProgramId, SessionId
+from weft.core.routing import (
+    BALANCERS,
+    Arrival,
+    Balancer,
+    BalancerConfig,
+    EngineLoad,
+    register,
+    registration,
+    registrations,
+    registry,
+)
+
+
+@pytest.mark.parametrize("name", BALANCERS)
+def test_each_name_makes_its_balancer(name: str) -> None:
+    """A configuration's name is the name of the balancer that it makes."""
+    assert BalancerConfig(name).make().name == name
+
+
+def test_the_names_are_those_of_the_registry() -> None:
+    """The names are sorted, and each has a summary of one line."""
+    assert BALANCERS == ("affinity", "least_used", "locality", "round_robin")
+    for each in registrations():
+        assert each.summary
+        assert "\n" not in each.summary
+
+
+def test_algorithm_2_is_the_default() -> None:
+    """`BalancerConfig()` is Algorithm 2 with the paper's threshold."""
+    assert BalancerConfig() == BalancerConfig("locality") == BalancerConfig("locality", threshold_tokens=2048)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "random"}, "unknown balancer 'random'; choose one of affinity, least_used, locality, round_robin"),
+        ({"threshold_tokens": -1}, "threshold_tokens must be 0 or more, not -1"),
+        ({"threshold_tokens": float("nan")}, "threshold_tokens must be 0 or more, not nan"),
+        ({"threshold_tokens": "9"}, "threshold_tokens must be a number, not '9'"),
+        ({"name": "affinity", "load_ratio": 0.5}, "load_ratio must be a finite number, 1 or more, not 0.5"),
+        ({"name": "affinity", "load_ratio": float("nan")}, "load_ratio must be a finite number, 1 or more, not nan"),
+        ({"name": "affinity", "load_ratio": None}, "load_ratio must be a number, not None"),
+        ({"load_ratio": 3.0}, "balancer 'locality' has no parameter 'load_ratio'; it has threshold_tokens"),
+        ({"name": "round_robin", "load_ratio": 3.0}, "'round_robin' has no parameter 'load_ratio'; it has no param"),
+    ],
+)
+def test_invalid_values_are_refused(wrong: dict[str, Any], message: str) -> None:
+    """The error names the value and the values that are possible."""
+    with pytest.raises(BalancerError, match=message):
+        BalancerConfig(**wrong)
+
+
+def test_a_configuration_is_a_value() -> None:
+    """It is equal by name and parameters, hashable, and survives pickling and copying."""
+    config = BalancerConfig("affinity", load_ratio=3.0)
+    assert config == BalancerConfig("affinity", load_ratio=3.0) != BalancerConfig("affinity")
+    assert len({config, BalancerConfig("affinity", load_ratio=3.0)}) == 1
+    for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):  # noqa: S301 - pickled on this line
+        assert twin == config
+    assert (config.name, config.parameters.load_ratio) == ("affinity", 3.0)
+    assert repr(config) == "BalancerConfig(name='affinity', parameters=AffinityParameters(load_ratio=3.0))"
+
+
+def test_a_configuration_is_frozen() -> None:
+    """Neither the name nor a parameter can be changed."""
+    config = BalancerConfig("locality", threshold_tokens=1)
+    with pytest.raises(FrozenInstanceError):
+        config.name = "affinity"  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        config.parameters.threshold_tokens = 2
+
+
+# -- adding a balancer
+
+
+@pytest.fixture
+def scratch_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop the test's registrations at its end."""
+    monkeypatch.setattr(registry, "_registrations", dict(registry._registrations))
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedParameters:
+    """The parameter of the balancer below."""
+
+    index: int = 0
+
+
+def add_pinned() -> None:
+    @register("pinned", "always the same engine of those offered", PinnedParameters)
+    class Pinned(Balancer):
+        def __init__(self, index: int = 0) -> None:
+            super().__init__()
+            self.index = index
+
+        def decide(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+            del arrival
+            return loads[self.index % len(loads)].engine_id
+
+
+@pytest.mark.usefixtures("scratch_registry")
+def test_a_registered_balancer_is_configured_by_name() -> None:
+    """Registration alone makes a name, its parameters and its errors available."""
+    add_pinned()
+    assert registration("pinned").parameters is PinnedParameters
+    balancer = BalancerConfig("pinned", index=1).make()
+    loads = [EngineLoad(EngineId("a"), 0), EngineLoad(EngineId("b"), 9)]
+    assert balancer.choose(Arrival(ProgramId("p"), SessionId("s"), 1), loads) == "b"
+    with pytest.raises(BalancerError, match="balancer 'pinned' has no parameter 'load_ratio'; it has index"):
+        BalancerConfig("pinned", load_ratio=2.0)
+
+
+@pytest.mark.usefixtures("scratch_registry")
+def test_a_name_is_registered_once() -> None:
+    """A second balancer of the same name is a programming error."""
+    add_pinned()
+    with pytest.raises(ValueError, match="a balancer named 'pinned' is registered already"):
+        add_pinned()
