@@ -1,4 +1,4 @@
-"""The `weft` command: quick to start, and every failure is one message and an exit code."""
+"""The `weft` command: it starts quickly, and every failure is one message and an exit code."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import weft
-from weft.commands import cli, doctor
+from weft.commands import cli, demo, doctor, model
 from weft.commands.doctor import Check
 from weft.core.errors import ModelPrepareError
+from weft.core.policies import POLICIES, SIMULATED_POLICIES
 from weft.engine.models.embedded import ProgressCallback
 
 
@@ -45,7 +47,7 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def raising(error: BaseException) -> Callable[..., NoReturn]:
-    """A function that raises `error`, whatever it is called with."""
+    """A function that takes any arguments and raises `error`."""
 
     def fail(*_: object) -> NoReturn:
         raise error
@@ -55,48 +57,49 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
 
 def test_version() -> None:
     """`weft --version` prints the package's version."""
-    done = run("--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"weft {weft.__version__}\n", "")
+    completed = run("--version")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, f"weft {weft.__version__}\n", "")
 
 
 def test_help() -> None:
     """`weft --help` names every command."""
-    done = run("--help")
-    assert done.returncode == 0
-    assert all(command in done.stdout for command in ("demo", "doctor", "model"))
+    completed = run("--help")
+    assert completed.returncode == 0
+    commands = ("demo", "graph", "sim", "trace", "bench", "record", "doctor", "model")
+    assert all(command in completed.stdout for command in commands)
 
 
 def test_command_line_imports_nothing_heavy() -> None:
-    """Showing help needs neither vLLM, torch, transformers nor a framework."""
-    heavy = {"vllm", "torch", "transformers", "langchain_core", "autogen_core"}
+    """The command line starts without vLLM, torch, transformers, a framework and matplotlib."""
+    heavy = {"vllm", "torch", "transformers", "langchain_core", "autogen_core", "matplotlib"}
     code = f"import sys, weft.commands.cli; print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("set()\n", "")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (completed.stdout, completed.stderr) == ("set()\n", "")
 
 
 def test_unknown_command() -> None:
-    """A mistyped command is a usage error (exit code 2)."""
-    done = run("modle")
-    assert done.returncode == 2
-    assert "No such command 'modle'" in done.stderr
+    """A mistyped command is a usage error, with exit code 2."""
+    completed = run("modle")
+    assert completed.returncode == 2
+    assert "No such command 'modle'" in completed.stderr
 
 
 def test_error_form(tmp_path: Path) -> None:
-    """An error of Weft's own is `error: message` on stderr, with exit code 1 and no traceback."""
+    """An error of Weft is `error: message` on standard error, with exit code 1 and no traceback."""
     (tmp_path / "file").touch()
-    done = run("model", "prepare", WEFT_CACHE_DIR=str(tmp_path / "file"))
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "error: the embedded model cannot be prepared in" in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = run("model", "prepare", WEFT_CACHE_DIR=str(tmp_path / "file"))
+    assert completed.returncode == 1
+    assert completed.stdout == ""
+    assert "error: the embedded model cannot be prepared in" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_unexpected_error(
     main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bug shows as one line that says how to get the traceback."""
+    """An unexpected error is one line that says how to see the traceback."""
     monkeypatch.delenv("WEFT_DEBUG", raising=False)
-    monkeypatch.setattr(cli, "is_embedded_model_ready", raising(ValueError("two\nlines")))
+    monkeypatch.setattr(model, "is_embedded_model_ready", raising(ValueError("two\nlines")))
     assert main("model", "prepare") == 1
     assert capsys.readouterr().err == "error: ValueError: two lines (set WEFT_DEBUG=1 for the traceback)\n"
 
@@ -106,7 +109,7 @@ def test_debug_shows_the_traceback(
 ) -> None:
     """WEFT_DEBUG=1 puts the traceback before the message."""
     monkeypatch.setenv("WEFT_DEBUG", "1")
-    monkeypatch.setattr(cli, "is_embedded_model_ready", raising(ModelPrepareError("no")))
+    monkeypatch.setattr(model, "is_embedded_model_ready", raising(ModelPrepareError("no")))
     assert main("model", "prepare") == 1
     error = capsys.readouterr().err
     assert error.startswith("Traceback (most recent call last):\n")
@@ -117,13 +120,13 @@ def test_interrupt(
     main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C ends a command with one line and exit code 130."""
-    monkeypatch.setattr(cli, "is_embedded_model_ready", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(model, "is_embedded_model_ready", raising(KeyboardInterrupt()))
     assert main("model", "prepare") == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_prepare_shows_progress_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`weft model prepare` prints only the folder on stdout; bars and remarks go to stderr."""
+    """`weft model prepare` prints only the folder on standard output. Bars and remarks go to standard error."""
     ready: list[bool] = []
 
     def prepare(report: ProgressCallback | None = None) -> Path:
@@ -133,8 +136,8 @@ def test_prepare_shows_progress_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ready.append(True)
         return tmp_path
 
-    monkeypatch.setattr(cli, "is_embedded_model_ready", lambda: bool(ready))
-    monkeypatch.setattr(cli, "embedded_model", prepare)
+    monkeypatch.setattr(model, "is_embedded_model_ready", lambda: bool(ready))
+    monkeypatch.setattr(model, "embedded_model", prepare)
     first = CliRunner().invoke(cli.app, ["model", "prepare"])
     assert first.stdout == f"{tmp_path}\n"
     assert "downloading" in first.stderr
@@ -146,19 +149,19 @@ def test_prepare_shows_progress_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_doctor(ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`weft doctor` shows every line with what to do, and fails if one of them does."""
+    """`weft doctor` shows every check with what to do about it, and exits with 1 if a check failed."""
     broken = Check("vLLM", ok, "vllm [9.9]", "" if ok else "pip install it")
     monkeypatch.setattr(doctor, "run_checks", lambda: [Check("Python", True, "3.11.7"), broken])
-    done = CliRunner().invoke(cli.app, ["doctor"])
-    assert done.exit_code == int(not ok)
-    lines = [line.split() for line in done.stdout.splitlines()]
+    result = CliRunner().invoke(cli.app, ["doctor"])
+    assert result.exit_code == int(not ok)
+    lines = [line.split() for line in result.stdout.splitlines()]
     advice = [] if ok else ["pip", "install", "it"]
     assert ["ok", "Python", "3.11.7"] in lines
     assert ["ok" if ok else "no", "vLLM", "vllm", "[9.9]", *advice] in lines
 
 
 def test_demo_passes_its_options_on(main: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`weft demo` hands its options to the example, whose result is the exit code."""
+    """`weft demo` passes its options to the example, whose result is the exit code."""
     calls: list[tuple[str | None, str, int | None]] = []
 
     def run_demo(model: str | None, policy: str, programs: int | None) -> int:
@@ -168,22 +171,43 @@ def test_demo_passes_its_options_on(main: Callable[..., int], monkeypatch: pytes
     example = types.ModuleType("weft.examples.react_langchain")
     example.run_demo = run_demo  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, example.__name__, example)
-    monkeypatch.setattr(cli, "is_embedded_model_ready", lambda: True)
+    monkeypatch.setattr(demo, "is_embedded_model_ready", lambda: True)
     assert main("demo") == 3
     assert main("demo", "--model", "folder", "--policy", "fcfs", "--programs", "5") == 3
     assert calls == [(None, "atlas", None), ("folder", "fcfs", 5)]
 
 
+@pytest.mark.parametrize(("command", "names"), [("demo", POLICIES), ("sim", SIMULATED_POLICIES)])
+def test_policies_are_listed(command: str, names: tuple[str, ...]) -> None:
+    """The help of `--policy` lists the registered policies, and so does the usage error for another name."""
+    help_text = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert f"<{'|'.join(names)}>" in help_text.stdout
+    wrong = CliRunner().invoke(cli.app, [command, *(["trace"] if command == "sim" else []), "--policy", "lifo"])
+    assert wrong.exit_code == 2
+    assert "'lifo' is not one of" in wrong.stderr
+    assert all(f"'{name}'" in wrong.stderr for name in names)
+
+
+def test_the_former_name_of_an_option(main: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    """`weft bench --baselines` is accepted under its former name as well."""
+    command: Any = typer.main.get_command(cli.app)
+    (option,) = [option for option in command.commands["bench"].params if option.name == "baselines"]
+    assert len(option.opts) == 2
+    for name in option.opts:
+        assert main("bench", "chat", "--out", "nowhere", name, "lifo") == 1
+        assert "lifo" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [["--policy", "lifo"], ["--programs", "0"]])
 def test_demo_refuses_bad_options(options: list[str]) -> None:
-    """A policy that does not exist, or no program at all, is a usage error."""
+    """An unknown policy or a number of programs below one is a usage error."""
     assert CliRunner().invoke(cli.app, ["demo", *options]).exit_code == 2
 
 
 def test_demo_without_langchain(
     main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where LangChain is missing, the demo says how to install it."""
+    """Without LangChain, the demo says how to install it."""
 
     class NoLangChain(importlib.abc.MetaPathFinder):
         def find_spec(self, name: str, *_: object) -> None:

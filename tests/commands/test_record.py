@@ -1,4 +1,4 @@
-"""`weft record`: the command's own exit code and signals, and a trace of what it ran."""
+"""`weft record`: the command keeps its exit code and signals, and its programs are in the trace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 
 from weft.core.trace.format import read
 
-Run = Callable[..., tuple[int, str, str]]
+WeftCommand = Callable[..., tuple[int, str, str]]
 
-# An agent whose engine is the recorder alone. Its arguments: how many programs it runs, and its exit code.
+# An agent that reports its programs to the recorder itself, without an engine. Its arguments are the number of programs
+# and the exit code.
 AGENT = """
 import os, sys, time
 from weft.core.program.graph import CallNode, CallState
@@ -49,46 +50,46 @@ sys.exit(int(how))
 
 @pytest.fixture
 def agent(tmp_path: Path) -> list[str]:
-    """The command line of an agent, but for its two arguments."""
+    """The command line of an agent, without its two arguments."""
     script = tmp_path / "my_agent.py"
     script.write_text(AGENT)
     return [sys.executable, str(script)]
 
 
-def test_a_command_is_recorded(weft: Run, agent: list[str], tmp_path: Path) -> None:
-    """Its exit code and output are its own; the trace can be simulated, and a second run is appended to it."""
+def test_a_command_is_recorded(weft: WeftCommand, agent: list[str], tmp_path: Path) -> None:
+    """The command keeps its exit code and output. The trace can be simulated, and a second command appends to it."""
     out = tmp_path / "my runs.jsonl"
-    code, printed, said = weft("record", out, "--", *agent, 2, 0)
-    assert (code, printed, said) == (0, "ready\n", f"recorded 2 programs; see: weft sim '{out}'\n")
-    code, _, said = weft("record", out, "--", *agent, 1, 3)
-    assert (code, said) == (3, f"recorded 1 program; see: weft sim '{out}'\n")
+    code, printed, errors = weft("record", out, "--", *agent, 2, 0)
+    assert (code, printed, errors) == (0, "ready\n", f"recorded 2 programs; see: weft sim '{out}'\n")
+    code, _, errors = weft("record", out, "--", *agent, 1, 3)
+    assert (code, errors) == (3, f"recorded 1 program; see: weft sim '{out}'\n")
     recorded = read(out)
     assert len({program.program for program in recorded}) == 3
     assert [(p.name, p.calls[0].prompt_tokens, p.calls[0].output_tokens) for p in recorded] == [("agent", 5, 2)] * 3
-    code, printed, said = weft("sim", out, "--policy", "fcfs")
-    assert (code, said) == (0, "")
+    code, printed, errors = weft("sim", out, "--policy", "fcfs")
+    assert (code, errors) == (0, "")
     assert recorded[2].program in printed
 
 
-def test_options_after_the_dashes_are_the_commands(weft: Run, tmp_path: Path) -> None:
-    """`--help` too; a command that runs no program is told so."""
-    code, printed, said = weft("record", tmp_path / "out.jsonl", "--", sys.executable, "--help")
+def test_options_after_the_dashes_are_the_commands(weft: WeftCommand, tmp_path: Path) -> None:
+    """Options after `--`, even `--help`, are the command's. A command that runs no program gets a message."""
+    code, printed, errors = weft("record", tmp_path / "out.jsonl", "--", sys.executable, "--help")
     assert code == 0
     assert printed.startswith("usage: ")
     assert "Usage: weft" not in printed
-    assert said.startswith("recorded no program: ")
+    assert errors.startswith("recorded no program: ")
 
 
-def test_what_cannot_be_recorded_is_told(weft: Run, agent: list[str], tmp_path: Path) -> None:
-    """A file that is no trace stays as it is, and the command is not run; nor is there one without a command."""
+def test_what_cannot_be_recorded(weft: WeftCommand, agent: list[str], tmp_path: Path) -> None:
+    """A file that is not a trace is left alone, and the command is not run. A command is required."""
     script = Path(agent[1])
-    code, printed, said = weft("record", script, "--", *agent, 1, 0)
+    code, printed, errors = weft("record", script, "--", *agent, 1, 0)
     assert (code, printed) == (1, "")
-    assert said.startswith(f"error: {script}, line 2: no JSON")
+    assert errors.startswith(f"error: {script}, line 2: no JSON")
     assert script.read_text() == AGENT
-    code, _, said = weft("record", tmp_path / "out.jsonl", "--", tmp_path / "no-such-agent")
-    assert (code, said) == (1, f"error: {tmp_path}/no-such-agent cannot be started: No such file or directory. "
-                               "Name a command to run.\n")  # fmt: skip
+    code, _, errors = weft("record", tmp_path / "out.jsonl", "--", tmp_path / "no-such-agent")
+    assert (code, errors) == (1, f"error: {tmp_path}/no-such-agent cannot be started: No such file or directory. "
+                                 "Name a command to run.\n")  # fmt: skip
     assert weft("record", tmp_path / "out.jsonl")[0] == 2
 
 
@@ -98,8 +99,10 @@ def test_what_cannot_be_recorded_is_told(weft: Run, agent: list[str], tmp_path: 
 def test_signals_end_the_command(
     number: signal.Signals, to_all: bool, code: int, agent: list[str], tmp_path: Path
 ) -> None:
-    """A Ctrl-C, which a terminal sends to both, ends the agent in its own way; a SIGTERM to `weft record` is passed on.
-    What was recorded by then is told."""
+    """A terminal sends Ctrl-C to both processes, and the agent handles it. `weft record` passes a SIGTERM on.
+
+    In both cases `weft record` reports how many programs it recorded.
+    """
     out = tmp_path / "out.jsonl"
     with subprocess.Popen(
         [sys.executable, "-m", "weft", "record", str(out), "--", *agent, "1", "wait"],
@@ -114,7 +117,7 @@ def test_signals_end_the_command(
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == code
-    assert said == f"recorded 1 program; see: weft sim {out}\n"
+    assert errors == f"recorded 1 program; see: weft sim {out}\n"
     assert len(read(out)) == 1

@@ -1,4 +1,4 @@
-"""`weft sim` and `weft trace`: the papers' examples, made traces, and a plain word where something is wrong."""
+"""`weft sim` and `weft trace`: the papers' examples, generated and converted traces, and one-line errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 from weft.core.trace.format import read
 
-Run = Callable[..., tuple[int, str, str]]
+WeftCommand = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def sim(weft: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """`weft sim --unit-steps --json` of some programs: each a list of lengths, or of rows of calls."""
+def sim(weft: WeftCommand, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs `weft sim --unit-steps --json` on programs. A program is a list of calls: output lengths, or rows."""
 
     def run(programs: dict[str, list[Any]], *options: object) -> dict[str, Any]:
         path = tmp_path / "trace.jsonl"
@@ -42,7 +42,7 @@ ASTRAEA: dict[str, list[Any]] = {"A": [3, 3, 3], "B": [4, 1, 2]}
 
 
 def test_autellix_figure_2(sim: Sim) -> None:
-    """18 units of waiting under FCFS, 12 under PLAS with bounds 2 and 3."""
+    """Autellix Fig. 2: calls wait 18 units in all under FCFS, and 12 under PLAS with bounds 2 and 3."""
     fcfs = sim(FIGURE_2, "--policy", "fcfs", "--batch-size", 2)
     plas = sim(FIGURE_2, "--policy", "plas", "--batch-size", 2, "--queue-bounds", "2,3")
     assert (fcfs["policy"], fcfs["total_wait"], plas["policy"], plas["total_wait"]) == ("fcfs", 18, "plas", 12)
@@ -58,7 +58,7 @@ def test_priority_serves_programs_in_turn(sim: Sim) -> None:
 
 
 def test_autellix_figure_9(sim: Sim) -> None:
-    """14 units as calls arrive, 11 with the critical path known."""
+    """Autellix Fig. 9: the program takes 14 units under FCFS, and 11 if the critical path is known."""
     rows = {
         "root": (1, []),
         "b1": (3, ["root"]),
@@ -82,13 +82,13 @@ def test_autellix_figure_9(sim: Sim) -> None:
     ],
 )
 def test_astraea_figure_2(sim: Sim, options: tuple[str, ...], mean: float) -> None:
-    """Average completion times of 15.0, 14.5 under least attained service, and 11.5."""
+    """Astraea Fig. 2: the mean completion time is 15.0 under FCFS, 14.5 under PLAS and 11.5 under SRPT."""
     result = sim(ASTRAEA, "--batch-size", 1, *options)
     assert result["mean_latency"] == mean == (result["programs"]["A"]["finish"] + result["programs"]["B"]["finish"]) / 2
 
 
 def test_beta_promotes(sim: Sim) -> None:
-    """A program of short calls holds a long one up for good with beta inf, and not with beta 1."""
+    """With beta inf, a program of short calls delays a long call to the end. With beta 1 the long call is promoted."""
     trace: dict[str, list[Any]] = {"long": [6, 6], "other": [1] * 20}
     options = ("--policy", "mlfq", "--batch-size", 1, "--queue-bounds", "3")
     never = sim(trace, *options, "--beta", "inf")["programs"]["long"]["finish"]
@@ -96,8 +96,8 @@ def test_beta_promotes(sim: Sim) -> None:
     assert soon < never
 
 
-def test_a_picture(weft: Run, tmp_path: Path) -> None:
-    """`--gantt` draws who ran when."""
+def test_a_picture(weft: WeftCommand, tmp_path: Path) -> None:
+    """`--gantt` draws a bar for each execution of a call."""
     trace, picture = tmp_path / "trace.jsonl", tmp_path / "out.svg"
     trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 3}]}\n')
     code, out, err = weft("sim", trace, "--unit-steps", "--gantt", picture)
@@ -107,8 +107,8 @@ def test_a_picture(weft: Run, tmp_path: Path) -> None:
     assert titles == ["A a, engine 0: 0 to 3"]
 
 
-def test_a_generated_trace(weft: Run, tmp_path: Path) -> None:
-    """`weft trace` writes the same trace for the same seed, which `weft sim` plays on several engines, in a table."""
+def test_a_generated_trace(weft: WeftCommand, tmp_path: Path) -> None:
+    """`weft trace` writes the same trace for the same seed, and `weft sim` shows it in a table, on several engines."""
     paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl")]
     for path, seed in zip(paths, (1, 1, 2), strict=True):
         options = ("--programs", 25, "--rate", 4, "--bursty", "--seed", seed)
@@ -122,10 +122,10 @@ def test_a_generated_trace(weft: Run, tmp_path: Path) -> None:
     assert "95 %" in out
 
 
-def test_a_public_trace(weft: Run, tmp_path: Path) -> None:
-    """A file of tau-bench becomes a trace whose programs arrive one after another."""
-    said = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Good day to you"}]
-    (tmp_path / "tau.json").write_text(json.dumps([{"task_id": number, "traj": said} for number in range(5)]))
+def test_a_public_trace(weft: WeftCommand, tmp_path: Path) -> None:
+    """A file of tau-bench is converted to a trace whose programs arrive one after another."""
+    messages = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Good day to you"}]
+    (tmp_path / "tau.json").write_text(json.dumps([{"task_id": number, "traj": messages} for number in range(5)]))
     out = tmp_path / "out.jsonl"
     assert weft("trace", tmp_path / "tau.json", "--out", out, "--programs", 3)[0] == 0
     programs = read(out)
@@ -146,8 +146,8 @@ def test_a_public_trace(weft: Run, tmp_path: Path) -> None:
         (("--gantt", "no/such/folder.svg"), "folder.svg cannot be written"),
     ],
 )
-def test_what_is_wrong_is_told(weft: Run, tmp_path: Path, options: tuple[object, ...], message: str) -> None:
-    """In one line on standard error, without a traceback."""
+def test_wrong_options(weft: WeftCommand, tmp_path: Path, options: tuple[object, ...], message: str) -> None:
+    """A wrong option gives one line on standard error, without a traceback."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 3}]}\n')
     code, out, err = weft("sim", trace, *options)
@@ -157,8 +157,8 @@ def test_what_is_wrong_is_told(weft: Run, tmp_path: Path, options: tuple[object,
     assert err.count("\n") == 1
 
 
-def test_a_wrong_trace_is_told(weft: Run, tmp_path: Path) -> None:
-    """With its file and line."""
+def test_a_wrong_trace(weft: WeftCommand, tmp_path: Path) -> None:
+    """The error for a wrong trace names the file and the line."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": -3}]}\n')
     code, out, err = weft("sim", trace)

@@ -1,1 +1,1 @@
-"""The `weft` command line, one module a command."""
+"""The `weft` command line: one module for each command."""

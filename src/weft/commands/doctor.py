@@ -1,7 +1,7 @@
-"""`weft doctor`: is everything here that Weft needs, and if not, what to do.
+"""`weft doctor`: check what Weft needs on this machine, and say how to fix what is wrong.
 
-vLLM and torch are imported in child processes only: a broken install of theirs can end a process, and must
-not end this one.
+vLLM and torch are imported in child processes only, because a broken installation of theirs can end the process that
+imports it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 import weft
 from weft.engine.models.embedded import embedded_model_path, is_embedded_model_ready
@@ -38,7 +40,7 @@ cuda = torch.cuda
 names = [cuda.get_device_name(i) for i in range(cuda.device_count())] if cuda.is_available() else []
 print(json.dumps({"version": torch.__version__, "gpus": names}))
 """
-# transformers imports these when they are there, and a build for another torch then breaks it.
+# transformers imports these packages where they are installed, and fails if they were built for another torch.
 _TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -49,18 +51,54 @@ class Check:
     name: str
     ok: bool
     detail: str
-    fix: str = ""  # what to do about it; empty if there is nothing to do
+    fix: str = ""  # what to do about a failed check
 
 
 class _Probe(NamedTuple):
-    """What came of running Python code in a child process."""
+    """The result of Python code that ran in a child process."""
 
     ok: bool
-    output: str  # the last line of its standard output, or of its error
+    output: str  # the last line of standard output, or of standard error where the code failed
+
+
+def doctor(
+    engine: Annotated[
+        bool,
+        typer.Option(
+            "--engine", help="Also start an engine (a minute), and measure at which context lengths it swaps KV."
+        ),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model of --engine, which this implies: a folder or hub name (default: embedded)."),
+    ] = None,
+) -> None:
+    """Check this installation and say what to do about what is wrong."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    with Console(stderr=True).status("checking (this imports vLLM) ...") as status:
+        checks = run_checks()
+        if engine or model is not None:
+            status.update("starting an engine ...")
+            checks.append(check_swap(model))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        mark = Text("ok", "green") if check.ok else Text("no", "bold red")
+        table.add_row(mark, Text(check.name), Text(check.detail), Text(check.fix))
+    Console().print(table)
+    if not all(check.ok for check in checks):
+        raise typer.Exit(1)
 
 
 def run_checks() -> list[Check]:
-    """Every check, in the order to read them. Takes 10 to 30 s (imports torch and vLLM). Raises nothing."""
+    """Run every check, in the order in which they are shown.
+
+    This takes 10 to 30 s, since it imports torch and vLLM. It raises nothing.
+    """
     torch = _probe(_TORCH_PROBE)
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("Python", _check_python),
@@ -77,24 +115,26 @@ def run_checks() -> list[Check]:
 
 
 def check_swap(model: str | None) -> Check:
-    """Start an engine, a minute or more, and say from how many tokens of context on it swaps preempted calls.
+    """Start an engine, and report from how many tokens of context on it swaps preempted calls.
+
+    This takes a minute or more. It raises nothing.
 
     Args:
-        model: as for `weft.Engine`.
+        model: The model, as for `weft.Engine`.
     """
     return _guarded("KV swap", lambda: _check_swap(model))
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
-    """What `check` returns; a failed check if it raises."""
+    """Return the result of `check`, or a failed check if it raises."""
     try:
         return check()
-    except Exception as error:  # whatever is wrong is reported, and the next check runs
+    except Exception as error:  # The failure is reported, and the next check runs.
         return Check(name, False, f"the check itself failed: {type(error).__name__}: {error}", _INSTALL)
 
 
 def _probe(code: str, *arguments: str, timeout_s: float | None = None) -> _Probe:
-    """Run Python code in a child process, out of reach of the files in the current folder (-P)."""
+    """Run Python code in a child process, which cannot import files from the current folder (-P)."""
     timeout_s = timeout_s or _PROBE_SECONDS
     try:
         done = subprocess.run(  # noqa: S603 - no shell, and the code is ours
@@ -182,17 +222,19 @@ def _check_plugin() -> Check:
 def _check_swap(model: str | None) -> Check:
     probe = _probe(_SWAP_PROBE, model or "", timeout_s=_ENGINE_SECONDS)
     if not probe.ok:
-        return Check("KV swap", False, probe.output, "see what is wrong above; then name a model that vLLM can load")
+        return Check(
+            "KV swap", False, probe.output, "fix the failed checks above; then name a model that vLLM can load"
+        )
     found = json.loads(probe.output)
     if found is None:
-        return Check("KV swap", True, "this model's KV cannot be swapped; preempted calls are computed again")
+        return Check("KV swap", True, "the KV of this model cannot be swapped; preempted calls are computed again")
     least = found["min_tokens"]
     threshold = "always" if least < 1 else "never" if math.isinf(least) else f"from {least:.0f} tokens of context on"
     out, back = (found[f"{way}_bytes_per_s"] / 1e9 for way in ("out", "in"))
     detail = (
         f"{threshold}: copies {out:.1f} GB/s out and {back:.1f} GB/s in, computes {found['prefill_tokens_per_s']:.0f}"
     )
-    return Check("KV swap", True, f"{detail} tokens/s; room for {found['slots']} KV blocks")
+    return Check("KV swap", True, f"{detail} tokens/s; capacity {found['slots']} KV blocks")
 
 
 def _check_optional(name: str, package: str, extra: str) -> Check:

@@ -17,8 +17,8 @@ from weft.core.trace.recorder import VARIABLE, prepare
 
 
 def record(
-    out: Annotated[Path, typer.Argument(help="The trace file to write; one that is there is appended to.")],
-    command: Annotated[list[str], typer.Argument(help="What to run, after `--`.")],
+    out: Annotated[Path, typer.Argument(help="The trace file to write. An existing trace is appended to.")],
+    command: Annotated[list[str], typer.Argument(help="The command to run, after `--`.")],
 ) -> None:
     """Run a command, such as `-- python my_agent.py`, and record the programs on its engines as a trace."""
     out = out.absolute()
@@ -33,23 +33,23 @@ def record(
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Wait for a command.
+    """Run a command and wait for its end.
 
     Returns:
-        Its exit code; 128 and the signal's number if a signal ended it, as in a shell.
+        The command's exit code, or 128 and the signal's number if a signal ended the command, as in a shell.
 
     Raises:
-        WeftError: it cannot be started.
+        WeftError: The command cannot be started.
     """
     child: subprocess.Popen[bytes] | None = None
 
-    def stay(number: int, _frame: FrameType | None) -> None:
-        # A terminal sends Ctrl-C to the child too, and once is enough; other signals are sent to this process alone.
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        # A terminal sends Ctrl-C to the child as well, which needs it once. Other signals reach this process alone.
         if child is not None and number != signal.SIGINT:
             child.send_signal(number)
 
-    # Functions, since the child would inherit SIG_IGN.
-    handlers = {number: signal.signal(number, stay) for number in (signal.SIGINT, signal.SIGTERM)}
+    # The handlers are functions because a child would inherit SIG_IGN.
+    handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         child = subprocess.Popen(command, env=environment)  # noqa: S603  the user's own command
         code = child.wait()

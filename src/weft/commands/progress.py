@@ -1,0 +1,94 @@
+"""Progress bars on standard error. They import rich when they are made, so that `weft --help` stays quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from weft.engine.models.embedded import DOWNLOAD_BYTES, ProgressCallback, Stage
+
+_STAGE_LABELS: dict[Stage, str] = {
+    "wait": "waiting for another process",
+    "download": "downloading",
+    "extract": "unpacking",
+    "convert": "converting",
+    "save": "saving",
+}
+
+
+@contextmanager
+def model_progress() -> Iterator[ProgressCallback]:
+    """A bar for each stage of preparing the embedded model. Gives the callback that `embedded_model` takes."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:28}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]:>12}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[Stage, TaskID] = {}
+
+        def finish() -> None:
+            for task in tasks.values():
+                bars.update(task, total=1.0, completed=1.0)
+
+        def report(stage: Stage, fraction: float | None, /) -> None:
+            if stage not in tasks:
+                finish()
+                tasks[stage] = bars.add_task(_STAGE_LABELS[stage], total=None, amount="")
+            if fraction is not None:
+                amount = f"{fraction * DOWNLOAD_BYTES / 1e6:.0f} / {DOWNLOAD_BYTES / 1e6:.0f} MB"
+                bars.update(tasks[stage], total=1.0, completed=fraction, amount=amount)
+
+        yield report
+        finish()
+
+
+@contextmanager
+def simulation_progress(programs: int) -> Iterator[Callable[[int], object]]:
+    """A bar for a simulation, which disappears at its end. Gives a callback that takes how many programs have ended.
+
+    Shows nothing where standard error is no terminal.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("simulating", total=programs)
+        yield lambda ended: bars.update(task, completed=ended)
+
+
+class BenchProgress:
+    """A bar with an estimate of the time left for each part of a benchmark, used as `with`.
+
+    Shows nothing where standard error is no terminal.
+    """
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self._progress = Progress(*columns, *times, console=console, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", visible=False)
+
+    def __enter__(self) -> BenchProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Begin a part of `total` steps, of which `done` were made in an earlier session."""
+        self._task = self._progress.add_task(what, total=total, completed=done)
+
+    def advance(self) -> None:
+        """Count one more step of the part that was begun last."""
+        self._progress.advance(self._task)
