@@ -1,4 +1,4 @@
-"""The picture of who ran when."""
+"""The Gantt chart of a simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIT = SimSettings(policy=PolicyConfig("rr", quanta_s=(2.0,)), batch_size=1, uni
 
 
 def bars(svg: str) -> list[tuple[str, float, float, float]]:
-    """Of each run: its words, where it stands and how wide it is, in units of 900 / 8, and its height on the page."""
+    """The title, left edge and width (in simulated seconds, of which 8 fill the chart) and top edge of each bar."""
     root = ET.fromstring(svg)  # noqa: S314  our own
     found = []
     for rect in root.iter(f"{SVG}rect"):
@@ -28,8 +28,8 @@ def bars(svg: str) -> list[tuple[str, float, float, float]]:
     return found
 
 
-def test_bars_stand_where_calls_ran() -> None:
-    """Two calls that take turns: a band each, a bar for each turn."""
+def test_bars_are_where_calls_ran() -> None:
+    """Two programs whose calls take turns have a band each, with a bar for each execution."""
     result = simulate([chain("A", (4,)), chain("B<&", (4,))], UNIT, runs=True)
     found = bars(gantt(result))
     assert [(title, round(left, 3), round(width, 3)) for title, left, width, _ in found] == [
@@ -41,8 +41,8 @@ def test_bars_stand_where_calls_ran() -> None:
     assert [top for *_, top in found] == [11, 11, 35, 35]
 
 
-def test_parallel_calls_stand_below_each_other() -> None:
-    """Bars of one program never cover each other."""
+def test_parallel_calls_are_below_each_other() -> None:
+    """The bars of one program never cover each other."""
     result = simulate(FIGURE_9, SimSettings(policy=PolicyConfig("fcfs"), batch_size=2, unit_steps=True), runs=True)
     found = bars(gantt(result))
     assert len(found) == 7
@@ -53,12 +53,12 @@ def test_parallel_calls_stand_below_each_other() -> None:
 
 
 def test_any_name_is_written() -> None:
-    """Characters that no XML may hold are left out."""
+    """Characters that are not allowed in XML are replaced by spaces."""
     program = TraceProgram("a\x00\x1b]b", chain("A", (1,)).calls)
     assert bars(gantt(simulate([program], UNIT, runs=True)))[0][0].startswith("a  ]b a1")
 
 
 def test_what_cannot_be_drawn() -> None:
-    """A simulation that did not note its runs."""
+    """A simulation that did not record its executions raises an error that says how to record them."""
     with pytest.raises(SimulationError, match="runs=True"):
         gantt(simulate([chain("A", (1,))], UNIT))

@@ -1,4 +1,4 @@
-"""`weft graph`: a program's graph in every form, and a plain word where there is none."""
+"""`weft graph`: the graph of a program in every format, and one-line errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.views.graph import load, save
 
 
 def graph(name: str = "answer", program_id: str = "prog-1", label: str = "answer") -> ProgramGraph:
-    """Think, two calls at once with a tool before one, a join by guess that runs, and a call that was refused."""
+    """A fork after "think" with a tool before one branch, a running join by guesses, and a refused call."""
     made = ProgramGraph(ProgramId(program_id), SessionId("sess"), name)
     calls: list[tuple[str, str, list[str], float, float | None]] = [
         ("think", "t0", [], 100.0, 101.0),
@@ -42,7 +42,7 @@ def graph(name: str = "answer", program_id: str = "prog-1", label: str = "answer
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A file with two programs of one name and one of another."""
+    """A file of three programs, two of which have the same name."""
     path = tmp_path / "trace.jsonl"
     graphs = [graph(), graph(program_id="prog-2"), graph("other", "prog-3")]
     path.write_text("\n".join(each.to_json() for each in graphs) + "\n\n")
@@ -64,7 +64,7 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def test_one_graph(tmp_path: Path) -> None:
-    """A file of one graph, on one line or on many."""
+    """A file with one graph is read, whether the graph is on one line or on many."""
     path = tmp_path / "trace.json"
     for text in (graph().to_json(), graph().to_json().replace(", ", ",\n")):
         path.write_text(text)
@@ -75,13 +75,13 @@ def test_one_graph(tmp_path: Path) -> None:
     ("program", "found"), [(None, "prog-1"), ("prog-2", "prog-2"), ("answer", "prog-1"), ("other", "prog-3")]
 )
 def test_one_of_several(trace: Path, program: str | None, found: str) -> None:
-    """Of several programs, the first, or the first of that id or name."""
+    """Of several programs, the first with the given id or name is read, or the first of all."""
     assert load(trace, program).program_id == found
 
 
 def test_no_such_program(trace: Path) -> None:
-    """A program that is not there is answered with those that are."""
-    with pytest.raises(TraceError, match=r"has no program prog-4\. Take one .*: prog-1 \(answer\), prog-2 .*, prog-3"):
+    """The error for an unknown program lists the programs of the file."""
+    with pytest.raises(TraceError, match=r"no program prog-4\. Choose one .*: prog-1 \(answer\), prog-2 .*, prog-3"):
         load(trace, "prog-4")
 
 
@@ -89,7 +89,7 @@ def test_no_such_program(trace: Path) -> None:
     ("content", "message"),
     [
         (None, "cannot be read: No such file"),
-        (b"\xff\xfe\x00", "cannot be read: it is no text"),
+        (b"\xff\xfe\x00", "cannot be read: it is not UTF-8 text"),
         (b"", "has no program"),
         (b"# not a trace", "line 1: no graph as"),
         (b'{"format": "other"}', "line 1: no graph as"),
@@ -98,7 +98,7 @@ def test_no_such_program(trace: Path) -> None:
     ],
 )
 def test_no_trace(tmp_path: Path, content: bytes | None, message: str) -> None:
-    """A file that is missing, or holds something else, is a TraceError that names it and the line."""
+    """A file that is missing or holds something else raises a TraceError that names the file and the line."""
     path = tmp_path / "trace.json"
     if content is not None:
         path.write_bytes(content)
@@ -108,7 +108,7 @@ def test_no_trace(tmp_path: Path, content: bytes | None, message: str) -> None:
 
 
 def test_a_folder_is_no_trace(tmp_path: Path) -> None:
-    """So is a folder."""
+    """A folder in place of a file raises a TraceError."""
     with pytest.raises(TraceError, match="cannot be read: Is a directory"):
         load(tmp_path)
 
@@ -117,12 +117,12 @@ def test_a_folder_is_no_trace(tmp_path: Path) -> None:
 
 
 def texts(svg: Path) -> list[str]:
-    """All texts in a picture."""
+    """All texts of a picture."""
     return [element.text or "" for element in ET.parse(svg).iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314
 
 
 def test_picture(tmp_path: Path) -> None:
-    """The picture has a lane for each thread, every call and the tool by name, and says what is not in it."""
+    """The picture names every thread, call and tool, and counts the calls that it does not show."""
     out = tmp_path / "graph.svg"
     save(graph(), out)
     found = texts(out)
@@ -132,7 +132,7 @@ def test_picture(tmp_path: Path) -> None:
 
 
 def test_the_same_graph_gives_the_same_picture(tmp_path: Path) -> None:
-    """Pictures can be compared byte by byte."""
+    """The same graph gives the same bytes."""
     first, second = tmp_path / "1.svg", tmp_path / "2.svg"
     save(graph(), first)
     save(graph(), second)
@@ -142,7 +142,7 @@ def test_the_same_graph_gives_the_same_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", ["$x$", "$\\frac{", "船と霧", "a\nb\x00", "<b>&amp;", ""])
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".mmd", ".dot", ".json"])
 def test_any_label(tmp_path: Path, label: str, suffix: str) -> None:
-    """Labels come from users: none breaks a form, not even one that the font does not have."""
+    """Labels come from users. No label breaks a format, not even one that the font cannot draw."""
     out = tmp_path / f"graph{suffix}"
     save(graph(name=label, label=label), out)
     assert out.stat().st_size > 0
@@ -151,7 +151,7 @@ def test_any_label(tmp_path: Path, label: str, suffix: str) -> None:
 
 
 def test_an_empty_graph(tmp_path: Path) -> None:
-    """A program that made no call has a picture too."""
+    """A program without calls can be drawn."""
     empty = ProgramGraph(ProgramId("p"), SessionId("s"), "empty")
     save(empty, tmp_path / "graph.svg")
     assert "empty: 0 calls, critical path 0.000 s of service" in texts(tmp_path / "graph.svg")
@@ -159,7 +159,7 @@ def test_an_empty_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".mmd", ".dot", ".json"])
 def test_command(trace: Path, tmp_path: Path, main: Callable[..., int], suffix: str) -> None:
-    """`weft graph TRACE --out FILE` writes the form that the suffix names, and says where."""
+    """`weft graph TRACE --out FILE` writes the format that the suffix names, and prints the file's name."""
     out = tmp_path / f"out{suffix}"
     assert main(trace, "--out", out, "--program", "other") == 0
     start = {".svg": b"<?xml", ".png": b"\x89PNG", ".mmd": b"flowchart TD", ".dot": b'digraph "other"', ".json": b"{"}
@@ -169,7 +169,7 @@ def test_command(trace: Path, tmp_path: Path, main: Callable[..., int], suffix: 
 
 
 def test_default_file(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --out it is graph.svg, here."""
+    """Without --out, the command writes graph.svg in the current folder."""
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli.app, ["graph", str(trace)])
     assert (done.exit_code, done.stdout) == (0, "graph.svg\n")
@@ -181,7 +181,7 @@ def test_default_file(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (["nowhere.json"], "error: nowhere.json cannot be read: No such file or directory."),
         (["TRACE", "--program", "x"], "has no program x."),
-        (["TRACE", "--out", "graph.gif"], "error: graph.gif: no such form of a graph; end the name in one of .svg,"),
+        (["TRACE", "--out", "graph.gif"], "error: graph.gif: no such format of a graph; end the name in one of .svg,"),
         (["TRACE", "--out", "/nowhere/graph.dot"], "error: /nowhere/graph.dot cannot be written: No such file"),
         (["TRACE", "--out", "/nowhere/graph.svg"], "error: /nowhere/graph.svg cannot be written: No such file"),
     ],
@@ -189,7 +189,7 @@ def test_default_file(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_goes_wrong(
     trace: Path, main: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    """Each mistake is one line on stderr and exit code 1."""
+    """Each mistake gives one line on standard error and exit code 1."""
     assert main(*(str(trace) if each == "TRACE" else each for each in arguments)) == 1
     error = capsys.readouterr().err
     assert message in error
@@ -197,8 +197,8 @@ def test_what_goes_wrong(
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where matplotlib is missing, a picture says how to install it, and the texts work."""
+    """Without matplotlib, the error of a picture says how to install it, and the text formats work."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(WeftError, match=r"pip install 'weft\[plot\]'"):
+    with pytest.raises(WeftError, match="pip install matplotlib"):
         save(graph(), tmp_path / "graph.svg")
     save(graph(), tmp_path / "graph.mmd")

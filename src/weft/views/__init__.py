@@ -1,1 +1,1 @@
-"""What people look at: the process table, the graph of a program, and the Gantt chart of a simulation."""
+"""Tables and pictures: the process table, the graph of a program, and the Gantt chart of a simulation."""

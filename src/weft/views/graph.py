@@ -1,4 +1,4 @@
-"""A program's graph as a file to look at: `weft graph TRACE --out graph.svg`."""
+"""Read the graph of a program, and write it as a picture or as text: `weft graph TRACE --out graph.svg`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from weft.core.ids import CallId
 from weft.core.program.graph import CallNode, ProgramGraph
 
 _WAIT, _SERVICE, _REST, _GAP, _CRITICAL = "#f2b366", "#4c78a8", "#e8e8e8", "#9a9a9a", "#c0392b"
-_HALF: Final = 0.28  # of a bar's height, in lanes
+_HALF: Final = 0.28  # half the height of a bar, in lanes
 
 
 def load(path: Path, program: str | None = None) -> ProgramGraph:
-    """Read a trace: what `program.graph.to_json()` gives, once or on many lines.
+    """Read a graph from a file of `program.graph.to_json()`: one graph, or one on each line.
 
     Args:
-        path: the file.
-        program: id or name of the program, if there are several; the first that matches. Default: the first.
+        path: The file.
+        program: Id or name of the program; the first that matches is read. Default: the first of the file.
 
     Raises:
-        TraceError: the file cannot be read, holds something else, or has no such program.
+        TraceError: The file cannot be read, holds something else, or has no such program.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text"
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise TraceError(f"{path} cannot be read: {reason}. Write it with `program.graph.to_json()`.") from None
     try:
         json.loads(text)
@@ -46,23 +46,23 @@ def load(path: Path, program: str | None = None) -> ProgramGraph:
     wanted = [graph for graph in graphs if program is None or program in (graph.program_id, graph.name)]
     if not wanted:
         there = ", ".join(f"{graph.program_id} ({graph.name})" for graph in graphs[:20]) or "none"
-        raise TraceError(f"{path} has no program {program or ''}. Take one of those that it has: {there}.")
+        raise TraceError(f"{path} has no program {program or ''}. Choose one that it has: {there}.")
     return wanted[0]
 
 
 def save(graph: ProgramGraph, out: Path) -> None:
-    """Write a graph in the form that the file's suffix names.
+    """Write a graph in the format that the file's suffix names (see `FORMATS`).
 
     Raises:
-        WeftError: there is no such form, the file cannot be written, or matplotlib is not installed.
+        WeftError: There is no such format, the file cannot be written, or matplotlib is not installed.
     """
-    form = FORMS.get(out.suffix)
-    if form is None:
-        raise WeftError(f"{out}: no such form of a graph; end the name in one of {', '.join(FORMS)}.")
+    write = FORMATS.get(out.suffix)
+    if write is None:
+        raise WeftError(f"{out}: no such format of a graph; end the name in one of {', '.join(FORMATS)}.")
     try:
-        form(graph, out)
+        write(graph, out)
     except OSError as error:
-        raise WeftError(f"{out} cannot be written: {error.strerror or error}. Choose another place.") from None
+        raise WeftError(f"{out} cannot be written: {error.strerror or error}. Choose another file.") from None
 
 
 def _save_picture(graph: ProgramGraph, out: Path) -> None:
@@ -70,16 +70,16 @@ def _save_picture(graph: ProgramGraph, out: Path) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise WeftError("pictures need matplotlib: pip install 'weft[plot]', or use .mmd or .dot.") from error
+        raise WeftError("pictures need matplotlib: pip install matplotlib, or use .mmd or .dot.") from error
     lanes = len(graph.threads)
     with rc_context({"svg.hashsalt": "weft", "svg.fonttype": "none"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of characters that the font does not have
+        warnings.simplefilter("ignore")  # matplotlib warns of characters that the font does not have
         figure = Figure(figsize=(12, 1.6 + 0.8 * max(lanes, 1)), layout="constrained")
         draw(graph, figure.add_subplot())
         figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
-FORMS: Final[dict[str, Callable[[ProgramGraph, Path], object]]] = {
+FORMATS: Final[dict[str, Callable[[ProgramGraph, Path], object]]] = {
     ".svg": _save_picture,
     ".png": _save_picture,
     ".mmd": lambda graph, out: out.write_text(graph.to_mermaid(), encoding="utf-8"),
@@ -89,21 +89,24 @@ FORMS: Final[dict[str, Callable[[ProgramGraph, Path], object]]] = {
 
 
 def draw(graph: ProgramGraph, axes: Any) -> None:
-    """Draw a graph over time into matplotlib axes: a lane for each thread, a bar for each call from arrival to
-    completion, wait and service shaded in it, edges as arrows (guesses dashed), interceptions as thin lines with the
-    names of the tools, and the critical path in red."""
+    """Draw a graph over time into matplotlib axes.
+
+    Each thread has a lane. Each call is a bar from arrival to completion, in which wait and service are shaded. Edges
+    are arrows, dashed where they are guesses. Interceptions are thin lines with the names of the tools. The critical
+    path is red.
+    """
     lanes = {thread_id: number for number, thread_id in enumerate(graph.threads)}
     timed = {node.call_id: node for node in graph.calls if node.arrival_s is not None}
     begin_s = min((_start_s(node) for node in timed.values()), default=0.0)
     last_s = max((node.completion_s or _start_s(node) for node in timed.values()), default=0.0)
     path = graph.critical_path()
 
-    def place(node: CallNode) -> tuple[float, float, int]:
+    def position(node: CallNode) -> tuple[float, float, int]:
         end_s = last_s if node.completion_s is None else node.completion_s
         return _start_s(node) - begin_s, end_s - begin_s, lanes[node.thread_id]
 
     for node in timed.values():
-        start, end, lane = place(node)
+        start, end, lane = position(node)
         wait, service = node.account.wait_s, node.service_s
         on_path = node.call_id in path.calls
         bar: dict[str, Any] = {"height": 2 * _HALF, "left": start}
@@ -114,7 +117,7 @@ def draw(graph: ProgramGraph, axes: Any) -> None:
         axes.barh(lane, end - start, fill=False, **edge, **bar)
         _write(axes, start, lane - _HALF - 0.05, node.label or "call")
     critical = set(itertools.pairwise(path.calls))
-    _draw_edges(graph, timed, place, critical, axes)
+    _draw_edges(graph, timed, position, critical, axes)
     for gap in graph.interceptions:
         below = lanes[graph[gap.before].thread_id] + _HALF + 0.06
         axes.hlines(below, gap.start_s - begin_s, gap.end_s - begin_s, color=_GAP, linewidth=2)
@@ -127,7 +130,7 @@ def draw(graph: ProgramGraph, axes: Any) -> None:
     title = f"{graph.name}: {len(graph)} calls, critical path {path.service_s:.3f} s of service"
     title += f" ({missing} never reached the engine)" if missing else ""
     axes.set_title(_one_line(title), fontsize=10, parse_math=False)
-    for color, meaning in ((_WAIT, "wait"), (_SERVICE, "service"), (_REST, "on the way"), (_CRITICAL, "critical path")):
+    for color, meaning in ((_WAIT, "wait"), (_SERVICE, "service"), (_REST, "other time"), (_CRITICAL, "critical path")):
         axes.barh(0, 0, color=color, label=meaning)
     axes.plot([], [], color=_GAP, linewidth=2, label="interception")
     axes.plot([], [], "--", color="#777777", linewidth=0.8, label="a guess")
@@ -137,14 +140,14 @@ def draw(graph: ProgramGraph, axes: Any) -> None:
 def _draw_edges(
     graph: ProgramGraph,
     timed: dict[CallId, CallNode],
-    place: Callable[[CallNode], tuple[float, float, int]],
+    position: Callable[[CallNode], tuple[float, float, int]],  # start and end in seconds, and the lane
     critical: set[tuple[CallId, CallId]],
     axes: Any,
 ) -> None:
     edges = ((edge, timed[call_id]) for call_id in timed for edge in graph[call_id].parents if edge.parent in timed)
     for edge, node in edges:
-        _, from_s, from_lane = place(timed[edge.parent])
-        to_s, _, to_lane = place(node)
+        _, from_s, from_lane = position(timed[edge.parent])
+        to_s, _, to_lane = position(node)
         on_path = (edge.parent, node.call_id) in critical
         arrow = {
             "arrowstyle": "-|>",
@@ -166,4 +169,4 @@ def _write(axes: Any, x: float, y: float, text: str, **style: Any) -> None:
 
 
 def _one_line(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,4 +1,4 @@
-"""The process table as people look at it: in a terminal, at rest or live."""
+"""The process table as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -24,11 +24,20 @@ _STATE_STYLES = {"finished": "green", "failed": "red", "cancelled": "yellow", "a
 
 
 def process_table(table: ProcessTable) -> Table:
-    """A rich table of the programs that run and of those that have ended, in the order they started.
+    """Make a rich table of the programs that run and of those that have ended, in the order of their starts.
 
-    Columns: threads (concurrent chains of calls), calls, prompt tokens, tokens generated, service (the longest chain of
-    time on the model executor), wait (in the scheduler's queue, over all calls), tools (interception: between calls,
-    with none in flight), how often a call was preempted, time from start to end, and state.
+    The columns are, with times in seconds:
+
+    - thr-eads: concurrent chains of calls
+    - calls
+    - tokens in: prompt tokens
+    - tokens out: generated tokens
+    - serv-ice: time on the model executor along the longest chain of calls
+    - wait: time in the scheduler's queue, summed over all calls
+    - tools: interception, which is time between calls with no call in flight
+    - pre-empt.: preemptions of the program's calls
+    - took: time from start to end
+    - state
     """
     view = Table(title="process table", title_justify="left", box=box.SIMPLE_HEAD, padding=0)  # fits 80 columns
     view.add_column("program", no_wrap=True, max_width=13)
