@@ -1,4 +1,4 @@
-"""`weft bench` on real vLLM, by its command: what it writes, that it repeats, and that it goes on."""
+"""`weft bench` on real vLLM, by its command: the files that it writes, that results repeat, and that it resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = (
 )
 LOADS = ("3", "closed")
 
-# A session, and one that was stopped before its last round.
+# One complete session, and one whose journal has lost its last round.
 SESSIONS = script(f"""
 import shutil, subprocess, sys
 from pathlib import Path
@@ -34,14 +34,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.background.with_args(SESSIONS)]
 
 
 def bench(out: Path, options: str = OPTIONS) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, since vLLM is to run its engines there."""
+    """The command in a process of its own, because it runs vLLM's engines in its process."""
     command = [sys.executable, "-m", "weft", "bench", *options.split(), "--out", str(out)]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 @pytest.fixture
 def out(done: Done) -> Path:
-    """The folder of a session that has ended."""
+    """The folder of the complete session."""
     assert [line for line in done.printed().splitlines() if "report" in line] == [
         "results/report.md",
         "again/report.md",
@@ -54,65 +54,69 @@ def results(out: Path) -> dict[str, Any]:
     return found
 
 
-def steps(run: dict[str, Any]) -> tuple[Any, ...]:
-    """What of a run must be the same every time: all that is counted in steps and tokens."""
-    counts = {key: value for key, value in run["counts"].items() if not key.endswith("_s")}
-    programs = [{key: value for key, value in each.items() if key != "seconds"} for each in run["programs"]]
-    return run["steps"], counts, programs
+def repeatable(measurement: dict[str, Any]) -> tuple[Any, ...]:
+    """The part of a measurement that must be the same each time: everything that is counted in steps and tokens."""
+    counts = {key: value for key, value in measurement["counts"].items() if not key.endswith("_s")}
+    programs = [{key: value for key, value in each.items() if key != "seconds"} for each in measurement["programs"]]
+    return measurement["steps"], counts, programs
 
 
-def test_what_it_writes(out: Path) -> None:
-    """Machine, versions, settings and every program of every run; a page with its pictures."""
+def test_the_files_of_a_session(out: Path) -> None:
+    """The results have the machine, versions, settings and every program of every measurement; the report has plots."""
     found = results(out)
     assert found["machine"]["torch"]
     assert (found["settings"]["seed"], found["settings"]["kv_tokens"]) == (5, 576)
     assert [(each["load"], each["number"]) for each in found["rounds"]] == [(n, k) for n in LOADS for k in (0, 1)]
     for each in found["rounds"]:
-        assert list(each["runs"]) == ["stock-fcfs", "atlas", "stock-again"]
-        for run in each["runs"].values():
-            assert {program["program"] for program in run["programs"]} == {f"p{n}" for n in range(10)}
-            assert all(program["steps"] >= program["unloaded_steps"] > 0 for program in run["programs"])
-            assert run["counts"]["computed_tokens"] >= sum(program["tokens"] for program in run["programs"])
-            assert 0 < run["counts"]["cached_tokens"] < run["counts"]["prompt_tokens"]
+        assert list(each["measurements"]) == ["stock-fcfs", "atlas", "stock-again"]
+        for measurement in each["measurements"].values():
+            assert {program["program"] for program in measurement["programs"]} == {f"p{n}" for n in range(10)}
+            assert all(program["steps"] >= program["unloaded_steps"] > 0 for program in measurement["programs"])
+            counts = measurement["counts"]
+            assert counts["computed_tokens"] >= sum(program["tokens"] for program in measurement["programs"])
+            assert 0 < counts["cached_tokens"] < counts["prompt_tokens"]
     page = (out / "report.md").read_text()
-    for picture in ("latency", "tail", "distribution", "makespan", "simulated"):
-        assert f"({picture}.svg)" in page
-        assert (out / f"{picture}.svg").read_text().startswith("<?xml")
+    for plot in ("latency", "tail", "distribution", "makespan", "simulated"):
+        assert f"({plot}.svg)" in page
+        assert (out / f"{plot}.svg").read_text().startswith("<?xml")
     assert "## A closed batch" in page
     assert page.count("| srpt, simulated |") == len(LOADS)
 
 
-def test_the_rivals_play_the_same_programs(out: Path) -> None:
-    """The same tokens for all; the same engine twice takes the same steps; ATLAS takes others, and preempts."""
-    first = results(out)["rounds"][1]["runs"]
+def test_the_baselines_serve_the_same_programs(out: Path) -> None:
+    """All baselines give the same tokens. Two engines of one baseline take the same steps. ATLAS takes other steps, and
+    preempts."""
+    first = results(out)["rounds"][1]["measurements"]
     assert first["atlas"]["counts"]["preemptions"] > first["stock-fcfs"]["counts"]["preemptions"] == 0
-    assert steps(first["stock-fcfs"]) == steps(first["stock-again"])
-    assert steps(first["stock-fcfs"])[2] != steps(first["atlas"])[2]
-    tokens = [{each["program"]: each["tokens"] for each in run["programs"]} for run in first.values()]
+    assert repeatable(first["stock-fcfs"]) == repeatable(first["stock-again"])
+    assert repeatable(first["stock-fcfs"])[2] != repeatable(first["atlas"])[2]
+    tokens = [{each["program"]: each["tokens"] for each in found["programs"]} for found in first.values()]
     assert tokens[0] == tokens[1] == tokens[2]
 
 
 def test_the_simulator_agrees(out: Path) -> None:
-    """On steps, of every baseline and load; blocks and the order inside one step are what it does not know."""
+    """Its steps are close to those of every baseline and load, although it knows neither blocks nor the order inside a
+    step."""
     for each in results(out)["simulated"]:
         if each["baseline"] != "srpt":
-            assert abs(each["steps_off"]) < 0.15, each
+            assert abs(each["steps_error"]) < 0.15, each
 
 
-def test_it_goes_on_where_it_was_stopped(out: Path) -> None:
-    """What is there is not played again, and what was lost comes out the same to the digit, on engines that have not
-    played what came before."""
+def test_a_session_resumes(out: Path) -> None:
+    """Finished rounds are not replayed again. A lost round has exactly the same result, on engines that have not
+    replayed the rounds before it."""
     again = out.with_name("again")
     lines, lines_again = ((each / "rounds.jsonl").read_text().splitlines() for each in (out, again))
     assert lines_again[:-1] == lines[:-1]
     before, after = (
-        [steps(run) for each in results(e)["rounds"] for run in each["runs"].values()] for e in (out, again)
+        [repeatable(found) for each in results(folder)["rounds"] for found in each["measurements"].values()]
+        for folder in (out, again)
     )
     assert after == before
 
 
 def test_other_settings_are_refused(out: Path) -> None:
-    """With what differs and what to do, and without starting an engine."""
+    """The error shows the difference and what to do. No engine is started."""
     done = bench(out, OPTIONS.replace("--seed 5", "--seed 6"))
     assert (done.returncode, done.stdout) == (1, "")
     assert "seed: 5 there, 6 now" in done.stderr

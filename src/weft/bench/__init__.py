@@ -1,5 +1,6 @@
-"""`weft bench`: a trace replayed on real vLLM, baseline schedulers side by side (docs/benchmarks.md).
+"""`weft bench`: a trace replayed on real vLLM under several baseline schedulers (docs/benchmarks.md).
 
-`load` makes what arrives, `stepper` and `meter` an engine that is stepped by hand, `replay` plays programs on it,
-`session` all baselines in turns, `measures` and `agreement` say what came of it, `report` and `plots` show it.
+`baselines` lists the schedulers. `load`, `prompts` and `rounds` make the programs of a round. `stepper` and `meter` run
+a vLLM engine step by step, `replay` serves the programs on it, `engines` does so for all baselines together, `session`
+for all rounds. `measures` computes figures, `sim_comparison` compares them with the simulator, `report` writes them.
 """

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from weft.core.errors import BenchError
-from weft.core.policies import PolicyConfig
+from weft.core.policies import POLICIES, PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """How an engine schedules: by vLLM's own policy or one of Weft's."""
+    """How an engine schedules: with vLLM's own scheduler, or with Weft's under one of its policies."""
 
-    stock: Literal["fcfs", "priority"] | None = None
+    stock: Literal["fcfs", "priority"] | None = None  # vLLM's `scheduling_policy`
     policy: PolicyConfig | None = None
-    swaps: bool = False  # the KV of preempted calls to host memory, always; else it is computed again
+    swaps: bool = False  # The KV of every preempted call is swapped to host memory; otherwise it is computed again.
 
     @property
     def simulated(self) -> PolicyConfig | Literal["priority"]:
-        """The policy of the simulator that does the same."""
+        """The policy with which the simulator schedules the same way."""
         if self.policy is not None:
             return self.policy
         return "priority" if self.stock == "priority" else PolicyConfig("fcfs")
@@ -28,23 +28,26 @@ class Baseline:
 
 BASELINES: Final[dict[str, Baseline]] = {
     "stock-fcfs": Baseline(stock="fcfs"),
-    "stock-again": Baseline(stock="fcfs"),  # against stock-fcfs: how much is noise
-    # What a user of stock vLLM would do: a call's priority is its program's place in the order of arrival.
+    "stock-again": Baseline(stock="fcfs"),  # The difference between it and stock-fcfs is noise.
+    # A user of stock vLLM can give a program's position in the order of arrival as the priority of its calls.
     "stock-priority": Baseline(stock="priority"),
-    **{name: Baseline(policy=PolicyConfig(name)) for name in ("fcfs", "mlfq", "plas", "atlas")},
+    **{name: Baseline(policy=PolicyConfig(name)) for name in POLICIES},
     "atlas-swap": Baseline(policy=PolicyConfig("atlas"), swaps=True),
 }
 DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "fcfs", "mlfq", "plas", "atlas")
 
 
 def check_baselines(names: Sequence[str]) -> None:
-    """Refuse what cannot be compared.
+    """Check that these baselines can be compared.
 
     Raises:
-        BenchError: no baseline, one that there is not, or one named twice.
+        BenchError: there is no name, a name is unknown, or a name occurs twice.
     """
     unknown = [name for name in names if name not in BASELINES]
     if unknown or not names:
         raise BenchError(f"there is no baseline {', '.join(unknown)!r}; choose from {', '.join(BASELINES)}.")
     if len(set(names)) < len(names):
-        raise BenchError("a baseline is named twice; name each once (stock-again plays stock-fcfs a second time).")
+        raise BenchError(
+            f"--baselines is {','.join(names)}, in which a baseline is named twice; name each once (stock-again "
+            "schedules like stock-fcfs)."
+        )

@@ -1,23 +1,23 @@
-"""Where a baseline's engine is in time: engine steps, and seconds that it was at work."""
+"""The time of a baseline's engine: engine steps, and seconds in which the engine worked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-# What a step counts as on the clock of steps, about 8 ms. A power of two, so that times are whole steps to the digit.
+# The length of a step on the clock of steps, about 8 ms. A power of two makes times of whole steps exact.
 STEP_S: Final = 1 / 128
 
 
 class Clock:
-    """Steps and seconds of one engine, which runs in turns with others: only its own turns count.
+    """Steps and seconds of one engine. Several engines step alternately, and only this engine's own steps count.
 
-    One of the two decides when calls arrive. An engine without work jumps to the next arrival; on the other clock, the
-    jump counts as steps of the mean length so far.
+    Either steps or seconds decide when calls arrive. An engine without work jumps to the next arrival. Such a jump is
+    converted to the other unit with the mean length of the steps so far.
 
     Args:
-        counts_steps: arrivals go by steps of `STEP_S`, else by seconds.
-        timer: seconds of a monotonic clock.
+        counts_steps: True: calls arrive by steps of `STEP_S`. False: calls arrive by seconds.
+        timer: a monotonic clock, in seconds.
     """
 
     def __init__(self, *, counts_steps: bool, timer: Callable[[], float]) -> None:
@@ -26,45 +26,45 @@ class Clock:
         self.reset()
 
     def reset(self) -> None:
-        """Begin at 0."""
+        """Set the clock to 0."""
         self.steps = 0
-        self.steps_at_work = 0
-        self.work_s = 0.0
+        self.busy_steps = 0  # without the steps that were jumped over
+        self.busy_s = 0.0
         self._idle_s = 0.0
-        self._began_s: float | None = None  # of the step under way
-        self._scheduled = False  # the step under way is past its scheduling
+        self._step_began_s: float | None = None  # None: no step is under way
+        self._scheduled = False  # whether the step under way has been scheduled
 
     @property
     def seconds(self) -> float:
-        """Seconds at work, and those that jumps count as."""
-        under_way_s = 0.0 if self._began_s is None else self._timer() - self._began_s
-        return self.work_s + self._idle_s + under_way_s
+        """Seconds in which the engine worked, and those that it jumped over."""
+        under_way_s = 0.0 if self._step_began_s is None else self._timer() - self._step_began_s
+        return self.busy_s + self._idle_s + under_way_s
 
     @property
     def now_s(self) -> float:
-        """The time by which calls arrive, which is also that of Weft's scheduler."""
+        """The time by which calls arrive. Weft's scheduler uses the same time."""
         return (self.steps + self._scheduled) * STEP_S if self.counts_steps else self.seconds
 
     def begin_step(self) -> None:
         """A step begins."""
-        self._began_s = self._timer()
+        self._step_began_s = self._timer()
 
     def note_scheduled(self) -> None:
-        """The step under way is scheduled; what comes after that happens at its end."""
+        """The step under way has been scheduled. Everything after that happens at the step's end."""
         self._scheduled = True
 
     def end_step(self) -> float:
-        """The step ends; returns its seconds."""
-        lasted_s = self._timer() - (self._began_s or 0.0)
-        self._began_s, self._scheduled = None, False
-        self.work_s += lasted_s
+        """The step under way ends; returns its length in seconds."""
+        length_s = self._timer() - (self._step_began_s or 0.0)
+        self._step_began_s, self._scheduled = None, False
+        self.busy_s += length_s
         self.steps += 1
-        self.steps_at_work += 1
-        return lasted_s
+        self.busy_steps += 1
+        return length_s
 
     def skip_to(self, due_s: float) -> None:
-        """There is nothing to do until `due_s`."""
-        mean_s = self.work_s / self.steps_at_work if self.steps_at_work else STEP_S
+        """Jump to `due_s`, since there is no work before then."""
+        mean_s = self.busy_s / self.busy_steps if self.busy_steps else STEP_S
         idle_s = max(0.0, due_s - self.now_s)
         if self.counts_steps:
             steps = round(idle_s / STEP_S)

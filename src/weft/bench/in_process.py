@@ -1,4 +1,4 @@
-"""vLLM in this process instead of in ones of its own. To be called before anything imports it."""
+"""Runs vLLM's engines in this process instead of in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from weft.engine.vllm_compat.version import require_vllm
 
 
 def run_in_this_process(*, one_thread: bool = False) -> None:
-    """Have vLLM, which is yet to be imported, run its engines here, and quietly.
+    """Make vLLM run its engines in this process, without log output. Call this before anything imports vLLM.
 
     Args:
-        one_thread: on a CPU, unless the environment says otherwise. Two threads, each bound to a core, wait for each
-            other many times a step: where another process has one of the cores, a step of the tiny model that takes 3
-            ms took 400 ms.
+        one_thread: use one thread on a CPU, unless the environment sets another number. Two threads, each bound to a
+            core, wait for each other many times a step. When another process occupied one of the cores, a step of the
+            tiny model took 400 ms instead of 3 ms.
 
     Raises:
         UnsupportedVllmError, VllmUnavailableError: see `weft.core.errors`.
@@ -26,5 +26,5 @@ def run_in_this_process(*, one_thread: bool = False) -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")  # vLLM's own
+    warnings.simplefilter("ignore")  # vLLM's own warnings
     require_vllm()

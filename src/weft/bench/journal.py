@@ -1,4 +1,4 @@
-"""The rounds that are finished, kept in a file, so that a session goes on where it was ended."""
+"""The file that keeps finished rounds, so that a session can be resumed after it was stopped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FILE: Final = "rounds.jsonl"
 
 
 class Journal:
-    """`rounds.jsonl`: a line with the settings, then one a round.
+    """`rounds.jsonl`: one line with the settings, then one line for each finished round.
 
     Args:
-        folder: where it is or will be.
-        settings: what makes its rounds comparable, as JSON.
+        folder: the folder of the file; it is created if it is missing.
+        settings: the settings under which the rounds are comparable, as JSON.
 
     Raises:
-        BenchError: it is of other settings, is no journal, or cannot be read or written.
+        BenchError: the file has other settings, is not a journal, or cannot be read or written.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
@@ -29,11 +29,12 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-            whole = text[: text.rfind("\n") + 1]  # a line that was being written when the session was killed
-            if whole:
-                self._read(whole.splitlines(), settings)
-                if whole != text:
-                    self.path.write_text(whole, encoding="utf-8")
+            # A session that is killed may leave an incomplete last line.
+            complete = text[: text.rfind("\n") + 1]
+            if complete:
+                self._read(complete.splitlines(), settings)
+                if complete != text:
+                    self.path.write_text(complete, encoding="utf-8")
             else:
                 self.path.write_text(json.dumps({"settings": settings}) + "\n", encoding="utf-8")
         except OSError as error:
@@ -43,21 +44,21 @@ class Journal:
         try:
             found = json.loads(lines[0])["settings"]
             if found != settings:
-                raise self._other(found, settings)
+                raise self._other_settings(found, settings)
             for line in lines[1:]:
                 round_ = Round.from_json(json.loads(line))
                 self.rounds[round_.load, round_.number] = round_
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, BenchError):
                 raise
-            raise BenchError(f"{self.path} is no journal of `weft bench`; choose another --out.") from None
+            raise BenchError(f"{self.path} is not a journal of `weft bench`; choose another --out.") from None
 
-    def _other(self, found: dict[str, Any], settings: dict[str, Any]) -> BenchError:
+    def _other_settings(self, found: dict[str, Any], settings: dict[str, Any]) -> BenchError:
         keys = [key for key in settings | found if found.get(key) != settings.get(key)]
         differences = ", ".join(f"{key}: {found.get(key)!r:.60} there, {settings.get(key)!r:.60} now" for key in keys)
         return BenchError(
             f"{self.path.parent} holds rounds of other settings ({differences}). Choose another --out, give the same "
-            f"settings to go on, or delete {self.path} to begin again."
+            f"settings to resume, or delete {self.path} to begin again."
         )
 
     def add(self, round_: Round) -> None:

@@ -1,4 +1,4 @@
-"""What came of a session: summaries, paired ratios, throughput at equal latency."""
+"""Computes figures from measurements: summaries, paired ratios, throughput at equal latency."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from weft.bench.load import AS_RECORDED, CLOSED
-from weft.bench.records import Outcome, Round, Run
+from weft.bench.records import Measurement, Outcome, Round
 from weft.core.sim.simulator import percentile
 
 STATISTICS: Final = ("mean", "p50", "p95", "p99")
@@ -24,9 +24,12 @@ LATENCIES: Final[dict[str, Callable[[Outcome], float]]] = {
     "times_unloaded": lambda program: program.steps / program.unloaded_steps,
 }
 
+Figures = Mapping[str, Any]  # the figures of one measurement, from `figures_of`
+FiguresByLoad = Mapping[str, Mapping[str, Sequence[Figures]]]  # by load and baseline, one for each round
+
 
 class Spread(NamedTuple):
-    """A figure over rounds."""
+    """A figure over several rounds."""
 
     median: float
     lowest: float
@@ -42,20 +45,20 @@ def summarise(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values)} | {f"p{p}": percentile(values, p) for p in (50, 95, 99)}
 
 
-def measure(run: Run) -> dict[str, Any]:
-    """All figures of one baseline's play of a round."""
-    counts = run.counts
-    tokens = sum(program.tokens for program in run.programs)
-    unloaded = sum(program.unloaded_steps for program in run.programs)
+def figures_of(measurement: Measurement) -> dict[str, Any]:
+    """All figures of one measurement; those named in `LATENCIES` are dictionaries from `summarise`."""
+    counts = measurement.counts
+    tokens = sum(program.tokens for program in measurement.programs)
+    unloaded = sum(program.unloaded_steps for program in measurement.programs)
     return {
-        **{name: summarise([of(program) for program in run.programs]) for name, of in LATENCIES.items()},
-        # Of all programs together; `times_unloaded` is the mean of each one's own.
-        "load_factor": sum(program.steps for program in run.programs) / unloaded,
-        "makespan_steps": run.steps,
-        "makespan_seconds": run.seconds,
-        "tokens_per_step": tokens / run.steps,
-        "tokens_per_second": tokens / run.seconds,
-        "step_seconds": statistics.median(sample.step_s for sample in run.samples),
+        **{name: summarise([of(program) for program in measurement.programs]) for name, of in LATENCIES.items()},
+        # The load factor is a ratio of sums over all programs; `times_unloaded` is a mean of ratios.
+        "load_factor": sum(program.steps for program in measurement.programs) / unloaded,
+        "makespan_steps": measurement.steps,
+        "makespan_seconds": measurement.seconds,
+        "tokens_per_step": tokens / measurement.steps,
+        "tokens_per_second": tokens / measurement.seconds,
+        "step_seconds": statistics.median(sample.step_s for sample in measurement.samples),
         "schedule_seconds_per_step": counts.schedule_s / counts.steps,
         "update_seconds_per_step": counts.update_s / counts.steps,
         "cache_hit_rate": counts.cached_tokens / counts.prompt_tokens,
@@ -66,35 +69,31 @@ def measure(run: Run) -> dict[str, Any]:
     }
 
 
-Figures = Mapping[str, Any]  # of a run, as `measure` gives them
-Measured = Mapping[str, Mapping[str, Sequence[Figures]]]  # by load, baseline and round
-
-
 def figure(figures: Figures, path: str) -> float:
-    """One of them, such as "steps.mean"."""
+    """One figure by its path, such as "steps.mean"."""
     found: Any = figures
     for key in path.split("."):
         found = found[key]
     return float(found)
 
 
-def ratio(ours: Sequence[Figures], theirs: Sequence[Figures], path: str) -> Spread:
-    """A figure of ours divided by theirs, round by round: both played the same programs in turns."""
-    pairs = zip(ours, theirs, strict=True)
-    return Spread.of([figure(our, path) / figure(their, path) for our, their in pairs])
+def ratio(numerators: Sequence[Figures], denominators: Sequence[Figures], path: str) -> Spread:
+    """The ratio of a figure between two baselines, taken in each round, in which both served the same programs."""
+    pairs = zip(numerators, denominators, strict=True)
+    return Spread.of([figure(above, path) / figure(below, path) for above, below in pairs])
 
 
 class EqualLatency(NamedTuple):
-    """At which rate a baseline has the latency that the base has at its own."""
+    """The rate at which a baseline has the same latency as the base has at `base_rate`."""
 
     base_rate: float
     latency: float
     rate: float
-    is_bound: bool  # the baseline is below that latency at all rates that were played: it is this rate or more
+    is_lower_bound: bool  # The baseline's latency is below this at all replayed rates: it would also be at higher ones.
 
     @property
     def gain(self) -> float:
-        """How many times the base's throughput."""
+        """The baseline's throughput divided by the base's."""
         return self.rate / self.base_rate
 
 
@@ -102,50 +101,60 @@ def equal_latency(base: Mapping[float, float], baseline: Mapping[float, float]) 
     """Throughput at equal latency (Autellix §6.3), for each rate of the base.
 
     Args:
-        base: mean latency per token by rate.
-        baseline: the baseline's, at the same rates.
+        base: mean latency per token of the base, by rate.
+        baseline: mean latency per token of the baseline, at the same rates.
 
     Returns:
-        By interpolation between the baseline's rates: the highest rate up to which it keeps the base's latency. A rate
-        at which the baseline is above it at all rates is left out: where it would reach it was not played.
+        The highest rate up to which the baseline's latency stays at or below the base's, interpolated between the
+        baseline's rates. A rate of the base is left out if the baseline's latency is higher at all rates, because the
+        rate at which it would be equal was not replayed.
     """
     rates = sorted(baseline)
     found = []
     for base_rate, latency in sorted(base.items()):
-        kept = [rate for rate in rates if baseline[rate] <= latency]
-        if not kept:
+        fast_enough = [rate for rate in rates if baseline[rate] <= latency]
+        if not fast_enough:
             continue
-        low = kept[-1]
+        low = fast_enough[-1]
         above = [rate for rate in rates if rate > low]
         if not above:
-            found.append(EqualLatency(base_rate, latency, low, is_bound=True))
+            found.append(EqualLatency(base_rate, latency, low, is_lower_bound=True))
             continue
         high = above[0]
         share = (latency - baseline[low]) / (baseline[high] - baseline[low])
-        found.append(EqualLatency(base_rate, latency, low + share * (high - low), is_bound=False))
+        found.append(EqualLatency(base_rate, latency, low + share * (high - low), is_lower_bound=False))
     return found
 
 
-def gains(base: str, measured: Measured) -> dict[str, list[EqualLatency]]:
-    """`equal_latency` of every baseline, in steps a token, medians over rounds; empty with fewer than two rates."""
-    rates = [load for load in measured if load not in {AS_RECORDED, CLOSED}]
+def rates_of(figures: FiguresByLoad) -> list[str]:
+    """The loads that are rates, so neither recorded arrivals nor a closed batch."""
+    return [load for load in figures if load not in {AS_RECORDED, CLOSED}]
+
+
+def gains(base: str, figures: FiguresByLoad) -> dict[str, list[EqualLatency]]:
+    """`equal_latency` of every baseline, in medians over rounds of mean steps per token.
+
+    Returns:
+        A list for each baseline; an empty dictionary if there are fewer than two rates.
+    """
+    rates = rates_of(figures)
     if len(rates) < 2:
         return {}
     curves = {
         name: {
-            float(load): statistics.median(figure(row, "steps_per_token.mean") for row in measured[load][name])
+            float(load): statistics.median(figure(row, "steps_per_token.mean") for row in figures[load][name])
             for load in rates
         }
-        for name in measured[rates[0]]
+        for name in figures[rates[0]]
     }
     return {name: equal_latency(curves[base], curve) for name, curve in curves.items()}
 
 
-def by_load(rounds: Sequence[Round]) -> Measured:
-    """Figures by load, baseline and round."""
+def by_load(rounds: Sequence[Round]) -> FiguresByLoad:
+    """The figures of all rounds, by load and baseline."""
     found: dict[str, dict[str, list[Figures]]] = {}
     for round_ in rounds:
         baselines = found.setdefault(round_.load, {})
-        for name, run in round_.runs.items():
-            baselines.setdefault(name, []).append(measure(run))
+        for name, measurement in round_.measurements.items():
+            baselines.setdefault(name, []).append(figures_of(measurement))
     return found

@@ -1,4 +1,4 @@
-"""The same measurements on any scheduler: a thin subclass of it, vLLM's or Weft's."""
+"""Measures a scheduler, vLLM's or Weft's, through a thin subclass that is the same for both."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from weft.engine.vllm_compat.names import Request, SchedulerOutput
 
 
 class Meter:
-    """Counts what an engine does, from what its scheduler hands to the model."""
+    """Counts an engine's work from the batches that its scheduler hands to the model."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again, when no call is under way."""
+        """Set everything to 0. No call may be in flight."""
         self.counts = Counts()
         self.samples: list[StepSample] = []
-        self._computed: dict[str, int] = {}  # by request, the most tokens that it ever had in the KV cache
+        self._computed: dict[str, int] = {}  # by request: the most tokens that it has had in the KV cache
         self._step: tuple[int, int, int] | None = None  # decode, prefill and context tokens of the step under way
 
-    def note_scheduled(self, output: SchedulerOutput, took_s: float) -> None:
-        """A step is scheduled."""
+    def note_scheduled(self, output: SchedulerOutput, schedule_s: float) -> None:
+        """A step has been scheduled, in so many seconds."""
         counts = self.counts
-        counts.schedule_s += took_s
+        counts.schedule_s += schedule_s
         for request_id in output.finished_req_ids:
             self._computed.pop(request_id, None)
         for request in output.scheduled_new_reqs:
@@ -54,19 +54,19 @@ class Meter:
         counts.steps += 1
         self._step = decode, prefill, context
 
-    def note_updated(self, took_s: float) -> None:
-        """The scheduler has taken in what a step gave."""
-        self.counts.update_s += took_s
+    def note_updated(self, update_s: float) -> None:
+        """The scheduler has processed a step's output, in so many seconds."""
+        self.counts.update_s += update_s
 
-    def end_step(self, lasted_s: float) -> None:
-        """The engine's step is over."""
+    def end_step(self, step_s: float) -> None:
+        """The engine's step has ended, after so many seconds."""
         if self._step is not None:
-            self.samples.append(StepSample(*self._step, lasted_s))
+            self.samples.append(StepSample(*self._step, step_s))
             self._step = None
 
 
 def _present_tokens(output: SchedulerOutput) -> Iterator[tuple[str, int]]:
-    """The requests of a step, and how many of their tokens were in the KV cache before it."""
+    """The requests of a step, each with the number of its tokens that were in the KV cache before the step."""
     for request in output.scheduled_new_reqs:
         yield request.req_id, request.num_computed_tokens
     cached = output.scheduled_cached_reqs
@@ -74,10 +74,10 @@ def _present_tokens(output: SchedulerOutput) -> Iterator[tuple[str, int]]:
 
 
 def metered(base: Any, meter: Meter, clock: Clock, *, is_weft: bool) -> Any:
-    """A subclass of scheduler `base` that tells a meter and a clock of what it does.
+    """A subclass of scheduler class `base` that reports to a meter and a clock.
 
     Args:
-        is_weft: it is Weft's, which takes its time from the clock.
+        is_weft: whether `base` is Weft's scheduler, which then takes its time from `clock`.
     """
 
     class Metered(base):
@@ -103,10 +103,10 @@ def metered(base: Any, meter: Meter, clock: Clock, *, is_weft: bool) -> Any:
             meter.counts.preemptions += 1
             super()._preempt_request(request, *args, **kwargs)
 
-        def renew(self, fresh: Policy) -> None:
-            """Forget, while idle, all that Weft's scheduler has learned of calls and programs."""
-            self.weft_policy = fresh
-            self.waiting = PolicyQueue(fresh, self._call_of, self._now_s)
+        def reset_weft(self, policy: Policy) -> None:
+            """Forget all calls and programs that Weft's idle scheduler has seen, and go on with a new policy object."""
+            self.weft_policy = policy
+            self.waiting = PolicyQueue(policy, self._call_of, self._now_s)
             self._idle.clear()
             self._steps_to_decision = 0
             self.set_clock(lambda: clock.now_s)

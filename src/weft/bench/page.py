@@ -1,4 +1,4 @@
-"""One page of results, in Markdown."""
+"""The report of a session, one page of Markdown."""
 
 from __future__ import annotations
 
@@ -8,75 +8,81 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.bench.agreement import Agreement
 from weft.bench.clock import STEP_S
 from weft.bench.load import AS_RECORDED, CLOSED
-from weft.bench.measures import STATISTICS, Figures, Measured, Spread, figure, gains, ratio
+from weft.bench.measures import STATISTICS, Figures, FiguresByLoad, Spread, figure, gains, ratio
 from weft.bench.records import Round
 from weft.bench.settings import BenchSettings
+from weft.bench.sim_comparison import SimComparison
 from weft.core.sim import StepTime
 
-_AGAINST = ("stock-fcfs", "stock-priority", "fcfs", "mlfq")  # atlas is also compared with each of these
+_COMPARED_WITH_ATLAS = ("stock-fcfs", "stock-priority", "fcfs", "mlfq")
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that came of a session."""
+    """All results of a session."""
 
     settings: BenchSettings
     rounds: Sequence[Round]
-    measured: Measured
-    agreements: Sequence[Agreement]
+    figures: FiguresByLoad
+    comparisons: Sequence[SimComparison]
     step_time: StepTime
     machine: dict[str, Any]
 
 
-def page(results: Results, pictures: Sequence[str]) -> Iterator[str]:
-    """The report's lines.
+def page(results: Results, plots: Sequence[str]) -> Iterator[str]:
+    """The lines of the report.
 
     Args:
-        pictures: names of files beside it.
+        plots: names of plot files in the report's folder.
     """
-    settings, measured = results.settings, results.measured
+    settings, figures = results.settings, results.figures
     yield f"# weft bench: {Path(settings.source).name}\n"
-    yield from _setting(settings, results.rounds)
-    for load, baselines in measured.items():
+    yield from _setup(settings, results.rounds)
+    for load, baselines in figures.items():
         yield f"\n## {_title(load)}\n"
         yield from _latencies(settings, baselines)
         yield ""
         yield from _costs(baselines)
         if "atlas" in baselines:
             yield ""
-            best = [each.in_steps for each in results.agreements if (each.load, each.baseline) == (load, "srpt")]
-            yield from _pairs(baselines, [figures for figures in best if figures])
-    yield from _equal(settings, measured)
-    yield from _agreement(results.agreements, results.step_time)
-    yield from (f"\n![{Path(name).stem}]({name})" for name in pictures)
+            srpt = [
+                each.simulated_figures
+                for each in results.comparisons
+                if (each.load, each.baseline) == (load, "srpt") and each.simulated_figures
+            ]
+            yield from _atlas_ratios(baselines, srpt)
+    yield from _equal_latency(settings, figures)
+    yield from _comparison(results.comparisons, results.step_time)
+    yield from (f"\n![{Path(name).stem}]({name})" for name in plots)
     yield "\n## Machine\n"
     yield ", ".join(f"{key} {value}" for key, value in results.machine.items()) + "\n"
 
 
 def _title(load: str) -> str:
     titles = {AS_RECORDED: "Arrivals as recorded", CLOSED: "A closed batch: all programs at once"}
-    return titles.get(load, f"{load} programs a second")
+    return titles.get(load, f"{load} programs per second")
 
 
-def _setting(settings: BenchSettings, rounds: Sequence[Round]) -> Iterator[str]:
+def _setup(settings: BenchSettings, rounds: Sequence[Round]) -> Iterator[str]:
+    """What was measured and how, in two paragraphs."""
     numbers = len({round_.number for round_ in rounds})
-    cut, longest = sum(round_.cut_calls for round_ in rounds), rounds[0].longest_tokens
-    programs = len(next(iter(rounds[0].runs.values())).programs)
+    truncated, limit = sum(round_.truncated_calls for round_ in rounds), rounds[0].max_call_tokens
+    programs = len(next(iter(rounds[0].measurements.values())).programs)
     yield (
-        f"{programs} programs a round, {numbers} rounds, the same programs for every baseline, a step of one in turn "
-        f"with a step of the others. Model: {settings.model}; {settings.batch_size} calls at once, {settings.room_tokens} "
-        f"tokens of KV cache, at most {settings.chunk_tokens} tokens a step. Lengths and times are {settings.scale:g} "
-        f"of those of the trace, so a rate is one of the unscaled trace; {cut} calls longer than {longest} tokens were "
-        "cut."
+        f"Rounds: {numbers}, programs in each round: {programs}. All baselines serve the same programs, one engine "
+        f"step of each baseline in turn. Model: {settings.model}. Each engine runs {settings.batch_size} calls at "
+        f"once, holds {settings.kv_capacity_tokens} tokens of KV, and computes at most {settings.chunk_tokens} tokens "
+        f"per step. Lengths and times of the trace are multiplied by {settings.scale:g}, so a rate is a rate of the "
+        f"unscaled trace. Calls that were truncated to {limit} tokens: {truncated}."
     )
-    how = f"engine steps, each counted as {STEP_S * 1e3:g} ms" if settings.clock == "steps" else "seconds at work"
+    unit = f"engine steps of {STEP_S * 1e3:g} ms" if settings.clock == "steps" else "seconds in which the engine works"
     yield (
-        f"\nArrivals go by {how}. Figures are medians over rounds, with (lowest, highest); ratios are taken round by "
-        "round. *Latency* is a program's response time divided by the output tokens on its critical path; *of all*: by "
-        "those of all its calls (Autellix §6.2). *Unloaded* is what programs take alone, simulated."
+        f"\nCalls arrive by {unit}. Figures are medians over rounds, with (lowest, highest). Ratios are taken in each "
+        "round. *Latency* is a program's response time divided by the output tokens on its critical path. *Mean, all "
+        "threads* divides by the output tokens of all calls instead (Autellix §6.2). *Times unloaded* is the ratio to "
+        "the time that the programs take when each is alone, which is simulated."
     )
 
 
@@ -98,48 +104,53 @@ def _median(rows: Sequence[Figures], path: str) -> float:
 def _latencies(settings: BenchSettings, baselines: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
     base_name = settings.baselines[0]
     base = baselines[base_name]
-    headings = ("latency, steps a token", *STATISTICS, "mean of all", "times unloaded")
-    ratios = (f"mean ÷ {base_name}", "in seconds", "program latency", "in seconds", "makespan, steps")
+    headings = ("latency, steps per token", *STATISTICS, "mean, all threads", "times unloaded")
+    ratios = (
+        (f"mean ÷ {base_name}", "steps_per_token.mean"),
+        ("in seconds", "seconds_per_token.mean"),
+        (f"program latency ÷ {base_name}", "steps.mean"),
+        ("in seconds", "seconds.mean"),
+    )
 
     def rows() -> Iterator[Sequence[str]]:
         for name, figures in baselines.items():
-            paths = ("steps_per_token.mean", "seconds_per_token.mean", "steps.mean", "seconds.mean")
             yield (
                 name,
                 *(f"{_median(figures, f'steps_per_token.{each}'):.2f}" for each in STATISTICS),
                 f"{_median(figures, 'steps_per_token_of_all.mean'):.2f}",
                 f"{_median(figures, 'load_factor'):.2f}",
-                *(_spread(ratio(figures, base, path)) for path in paths),
+                *(_spread(ratio(figures, base, path)) for _, path in ratios),
                 f"{_median(figures, 'makespan_steps'):.0f}",
             )
 
-    yield from _table((*headings, *ratios), rows())
+    yield from _table((*headings, *(heading for heading, _ in ratios), "makespan, steps"), rows())
 
 
 def _costs(baselines: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
-    headings = ("", "tokens a step", "tokens a second", "ms a step", "of it schedule(), µs", "update, µs")
-    counts = ("cache hits", "preemptions", "recomputed tokens", "swapped tokens")
+    columns = {
+        "tokens per step": ("tokens_per_step", 1, ".2f"),
+        "tokens per second": ("tokens_per_second", 1, ".0f"),
+        "step, ms": ("step_seconds", 1e3, ".2f"),
+        "schedule() in a step, µs": ("schedule_seconds_per_step", 1e6, ".0f"),
+        "update in a step, µs": ("update_seconds_per_step", 1e6, ".0f"),
+        "cache hits": ("cache_hit_rate", 1, ".1%"),
+        "preemptions": ("preemptions", 1, ".0f"),
+        "recomputed tokens": ("recomputed_tokens", 1, ".0f"),
+        "swapped tokens": ("swapped_tokens", 1, ".0f"),
+    }
 
     def rows() -> Iterator[Sequence[str]]:
         for name, figures in baselines.items():
-            yield (
-                name,
-                f"{_median(figures, 'tokens_per_step'):.2f}",
-                f"{_median(figures, 'tokens_per_second'):.0f}",
-                f"{_median(figures, 'step_seconds') * 1e3:.2f}",
-                f"{_median(figures, 'schedule_seconds_per_step') * 1e6:.0f}",
-                f"{_median(figures, 'update_seconds_per_step') * 1e6:.0f}",
-                f"{_median(figures, 'cache_hit_rate'):.1%}",
-                *(f"{_median(figures, f):.0f}" for f in ("preemptions", "recomputed_tokens", "swapped_tokens")),
-            )
+            yield name, *(format(_median(figures, path) * unit, spec) for path, unit, spec in columns.values())
 
-    yield from _table((*headings, *counts), rows())
+    yield from _table(("", *columns), rows())
 
 
-def _pairs(baselines: Mapping[str, Sequence[Figures]], best: Sequence[Figures]) -> Iterator[str]:
-    others = {name: baselines[name] for name in _AGAINST if name in baselines} | (
-        {"srpt, simulated": best} if best else {}
-    )
+def _atlas_ratios(baselines: Mapping[str, Sequence[Figures]], srpt: Sequence[Figures]) -> Iterator[str]:
+    """Latencies of ATLAS divided by those of other baselines, and of the simulated SRPT if there are any."""
+    others = {name: baselines[name] for name in _COMPARED_WITH_ATLAS if name in baselines}
+    if srpt:
+        others["srpt, simulated"] = srpt
     paths = [f"{path}.{each}" for path in ("steps_per_token", "steps") for each in STATISTICS]
 
     def rows() -> Iterator[Sequence[str]]:
@@ -150,36 +161,37 @@ def _pairs(baselines: Mapping[str, Sequence[Figures]], best: Sequence[Figures]) 
     yield from _table(("latency in steps, atlas ÷", *labels), rows())
 
 
-def _equal(settings: BenchSettings, measured: Measured) -> Iterator[str]:
+def _equal_latency(settings: BenchSettings, figures: FiguresByLoad) -> Iterator[str]:
     base = settings.baselines[0]
-    found = gains(base, measured)
+    found = gains(base, figures)
     if not found:
         return
     yield "\n## Throughput at equal latency\n"
-    yield f"The rate at which a baseline has the mean latency that {base} has at its own.\n"
+    yield f"The rate at which a baseline has the same mean latency as {base} has at the rate of the column.\n"
     rates = [each.base_rate for each in found[base]]
 
     def cell(name: str, rate: float) -> str:
         for each in found[name]:
             if each.base_rate == rate:
-                return f"{'at least ' if each.is_bound else ''}{each.rate:.3g} ({each.gain:.2f} times)"
+                return f"{'at least ' if each.is_lower_bound else ''}{each.rate:.3g} ({each.gain:.2f} times)"
         return "not reached"
 
     headings = ("", *(f"{base} at {rate:g}" for rate in rates))
     yield from _table(headings, iter([(name, *(cell(name, rate) for rate in rates)) for name in found if name != base]))
 
 
-def _agreement(agreements: Sequence[Agreement], step_time: StepTime) -> Iterator[str]:
+def _comparison(comparisons: Sequence[SimComparison], step_time: StepTime) -> Iterator[str]:
     yield "\n## Simulator and engine\n"
     yield (
-        "Mean program latency, simulated with the same programs, policy, batch size and KV cache. Seconds: steps that "
-        "take what was fitted to the steps of the same round; steps: identical ones. Over all rounds a step takes "
-        f"{step_time.fixed_s * 1e3:.3g} ms, and for each call that decodes {step_time.decode_token_s * 1e6:.3g} µs, "
-        f"prompt token {step_time.prefill_token_s * 1e6:.3g} µs, token of context {step_time.context_token_s * 1e9:.3g}"
-        " ns. srpt knows the future, and is only simulated.\n"
+        "Mean program latency on the engine, and simulated with the same programs, policy, batch size and KV cache. "
+        "In seconds, the length of simulated steps is fitted to the steps of the same round. In steps, all simulated "
+        f"steps have the same length. Fitted to all rounds, a step takes {step_time.fixed_s * 1e3:.3g} ms, and in "
+        f"addition {step_time.decode_token_s * 1e6:.3g} µs for each call that decodes, "
+        f"{step_time.prefill_token_s * 1e6:.3g} µs for each prompt token, and {step_time.context_token_s * 1e9:.3g} ns "
+        "for each token of context. srpt knows the future, so it is simulated only.\n"
     )
-    groups: dict[tuple[str, str], list[Agreement]] = {}
-    for each in agreements:
+    groups: dict[tuple[str, str], list[SimComparison]] = {}
+    for each in comparisons:
         groups.setdefault((each.load, each.baseline), []).append(each)
 
     def rows() -> Iterator[Sequence[str]]:
@@ -187,21 +199,23 @@ def _agreement(agreements: Sequence[Agreement], step_time: StepTime) -> Iterator
             yield (
                 load,
                 baseline,
-                *(_values([getattr(each, name) for each in group], 2) for name in ("real_s", "simulated_s")),
-                _off([each.off for each in group]),
-                *(_values([getattr(each, name) for each in group], 0) for name in ("real_steps", "simulated_steps")),
-                _off([each.steps_off for each in group]),
+                _known_median([each.engine_s for each in group], ".2f"),
+                _known_median([each.simulated_s for each in group], ".2f"),
+                _error([each.seconds_error for each in group]),
+                _known_median([each.engine_steps for each in group], ".0f"),
+                _known_median([each.simulated_steps for each in group], ".0f"),
+                _error([each.steps_error for each in group]),
             )
 
-    headings = ("load", "baseline", "engine, s", "simulated, s", "off", "engine, steps", "simulated, steps", "off")
+    headings = ("load", "baseline", "engine, s", "simulated, s", "error", "engine, steps", "simulated, steps", "error")
     yield from _table(headings, rows())
 
 
-def _values(values: Sequence[float | None], digits: int) -> str:
+def _known_median(values: Sequence[float | None], spec: str) -> str:
     known = [value for value in values if value is not None]
-    return f"{statistics.median(known):.{digits}f}" if known else ""
+    return format(statistics.median(known), spec) if known else ""
 
 
-def _off(values: Sequence[float | None]) -> str:
+def _error(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{statistics.median(known):+.1%} ({min(known):+.1%}, {max(known):+.1%})" if known else ""

@@ -1,4 +1,4 @@
-"""Pictures of a session, like Autellix Fig. 12, 13, 16 and 18."""
+"""Plots of a session, like Autellix Fig. 12, 13, 16 and 18."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.bench.agreement import Agreement
-from weft.bench.load import AS_RECORDED, CLOSED
-from weft.bench.measures import Measured, figure
+from weft.bench.load import CLOSED
+from weft.bench.measures import FiguresByLoad, figure, rates_of
 from weft.bench.records import Round
+from weft.bench.sim_comparison import SimComparison
 from weft.core.errors import BenchError
 
 
 def pyplot() -> Any:
-    """matplotlib, which draws into files only.
+    """Returns matplotlib's `pyplot`, set up to draw into SVG files only.
 
     Raises:
-        BenchError: it is not installed.
+        BenchError: matplotlib is not installed.
     """
     try:
         importlib.import_module("matplotlib").use("svg")
@@ -28,85 +28,89 @@ def pyplot() -> Any:
         raise BenchError("`weft bench` draws with matplotlib, which is not installed: pip install matplotlib") from None
 
 
-def draw(folder: Path, rounds: Sequence[Round], measured: Measured, agreements: Sequence[Agreement]) -> list[str]:
-    """Write the pictures there are data for; returns their names, in their order on the page."""
+def save_plots(
+    folder: Path, rounds: Sequence[Round], figures: FiguresByLoad, comparisons: Sequence[SimComparison]
+) -> list[str]:
+    """Write all plots for which there are data; returns the names of their files, in the order of the report."""
     plt = pyplot()
-    figures = {
-        "latency.svg": _over_rates(plt, measured, ("mean",)),
-        "tail.svg": _over_rates(plt, measured, ("p95", "p99")),
+    plots = {
+        "latency.svg": _latency_over_rates(plt, figures, ("mean",)),
+        "tail.svg": _latency_over_rates(plt, figures, ("p95", "p99")),
         "distribution.svg": _distributions(plt, rounds),
-        "makespan.svg": _makespans(plt, measured),
-        "simulated.svg": _simulated(plt, agreements),
+        "makespan.svg": _makespans(plt, figures),
+        "simulated.svg": _simulated_latency(plt, comparisons),
     }
-    for name, drawn in figures.items():
-        if drawn is not None:
-            drawn.savefig(folder / name, metadata={"Date": None})
-            plt.close(drawn)
-    return [name for name, drawn in figures.items() if drawn is not None]
+    for name, plot in plots.items():
+        if plot is not None:
+            plot.savefig(folder / name, metadata={"Date": None})
+            plt.close(plot)
+    return [name for name, plot in plots.items() if plot is not None]
 
 
-def _over_rates(plt: Any, measured: Measured, of: Sequence[str]) -> Any:
-    """Latency per token over the arrival rate: median over rounds, and from the lowest to the highest."""
-    rates = _rates(measured)
-    if not rates:
+def _latency_over_rates(plt: Any, figures: FiguresByLoad, statistics_: Sequence[str]) -> Any:
+    """Latency per token over the arrival rate, one panel for each statistic: a line for the median over rounds, and an
+    area from the lowest to the highest round."""
+    loads = rates_of(figures)
+    if not loads:
         return None
-    drawn, axes = plt.subplots(1, len(of), figsize=(6 * len(of), 4), layout="constrained", squeeze=False)
-    for each, axis in zip(of, axes[0], strict=True):
-        for name in measured[rates[0]]:
-            rows = [[figure(row, f"steps_per_token.{each}") for row in measured[rate][name]] for rate in rates]
-            places = [float(rate) for rate in rates]
-            (line,) = axis.plot(places, [statistics.median(row) for row in rows], marker="o", label=name)
-            axis.fill_between(places, *zip(*((min(r), max(r)) for r in rows), strict=True), alpha=0.15, lw=0)
+    plot, axes = plt.subplots(
+        1, len(statistics_), figsize=(6 * len(statistics_), 4), layout="constrained", squeeze=False
+    )
+    rates = [float(load) for load in loads]
+    for statistic, axis in zip(statistics_, axes[0], strict=True):
+        for name in figures[loads[0]]:
+            rows = [[figure(row, f"steps_per_token.{statistic}") for row in figures[load][name]] for load in loads]
+            (line,) = axis.plot(rates, [statistics.median(row) for row in rows], marker="o", label=name)
+            axis.fill_between(rates, *zip(*((min(r), max(r)) for r in rows), strict=True), alpha=0.15, lw=0)
             line.set_markersize(4)
-        axis.set(xlabel="programs a second", ylabel=f"{each} latency, steps a token", yscale="log")
+        axis.set(xlabel="programs per second", ylabel=f"{statistic} latency, steps per token", yscale="log")
         axis.legend()
-    return drawn
+    return plot
 
 
 def _distributions(plt: Any, rounds: Sequence[Round]) -> Any:
-    """Which share of programs had at most so much latency a token, over all rounds of the busiest open load."""
+    """The distribution of latency per token, over all programs of the last load that is not a closed batch."""
     loads = list(dict.fromkeys(round_.load for round_ in rounds if round_.load != CLOSED))
     if not loads:
         return None
-    drawn, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-    busiest = [round_ for round_ in rounds if round_.load == loads[-1]]
-    for name in busiest[0].runs:
-        axis.ecdf([p.steps / p.path_tokens for round_ in busiest for p in round_.runs[name].programs], label=name)
+    plot, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    chosen = [round_ for round_ in rounds if round_.load == loads[-1]]
+    for name in chosen[0].measurements:
+        programs = [program for round_ in chosen for program in round_.measurements[name].programs]
+        axis.ecdf([program.steps / program.path_tokens for program in programs], label=name)
     axis.set(
-        xlabel=f"latency at {loads[-1]} programs a second, steps a token", ylabel="share of programs", xscale="log"
+        xlabel=f"latency at {loads[-1]} programs per second, steps per token",
+        ylabel="share of programs",
+        xscale="log",
     )
     axis.legend()
-    return drawn
+    return plot
 
 
-def _makespans(plt: Any, measured: Measured) -> Any:
-    """How long a closed batch took: median over rounds, and from the lowest to the highest."""
-    if CLOSED not in measured:
+def _makespans(plt: Any, figures: FiguresByLoad) -> Any:
+    """The makespan of a closed batch: a bar for the median over rounds, a whisker from the lowest to the highest."""
+    if CLOSED not in figures:
         return None
-    rows = {name: [row["makespan_steps"] for row in figures] for name, figures in measured[CLOSED].items()}
+    rows = {name: [row["makespan_steps"] for row in rounds] for name, rounds in figures[CLOSED].items()}
     return _bars(plt, rows, "makespan of a closed batch, steps")
 
 
-def _simulated(plt: Any, agreements: Sequence[Agreement]) -> Any:
-    """Mean program latency simulated in identical steps, with SRPT, which knows the future."""
-    loads = list(dict.fromkeys(each.load for each in agreements if each.load != CLOSED))
+def _simulated_latency(plt: Any, comparisons: Sequence[SimComparison]) -> Any:
+    """Mean program latency simulated in steps of equal length, also of SRPT, which knows the future."""
+    loads = list(dict.fromkeys(each.load for each in comparisons if each.load != CLOSED))
     rows: dict[str, list[float]] = {}
-    for each in agreements:
+    for each in comparisons:
         if loads and each.load == loads[-1] and each.simulated_steps is not None:
             rows.setdefault(each.baseline, []).append(each.simulated_steps)
-    return _bars(plt, rows, f"mean latency at {loads[-1]} programs a second, simulated steps") if rows else None
+    return _bars(plt, rows, f"mean latency at {loads[-1]} programs per second, simulated steps") if rows else None
 
 
 def _bars(plt: Any, rows: dict[str, list[float]], label: str) -> Any:
-    drawn, axis = plt.subplots(figsize=(6, 0.5 + 0.4 * len(rows)), layout="constrained")
-    middles = [statistics.median(row) for row in rows.values()]
-    below = [middle - min(row) for middle, row in zip(middles, rows.values(), strict=True)]
-    above = [max(row) - middle for middle, row in zip(middles, rows.values(), strict=True)]
-    axis.barh(list(rows), middles, xerr=(below, above), color="tab:blue", ecolor="black", capsize=3)
+    plot, axis = plt.subplots(figsize=(6, 0.5 + 0.4 * len(rows)), layout="constrained")
+    medians = [statistics.median(row) for row in rows.values()]
+    below = [median - min(row) for median, row in zip(medians, rows.values(), strict=True)]
+    above = [max(row) - median for median, row in zip(medians, rows.values(), strict=True)]
+    axis.barh(list(rows), medians, xerr=(below, above), color="tab:blue", ecolor="black", capsize=3)
     axis.invert_yaxis()
     axis.set_xlabel(label)
-    return drawn
-
-
-def _rates(measured: Measured) -> list[str]:
-    return [load for load in measured if load not in {AS_RECORDED, CLOSED}]
+    return plot

@@ -1,80 +1,83 @@
-"""What a round gave, as it is kept in files."""
+"""The results of a round, as the journal keeps them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from weft.core.sim.step_time import StepSample
 
+FORMAT: Final = 2  # version of the journal and of results.json
+
 
 class Outcome(NamedTuple):
-    """What became of one program."""
+    """One program under one baseline. Steps and seconds count from the program's arrival to its end."""
 
     program: str
-    kind: str | None  # its name in the trace
-    steps: int  # from its arrival to its end
+    kind: str | None  # the program's name in the trace
+    steps: int
     seconds: float
-    tokens: int  # output, of all its calls
-    path_tokens: int  # output, on its critical path
-    unloaded_steps: int  # from its arrival to its end, had it been alone
+    tokens: int  # output tokens of all calls
+    path_tokens: int  # output tokens on the critical path
+    unloaded_steps: int  # steps that the program takes when it is alone
 
 
 @dataclass(slots=True)
 class Counts:
-    """What an engine did in one round. Tokens of prompts and outputs of calls; seconds of its scheduler."""
+    """The work of an engine in one round, in tokens of prompts and outputs, and seconds of its scheduler."""
 
-    steps: int = 0  # with tokens in them
-    schedule_s: float = 0.0  # in schedule()
-    update_s: float = 0.0  # in update_from_output()
-    prompt_tokens: int = 0  # of calls when they started first
-    cached_tokens: int = 0  # of these, found in the prefix cache
-    computed_tokens: int = 0  # all that the steps computed
-    recomputed_tokens: int = 0  # of these, those that the same call had computed before
-    swapped_tokens: int = 0  # that came back from host memory
+    steps: int = 0  # steps that computed at least one token
+    schedule_s: float = 0.0  # time in schedule()
+    update_s: float = 0.0  # time in update_from_output()
+    prompt_tokens: int = 0  # prompt tokens of all calls, counted when a call starts for the first time
+    cached_tokens: int = 0  # the part of `prompt_tokens` that was found in the prefix cache
+    computed_tokens: int = 0  # all tokens that the steps computed
+    recomputed_tokens: int = 0  # the part of `computed_tokens` that the same call had computed before
+    swapped_tokens: int = 0  # tokens whose KV came back from host memory
     preemptions: int = 0
 
 
 @dataclass(slots=True)
-class Run:
-    """One baseline's play of all programs of a round."""
+class Measurement:
+    """One baseline's replay of all programs of a round."""
 
-    programs: list[Outcome]  # in the order in which they ended
-    steps: int  # from the clock's beginning to the last end: the makespan of a closed batch
-    seconds: float
+    programs: list[Outcome]  # in the order in which the programs ended
+    steps: int  # from the start of the clock to the last program's end; the makespan of a closed batch
+    seconds: float  # likewise
     counts: Counts
     samples: list[StepSample] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Round:
-    """One round of one load: every baseline's play of the same programs."""
+    """One round of one load: the measurements of all baselines on the same programs."""
 
     load: str
     number: int
-    longest_tokens: int  # of a call
-    cut_calls: int  # that were longer
-    runs: dict[str, Run]
+    max_call_tokens: int  # the most tokens that a call may have
+    truncated_calls: int  # calls that had more tokens, and were truncated
+    measurements: dict[str, Measurement]  # by baseline
 
     def to_json(self) -> dict[str, Any]:
+        """Returns a dictionary that `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Round:
-        """Read what `to_json` gave.
+        """Read a dictionary that `to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the dictionary has another shape.
         """
-        runs = {
-            name: Run(
-                programs=[Outcome(*row) for row in run["programs"]],
-                steps=run["steps"],
-                seconds=run["seconds"],
-                counts=Counts(**run["counts"]),
-                samples=[StepSample(*row) for row in run["samples"]],
+        measurements = {
+            name: Measurement(
+                programs=[Outcome(*program) for program in row["programs"]],
+                steps=row["steps"],
+                seconds=row["seconds"],
+                counts=Counts(**row["counts"]),
+                samples=[StepSample(*sample) for sample in row["samples"]],
             )
-            for name, run in data["runs"].items()
+            for name, row in data["measurements"].items()
         }
-        return cls(data["load"], data["number"], data["longest_tokens"], data["cut_calls"], runs)
+        return cls(data["load"], data["number"], data["max_call_tokens"], data["truncated_calls"], measurements)

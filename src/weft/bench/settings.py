@@ -1,4 +1,4 @@
-"""What is compared, and how."""
+"""The settings of a session of `weft bench`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from typing import Any, Final, Literal
 
 from weft.bench import load
 from weft.bench.baselines import DEFAULT_BASELINES, check_baselines
+from weft.bench.records import FORMAT
 from weft.core.errors import BenchError
 from weft.core.trace.workloads import WORKLOADS
 
-# At full length; with `scale`, the same of everything. Those of `weft sim`.
-_KV_TOKENS_A_SLOT: Final = 4096
+# The sizes of `weft sim`. `scale` multiplies them, as it multiplies the lengths of calls.
+_KV_TOKENS_PER_SLOT: Final = 4096
 _CHUNK_TOKENS: Final = 2048
-# Small, as lengths are scaled: vLLM shares full blocks only. vLLM on CPU asks for a multiple of 32.
+# vLLM shares full blocks only, and calls are scaled down, so blocks are small. vLLM on CPU requires a multiple of 32.
 BLOCK_TOKENS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """What makes a round what it is; rounds of the same settings may be put together.
+    """Everything that decides the result of a round. Only rounds of equal settings are combined.
 
     Args:
         source: a workload of `weft trace`, or a trace file.
-        programs: in a round; of a file, at most.
-        seed: of programs, arrivals and prompts.
-        scale: of all lengths and times.
-        baselines: names; the first is the base of ratios.
-        batch_size: calls that an engine runs at once.
-        kv_tokens: that its KV cache holds; None: 4,096 a slot, times `scale`.
-        clock: by which calls arrive.
+        programs: the number of programs in a round; for a trace file, the maximum.
+        seed: the seed of programs, arrivals and prompts.
+        scale: a factor of all lengths and times.
+        baselines: names of baselines; ratios are relative to the first.
+        batch_size: the number of calls that an engine runs at once.
+        kv_tokens: the size of an engine's KV cache. None: 4,096 tokens a slot, times `scale`.
+        clock: the clock that decides when calls arrive.
         model: "tiny", "embedded", or a folder or hub name.
 
     Raises:
-        BenchError: values that make no sense.
+        BenchError: a value is out of range.
     """
 
     source: str
@@ -60,16 +61,18 @@ class BenchSettings:
         if self.kv_tokens is not None and self.kv_tokens < 1:
             raise BenchError(f"--kv-tokens is {self.kv_tokens}; give at least 1.")
         if self.source not in WORKLOADS and not Path(self.source).is_file():
-            raise BenchError(f"{self.source} is neither a trace file nor one of {', '.join(WORKLOADS)}.")
+            raise BenchError(
+                f"{self.source} is neither a trace file nor a workload; name a file, or one of {', '.join(WORKLOADS)}."
+            )
 
     @property
     def is_file(self) -> bool:
         return self.source not in WORKLOADS
 
     @property
-    def room_tokens(self) -> int:
-        """Tokens of KV, in whole blocks."""
-        tokens = self.kv_tokens or round(_KV_TOKENS_A_SLOT * self.batch_size * self.scale)
+    def kv_capacity_tokens(self) -> int:
+        """The size of an engine's KV cache in tokens, a whole number of blocks."""
+        tokens = self.kv_tokens or round(_KV_TOKENS_PER_SLOT * self.batch_size * self.scale)
         return max(1, tokens // BLOCK_TOKENS) * BLOCK_TOKENS
 
     @property
@@ -78,27 +81,27 @@ class BenchSettings:
         return max(round(_CHUNK_TOKENS * self.scale), self.batch_size)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, and of a trace file what was in it."""
-        found: dict[str, Any] = asdict(self) | {"baselines": list(self.baselines)}
+        """Returns all settings, the version of the format, and for a trace file a checksum of its content."""
+        settings: dict[str, Any] = {"format": FORMAT} | asdict(self) | {"baselines": list(self.baselines)}
         if self.is_file:
-            found["source"] = Path(self.source).name
-            found["source_sha256"] = hashlib.sha256(Path(self.source).read_bytes()).hexdigest()
-        return found
+            settings["source"] = Path(self.source).name
+            settings["source_sha256"] = hashlib.sha256(Path(self.source).read_bytes()).hexdigest()
+        return settings
 
 
 def loads(settings: BenchSettings, rates: Sequence[float], *, closed: bool) -> list[str]:
-    """What is played, in its order: rates, or a file as it was recorded, and a closed batch.
+    """The names of the loads to replay, in their order: each rate, or a trace file's own arrivals; then a closed batch.
 
     Raises:
-        BenchError: a rate that makes no sense, or nothing to play.
+        BenchError: a rate is out of range or given twice, or there is nothing to replay.
     """
     if not all(0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
         raise BenchError(f"--rates are {', '.join(map(str, rates))}; give different numbers above 0, such as 0.5,1,2.")
-    named = [load.label(rate) for rate in sorted(rates)]
+    names = [load.rate_name(rate) for rate in sorted(rates)]
     if not rates and settings.is_file:
-        named = [load.AS_RECORDED]
+        names = [load.AS_RECORDED]
     if closed:
-        named.append(load.CLOSED)
-    if not named:
-        raise BenchError("there is nothing to play: give --rates, such as 0.5,1,2, or --closed.")
-    return named
+        names.append(load.CLOSED)
+    if not names:
+        raise BenchError("there is nothing to replay: give --rates, such as 0.5,1,2, or --closed.")
+    return names

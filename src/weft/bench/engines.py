@@ -1,0 +1,124 @@
+"""The engines of all baselines, which replay a round together, one step of each engine in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from weft.bench.baselines import BASELINES
+from weft.bench.in_process import run_in_this_process
+from weft.bench.load import CLOSED, RoundPrograms
+from weft.bench.prompts import Prompts
+from weft.bench.records import Measurement, Round
+from weft.bench.replay import Replay
+from weft.bench.rounds import programs_of_round, unloaded_steps
+from weft.bench.settings import BLOCK_TOKENS, BenchSettings
+
+# Many models use the ids below for special tokens, and do not have the ids above.
+_FIRST_TOKEN: Final = 10
+_END_TOKEN: Final = 32_000
+_WARM_UP_PROGRAMS: Final = 3
+
+
+class BaselineEngines:
+    """One engine for each baseline, started and warmed up.
+
+    Args:
+        folder: an empty folder, for the tiny model.
+        on_start: called after each engine has started.
+
+    Raises:
+        VllmUnavailableError, UnsupportedVllmError, ModelNotFoundError, EngineStartError: the engines cannot start.
+    """
+
+    def __init__(self, settings: BenchSettings, folder: Path, on_start: Callable[[], object]) -> None:
+        run_in_this_process(one_thread=settings.model == "tiny")
+        from weft.bench.stepper import EngineCapacity, Stepper, model_limits
+
+        self._settings = settings
+        model = _model_folder(settings.model, folder)
+        capacity = EngineCapacity(
+            batch_size=settings.batch_size,
+            kv_blocks=settings.kv_capacity_tokens // BLOCK_TOKENS,
+            chunk_tokens=settings.chunk_tokens,
+            engines=len(settings.baselines),
+        )
+        self._max_call_tokens, vocabulary = model_limits(model, capacity)
+        self._token_ids = range(_FIRST_TOKEN, min(vocabulary, _END_TOKEN))
+        self._engines: dict[str, Stepper] = {}
+        for name in settings.baselines:
+            self._engines[name] = Stepper(
+                model, BASELINES[name], capacity, self._max_call_tokens, counts_steps=settings.clock == "steps"
+            )
+            on_start()
+        warm_up = replace(settings, programs=_WARM_UP_PROGRAMS)
+        self._measure(programs_of_round(warm_up, CLOSED, 0, self._max_call_tokens), 0, lambda: None)
+
+    def replay(self, load: str, number: int, on_program_end: Callable[[], object]) -> Round:
+        """Replay one round of a load on all engines.
+
+        Args:
+            on_program_end: called whenever a program has ended on one of the engines.
+        """
+        round_ = programs_of_round(self._settings, load, number, self._max_call_tokens)
+        measurements = self._measure(round_, number, on_program_end)
+        return Round(load, number, self._max_call_tokens, round_.truncated_calls, measurements)
+
+    def _measure(
+        self, round_: RoundPrograms, number: int, on_program_end: Callable[[], object]
+    ) -> dict[str, Measurement]:
+        prompts = Prompts(f"{self._settings.seed} {number}", self._token_ids)
+        unloaded = unloaded_steps(self._settings, round_.programs)
+        replays = {}
+        for name, engine in self._engines.items():
+            engine.reset()
+            replays[name] = Replay(engine, round_.programs, unloaded, prompts)
+        names = [*replays]
+        first = number % len(names)  # The order rotates, so that each baseline is first in some round.
+        for _ in lockstep([replays[name].steps() for name in names[first:] + names[:first]]):
+            on_program_end()
+        return {
+            name: Measurement(
+                programs=replays[name].outcomes,
+                steps=engine.clock.steps,
+                seconds=engine.clock.seconds,
+                counts=replace(engine.meter.counts, swapped_tokens=replays[name].swapped_tokens),
+                samples=engine.meter.samples,
+            )
+            for name, engine in self._engines.items()
+        }
+
+
+def lockstep(replays: Sequence[Iterator[int]]) -> Iterator[None]:
+    """Run several replays in lockstep: one step of each, then the next step of each, until all have ended.
+
+    Other load on the machine then affects all replays alike.
+
+    Args:
+        replays: each yields after a step, with the number of programs that have ended so far (`Replay.steps`).
+
+    Yields:
+        Once for each program that ends.
+    """
+    ended = [0] * len(replays)
+    running = dict(enumerate(replays))
+    while running:
+        for index, replay in list(running.items()):
+            count = next(replay, None)
+            if count is None:
+                del running[index]
+            else:
+                yield from (None for _ in range(count - ended[index]))
+                ended[index] = count
+
+
+def _model_folder(name: str, folder: Path) -> Path:
+    if name == "tiny":
+        from weft.engine.models.tiny import make_tiny_llama
+
+        return make_tiny_llama(folder / "tiny")
+    from weft.engine.frontend.start import resolve_model
+
+    return Path(resolve_model(None if name == "embedded" else name))

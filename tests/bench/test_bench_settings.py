@@ -1,0 +1,67 @@
+"""Settings, loads and baselines of `weft bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.bench.baselines import BASELINES, DEFAULT_BASELINES
+from weft.bench.load import AS_RECORDED, CLOSED
+from weft.bench.settings import BenchSettings, loads
+from weft.core.errors import BenchError
+from weft.core.policies import POLICIES
+from weft.core.sim import TraceCall, TraceProgram
+from weft.core.trace.format import write
+
+
+def test_every_policy_is_a_baseline() -> None:
+    """A policy that is added to the registry can be compared at once, in the engine and simulated."""
+    for name in POLICIES:
+        policy = BASELINES[name].policy
+        assert policy is not None
+        assert policy.name == name
+        assert BASELINES[name].simulated == policy
+    assert set(DEFAULT_BASELINES) <= set(BASELINES)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"baselines": ("stock-fcfs", "best")}, "no baseline 'best'"),
+        ({"baselines": ("atlas", "atlas")}, "named twice"),
+        ({"scale": 0.0}, "--scale is 0"),
+        ({"programs": 0}, "--programs is 0"),
+        ({"kv_tokens": 0}, "--kv-tokens is 0"),
+        ({"source": "nowhere.jsonl"}, "neither a trace file nor"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
+    """The error comes before an engine starts."""
+    with pytest.raises(BenchError, match=message):
+        BenchSettings(**({"source": "chat"} | wrong))
+
+
+def test_sizes_scale_with_lengths() -> None:
+    """The KV cache has a tenth of 4,096 tokens a slot, in whole blocks of 32. A step computes a tenth of 2,048 tokens,
+    but at least one for each slot."""
+    settings = BenchSettings("chat", batch_size=8)
+    assert (settings.kv_capacity_tokens, settings.chunk_tokens) == (3264, 205)
+    assert BenchSettings("chat", kv_tokens=70).kv_capacity_tokens == 64
+    assert BenchSettings("chat", scale=0.001).chunk_tokens == 8
+
+
+def test_the_loads_of_a_session(tmp_path: Path) -> None:
+    """Rates come in order, then the closed batch. A trace file without rates is replayed as recorded. A workload needs
+    rates or a closed batch."""
+    path = tmp_path / "trace.jsonl"
+    write([TraceProgram("a", (TraceCall("a", (), output_tokens=1),))], path)
+    generated, recorded = BenchSettings("chat"), BenchSettings(str(path))
+    assert loads(generated, [2, 0.5], closed=True) == ["0.5", "2", CLOSED]
+    assert loads(recorded, [], closed=False) == [AS_RECORDED]
+    assert json.dumps(recorded.to_json()).count("sha256") == 1
+    for rates in ([], [0.0], [1.0, 1.0]):
+        with pytest.raises(BenchError, match="--rates"):
+            loads(generated, rates, closed=False)

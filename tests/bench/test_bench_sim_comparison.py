@@ -1,0 +1,43 @@
+"""The comparison of the simulator with an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench_data import PROMPTS, FakeEngine
+
+from weft.bench.clock import STEP_S
+from weft.bench.load import AS_RECORDED, Scaling, make_round
+from weft.bench.records import Counts, Measurement, Round
+from weft.bench.replay import Replay
+from weft.bench.rounds import unloaded_steps
+from weft.bench.settings import BenchSettings
+from weft.bench.sim_comparison import compare, fit_step_time
+from weft.core.sim import StepSample, TraceCall, TraceProgram
+from weft.core.trace.format import write
+
+
+def test_the_simulator_agrees_with_a_simple_engine(tmp_path: Path) -> None:
+    """An engine that runs one call at a time, in steps of half a second, agrees with the simulator on both clocks."""
+    path = tmp_path / "trace.jsonl"
+    calls = (TraceCall("a", (), output_tokens=5), TraceCall("b", ("a",), output_tokens=4, gap_s=3 * STEP_S))
+    write([TraceProgram(name, calls, at * STEP_S) for name, at in (("p", 0), ("q", 7), ("r", 30))], path)
+    settings = BenchSettings(str(path), scale=1.0, batch_size=1, baselines=("stock-fcfs",))
+    scaling = Scaling(1.0, 4096, whole_steps=True)
+    programs = make_round(str(path), AS_RECORDED, 0, scaling, programs=9, seed=0).programs
+    engine = FakeEngine(slots=1)
+    replay = Replay(engine, programs, unloaded_steps(settings, programs), PROMPTS)
+    assert list(replay.steps())
+    # p runs in steps 0-5 and q in 7-12. p's second call waits for q and runs in 12-16, then q's second call in 16-20.
+    # r runs in 30-35 and 38-42.
+    assert [(each.program, each.steps) for each in replay.outcomes] == [("p", 16), ("q", 13), ("r", 12)]
+    clock = engine.clock
+    samples = [StepSample(1, 0, 5, 0.5), StepSample(2, 3, 9, 0.5)] * clock.busy_steps
+    found = Measurement(replay.outcomes, clock.steps, clock.seconds, Counts(), samples[: clock.busy_steps])
+    round_ = Round(AS_RECORDED, 0, 4096, 0, {"stock-fcfs": found})
+    assert fit_step_time([round_]).step_s(1, 2, 3) == pytest.approx(0.5)
+    comparison, srpt = compare(settings, [round_], lambda: None)
+    assert (comparison.steps_error, comparison.engine_steps) == (0, 41 / 3)
+    assert comparison.seconds_error == pytest.approx(0, abs=1e-9)
+    assert (srpt.baseline, srpt.seconds_error) == ("srpt", None)
