@@ -1,1 +1,1 @@
-"""Programs, the process table and the scheduling policies: pure Python, no vLLM, torch, LangChain or AutoGen."""
+"""Programs, the process table, scheduling and routing rules: pure Python without vLLM, torch, LangChain or AutoGen."""

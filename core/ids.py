@@ -1,4 +1,4 @@
-"""Typed ids, and the one source they come from."""
+"""Typed ids, and the source that makes them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ MAX_ID_LENGTH: Final = 256
 def check_id(value: object, what: str) -> str:
     """Return `value` if it can travel as an id: a printable string of 1 to 256 characters.
 
+    Args:
+        value: the value.
+        what: the name of the parameter, for the error.
+
     Raises:
-        InvalidIdError: it is something else; the message names `what` and shows the value.
+        InvalidIdError: the value is not such a string. The message names `what` and shows the value.
     """
     if not isinstance(value, str):
         raise InvalidIdError(f"{what} must be a string, not {type(value).__name__} ({value!r:.80}).")
@@ -32,11 +36,11 @@ def check_id(value: object, what: str) -> str:
 
 
 class IdSource:
-    """Makes ids of 64 random bits behind a readable prefix.
+    """Makes ids: a readable prefix and 64 random bits in hexadecimal.
 
     Args:
-        rng: where the bits come from. A seeded `random.Random` gives the same ids again; the default asks the
-            operating system.
+        rng: the source of the bits. A seeded `random.Random` makes the same ids again. The default is the operating
+            system's generator.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:

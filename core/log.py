@@ -1,8 +1,8 @@
-"""Structured logging that leaves the host's configuration alone.
+"""Structured logging that leaves the host application's configuration alone.
 
-Records go through the standard library's logger ``weft``: silent below WARNING until the host adds a handler or sets a
-level, and rendered by whatever the host has set up (structlog's `ProcessorFormatter` included). The bound values stand
-in the message and, as `weft_<key>`, on the record. Ids are bound explicitly; nothing is read from the context.
+Records go to the standard library's logger `weft`. It is silent below WARNING until the host sets a level, and the
+host's handlers and formatters render the records (structlog's `ProcessorFormatter` among them). Bound values appear in
+the message and, as `weft_<key>`, on the record. Ids are bound explicitly; nothing is read from the context.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from structlog.typing import EventDict, WrappedLogger
 
 
 def _as_record(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
-    """Arguments for the stdlib logger: one text, and the bound values as the record's attributes."""
+    """Return the arguments for the standard library's logger: one text, and the bound values as `extra`."""
     message = str(event.pop("event"))
     kwargs = {key: event.pop(key) for key in ("exc_info", "stack_info", "stacklevel") if key in event}
     text = " ".join([message, *(f"{key}={value}" for key, value in event.items())])
@@ -24,7 +24,7 @@ def _as_record(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[
 
 
 def get_logger(name: str = "weft") -> BoundLogger:
-    """A structlog bound logger over the standard library's logger `name`."""
+    """Return a structlog bound logger that wraps the standard library's logger `name`."""
     logger = structlog.wrap_logger(
         logging.getLogger(name),
         processors=[

@@ -1,4 +1,4 @@
-"""The process table: one row per running program (Autellix §4.2.1), and Algorithm 1's update.
+"""The process table: one row for each running program (Autellix §4.2.1), and the update of Algorithm 1.
 
 Times are seconds of the caller's monotonic clock; durations are seconds. Every method may be called from any thread.
 """
@@ -18,9 +18,9 @@ from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 
 
 class ProgramState(StrEnum):
-    """Where a program is in its life."""
+    """The state of a program."""
 
-    IDLE = "idle"  # no call in flight: not begun, or inside a tool or a human's answer (interception)
+    IDLE = "idle"  # no call is in flight: before the first call, or during an interception (a tool, a human's answer)
     ACTIVE = "active"  # at least one call waits or runs on an engine
     FINISHED = "finished"  # the entrypoint returned
     FAILED = "failed"  # the entrypoint raised
@@ -29,16 +29,16 @@ class ProgramState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one call has cost so far. It travels back from the engine with the call's output."""
+    """The cost of one call so far. The account travels back from the engine with the call's output."""
 
-    service_s: float = 0.0  # time on the model executor, summed over the steps the call was part of
-    wait_s: float = 0.0  # time in the scheduler's queue, before the first step and while preempted
+    service_s: float = 0.0  # seconds on the model executor, summed over the steps that the call was part of
+    wait_s: float = 0.0  # seconds in the scheduler's queue, before the first step and while preempted
     preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    swapped_tokens: int = 0  # after preemptions, tokens whose KV came back from host memory
-    recomputed_tokens: int = 0  # after preemptions, tokens whose KV was computed again
+    swapped_tokens: int = 0  # tokens whose KV was copied back from host memory after preemptions
+    recomputed_tokens: int = 0  # tokens whose KV was computed again after preemptions
 
     def __add__(self, other: Account) -> Account:
         return Account(
@@ -55,24 +55,25 @@ class Account:
 
 @dataclass(slots=True)
 class Attained:
-    """What a program has attained: the part of its row that schedulers read.
+    """The service that a program has attained, and its wait: the part of a row that schedulers read.
 
-    The front end's table and each engine's scheduler keep one, and both change it only by `fold` and `merge`.
+    The front end's table and each engine's scheduler keep a copy. Both change it only by `fold` and `merge`. All values
+    are seconds.
     """
 
-    service_s: float = 0.0  # longest observed critical path: ATLAS's scalar, Alg. 1 line 4
-    total_service_s: float = 0.0  # sum over all calls: PLAS, eq. 1. Equal to service_s for a single thread
-    # For anti-starvation, likewise: W_total and T_total must be of the same calls, or a wide program, whose waits add
-    # up while its service does not, would always seem to starve.
-    wait_s: float = 0.0  # longest chain of waits
+    service_s: float = 0.0  # of the longest observed critical path: the scalar of ATLAS, Alg. 1 line 4
+    total_service_s: float = 0.0  # sum over all calls: PLAS, eq. 1. It equals service_s for a single thread
+    # Anti-starvation compares the wait W_total with the service T_total, which must be of the same calls. The waits of
+    # a wide program's parallel calls add up while its critical path does not, so it would always seem to starve.
+    wait_s: float = 0.0  # of the longest chain of waits
     total_wait_s: float = 0.0  # sum over all calls
 
     def fold(self, inherited: Attained, account: Account) -> None:
         """Add a call that has left the engine (Alg. 1 lines 1-7).
 
         Args:
-            inherited: what the program had attained when the call arrived (line 11, `c.service`).
-            account: what the call cost (`c.model_time` is its `service_s`).
+            inherited: the program's values when the call arrived (line 11, `c.service`).
+            account: the cost of the call. Its `service_s` is `c.model_time`.
         """
         self.service_s = max(self.service_s, inherited.service_s + account.service_s)
         self.total_service_s += account.service_s
@@ -80,7 +81,7 @@ class Attained:
         self.total_wait_s += account.wait_s
 
     def merge(self, other: Attained) -> None:
-        """Take over what another copy knows. All values only grow, so the larger is the newer."""
+        """Take over newer values from another copy. All values only grow, so the larger value is the newer one."""
         self.service_s = max(self.service_s, other.service_s)
         self.total_service_s = max(self.total_service_s, other.total_service_s)
         self.wait_s = max(self.wait_s, other.wait_s)
@@ -89,7 +90,7 @@ class Attained:
 
 @dataclass(frozen=True, slots=True)
 class ProgramInfo:
-    """What is known of a program when it starts."""
+    """The facts about a program that are known when it starts."""
 
     program_id: ProgramId
     session_id: SessionId
@@ -101,7 +102,7 @@ class ProgramInfo:
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """The ids that travel with one call, handed over explicitly from the program to the engine."""
+    """The ids that travel with one call, passed explicitly from the program to the engine."""
 
     program_id: ProgramId
     thread_id: ThreadId
@@ -114,10 +115,10 @@ class CallRow:
     """A call in flight."""
 
     identity: CallIdentity
-    engine_id: EngineId | None  # None while it waits to be placed
+    engine_id: EngineId | None  # None until the call is assigned to an engine
     arrival_s: float
-    inherited: Attained  # a copy of what the program had attained on arrival (Alg. 1 line 11)
-    account: Account = Account()  # as of its latest output
+    inherited: Attained  # a copy of the program's values on arrival (Alg. 1 line 11)
+    account: Account = Account()  # as of the call's latest output
 
 
 @dataclass(slots=True)
@@ -125,43 +126,46 @@ class ThreadRow:
     """A chain of calls of one program."""
 
     thread_id: ThreadId
-    arrival_s: float  # of its first call
-    active: dict[CallId, CallRow] = field(default_factory=dict)
-    calls: int = 0  # arrived so far
-    account: Account = Account()  # over its calls that have left the engine
+    arrival_s: float  # of the thread's first call
+    active: dict[CallId, CallRow] = field(default_factory=dict)  # the calls in flight
+    calls: int = 0  # that have arrived so far
+    account: Account = Account()  # sum over the calls that have left the engine
 
 
 @dataclass(slots=True)
 class ProgramRow:
-    """A program's row. The six metrics of §4.2.1 are `attained` (service and wait), `engine_ids`, `threads`,
-    `last_arrival_s` and `last_completion_s`; the rest serves people and traces. The time between a program's first call
-    and its last is in part service, in part wait, in part interception, and for the rest on the way to the engine."""
+    """The row of a program.
+
+    The six metrics of §4.2.1 are `attained` (service and wait), `engine_ids`, `threads`, `last_arrival_s` and
+    `last_completion_s`. The other fields are for users and traces. The time from a program's first call to its last
+    consists of service, wait, interception and the way to the engine.
+    """
 
     info: ProgramInfo
     start_s: float
     state: ProgramState = ProgramState.IDLE
     attained: Attained = field(default_factory=Attained)
-    engine_ids: list[EngineId] = field(default_factory=list)  # those it may have KV on, in the order of first use
+    engine_ids: list[EngineId] = field(default_factory=list)  # engines that may hold its KV, in the order of first use
     threads: dict[ThreadId, ThreadRow] = field(default_factory=dict)
-    last_arrival_s: float = math.nan  # tells stale programs
-    last_completion_s: float = math.nan  # tells long interceptions
-    interception_s: float = 0.0  # between calls, with none in flight: in tools, in people, in the program's own code
+    last_arrival_s: float = math.nan  # identifies stale programs; nan before the first call
+    last_completion_s: float = math.nan  # identifies long interceptions; nan before the first call has left
+    interception_s: float = 0.0  # time between calls, with none in flight: tools, humans, the program's own code
     end_s: float = math.nan
-    calls: int = 0
-    account: Account = Account()  # over all calls that have left the engine
+    calls: int = 0  # that have arrived so far
+    account: Account = Account()  # sum over the calls that have left the engine
 
     @property
     def active(self) -> dict[CallId, CallRow]:
         """The calls in flight, over all threads."""
-        threads = list(self.threads.values())  # copies: another thread may be at it
+        threads = list(self.threads.values())  # copies, because another thread may change the dictionaries
         return {call_id: call for thread in threads for call_id, call in dict(thread.active).items()}
 
 
 class ProcessTable:
-    """One row per running program; a row leaves when its program ends.
+    """One row for each running program. A row leaves the table when its program ends.
 
     Args:
-        keep_ended: how many ended programs' last rows to keep for reading, the newest first out of `ended()`.
+        keep_ended: how many rows of ended programs stay readable by `ended()`.
     """
 
     def __init__(self, keep_ended: int = 1000) -> None:
@@ -181,18 +185,18 @@ class ProcessTable:
             self._rows[info.program_id] = ProgramRow(info, start_s=now_s)
 
     def arrive(self, identity: CallIdentity, engine_id: EngineId | None, now_s: float) -> tuple[CallRow, Attained]:
-        """Note a call that is sent to an engine.
+        """Add a row for a call that is sent to an engine.
 
         Args:
             identity: the call.
-            engine_id: the engine; None: a balancer has yet to choose one (`place`).
+            engine_id: the engine. None: a balancer chooses one later, and `assign` reports it.
             now_s: the time.
 
         Returns:
-            The call's row, and a copy of what its program has attained, to send along.
+            The call's row, and a copy of the program's attained service and wait, which travels with the call.
 
         Raises:
-            ProgramEndedError: the program has no row any more.
+            ProgramEndedError: the program has no row, because it has ended or never started.
             InvalidIdError: the call is already in flight.
         """
         with self._lock:
@@ -213,11 +217,11 @@ class ProcessTable:
             row.last_arrival_s = now_s
             row.state = ProgramState.ACTIVE
             if engine_id is not None:
-                self.place(call, engine_id)
+                self.assign(call, engine_id)
             return call, replace(row.attained)
 
-    def place(self, call: CallRow, engine_id: EngineId) -> None:
-        """Note which engine a call goes to, the first time or after it has lost its engine."""
+    def assign(self, call: CallRow, engine_id: EngineId) -> None:
+        """Note the engine that a call goes to, at first or after its engine died."""
         with self._lock:
             call.engine_id = engine_id
             row = self._rows.get(call.identity.program_id)
@@ -225,7 +229,7 @@ class ProcessTable:
                 row.engine_ids.append(engine_id)
 
     def lose_engine(self, engine_id: EngineId) -> None:
-        """An engine is gone, or starts anew: no program has KV there any more."""
+        """Note that an engine is gone or restarts, so that it holds no program's KV any more."""
         with self._lock:
             for row in self._rows.values():
                 if engine_id in row.engine_ids:
@@ -234,7 +238,7 @@ class ProcessTable:
     def leave(self, call: CallRow, now_s: float) -> None:
         """Fold a call that has left the engine, finished or not, into its program (Alg. 1 lines 1-7).
 
-        A call that was aborted has used the model executor too, so it counts. A call whose program has ended, or that
+        An aborted call counts as well, because it has used the model executor. A call whose program has ended, or that
         has left before, changes nothing.
         """
         with self._lock:
@@ -252,9 +256,13 @@ class ProcessTable:
                 row.state = ProgramState.IDLE
 
     def settle(self, call: CallRow, account: Account) -> None:
-        """A call that was aborted turns out to have cost more than its latest output said.
+        """Correct the cost of an aborted call that has left: its final account exceeds that of its latest output.
 
         Only service, wait and preemptions are taken over. A call whose program has ended changes nothing.
+
+        Args:
+            call: the call's row.
+            account: the final account.
         """
         with self._lock:
             row = self._rows.get(call.identity.program_id)
@@ -263,7 +271,7 @@ class ProcessTable:
             if row is None or thread is None or call.identity.call_id in thread.active or more_s < 0:
                 return
             more = Account(more_s, account.wait_s - call.account.wait_s, account.preemptions - call.account.preemptions)
-            # The longest chains are maxima, so folding the whole account in again is right for them.
+            # The longest chains are maxima, so folding the whole account a second time is correct for them.
             longest = replace(row.attained)
             longest.fold(call.inherited, account)
             row.attained.service_s, row.attained.wait_s = longest.service_s, longest.wait_s
@@ -274,10 +282,15 @@ class ProcessTable:
             call.account += more
 
     def close(self, program_id: ProgramId, state: ProgramState, now_s: float) -> ProgramRow | None:
-        """Take a program's row out, folding in its calls still in flight.
+        """Remove the row of a program that has ended, after folding in its calls in flight.
+
+        Args:
+            program_id: the program.
+            state: how it ended.
+            now_s: the time.
 
         Returns:
-            The row as it last was, or None if the program has no row (any more).
+            The program's last row, or None if it has no row.
         """
         with self._lock:
             row = self._rows.get(program_id)
@@ -292,11 +305,11 @@ class ProcessTable:
             return row
 
     def get(self, program_id: ProgramId) -> ProgramRow | None:
-        """The live row of a running program."""
+        """Return the row of a running program, None if the program is not in the table."""
         return self._rows.get(program_id)
 
     def ended(self) -> list[ProgramRow]:
-        """The last rows of programs that have ended, the newest first."""
+        """Return the last rows of programs that have ended, the newest first."""
         with self._lock:
             return list(self._ended)
 
@@ -308,10 +321,10 @@ class ProcessTable:
             return iter(list(self._rows.values()))
 
     def check_integrity(self) -> None:
-        """Assert that sums over calls, threads and rows agree. For tests.
+        """Assert that the sums over calls, threads and rows agree. For tests.
 
         Raises:
-            AssertionError: they do not; the message names the program.
+            AssertionError: the sums differ; the message names the program.
         """
         with self._lock:
             for program_id, row in self._rows.items():

@@ -1,4 +1,4 @@
-"""For tests of code that uses Weft: a clock that stands still, and an engine that only keeps the process table."""
+"""For tests of code that uses Weft: a clock that the test advances, and an engine that has only a process table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from weft.core.program import Program
 
 
 class FakeClock:
-    """A clock in seconds that stands still until it is told to go on; pass it wherever a clock is taken."""
+    """A clock in seconds that stands still until `advance`. Pass it as any `clock` argument.
+
+    Args:
+        now_s: the time at the start.
+    """
 
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
@@ -21,24 +25,27 @@ class FakeClock:
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Go on by `seconds`.
+        """Advance the clock by `seconds`.
 
         Raises:
-            ValueError: backwards.
+            ValueError: `seconds` is negative.
         """
         if seconds < 0:
-            raise ValueError(f"a clock does not go back, not even by {-seconds} s")
+            raise ValueError(f"a clock cannot go back by {-seconds} s; give 0 or more")
         self.now_s += seconds
 
 
 class RecordingBackend:
-    """A `Backend` without a model: calls take no time, cost what you say, and stand in a real process table.
+    """A `Backend` without a model. Calls take no time, cost what the test says, and have rows in a real process table.
+
+    Args:
+        clock: returns the time in seconds. Default: a `FakeClock` at 0.
 
     Attributes:
         table: the process table.
-        started: the programs in the order they began here.
-        ended: how each program ended, in order.
-        calls: the calls in the order they began.
+        started: the programs, in the order of their first calls.
+        ended: each ended program with its state, in the order of their ends.
+        calls: the calls, in the order in which they began.
     """
 
     engine_id: Final = EngineId("recording")
@@ -63,7 +70,11 @@ class RecordingBackend:
         return self.table.get(program_id)
 
     def begin(self, program: Program, run: Hashable) -> CallRow:
-        """`run` begins a call, as an integration and an engine do it together; `finish` it, or leave it in flight."""
+        """Begin a call inside `run`, as an integration and an engine together do. `finish` ends the call.
+
+        Raises:
+            ProgramEndedError: the program has ended.
+        """
         identity = program.start_call(run)
         program.bind(self)
         call, _ = self.table.arrive(identity, self.engine_id, self.clock())
@@ -71,13 +82,19 @@ class RecordingBackend:
         return call
 
     def finish(self, program: Program, run: Hashable, call: CallRow, account: Account) -> None:
-        """The call of `run` gives its result."""
+        """End a call of `run` with a result and this cost."""
         call.account = account
         self.table.leave(call, self.clock())
         program.end_call(run, call.identity)
 
     def call(self, program: Program, service_s: float = 0.0, parent: Hashable | None = None) -> CallIdentity:
-        """One whole call, as a run of its own inside the run `parent`."""
+        """Make one whole call, in a new run inside the run `parent`.
+
+        Args:
+            program: the program.
+            service_s: the service of the call, in seconds.
+            parent: the enclosing run; None: the top of the program or branch.
+        """
         run = ("call", next(self._runs))
         program.start_run(run, parent)
         try:

@@ -287,7 +287,7 @@ class FrontEnd(ABC):
     def _on_placed(self, call_id: CallId, engine_id: EngineId) -> None:
         call = self._in_flight.get(call_id)
         if call is not None:
-            self.table.place(call.row, engine_id)
+            self.table.assign(call.row, engine_id)
 
     def _leave(self, call: InFlight) -> None:
         with self._lock:

@@ -1,9 +1,9 @@
-"""Settings of the tests of core."""
+"""Hypothesis settings for the tests of core."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-# How long an example takes says more about what else this machine is doing.
+# No deadline: the time of an example depends on the load of the machine.
 settings.register_profile("core", deadline=None)
 settings.load_profile("core")

@@ -1,4 +1,4 @@
-"""Ids: where they come from, and which ones may travel."""
+"""Ids: their source, and which strings may travel as ids."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ KINDS: list[tuple[str, Callable[[IdSource], str]]] = [
 
 @pytest.mark.parametrize(("prefix", "make"), KINDS)
 def test_an_id_is_its_kind_and_64_bits(prefix: str, make: Callable[[IdSource], str]) -> None:
-    """An id reads as its kind and sixteen hexadecimal digits, and may itself travel."""
+    """An id is its kind and sixteen hexadecimal digits, and passes `check_id`."""
     made = make(IdSource())
     assert re.fullmatch(rf"{prefix}-[0-9a-f]{{16}}", made)
     assert check_id(made, "id") == made
 
 
 def test_a_seeded_source_repeats() -> None:
-    """Two sources with the same seed give the same ids in the same order, and another seed gives others."""
+    """Two sources with the same seed make the same ids in the same order; another seed makes other ids."""
 
     def sequence(seed: int) -> list[str]:
         source = IdSource(random.Random(seed))
@@ -41,13 +41,13 @@ def test_a_seeded_source_repeats() -> None:
 
 
 def test_ids_are_unique() -> None:
-    """Ten thousand ids of each kind, from sources of their own, are all different."""
+    """Ten thousand ids of each kind, each from a new source, are all different."""
     made = [make(IdSource()) for _, make in KINDS for _ in range(10_000)]
     assert len(set(made)) == len(made)
 
 
 def test_unseeded_sources_do_not_follow_the_global_seed() -> None:
-    """Seeding the `random` module, as users do for their own sake, does not make ids repeat."""
+    """Ids do not repeat when a user seeds the `random` module."""
     random.seed(1)
     first = IdSource().program()
     random.seed(1)
@@ -65,22 +65,22 @@ def test_good_ids_come_back_unchanged(value: str) -> None:
     [("", "not 0"), ("x" * (MAX_ID_LENGTH + 1), "not 257"), ("a\nb", "not 3"), ("a\x00", "not 2"), ("\u200b", "not 1")],
 )
 def test_bad_strings_are_refused(value: str, length: str) -> None:
-    """Empty, too long and unprintable strings are refused with what is asked for and the length found."""
+    """The error for an empty, too long or unprintable string states the rule and the string's length."""
     with pytest.raises(InvalidIdError, match=rf"^tenant must be 1 to 256 printable characters, {length}: ") as caught:
         check_id(value, "tenant")
-    assert len(str(caught.value)) < 200, "a long value is cut short in the message"
+    assert len(str(caught.value)) < 200, "the message shows a long value only in part"
 
 
 @pytest.mark.parametrize("value", [None, 3, b"user", ["user"], object()])
 def test_other_types_are_refused(value: object) -> None:
-    """What is not a string is refused with its type, not converted."""
+    """A value that is not a string is refused with its type, not converted."""
     with pytest.raises(InvalidIdError, match=rf"^session_id must be a string, not {type(value).__name__} \("):
         check_id(value, "session_id")
 
 
 @given(st.text(st.characters(), max_size=MAX_ID_LENGTH + 20))
 def test_check_id_accepts_exactly_what_it_says(value: str) -> None:
-    """A string passes if and only if it is printable and of 1 to 256 characters; what passes can be encoded."""
+    """A string passes if and only if it is printable and has 1 to 256 characters; it can then be encoded."""
     if 1 <= len(value) <= MAX_ID_LENGTH and value.isprintable():
         assert check_id(value, "id").encode().decode() == value
     else:

@@ -1,4 +1,4 @@
-"""Logging: structured, explicit, and none of the host's business until it asks."""
+"""Logging: structured, explicit, and silent until the host application configures it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.core.program import Program
 
 
 class Records(logging.Handler):
-    """Keeps what it is given."""
+    """Keeps the records that it gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Records(logging.Handler):
 
 @pytest.fixture
 def records() -> Iterator[Records]:
-    """What the logger `weft` gives a host that asked for everything."""
+    """The records of the logger `weft` when the host application has set the level DEBUG."""
     logger = logging.getLogger("weft")
     handler, level = Records(), logger.level
     logger.addHandler(handler)
@@ -42,14 +42,14 @@ def records() -> Iterator[Records]:
 
 
 def in_a_fresh_process(code: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` where nothing has configured logging."""
+    """Run `code` in a process in which logging is not configured."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
 
 
 def test_bound_values_are_in_the_message_and_on_the_record(records: Records) -> None:
-    """What is bound or passed reads in the text and can be taken from the record's attributes."""
+    """Bound values and arguments appear in the text and as attributes of the record."""
     get_logger().bind(program_id="prog-1").info("call left", service_s=0.5)
     [record] = records.records
     assert record.getMessage() == "call left program_id=prog-1 service_s=0.5"
@@ -78,34 +78,34 @@ def test_binding_makes_a_new_logger(records: Records) -> None:
 
 
 def test_context_variables_are_not_read(records: Records) -> None:
-    """What a host binds in structlog's context does not leak into Weft's records."""
-    with structlog.contextvars.bound_contextvars(program_id="of the host"):  # noqa: TID251 - the host may, Weft may not
+    """Values that a host binds in structlog's context do not appear in Weft's records."""
+    with structlog.contextvars.bound_contextvars(program_id="of the host"):  # noqa: TID251 - only Weft must not use it
         get_logger().info("event")
     assert records.messages == ["event"]
 
 
 @pytest.mark.parametrize("key", ["name", "message", "args", "levelname", "msg"])
 def test_bound_keys_do_not_collide_with_the_record(records: Records, key: str) -> None:
-    """A key that logging has for itself can be bound all the same."""
+    """A key that the logging module reserves can be bound."""
     get_logger().bind(**{key: "mine"}).info("event")
     assert vars(records.records[0])[f"weft_{key}"] == "mine"
 
 
 @pytest.mark.parametrize("text", ["100% done", "%s", "%(x)s", "50 % of {x}", "%"])
 def test_percent_signs_are_text(records: Records, text: str) -> None:
-    """A message or a value is never taken for a format string."""
+    """Neither a message nor a value is used as a format string."""
     get_logger().info(text, value=text)
     assert records.messages == [f"{text} value={text}"]
 
 
 def test_positional_arguments_are_formatted(records: Records) -> None:
-    """A host used to `logger.info("... %s", value)` gets what it is used to."""
+    """`logger.info("... %s", value)` works as with the standard library."""
     get_logger().bind(call_id="call-1").info("took %d of %s", 3, "4 %")
     assert records.messages == ["took 3 of 4 % call_id=call-1"]
 
 
-def test_tracebacks_go_with_the_record(records: Records) -> None:
-    """`exception` and `exc_info=True` hand the traceback to the host's handlers and keep it out of the text."""
+def test_tracebacks_are_on_the_record(records: Records) -> None:
+    """`exception` and `exc_info=True` pass the traceback to the host's handlers and keep it out of the text."""
     log = get_logger()
     try:
         raise ValueError("boom")
@@ -120,11 +120,11 @@ def test_tracebacks_go_with_the_record(records: Records) -> None:
 
 
 def test_a_silenced_level_costs_nothing(records: Records) -> None:
-    """Below the level the host has set, values are not even turned into text."""
+    """Values of a message below the host's level are not converted to text."""
 
     class Loud:
         def __str__(self) -> str:
-            raise AssertionError("rendered though nobody listens")
+            raise AssertionError("converted to text below the level")
 
     logging.getLogger("weft").setLevel(logging.ERROR)
     get_logger().info("event", value=Loud())
@@ -132,7 +132,7 @@ def test_a_silenced_level_costs_nothing(records: Records) -> None:
 
 
 def test_silent_at_info_by_default() -> None:
-    """With no logging set up, INFO prints nothing and WARNING prints its text to stderr once."""
+    """While logging is not configured, INFO prints nothing and WARNING prints its text to stderr once."""
     done = in_a_fresh_process(
         "from weft.core.log import get_logger\nget_logger().info('quiet')\nget_logger().warning('loud', n=1)"
     )

@@ -41,7 +41,7 @@ def identity(call: str, thread: str = "t", program: str = "p") -> CallIdentity:
 
 
 class Table:
-    """A process table with one open program `p` and a clock, in few words."""
+    """A process table with one open program `p` and a clock, with short methods for tests."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(100.0)
@@ -64,7 +64,7 @@ class Table:
 
 @pytest.fixture
 def it() -> Iterator[Table]:
-    """A table that has to add up at the end of the test."""
+    """Return a table whose integrity is checked at the end of the test."""
     made = Table()
     yield made
     made.table.check_integrity()
@@ -74,7 +74,7 @@ def it() -> Iterator[Table]:
 
 
 def test_service_of_a_chain_is_its_sum(it: Table) -> None:
-    """For one call after another, service is the cumulative execution time of the completed calls."""
+    """For a chain of calls, service is the sum of the execution times of the completed calls."""
     for number, service_s in enumerate([4.0, 3.0, 1.0]):
         it.leave(it.arrive(f"c{number}"), service_s)
     assert it.row.attained.service_s == 8.0
@@ -82,7 +82,7 @@ def test_service_of_a_chain_is_its_sum(it: Table) -> None:
 
 
 def test_service_counts_only_completed_calls(it: Table) -> None:
-    """What a call in flight has used so far is in its own row, not yet in the program's."""
+    """The cost of a call in flight is in the call's own row, not yet in the program's."""
     call = it.arrive("c")
     call.account = Account(service_s=5.0, wait_s=2.0)
     assert it.row.attained == Attained()
@@ -90,7 +90,7 @@ def test_service_counts_only_completed_calls(it: Table) -> None:
 
 
 def test_parallel_calls_count_once_for_the_critical_path(it: Table) -> None:
-    """Line 4: calls that inherit the same service give the row their maximum; the total is their sum."""
+    """Line 4: of calls that inherit the same service, the longest counts for the path; the total is their sum."""
     it.leave(it.arrive("first"), 1.0)
     left, right = it.arrive("left", "t"), it.arrive("right", "u")
     assert left.inherited.service_s == right.inherited.service_s == 1.0
@@ -102,8 +102,8 @@ def test_parallel_calls_count_once_for_the_critical_path(it: Table) -> None:
     assert it.arrive("join").inherited.service_s == 6.0
 
 
-def test_a_call_inherits_what_was_attained_on_its_arrival(it: Table) -> None:
-    """Line 11: a call that arrives beside a long one does not inherit it, even if it leaves later."""
+def test_a_call_inherits_the_service_attained_before_its_arrival(it: Table) -> None:
+    """Line 11: a call that arrives while a long call runs does not inherit the long one, even if it leaves later."""
     long, short = it.arrive("long"), it.arrive("short", "u")
     it.leave(long, 10.0)
     it.leave(short, 2.0)
@@ -111,8 +111,8 @@ def test_a_call_inherits_what_was_attained_on_its_arrival(it: Table) -> None:
     assert it.row.attained.service_s == 10.0
 
 
-def test_waiting_time_is_told_over_the_longest_chain_and_in_total(it: Table) -> None:
-    """As service is: parallel waits count once for the chain, all of them for the sum."""
+def test_wait_is_measured_over_the_longest_chain_and_in_total(it: Table) -> None:
+    """The longest of parallel waits counts for the chain; all of them count for the sum."""
     left, right = it.arrive("left"), it.arrive("right", "u")
     it.leave(left, wait_s=2.0)
     it.leave(right, wait_s=3.0)
@@ -122,14 +122,14 @@ def test_waiting_time_is_told_over_the_longest_chain_and_in_total(it: Table) -> 
 
 
 def test_engine_ids_in_the_order_of_first_use(it: Table) -> None:
-    """The row names each engine once that the program has used."""
+    """The row names each engine that the program has used, once."""
     for number, engine in enumerate(["b", "a", "b"]):
         it.leave(it.arrive(f"c{number}", engine=EngineId(engine)))
     assert it.row.engine_ids == ["b", "a"]
 
 
 def test_threads_metadata(it: Table) -> None:
-    """Each thread knows its active calls with their arrival, wait and service, and what its past calls cost."""
+    """A thread's row has its active calls with arrival, wait and service, and the cost of its past calls."""
     it.leave(it.arrive("c1", "t"), 1.0, 0.5)
     it.clock.advance(5.0)
     call = it.arrive("c2", "t")
@@ -145,7 +145,7 @@ def test_threads_metadata(it: Table) -> None:
 
 
 def test_most_recent_arrival_and_completion(it: Table) -> None:
-    """The row has the last time a call arrived and the last time one finished; before the first, neither."""
+    """The row has the times of the last arrival and the last completion; both are nan at first."""
     assert math.isnan(it.row.last_arrival_s)
     assert math.isnan(it.row.last_completion_s)
     first = it.arrive("first")
@@ -158,14 +158,14 @@ def test_most_recent_arrival_and_completion(it: Table) -> None:
 
 
 def test_interception_is_the_time_with_no_call_in_flight(it: Table) -> None:
-    """Between a program's calls it is with a tool or a person; before its first and beside another call it is not."""
+    """The time before the first call does not count, nor the time while another call is in flight."""
     it.clock.advance(3.0)
     first = it.arrive("a")
     it.clock.advance(1.0)
-    beside = it.arrive("b", thread="u")
+    parallel = it.arrive("b", thread="u")
     it.leave(first)
     it.clock.advance(1.0)
-    it.leave(beside)
+    it.leave(parallel)
     it.clock.advance(0.5)
     it.leave(it.arrive("c"))
     it.clock.advance(2.0)
@@ -173,8 +173,8 @@ def test_interception_is_the_time_with_no_call_in_flight(it: Table) -> None:
     assert it.row.interception_s == 2.5
 
 
-def test_all_of_an_account_is_summed(it: Table) -> None:
-    """Counts of preemptions and tokens add up over the calls, in the row and in the thread."""
+def test_all_fields_of_an_account_are_summed(it: Table) -> None:
+    """Preemptions and tokens add up over the calls, in the program's row and in the thread's."""
     for number in range(2):
         call = it.arrive(f"c{number}")
         call.account = Account(1.0, 2.0, preemptions=3, prompt_tokens=4, output_tokens=5, cached_tokens=6)
@@ -185,8 +185,8 @@ def test_all_of_an_account_is_summed(it: Table) -> None:
 # -- arrival
 
 
-def test_arrival_sends_a_copy_of_what_was_attained(it: Table) -> None:
-    """What travels with a call is as of its arrival; it does not change with the row, nor the row with it."""
+def test_arrival_returns_a_copy_of_the_attained_service(it: Table) -> None:
+    """The copy that travels with a call does not change with the row, nor the row with the copy."""
     it.leave(it.arrive("c1"), 3.0, 1.0)
     call, sent = it.table.arrive(identity("c2"), ENGINE, it.clock())
     assert sent == Attained(3.0, 3.0, 1.0, 1.0)
@@ -197,14 +197,14 @@ def test_arrival_sends_a_copy_of_what_was_attained(it: Table) -> None:
 
 
 def test_a_call_of_an_unknown_program_is_refused() -> None:
-    """A call needs its program's row."""
+    """A call is accepted only if its program has a row."""
     with pytest.raises(ProgramEndedError):
         ProcessTable().arrive(identity("c"), ENGINE, 0.0)
 
 
 @pytest.mark.parametrize("thread", ["t", "another"])
 def test_a_call_in_flight_cannot_arrive_again(it: Table, thread: str) -> None:
-    """A call id that is in flight is refused on every thread of the program, and nothing has changed."""
+    """The id of a call in flight is refused on every thread of the program, and the row stays as it was."""
     it.arrive("c")
     before = (it.row.calls, set(it.row.threads), it.row.last_arrival_s)
     it.clock.advance(1.0)
@@ -225,7 +225,7 @@ def test_a_program_cannot_open_twice(it: Table) -> None:
 
 
 def test_an_aborted_call_counts(it: Table) -> None:
-    """A call that was given up has used the executor: whatever its account says is folded in."""
+    """An aborted call has used the executor, so its account is folded in."""
     call = it.arrive("c")
     call.account = Account(service_s=2.0, wait_s=1.0, output_tokens=7)
     it.table.leave(call, it.clock())
@@ -234,7 +234,7 @@ def test_an_aborted_call_counts(it: Table) -> None:
 
 
 def test_leaving_twice_changes_nothing(it: Table) -> None:
-    """The second `leave` of a call adds nothing, whatever its account says by then."""
+    """The second `leave` of a call adds nothing, even if its account has grown."""
     call = it.arrive("c")
     it.leave(call, 2.0)
     it.clock.advance(9.0)
@@ -256,7 +256,7 @@ def test_active_while_a_call_is_in_flight(it: Table) -> None:
 
 @pytest.mark.parametrize("state", ENDINGS)
 def test_closing_takes_the_row_out(it: Table, state: ProgramState) -> None:
-    """A program's row leaves the table when it ends, and says how and when."""
+    """The row of an ended program leaves the table, with the state and time of the end."""
     it.clock.advance(3.0)
     row = it.table.close(ProgramId("p"), state, it.clock())
     assert row is not None
@@ -267,7 +267,7 @@ def test_closing_takes_the_row_out(it: Table, state: ProgramState) -> None:
 
 
 def test_closing_folds_calls_in_flight(it: Table) -> None:
-    """Calls still in flight count with what they had used, and a later `leave` of theirs changes nothing."""
+    """Calls in flight count with their cost so far, and their later `leave` changes nothing."""
     done, left, right = it.arrive("done"), it.arrive("left", "t"), it.arrive("right", "u")
     it.leave(done, 1.0)
     left.account, right.account = Account(2.0, 1.0), Account(4.0, 1.0)
@@ -284,8 +284,8 @@ def test_closing_folds_calls_in_flight(it: Table) -> None:
         it.arrive("late")
 
 
-def test_closing_twice_or_an_unknown_program_gives_none(it: Table) -> None:
-    """Only the first `close` finds a row, and its ending stands."""
+def test_closing_twice_or_an_unknown_program_returns_none(it: Table) -> None:
+    """Only the first `close` finds a row, and the row keeps the state of that call."""
     assert it.table.close(ProgramId("other"), ProgramState.FINISHED, it.clock()) is None
     row = it.table.close(ProgramId("p"), ProgramState.FAILED, it.clock())
     assert it.table.close(ProgramId("p"), ProgramState.FINISHED, it.clock()) is None
@@ -295,7 +295,7 @@ def test_closing_twice_or_an_unknown_program_gives_none(it: Table) -> None:
 
 @pytest.mark.parametrize(("keep", "kept"), [(0, []), (2, ["p2", "p1"]), (10, ["p2", "p1", "p0"])])
 def test_the_last_rows_are_kept(keep: int, kept: list[str]) -> None:
-    """As many ended rows as asked for stay readable, the newest first."""
+    """`keep_ended` rows stay readable, the newest first."""
     table = ProcessTable(keep_ended=keep)
     for number in range(3):
         table.open(info(f"p{number}"), 0.0)
@@ -304,7 +304,7 @@ def test_the_last_rows_are_kept(keep: int, kept: list[str]) -> None:
 
 
 def test_rows_can_be_read_while_programs_come_and_go(it: Table) -> None:
-    """Iterating reads the rows as they were at its start."""
+    """An iteration sees the rows that were in the table at its start."""
     seen = []
     for row in it.table:
         seen.append(row.info.program_id)
@@ -326,7 +326,7 @@ def test_rows_can_be_read_while_programs_come_and_go(it: Table) -> None:
     ids=["calls", "state", "account", "wait", "total", "path longer than total"],
 )
 def test_check_integrity_finds_what_does_not_add_up(break_it: Callable[[ProgramRow], None]) -> None:
-    """The check that other tests rely on fails on a row that was tampered with, and names the program."""
+    """The check fails on a row that was tampered with, and names the program."""
     it = Table()
     it.leave(it.arrive("c"), 1.0, 1.0)
     it.table.check_integrity()
@@ -335,15 +335,15 @@ def test_check_integrity_finds_what_does_not_add_up(break_it: Callable[[ProgramR
         it.table.check_integrity()
 
 
-# -- what is attained
+# -- attained service
 
 
-amounts = st.integers(0, 400).map(lambda eighths: eighths / 8)  # exact in binary, so that sums can be compared by ==
+amounts = st.integers(0, 400).map(lambda eighths: eighths / 8)  # exact in binary, so that tests can compare sums by ==
 
 
 @given(st.lists(st.tuples(amounts, amounts)))
 def test_critical_path_is_never_longer_than_the_total(calls: list[tuple[float, float]]) -> None:
-    """Whatever the calls, in whatever overlap: path <= total, and one call after another makes them equal."""
+    """For calls in any overlap, path <= total; for a chain of calls, path == total."""
     parallel, chain = Attained(), Attained()
     for service_s, wait_s in calls:
         parallel.fold(Attained(), Account(service_s, wait_s))
@@ -360,7 +360,7 @@ attained = st.builds(Attained, amounts, amounts, amounts, amounts)
 
 @given(attained, attained, attained)
 def test_merging_copies_is_order_free(a: Attained, b: Attained, c: Attained) -> None:
-    """Copies that met in any order, any number of times, agree, and nothing is ever lost."""
+    """Copies that are merged in any order, any number of times, agree, and no value is lost."""
 
     def merged(*copies: Attained) -> Attained:
         result = Attained()
@@ -377,7 +377,7 @@ def test_merging_copies_is_order_free(a: Attained, b: Attained, c: Attained) -> 
 
 
 def test_many_threads_at_once() -> None:
-    """Eight threads that send, finish and read calls of shared programs lose none and leave sums that agree."""
+    """Eight threads send, finish and read calls of shared programs: no call is lost and the sums agree."""
     table = ProcessTable()
     programs = ["p0", "p1", "p2"]
     for program in programs:
@@ -409,7 +409,7 @@ def test_many_threads_at_once() -> None:
 
 
 def test_only_one_of_many_threads_closes_a_program() -> None:
-    """A program that ends on several threads at once has one last row, with each call folded once."""
+    """A program that ends on several threads at once has one last row, which counts each call once."""
     table = ProcessTable()
     table.open(info(), 0.0)
     for number in range(20):
@@ -423,7 +423,7 @@ def test_only_one_of_many_threads_closes_a_program() -> None:
 
 @dataclass
 class Sent:
-    """A call as the log has it."""
+    """A call in the log of events."""
 
     program: str
     thread: str
@@ -437,7 +437,7 @@ class Sent:
 
 @dataclass
 class Opened:
-    """A program as the log has it."""
+    """A program in the log of events."""
 
     at_s: float
     state: ProgramState | None = None
@@ -445,7 +445,7 @@ class Opened:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Any order of open, arrive, charge, leave and close against a log of what happened, summed up anew each time."""
+    """Any order of open, arrive, charge, leave and close, checked against sums over a log of the events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -456,7 +456,7 @@ class TableMachine(RuleBasedStateMachine):
         self.rows: dict[str, CallRow] = {}
         self.events = 0
 
-    # -- what happens
+    # -- events
 
     def tick(self) -> int:
         self.clock.advance(1.0)
@@ -490,7 +490,7 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(data=st.data(), service_s=amounts, wait_s=amounts, tokens=st.integers(0, 9))
     def output(self, data: st.DataObject, service_s: float, wait_s: float, tokens: int) -> None:
-        """A call's account arrives, perhaps after it has left."""
+        """A call's account arrives, perhaps after the call has left."""
         call = data.draw(st.sampled_from(sorted(self.calls)))
         self.rows[call].account = Account(service_s, wait_s, output_tokens=tokens)
         if self.calls[call].left is None:
@@ -499,7 +499,7 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """A call leaves, perhaps again, perhaps after its program's end."""
+        """A call leaves, perhaps for the second time, perhaps after its program's end."""
         event = self.tick()
         call = data.draw(st.sampled_from(sorted(self.calls)))
         self.table.leave(self.rows[call], self.clock())
@@ -521,7 +521,7 @@ class TableMachine(RuleBasedStateMachine):
             if sent.program == program and sent.left is None:
                 sent.left, sent.left_s = event, self.clock()
 
-    # -- what must be true
+    # -- expectations
 
     def of(self, program: str, thread: str | None = None) -> dict[str, Sent]:
         return {
@@ -529,7 +529,7 @@ class TableMachine(RuleBasedStateMachine):
         }
 
     def path(self, program: str, cost: Callable[[Account], float], before: float = math.inf) -> float:
-        """The scalar of line 4 over the calls that left before an event, straight from its definition."""
+        """The scalar of line 4 over the calls that left before an event, computed from its definition."""
         return max(
             (
                 self.path(program, cost, sent.arrived) + cost(sent.account)
@@ -589,22 +589,22 @@ def same(a: float, b: float) -> bool:
 
 
 TestTableMachine = TableMachine.TestCase
-TestTableMachine.__doc__ = "Any order of events leaves the table as the log of events says."
+TestTableMachine.__doc__ = "After any order of events, the table agrees with the log of events."
 TestTableMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-def test_a_call_that_is_placed_later_counts_for_the_engine_it_goes_to(it: Table) -> None:
-    """Before a balancer has chosen, the row names no engine; a call that is moved names both."""
+def test_a_call_may_be_assigned_to_an_engine_later(it: Table) -> None:
+    """Before a balancer has chosen, the row names no engine; after a call was moved, it names both engines."""
     call, _ = it.table.arrive(identity("c1"), None, 0.0)
     assert (call.engine_id, it.row.engine_ids) == (None, [])
-    it.table.place(call, EngineId("a"))
-    it.table.place(call, EngineId("b"))
-    it.table.place(call, EngineId("a"))
+    it.table.assign(call, EngineId("a"))
+    it.table.assign(call, EngineId("b"))
+    it.table.assign(call, EngineId("a"))
     assert (call.engine_id, it.row.engine_ids) == ("a", ["a", "b"])
 
 
 def test_no_program_has_kv_on_a_lost_engine(it: Table) -> None:
-    """Until it goes there again."""
+    """A lost engine is removed from the rows until a call of the program goes there again."""
     it.leave(it.arrive("c1", engine=EngineId("a")))
     it.leave(it.arrive("c2", engine=EngineId("b")))
     it.table.lose_engine(EngineId("a"))
