@@ -1,1 +1,1 @@
-"""Programs to run and to copy from."""
+"""Examples to run and to copy from."""

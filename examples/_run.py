@@ -1,4 +1,4 @@
-"""What the examples share: their options, a quick and quiet start, and the table and the picture at the end."""
+"""Shared by the examples: their options, a quick and quiet start, and the table and the picture at the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rich.status import Status
 
 import weft
 from weft.core.program.graph import ProgramGraph
-from weft.views.graph import FORMS, save
+from weft.views.graph import FORMATS, save
 from weft.views.process_table import process_table
 
-# Arguments of the engine: slower steps for a quicker start, no progress bars, and JSON without white space.
+# Arguments of the engine: eager mode, which starts faster and has slower steps; no progress bars; JSON without white
+# space.
 QUICK: Final[dict[str, Any]] = {
     "max_model_len": 2048,
     "enforce_eager": True,
@@ -28,23 +29,25 @@ QUICK: Final[dict[str, Any]] = {
 console: Final = Console()
 
 
-def _drawable(picture: Path) -> Path:
-    if picture.suffix not in FORMS:  # told now, since the picture is drawn last
-        raise typer.BadParameter(f"{picture}: end the name in one of {', '.join(FORMS)}.")
+def _check_picture(picture: Path) -> Path:
+    if picture.suffix not in FORMATS:  # The picture is drawn last, but a wrong name should be reported first.
+        raise typer.BadParameter(f"{picture}: end the name in one of {', '.join(FORMATS)}.")
     return picture
 
 
 Model = Annotated[str | None, typer.Option(help="A folder in Hugging Face format, or a hub name.")]
-Picture = Annotated[Path, typer.Option(help=f"Where to draw the graph: {', '.join(FORMS)}.", callback=_drawable)]
+Picture = Annotated[
+    Path, typer.Option(help=f"The file to draw the graph into: {', '.join(FORMATS)}.", callback=_check_picture)
+]
 
 
 def starting() -> Status:
-    """A sign of life while the engine starts, for a `with` statement."""
+    """A spinner to show while the engine starts, used as `with`."""
     return console.status("starting vLLM (half a minute to a minute) ...")
 
 
 def tell(line: str, style: str = "") -> None:
-    """Print a line as it is: what a model says may look like markup."""
+    """Print a line. Markup is off, since a model's output may look like markup."""
     console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -57,12 +60,12 @@ def finish(engine: weft.Engine, graph: ProgramGraph, picture: Path) -> None:
 
 
 def play(example: Coroutine[Any, Any, object]) -> None:
-    """Run an example to its end, with the libraries quiet.
+    """Run an example to its end, without the log output of the libraries.
 
     Raises:
-        typer.Exit: one of our errors came up; it has been printed, as one line.
+        typer.Exit: The example raised one of Weft's errors. The error has been printed in one line.
     """
-    # This is a program of its own, so it may quiet the libraries; `VLLM_LOGGING_LEVEL=INFO` brings vLLM's log back.
+    # An example is a program of its own, so it may silence the libraries. `VLLM_LOGGING_LEVEL=INFO` shows vLLM's log.
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -1,4 +1,4 @@
-"""The game of 24 and the search tree over it: what `mcts_langgraph.py` needs besides LangGraph and a model."""
+"""The game of 24 and a search tree over it, for `mcts_langgraph.py`. Neither needs LangGraph or a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXPLORATION: Final = math.sqrt(2)  # the constant of UCT
 
 
 class Number(NamedTuple):
-    """A number of the game, and how it came about."""
+    """A number of the game, with the formula that made it."""
 
     value: int
     text: str
@@ -24,12 +24,12 @@ Numbers = tuple[Number, ...]  # the largest first
 
 
 def start(values: Iterable[int]) -> Numbers:
-    """The numbers that a game begins with."""
+    """Return the numbers that a game begins with."""
     return tuple(Number(value, str(value)) for value in sorted(values, reverse=True))
 
 
 def moves(numbers: Numbers) -> dict[str, Numbers]:
-    """Every legal move, as `24 = 6 * 4`, with the numbers that it leaves. Numbers stay whole and not negative."""
+    """Return every legal move, such as `24 = 6 * 4`, with the numbers after it. Numbers stay whole and not negative."""
     found: dict[str, Numbers] = {}
     for one, other in itertools.combinations(range(len(numbers)), 2):
         a, b = numbers[one], numbers[other]
@@ -45,19 +45,19 @@ def moves(numbers: Numbers) -> dict[str, Numbers]:
 
 
 def is_solved(numbers: Numbers) -> bool:
-    """Whether one number is left, and is the goal."""
+    """Whether a single number is left, and it is the goal."""
     return len(numbers) == 1 and numbers[0].value == GOAL
 
 
 def formula(numbers: Numbers) -> str:
-    """How the last number came about, such as `(1 + 3) * 6 = 24`."""
+    """Return the formula of the last number, such as `(1 + 3) * 6 = 24`."""
     last = numbers[0]
     return f"{last.text.removeprefix('(').removesuffix(')')} = {last.value}"
 
 
 @dataclass(eq=False)
 class Node:
-    """A position in the search tree. What it is worth is the mean of what the model and the rollouts said of it."""
+    """A position in the search tree. Its value is the mean of the model's judgements and the rollouts' results."""
 
     numbers: Numbers
     parent: Node | None = None
@@ -70,17 +70,17 @@ class Node:
         self.untried = moves(self.numbers)
 
     def child(self, move: str) -> Node:
-        """The position after a move that has not been tried."""
+        """Try a move, and return the position after it."""
         return Node(self.untried.pop(move), parent=self)
 
     def deal(self, hands: int, rng: random.Random) -> list[list[str]]:
-        """The untried moves, shuffled and shared out, so that those who choose at once choose differently."""
+        """Shuffle the untried moves and divide them into hands, so that parallel choices are different moves."""
         cards = list(self.untried)
         rng.shuffle(cards)
         return [cards[n::hands] for n in range(min(hands, len(cards)))]
 
     def add(self, value: float) -> None:
-        """Say what this position is worth, which also tells of the positions that lead to it."""
+        """Add a value of this position, which counts for all positions on the way to it as well."""
         node: Node | None = self
         while node is not None:
             node.visits += 1
@@ -89,26 +89,28 @@ class Node:
 
     @property
     def is_dead(self) -> bool:
-        """Whether there is nothing left to try below."""
+        """Whether this position and all below it have no untried moves."""
         return not self.untried and all(child.is_dead for child in self.children)
 
     @property
     def uct(self) -> float:
-        """Upper confidence bound for trees: the mean, and more the less often this was tried among its siblings."""
-        around = self.parent.visits if self.parent is not None else self.visits
-        return self.total / self.visits + _EXPLORATION * math.sqrt(math.log(around) / self.visits)
+        """Upper confidence bound for trees: the mean value, plus a bonus that shrinks with the visits."""
+        visits = self.parent.visits if self.parent is not None else self.visits
+        return self.total / self.visits + _EXPLORATION * math.sqrt(math.log(visits) / self.visits)
 
     def select(self, width: int) -> Node:
-        """The position to expand next: down by the best bound, as far as positions have enough children.
+        """Return the position to expand next.
 
-        How many are enough grows with the visits (progressive widening), so that a bad choice of children is mended.
+        The walk goes down to the child with the best bound, until it comes to a position with too few children. The
+        number of children that is enough grows with the visits (progressive widening), so that a position whose first
+        children were bad gets others.
 
         Args:
-            width: how many children one expansion adds.
+            width: The number of children that one expansion adds.
         """
         node = self
         while living := [child for child in node.children if not child.is_dead]:
-            rounds = node.visits / (width + 1)  # an expansion visits it once for each child, and once by its rollout
+            rounds = node.visits / (width + 1)  # An expansion adds a visit for each child, and one for the rollout.
             if node.untried and len(node.children) < width * math.sqrt(rounds):
                 break
             node = max(living, key=lambda child: child.uct)

@@ -3,8 +3,8 @@
 Run it with `python examples/chatbot_session.py`, or `--model Qwen/Qwen2.5-0.5B-Instruct`. What makes it a Weft example
 is four lines: the engine, `@weft.program`, `ChatWeft(engine=...)` and `answer.options(session_id=...)`.
 
-A turn is a reply and then, side by side, two questions that the user might ask next. All three calls begin with the
-conversation so far, so most of what they are given is in vLLM's prefix cache; a table shows it.
+A turn is a reply, followed by two calls in parallel that suggest what the user might ask next. All three calls begin
+with the conversation so far, so most of their prompts is in vLLM's prefix cache. A table shows how much.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from weft.core.program.graph import ProgramGraph
 from weft.examples._run import QUICK, Model, Picture, console, finish, play, starting, tell
 from weft.integrations.langchain import ChatWeft
 
-# What the users say, turn by turn. Ben comes later, while Ada's session goes on.
+# The users' questions, one for each turn. Ben begins later, while Ada's session goes on.
 USERS: Final = {
     "Ada": [
         "I would like to grow tomatoes on my balcony. Where do I begin?",
         "How often should I water them?",
-        "What can I plant beside them?",
+        "What can I plant next to them?",
         "When are they ripe?",
     ],
     "Ben": [
@@ -42,29 +42,29 @@ LATER_S: Final = 2.0
 
 SYSTEM: Final = "You are a friendly assistant who answers in one short sentence."
 NEXT: Final = HumanMessage("Write a question that I could ask you next.")
-# Held to these forms by vLLM: a model of 135 million parameters would answer instead of asking.
+# vLLM constrains the output to these forms. A model of 135 million parameters would answer instead of asking.
 NEXT_FORMS: Final = {"how": r"How do I [a-z ]{8,80}\?", "why": r"Why should I [a-z ]{8,80}\?"}
 
 
 class Turn(NamedTuple):
-    """What a turn gave."""
+    """The result of a turn."""
 
     question: str
     reply: AIMessage
-    suggestions: list[str]  # what the user might ask next
-    prompt_tokens: int  # of its three calls
-    cached_tokens: int  # those of them that were in the prefix cache
+    suggestions: list[str]  # questions that the user might ask next
+    prompt_tokens: int  # of all three calls
+    cached_tokens: int  # prompt tokens that were in the prefix cache
     graph: ProgramGraph
 
 
 def _account(message: AIMessage) -> dict[str, Any]:
-    """What vLLM says that a call cost."""
+    """The account of the call that generated a message."""
     return cast("dict[str, Any]", message.response_metadata["weft"])
 
 
 @weft.program
 async def answer(conversation: list[BaseMessage], chat: ChatWeft, program: weft.Program) -> Turn:
-    """One turn: reply to the last message of a conversation, and suggest what to ask next."""
+    """One turn: reply to the last message of a conversation, and suggest questions to ask next."""
     config = cast("RunnableConfig", program.config())
     reply = await chat.with_config(run_name="reply").ainvoke(conversation, config)
     suggest = RunnableParallel(
@@ -86,7 +86,7 @@ async def answer(conversation: list[BaseMessage], chat: ChatWeft, program: weft.
 
 
 async def talk(user: str, questions: list[str], chat: ChatWeft) -> list[Turn]:
-    """A session: one turn after another, each with all that was said before."""
+    """Hold a session: one turn after another, each with the whole conversation before it."""
     conversation: list[BaseMessage] = [SystemMessage(SYSTEM)]
     turns: list[Turn] = []
     for number, question in enumerate(questions, 1):
@@ -98,10 +98,10 @@ async def talk(user: str, questions: list[str], chat: ChatWeft) -> list[Turn]:
 
 
 def cache_table(sessions: dict[str, list[Turn]]) -> Table:
-    """What each turn found in the prefix cache."""
+    """Make a table of the prompt tokens that each turn found in the prefix cache."""
     view = Table(title="prefix cache", title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     view.add_column("turn")
-    for heading in ("tokens in", "of them cached", "share"):
+    for heading in ("prompt tokens", "cached", "share"):
         view.add_column(heading, justify="right")
     for user, turns in sessions.items():
         for number, turn in enumerate(turns, 1):
@@ -111,12 +111,12 @@ def cache_table(sessions: dict[str, list[Turn]]) -> Table:
 
 
 async def run(model: str | None, turns: int | None, picture: Path) -> None:
-    """Start an engine, hold both sessions at once, and print what was said and the tables."""
+    """Start an engine, hold both sessions at once, and print the conversations and the tables."""
     with starting():
-        # Few at once, so that programs compete; small blocks, since a prompt is cached in whole blocks.
+        # Few calls run at once, so that programs compete. Blocks are small, since only whole blocks are cached.
         engine = await weft.Engine.create(model, max_num_seqs=2, block_size=32, **QUICK)
     async with engine:
-        # One sentence, with its full stop.
+        # An answer is one sentence, with its full stop.
         sentence = {"include_stop_str_in_output": True}
         chat = ChatWeft(engine=engine, temperature=0, max_tokens=32, stop=[". ", "? ", "\n"], model_kwargs=sentence)
 
@@ -141,10 +141,10 @@ async def run(model: str | None, turns: int | None, picture: Path) -> None:
 def main(
     *,
     model: Model = None,
-    turns: Annotated[int | None, typer.Option(min=1, help="How many turns at most (default: all).")] = None,
+    turns: Annotated[int | None, typer.Option(min=1, help="Turns of a session, at most (default: all).")] = None,
     picture: Picture = Path("chatbot_session.svg"),
 ) -> None:
-    """Hold the sessions, and print what was said and what it took."""
+    """Hold the sessions, and print the conversations, the prefix cache and the process table."""
     play(run(model, turns, picture))
 
 

@@ -1,4 +1,4 @@
-"""Debates between AutoGen agents, several at once: one for, one against, and a judge who decides after each round.
+"""Debates between AutoGen agents, several at once: one agent for, one against, and a judge after each round.
 
 Run it with `python examples/debate_autogen.py`, or `--model Qwen/Qwen2.5-0.5B-Instruct`. What makes it a Weft example
 is four lines: the engine, `@weft.program`, `WeftChatCompletionClient(engine)` and `bind_team(team, program)`.
@@ -20,22 +20,23 @@ import weft
 from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 
-# What is debated, and for how many rounds. The engine has two slots: the long debate makes way for the short ones.
+# The motions, and how many rounds each is debated. The engine has two slots, so the debates compete, and the short ones
+# go before the long one.
 MOTIONS: Final = {"Cities should ban cars": 3, "Homework helps children": 1, "Tea is better than coffee": 1}
 
 
 class Verdict(BaseModel):
-    """What the judge says, held to this form by vLLM."""
+    """The judge's answer. vLLM constrains the output to this form."""
 
     winner: Literal["pro", "contra"]
     by: Literal["a little", "a lot"]
 
 
 def make_team(engine: weft.Engine, rounds: int) -> RoundRobinGroupChat:
-    """The debaters and their judge, who speak in turn."""
+    """Make a team of two debaters and a judge, who speak in turn."""
 
     def client(opening: str | None = None) -> WeftChatCompletionClient:
-        """A client for one agent. A model of 135 million parameters keeps to its side if its opening is given."""
+        """Make a client for one agent. A model of 135 million parameters keeps to its side if its opening is given."""
         form = {"regex": rf"{opening}, because [^.\n]{{20,80}}\."} if opening else None
         return WeftChatCompletionClient(
             engine, temperature=0, max_tokens=40, repetition_penalty=1.2, structured_outputs=form
@@ -53,7 +54,7 @@ async def debate(motion: str, engine: weft.Engine, program: weft.Program) -> tup
     """Debate a motion.
 
     Returns:
-        What was said, and the program, for its graph.
+        The lines of the debate, and the program, for its graph.
     """
     team = bind_team(make_team(engine, MOTIONS[motion]), program)
     result = await team.run(task=f"{motion}. Yes or no?")
@@ -64,19 +65,19 @@ async def debate(motion: str, engine: weft.Engine, program: weft.Program) -> tup
 async def run(model: str | None, picture: Path) -> None:
     """Start an engine, hold the debates at once, and print them and the process table."""
     with starting():
-        engine = await weft.Engine.create(model, max_num_seqs=2, **QUICK)  # few at once, so that programs compete
+        engine = await weft.Engine.create(model, max_num_seqs=2, **QUICK)  # so few that programs compete
     async with engine:
         debates = await asyncio.gather(*(debate.options(name=motion)(motion, engine) for motion in MOTIONS))
-        for motion, (said, _) in zip(MOTIONS, debates, strict=True):
+        for motion, (lines, _) in zip(MOTIONS, debates, strict=True):
             tell(f"\n{motion}", style="bold")
-            for line in said:
+            for line in lines:
                 tell(f"  {line}")
         _, longest = debates[0]
         finish(engine, longest.graph, picture)
 
 
 def main(model: Model = None, picture: Picture = Path("debate_autogen.svg")) -> None:
-    """Hold the debates, and print what was said and what it took."""
+    """Hold the debates, and print them and the process table."""
     play(run(model, picture))
 
 

@@ -1,4 +1,4 @@
-"""An AutoGen GraphFlow: a writer's text goes to three reviewers at once, and a summariser joins what they say.
+"""An AutoGen GraphFlow: a writer's text goes to three reviewers at once, and a summariser joins their reviews.
 
 Run it with `python examples/graphflow_autogen.py`, or `--model Qwen/Qwen2.5-0.5B-Instruct`. What makes it a Weft
 example is four lines: the engine, `@weft.program`, `WeftChatCompletionClient(engine)` and `bind_team(team, program)`.
@@ -24,10 +24,10 @@ REVIEWERS: Final = ("grammar", "style", "ending")
 
 
 def make_team(engine: weft.Engine) -> GraphFlow:
-    """A writer, reviewers beside each other, and a summariser after them."""
+    """Make a team of a writer, reviewers that work in parallel, and a summariser after them."""
 
     def agent(name: str, task: str, opening: str) -> AssistantAgent:
-        """An agent. A model of 135 million parameters keeps to its task if the opening of its answer is given."""
+        """Make an agent. A model of 135 million parameters keeps to its task if its answer's opening is given."""
         form = {"regex": rf"{opening} [^.\n]{{20,80}}\."}
         client = WeftChatCompletionClient(
             engine, temperature=0, max_tokens=40, repetition_penalty=1.2, structured_outputs=form
@@ -50,10 +50,10 @@ def make_team(engine: weft.Engine) -> GraphFlow:
 
 @weft.program
 async def review(subject: str, engine: weft.Engine, program: weft.Program) -> tuple[list[str], weft.Program]:
-    """Have a text written and reviewed.
+    """Have the team write and review a text.
 
     Returns:
-        What was said, and the program, for its graph.
+        The messages, and the program, for its graph.
     """
     team = bind_team(make_team(engine), program)
     result = await team.run(task=f"A story about {subject}.")
@@ -62,21 +62,21 @@ async def review(subject: str, engine: weft.Engine, program: weft.Program) -> tu
 
 
 async def run(model: str | None, picture: Path) -> None:
-    """Start an engine, have all subjects written about at once, and print the reviews and the process table."""
+    """Start an engine, run a review for each subject at once, and print the reviews and the process table."""
     with starting():
         engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)
     async with engine:
         reviews = await asyncio.gather(*(review.options(name=subject)(subject, engine) for subject in SUBJECTS))
-        for subject, (said, _) in zip(SUBJECTS, reviews, strict=True):
+        for subject, (lines, _) in zip(SUBJECTS, reviews, strict=True):
             tell(f"\n{subject}", style="bold")
-            for line in said:
+            for line in lines:
                 tell(f"  {line}")
         _, first = reviews[0]
         finish(engine, first.graph, picture)
 
 
 def main(model: Model = None, picture: Picture = Path("graphflow_autogen.svg")) -> None:
-    """Have the texts reviewed, and print what was said and what it took."""
+    """Run the reviews, and print them and the process table."""
     play(run(model, picture))
 
 

@@ -3,8 +3,8 @@
 Run it with `python examples/map_reduce_langchain.py`, or add text files of your own. What makes it a Weft example is
 four lines: the engine, `@weft.program`, `ChatWeft(engine=...)` and `config=program.config()`.
 
-The parts of a text are summarised in parallel; then groups of summaries are put together, in parallel, until one is
-left. The graph shows it: a fork into threads, and joins.
+The parts of a text are summarised in parallel. Then groups of summaries are summarised again, in parallel, until one
+summary is left. In the graph these calls are a fork into threads, followed by joins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.core.program.graph import ProgramGraph
 from weft.examples._run import QUICK, Model, Picture, console, finish, play, starting, tell
 from weft.integrations.langchain import ChatWeft
 
-# Two invented reports, of different lengths so that a long program and a short one compete.
+# Two invented reports. Their lengths differ, so that a long program and a short one compete.
 DOCUMENTS: Final = {
     "harbour": """\
 The harbour of Ostry was quiet in January. Ice closed the northern basin for eleven days, and the ferry to the islands
@@ -44,7 +44,7 @@ runs on the power of the panels above it. Traders complained about the narrow ga
 opened towards the railway.
 
 The summer was the busiest in twenty years. Sixty-two sailing boats came for the regatta in one week, and the guest
-moorings were full until September. A storm on the last day drove two yachts against the pier, but nobody was hurt, and
+moorings were full until September. A storm on the last day drove two yachts against the pier, but no one was hurt, and
 both were repaired in the town.
 
 In August the ferry company put its first electric ship into service. It needs forty minutes to load its batteries at
@@ -65,17 +65,17 @@ came back in a minute at different temperatures. Below ten degrees hardly any fl
 means few apples.
 
 The first real harvest came in the sixth year, nearly a ton. Half of it was pressed into juice in the fire station, and
-the rest was given away at the market. The families agreed that nobody sells fruit from the hill for money.
+the rest was given away at the market. The families agreed that no one sells fruit from the hill for money.
 
 Last year a letter came from the city, which wants to build a road there. The families answered with a list of every
 tree, its kind and who looks after it. The road will now go around the hill, and the city has asked for ten trees for
 a park.""",
 }
 
-PART: Final = 450  # characters of a part, about
-GROUP: Final = 4  # summaries that are put together in one call
+PART: Final = 450  # maximum length of a part, in characters
+GROUP: Final = 4  # summaries that one call joins
 
-# Parts and summaries alike; a small model needs an example.
+# The prompt for parts and for groups of summaries. A small model needs an example.
 PROMPT: Final = ChatPromptTemplate(
     [
         ("system", "You say in one short sentence what happened."),
@@ -85,13 +85,13 @@ PROMPT: Final = ChatPromptTemplate(
         ("user", "Text: {text}\nIn one sentence:"),
     ]
 )  # fmt: skip
-# What a summary of summaries looks like. Without it, a small model gives one of them back, word for word, and then the
-# graph cannot tell which of two calls the next one comes after.
+# The form of a summary of summaries. Without it, a small model repeats one of the summaries word for word. Then two
+# calls have the same output, and lineage cannot tell which of them the next call comes after.
 JOINED: Final = r"In short, [^.\n]{30,110}, and [^.\n]{20,110}\."
 
 
 def split(text: str) -> list[str]:
-    """A text in parts of whole paragraphs; a long paragraph is cut between words."""
+    """Split a text into parts of whole paragraphs. A long paragraph is cut between words."""
     parts: list[str] = []
     for paragraph in text.split("\n\n"):
         for piece in textwrap.wrap(paragraph, PART):
@@ -103,34 +103,34 @@ def split(text: str) -> list[str]:
 
 
 class Summary(NamedTuple):
-    """A text in short."""
+    """The summary of a text."""
 
     text: str
-    parts: int
+    parts: int  # into which the text was split
     graph: ProgramGraph
 
 
 @weft.program
 async def summarise(text: str, chat: ChatWeft, program: weft.Program) -> Summary:
-    """Summarise the parts of a text, and the summaries, until one is left."""
+    """Summarise the parts of a text, then groups of summaries, until one summary is left."""
     config = cast("RunnableConfig", program.config())
     mapper = PROMPT | chat.with_config(run_name="map") | StrOutputParser()
     joined = {"regex": JOINED}
     reducer = PROMPT | chat.bind(structured_outputs=joined).with_config(run_name="reduce") | StrOutputParser()
     parts = split(text)
-    notes = await mapper.abatch([{"text": part} for part in parts], config)
-    while len(notes) > 1:
-        groups = [notes[first : first + GROUP] for first in range(0, len(notes), GROUP)]
-        notes = await reducer.abatch([{"text": "\n".join(group)} for group in groups], config)
-    return Summary(" ".join(notes[0].split()), len(parts), program.graph)
+    summaries = await mapper.abatch([{"text": part} for part in parts], config)
+    while len(summaries) > 1:
+        groups = [summaries[first : first + GROUP] for first in range(0, len(summaries), GROUP)]
+        summaries = await reducer.abatch([{"text": "\n".join(group)} for group in groups], config)
+    return Summary(" ".join(summaries[0].split()), len(parts), program.graph)
 
 
 async def run(model: str | None, documents: dict[str, str], picture: Path) -> None:
     """Start an engine, summarise all documents at once, and print the summaries and the process table."""
     with starting():
-        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)  # few at once, so that programs compete
+        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)  # so few that programs compete
     async with engine:
-        # One sentence, with its full stop.
+        # An answer is one sentence, with its full stop.
         sentence = {"include_stop_str_in_output": True}
         chat = ChatWeft(engine=engine, temperature=0, max_tokens=64, stop=[". ", "\n"], model_kwargs=sentence)
         with console.status("summarising ..."):
@@ -159,7 +159,7 @@ def main(
     model: Model = None,
     picture: Picture = Path("map_reduce_langchain.svg"),
 ) -> None:
-    """Summarise the documents, and print the summaries and what they took."""
+    """Summarise the documents, and print the summaries and the process table."""
     documents = {path.name: _read(path) for path in files} if files else DOCUMENTS
     play(run(model, documents, picture))
 

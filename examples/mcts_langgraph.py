@@ -3,10 +3,11 @@
 Run it with `python examples/mcts_langgraph.py`, or add puzzles of your own: `"2 4 6 8" "1 5 5 5"`. What makes it a
 Weft example is four lines: the engine, `@weft.program`, `ChatWeft(engine=...)` and `config=program.config()`.
 
-A round of the search goes select, expand, evaluate, simulate, back-propagate, reflect. The game offers the legal moves;
-the model takes its pick (held to them by structured output), says what positions are worth, plays them to the end, and
-reflects on what went wrong. Code keeps the tree and checks the arithmetic. A model of 135 million parameters sees the
-last move, and judges positions no better than chance; the search makes up for it.
+A round of the search has the steps select, expand, evaluate, simulate, back-propagate and reflect. The game offers the
+legal moves. The model chooses among them (structured output allows nothing else), estimates the value of positions,
+plays them to the end, and reflects on what went wrong. Code keeps the tree and checks the arithmetic. A model of 135
+million parameters finds the last move of a game, but judges positions no better than chance. The search compensates
+for that.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from weft.examples._run import QUICK, Model, Picture, console, finish, play, sta
 from weft.examples._search import GOAL, Node, Numbers, formula, is_solved, moves, start
 from weft.integrations.langchain import ChatWeft
 
-PUZZLES: Final = ["4 4 4 6", "1 2 3 4", "4 7 8 8"]  # from easy to hard, so that short and long programs compete
+PUZZLES: Final = ["4 4 4 6", "1 2 3 4", "4 7 8 8"]  # easy ones first, so that short and long programs compete
 
-WORTH: Final = {"sure": 0.9, "likely": 0.5, "impossible": 0.1}
+VALUES: Final = {"sure": 0.9, "likely": 0.5, "impossible": 0.1}
 
 
-class Value(BaseModel):
-    """What the model says of a position, held to this form by vLLM."""
+class Judgement(BaseModel):
+    """The model's judgement of a position. vLLM constrains the output to this form."""
 
     chance: Literal["sure", "likely", "impossible"]
 
@@ -53,7 +54,7 @@ def _examples(system: str, *pairs: tuple[str, str]) -> list[BaseMessage]:
     return messages
 
 
-# A move begins with its result, because a small model sees sooner what it wants than how to come by it.
+# A move begins with its result, because a small model finds a result that it wants more easily than a way to it.
 PLAY: Final = _examples(
     f"You play the game of {GOAL}: combine the numbers, two at a time, until {GOAL} is left.",
     ("Numbers: 12 3 2 1. Goal: 24.", "3 = 2 + 1"),
@@ -76,24 +77,24 @@ REFLECT: Final = _examples(
 
 
 def _collect(before: list[Node], more: list[Node] | None) -> list[Node]:
-    """What parallel tasks return is put together; None begins anew."""
+    """Join the results of parallel tasks; None empties the list."""
     return [] if more is None else before + more
 
 
 class State(TypedDict, total=False):
-    """What the steps of the search hand on."""
+    """The state that the steps of the search pass on."""
 
     root: Node
     leaf: Node  # the position to expand
     children: Annotated[list[Node], _collect]  # of this round
-    played: Node  # the child that was played to its end
-    end: Numbers  # where that led
+    played: Node  # the child from which the game was played to its end
+    end: Numbers  # the number that was left at the end
     rollouts: int
     lessons: list[str]
 
 
 class Hand(TypedDict):
-    """What one candidate is chosen from."""
+    """The moves among which the model chooses one."""
 
     leaf: Node
     choices: list[str]
@@ -111,22 +112,22 @@ class Candidate(TypedDict):
 class Budget(NamedTuple):
     """How much to search."""
 
-    width: int  # how many candidates an expansion looks at, in parallel
-    rollouts: int  # how many games are played to their end before a puzzle is given up
+    width: int  # positions that one expansion adds, in parallel
+    rollouts: int  # games played to their end before the search gives up
 
 
 class TreeSearch:
     """The steps of the search, each a node of the graph.
 
     Args:
-        chat: plays, judges and reflects.
-        budget: how much to search.
-        rng: shuffles moves and seeds the model's sampling.
+        chat: The model that plays, judges and reflects.
+        budget: How much to search.
+        rng: Shuffles moves and seeds the model's sampling.
     """
 
     def __init__(self, chat: ChatWeft, budget: Budget, rng: random.Random) -> None:
         self.chat = chat
-        self.judge = chat.with_structured_output(Value)
+        self.judge = chat.with_structured_output(Judgement)
         self.budget = budget
         self.rng = rng
 
@@ -147,7 +148,7 @@ class TreeSearch:
         return graph.compile()
 
     def select(self, state: State) -> Command[Literal["expand"]]:
-        """Walk down to the position with the best bound, and deal out its moves."""
+        """Select the position to expand, and divide its moves into hands."""
         leaf = state["root"].select(self.budget.width)
         hands = [
             Send("expand", Hand(leaf=leaf, choices=choices, seed=self.seed(), lessons=state["lessons"]))
@@ -156,20 +157,20 @@ class TreeSearch:
         return Command(update={"leaf": leaf, "children": None}, goto=hands)
 
     async def expand(self, state: Hand, config: RunnableConfig) -> Command[Literal["evaluate"]]:
-        """Have the model choose one move of a hand. Runs in parallel, once for each hand."""
+        """Have the model choose one move of a hand. This step runs in parallel, once for each hand."""
         leaf = state["leaf"]
         move = await self.choose(leaf.numbers, state["choices"], state["seed"], state["lessons"], config)
         return Command(goto=Send("evaluate", Candidate(child=leaf.child(move), seed=state["seed"])))
 
     async def evaluate(self, state: Candidate, config: RunnableConfig) -> State:
-        """Have the model say what a new position is worth. Runs in parallel, once for each."""
+        """Have the model judge a new position. This step runs in parallel, once for each position."""
         child = state["child"]
         if len(child.numbers) == 1:  # the game is over
             child.add(float(is_solved(child.numbers)))
         else:
             question = HumanMessage(_position(child.numbers))
-            value = await self.judge.ainvoke([*JUDGE, question], config, seed=state["seed"])
-            child.add(WORTH[cast("Value", value).chance])
+            judgement = await self.judge.ainvoke([*JUDGE, question], config, seed=state["seed"])
+            child.add(VALUES[cast("Judgement", judgement).chance])
         return {"children": [child]}
 
     async def simulate(self, state: State, config: RunnableConfig) -> State:
@@ -183,20 +184,20 @@ class TreeSearch:
         return {"played": best, "end": numbers}
 
     def back_propagate(self, state: State) -> State:
-        """Tell the positions on the way what came of it."""
+        """Add the result of the game to all positions that led to it."""
         state["played"].add(float(is_solved(state["end"])))
         return {"rollouts": state["rollouts"] + 1}
 
     def is_over(self, state: State) -> bool:
-        """Whether it is solved, or there is nothing left to try, or no budget."""
+        """Whether the puzzle is solved, no move is left to try, or the budget is spent."""
         return is_solved(state["end"]) or state["root"].is_dead or state["rollouts"] >= self.budget.rollouts
 
     async def reflect(self, state: State, config: RunnableConfig) -> State:
-        """Have the model say what to do better, for the next round's choices."""
+        """Have the model say what to do better. The next round's prompts contain its sentence."""
         value = state["end"][0].value
         side, cure = ("much", "(subtract|divide)") if value > GOAL else ("little", "(add|multiply)")
         tried = HumanMessage(f"You tried {formula(state['end'])}. Goal: {GOAL}.")
-        # A small model keeps to the point if its opening is given.
+        # A small model keeps to the point if the opening of its answer is given.
         form = {"regex": rf"{value} is too {side}, so {cure} [a-z ]{{8,60}}\."}
         lesson = await self.chat.ainvoke([*REFLECT, tried], config, seed=self.seed(), structured_outputs=form)
         return {"lessons": [*state["lessons"], lesson.text]}
@@ -204,19 +205,19 @@ class TreeSearch:
     async def choose(
         self, numbers: Numbers, choices: list[str], seed: int, lessons: list[str], config: RunnableConfig
     ) -> str:
-        """The model's choice among moves; vLLM lets it say nothing else."""
+        """Have the model choose one of some moves. vLLM constrains the output to these."""
         lesson = f"{lessons[-1]}\n" if lessons else ""
         messages = [*PLAY, HumanMessage(lesson + _position(numbers))]
         answer = await self.chat.ainvoke(messages, config, seed=seed, structured_outputs={"choice": choices})
         return answer.text
 
     def seed(self) -> int:
-        """A seed for one call."""
+        """Draw the seed of one call."""
         return self.rng.getrandbits(31)
 
 
 class Outcome(NamedTuple):
-    """What came of a search."""
+    """The result of a search."""
 
     last: Numbers
     rollouts: int
@@ -224,6 +225,7 @@ class Outcome(NamedTuple):
     graph: ProgramGraph
 
     def sentence(self) -> str:
+        """The result in words."""
         rollouts = f"{self.rollouts} rollout{'s' if self.rollouts > 1 else ''}"
         if is_solved(self.last):
             return f"{formula(self.last)}, found after {rollouts}"
@@ -237,16 +239,17 @@ async def solve(
     """Search until the numbers make the goal, or the budget is spent."""
     search = TreeSearch(chat, budget, rng)
     begin = State(root=Node(start(values)), rollouts=0, lessons=[])
-    steps = 6 * budget.rollouts  # of the graph; LangGraph has a limit
+    steps = 6 * budget.rollouts  # LangGraph limits the steps of a graph.
     config = cast("RunnableConfig", program.config(recursion_limit=steps + 1))
     end = await search.graph().ainvoke(begin, config)
     return Outcome(end["end"], end["rollouts"], end["lessons"], program.graph)
 
 
 async def run(puzzles: dict[str, list[int]], *, model: str | None, budget: Budget, seed: int, picture: Path) -> None:
-    """Start an engine, search all puzzles at once, and print what came of it and the process table."""
+    """Start an engine, search all puzzles at once, and print the results and the process table."""
     with starting():
-        # Few at once, so that programs compete; small blocks, so that the examples in front of each prompt are cached.
+        # Few calls run at once, so that programs compete. Blocks are small, so that the examples at the beginning of
+        # each prompt are cached.
         engine = await weft.Engine.create(model, max_num_seqs=6, block_size=32, **QUICK)
     async with engine:
         chat = ChatWeft(engine=engine, temperature=0.7, max_tokens=40)
@@ -260,14 +263,14 @@ async def run(puzzles: dict[str, list[int]], *, model: str | None, budget: Budge
             tell(f"{name}: {outcome.sentence()}")
             for lesson in outcome.lessons[-1:]:
                 tell(f"    its last reflection: {lesson}")
-        smallest = min((outcome.graph for outcome in outcomes.values()), key=len)  # the others fill a wall
+        smallest = min((outcome.graph for outcome in outcomes.values()), key=len)  # the others are too large to print
         finish(engine, smallest, picture)
 
 
 def _numbers(puzzle: str) -> list[int]:
     words = puzzle.split()
     if not 2 <= len(words) <= 5 or not all(word.isdecimal() and int(word) <= 100 for word in words):
-        raise typer.BadParameter(f"{puzzle!r} is no puzzle: give 2 to 5 whole numbers up to 100, such as '4 7 8 8'.")
+        raise typer.BadParameter(f"{puzzle!r} is not a puzzle: give 2 to 5 whole numbers up to 100, such as '4 7 8 8'.")
     return [int(word) for word in words]
 
 
@@ -275,12 +278,12 @@ def main(
     puzzles: Annotated[list[str] | None, typer.Argument(help=f"Numbers to make {GOAL} of, e.g. '2 4 6 8'.")] = None,
     *,
     model: Model = None,
-    width: Annotated[int, typer.Option(min=1, help="How many candidates are looked at in parallel.")] = 3,
-    rollouts: Annotated[int, typer.Option(min=1, help="After how many rollouts a puzzle is given up.")] = 10,
-    seed: Annotated[int, typer.Option(help="Of the search and of the model's sampling.")] = 0,
+    width: Annotated[int, typer.Option(min=1, help="Positions that one expansion adds, in parallel.")] = 3,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts after which the search gives up.")] = 10,
+    seed: Annotated[int, typer.Option(help="The seed of the search and of the model's sampling.")] = 0,
     picture: Picture = Path("mcts_langgraph.svg"),
 ) -> None:
-    """Search the puzzles, and print what came of it and what it took."""
+    """Search the puzzles, and print the results and the process table."""
     wanted = {puzzle: _numbers(puzzle) for puzzle in puzzles or PUZZLES}
     play(run(wanted, model=model, budget=Budget(width, rollouts), seed=seed, picture=picture))
 

@@ -1,4 +1,4 @@
-"""An agent on the OpenAI SDK alone: it plans, looks facts up side by side, works with them, and streams its answer.
+"""An agent on the OpenAI SDK alone: it plans, looks up facts in parallel, and streams its answer.
 
 Run it with `python examples/openai_sdk.py`, or `--model Qwen/Qwen2.5-0.5B-Instruct`. What makes it a Weft example is
 three lines: the engine, `@weft.program`, and `weft.openai_client(engine, program)`.
@@ -18,7 +18,7 @@ import weft
 from weft.core.program.graph import ProgramGraph
 from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
 
-# What the lookup tool knows.
+# The facts of the lookup tool.
 CAPITALS: Final = {
     "Egypt": "Cairo", "France": "Paris", "Japan": "Tokyo", "Kenya": "Nairobi", "Norway": "Oslo", "Peru": "Lima"
 }  # fmt: skip
@@ -46,7 +46,11 @@ class Lookup(BaseModel):
 
 @weft.program
 async def capitals(question: str, engine: weft.Engine, program: weft.Program) -> tuple[str, ProgramGraph]:
-    """Answer a question about two countries; also gives the graph of the calls that this took."""
+    """Answer a question about two countries.
+
+    Returns:
+        The answer, and the graph of the calls.
+    """
     completions = weft.openai_client(engine, program).chat.completions
     plan = await completions.parse(
         model=engine.model,
@@ -72,7 +76,7 @@ async def capitals(question: str, engine: weft.Engine, program: weft.Program) ->
 
 @weft.program
 async def look_up(country: str, engine: weft.Engine, program: weft.Program) -> str:
-    """A tool loop of two calls; given `program=`, a branch of that program, beside others."""
+    """Look up a capital, in a tool loop of two calls. Called with `program=`, it is a branch of that program."""
     completions = weft.openai_client(engine, program).chat.completions
     messages: list[Any] = [{"role": "user", "content": f"What is the capital of {country}?"}]
     asked = await completions.create(
@@ -116,7 +120,7 @@ async def run(model: str | None, picture: Path) -> list[str]:
 
 
 def main(model: Model = None, picture: Picture = Path("openai_sdk.svg")) -> None:
-    """Run the agents, and print what they answered and what it took."""
+    """Run the agents, and print their answers and the process table."""
     play(run(model, picture))
 
 

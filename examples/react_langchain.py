@@ -26,11 +26,12 @@ from pydantic import Field
 from rich.live import Live
 
 import weft
+from weft.core.policies import POLICIES
 from weft.examples._run import QUICK, Model, console, play, starting, tell
 from weft.integrations.langchain import ChatWeft
 from weft.views.process_table import process_table
 
-# What the lookup tool searches: one fact a line.
+# The text that the lookup tool searches. Each line is one fact.
 ALMANAC: Final = """\
 Everest is 8849 metres high.
 The Nile is 6650 kilometres long.
@@ -47,14 +48,14 @@ Topic = Literal["Amazon", "Baikal", "Danube", "Everest", "Iceland", "Kilimanjaro
 
 
 class Task(NamedTuple):
-    """One program: when it starts, and what it is asked, one question after another."""
+    """One program: its start, and its questions, which it answers one after another."""
 
     start_s: float
     questions: list[str]
 
 
-# Six long programs begin together; the short ones come when those have already had some service. Under first come,
-# first served each of their calls queues behind the long ones' calls; under ATLAS and PLAS they go first.
+# Six long programs begin together. The short programs begin when the long ones have attained some service. Under FCFS,
+# the calls of a short program queue behind those of the long ones. Under ATLAS and PLAS, they go first.
 TASKS: Final = {
     "rivers": Task(0, ["How long is the Nile?", "How long is the Amazon?", "How long is the Danube?",
                        "What is 6650 - 6400?", "What is 6400 - 2850?"]),
@@ -72,7 +73,7 @@ TASKS: Final = {
     "Everest": Task(16, ["How high is Everest?"]),
     "divide": Task(20, ["What is 81 / 9?"]),
 }  # fmt: skip
-SHORT: Final = 2  # questions at most
+SHORT: Final = 2  # A program with at most this many questions is short.
 
 _OPERATORS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
     ast.Add: operator.add,
@@ -106,9 +107,10 @@ def lookup(topic: Topic) -> str:
 
 
 class OneToolFirst(AgentMiddleware[Any, Any, Any]):
-    """Has the model call a tool before it answers, and offers the one tool that fits.
+    """Makes the model call a tool before it answers, and offers only the tool that fits.
 
-    A model of 135 million parameters fills in arguments well and chooses badly; a larger one would not need this.
+    A model of 135 million parameters fills in arguments well, but chooses tools badly. A larger model does not need
+    this.
     """
 
     async def awrap_model_call(
@@ -123,7 +125,7 @@ class OneToolFirst(AgentMiddleware[Any, Any, Any]):
         return await handler(request)
 
 
-def _worked(question: str, name: str, arguments: dict[str, str], result: str, answer: str) -> list[AnyMessage]:
+def _example(question: str, name: str, arguments: dict[str, str], result: str, answer: str) -> list[AnyMessage]:
     call = {"name": name, "args": arguments, "id": f"example-{name}"}
     return [
         HumanMessage(question),
@@ -135,9 +137,9 @@ def _worked(question: str, name: str, arguments: dict[str, str], result: str, an
 
 SYSTEM_PROMPT: Final = "You answer questions with the help of tools."
 EXAMPLES: Final = [
-    *_worked("What is 15 * 4?", "calculator", {"expression": "15 * 4"}, "15 * 4 = 60", "15 * 4 = 60"),
-    *_worked("How long is the Rhine?", "lookup", {"topic": "Rhine"}, "The Rhine is 1230 kilometres long.",
-             "The Rhine is 1230 kilometres long."),
+    *_example("What is 15 * 4?", "calculator", {"expression": "15 * 4"}, "15 * 4 = 60", "15 * 4 = 60"),
+    *_example("How long is the Rhine?", "lookup", {"topic": "Rhine"}, "The Rhine is 1230 kilometres long.",
+              "The Rhine is 1230 kilometres long."),
 ]  # fmt: skip
 
 
@@ -163,7 +165,7 @@ async def run(model: str | None, policy: str, programs: int | None) -> dict[str,
     names = itertools.islice(itertools.cycle(TASKS), programs or len(TASKS))
     tasks = {name if n < len(TASKS) else f"{name} {n // len(TASKS) + 1}": TASKS[name] for n, name in enumerate(names)}
     with starting():
-        # few at once, so that programs compete
+        # Few calls run at once, so that programs compete.
         engine = await weft.Engine.create(model, policy=policy, max_num_seqs=3, **QUICK)
     async with engine:
         tell(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {policy}")
@@ -175,9 +177,9 @@ async def run(model: str | None, policy: str, programs: int | None) -> dict[str,
 
         with Live(get_renderable=lambda: process_table(engine.table), console=console, transient=True):
             answers = await asyncio.gather(*(start(name, task) for name, task in tasks.items()))
-        for (name, task), given in zip(tasks.items(), answers, strict=True):
+        for (name, task), program_answers in zip(tasks.items(), answers, strict=True):
             tell(f"\n{name}", style="bold")
-            for question, answer in zip(task.questions, given, strict=True):
+            for question, answer in zip(task.questions, program_answers, strict=True):
                 tell(f"  {question:38} {answer}")
         console.print()
         console.print(process_table(engine.table))
@@ -193,10 +195,10 @@ async def run(model: str | None, policy: str, programs: int | None) -> dict[str,
 
 def run_demo(
     model: Model = None,
-    policy: Annotated[str, typer.Option(help="fcfs, mlfq, plas, atlas or rr.")] = "atlas",
-    programs: Annotated[int | None, typer.Option(min=1, help="How many agents run at once.")] = None,
+    policy: Annotated[str, typer.Option(help=", ".join(POLICIES))] = "atlas",
+    programs: Annotated[int | None, typer.Option(min=1, help="Number of agents, which run at once.")] = None,
 ) -> int:
-    """Run the ReAct agents and print what they answered and what it took."""
+    """Run the ReAct agents, and print their answers and the process table."""
     play(run(model, policy, programs))
     return 0
 
