@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 
 import pytest
-from background import ROOT, Done, script
+from background import ROOT, CommandResult, script
 
 TEN_LINES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 
 
 @pytest.mark.engine
 @pytest.mark.background.with_args(script("".join(TEN_LINES)))  # a mark that is called with a function decorates it
-def test_the_readmes_ten_lines_run(done: Done) -> None:
+def test_the_readmes_ten_lines_run(command_result: CommandResult) -> None:
     """Copied into a file, on the embedded model: two answers, and the two programs' rows."""
     assert len(TEN_LINES) == 1
-    printed = done.printed()
+    printed = command_result.printed()
     assert printed.count("ProgramRow(") == 2
     assert "finished" in printed
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from background import Done, script
+from background import CommandResult, script
 
 OPTIONS = (
     "chat --programs 10 --scale 0.03 --rates 3 --closed --rounds 2 --seed 5 --baselines stock-fcfs,atlas,stock-again "
@@ -40,13 +40,13 @@ def bench(out: Path, options: str = OPTIONS) -> subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
-def out(done: Done) -> Path:
+def out(command_result: CommandResult) -> Path:
     """The folder of the complete session."""
-    assert [line for line in done.printed().splitlines() if "report" in line] == [
+    assert [line for line in command_result.printed().splitlines() if "report" in line] == [
         "results/report.md",
         "again/report.md",
     ]
-    return done.folder / "results"
+    return command_result.folder / "results"
 
 
 def results(out: Path) -> dict[str, Any]:

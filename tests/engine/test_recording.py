@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from background import TINY, Done, script
+from background import TINY, CommandResult, script
 from tiny_engine import ENGINE_ARGS
 
 import weft
@@ -171,12 +171,12 @@ AGENT_SCRIPT = script(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)))
 
 
 @pytest.mark.background("-m", "weft", "record", "runs.jsonl", "--", sys.executable, AGENT_SCRIPT, TINY)
-def test_weft_record(done: Done) -> None:
+def test_weft_record(command_result: CommandResult) -> None:
     """A script that knows nothing of it is recorded; programs that its engine's shutdown broke off too, once, with the
     calls that finished."""
-    assert done.exit_code == 9, done.stderr
-    out = done.folder / "runs.jsonl"
-    assert done.stderr.endswith(f"recorded 3 programs; see: weft sim {out}\n")
+    assert command_result.exit_code == 9, command_result.stderr
+    out = command_result.folder / "runs.jsonl"
+    assert command_result.stderr.endswith(f"recorded 3 programs; see: weft sim {out}\n")
     recorded = read(out)
     first_calls = [(program.name, program.calls[0].output_tokens) for program in recorded]
     assert first_calls == [("whole", 3), ("late", 4), ("unfinished", 5)]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from background import ROOT, TINY, Done
+from background import ROOT, TINY, CommandResult
 
 pytestmark = pytest.mark.engine
 
@@ -39,10 +39,10 @@ SHORT = examined("--preemptions", "100", "--faults", "--engine", *ENGINES)
 
 
 @pytest.fixture
-def found(done: Done) -> Found:
+def found(command_result: CommandResult) -> Found:
     """Its findings, for each engine."""
-    assert done.exit_code == 0, done.stderr[-4000:]
-    return json.loads((done.folder / "found.json").read_text())
+    assert command_result.exit_code == 0, command_result.stderr[-4000:]
+    return json.loads((command_result.folder / "found.json").read_text())
 
 
 def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
