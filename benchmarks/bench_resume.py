@@ -24,7 +24,8 @@ from rich.progress import track
 from rich.table import Table
 
 from weft.bench.in_process import run_in_this_process
-from weft.core.kv_cache.swap import SwapChoice, SwapConfig
+from weft.core.kv_cache.choice import SwapChoice
+from weft.core.kv_cache.config import SwapConfig
 from weft.engine.models.tiny import make_tiny_llama
 
 WAYS = {"swap": 0, "recompute": 1 << 30}  # from how many tokens on a call is swapped

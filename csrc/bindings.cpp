@@ -1,4 +1,6 @@
-// Python bindings of Weft's compiled part, described in src/weft/_csrc.pyi. People use weft.engine.swap.
+// Python bindings of Weft's compiled part. src/weft/_csrc.pyi describes what they offer. Users call weft.engine.swap
+// instead, which takes tensors, raises Weft's errors and knows the pool. Every batch is validated here before a kernel
+// gets it, and the interpreter lock is released while blocks are copied.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -27,7 +29,7 @@ constexpr bool kHasCuda = true;
 constexpr bool kHasCuda = false;
 #endif
 
-using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // of blocks or of slots
 using Pieces = nb::ndarray<const int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 
 weft::SwapBatch make_batch(const weft::SwapLayout &layout, bool out, const Ids &blocks, const Ids &slots) {
@@ -61,8 +63,8 @@ class HostSwap {
 
 NB_MODULE(_csrc, m) {
   m.doc() = "Weft's compiled extension.";
-  nb::set_leak_warnings(false);  // vLLM keeps its connector, and with it a kernel, to the end of the process
-  m.attr("version") = WEFT_VERSION;    // must equal weft.__version__; `weft doctor` compares them
+  nb::set_leak_warnings(false);      // vLLM keeps its connector, which has a kernel, until the process ends
+  m.attr("version") = WEFT_VERSION;  // must equal weft.__version__; `weft doctor` compares them
   m.attr("compiler") = kCompiler;
   m.attr("has_cuda") = kHasCuda;
 

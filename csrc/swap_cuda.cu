@@ -1,3 +1,6 @@
+// The CUDA kernel, see swap_cuda.h. A batch is cut into chunks that fit a staging buffer. The pack stream gathers a
+// chunk from the engine's cache (or scatters it there), the copy stream moves it over the bus, and events keep both in
+// order with each other and with the engine's stream (docs/swap.md draws it).
 #include "swap_cuda.h"
 
 #include <cuda_runtime.h>
@@ -12,15 +15,15 @@
 namespace weft {
 namespace {
 
-constexpr int kTileBytes = 4096;       // one warp copies one tile of a piece at a time
-constexpr int kIdsPerLaunch = 896;     // block ids travel as a kernel argument, of which there may be 4 KiB
-constexpr int kThreads = 256;
-constexpr int kMaxThreadBlocks = 64;   // enough for any bus, and leaves most of the GPU to the engine
-constexpr int kUnroll = 4;
+constexpr int kTileBytes = 4096;      // one warp copies one tile at a time
+constexpr int kIdsPerLaunch = 896;    // block ids travel as kernel arguments, which may have 4 KiB
+constexpr int kThreads = 256;         // in a thread block
+constexpr int kMaxThreadBlocks = 64;  // enough for any bus, and most of the GPU is left to the engine
+constexpr int kUnroll = 4;            // words that a thread has under way
 
 void check(cudaError_t status, const char *what) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // or the next call would report this one
+  cudaGetLastError();  // clears the error, which the next call would report otherwise
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
@@ -72,7 +75,8 @@ struct Transfer final : CudaTransfer {
   void wait() override { check(cudaEventSynchronize(event.event), "a swap failed"); }
 };
 
-// At most kTileBytes of a piece. Read by every thread block, so it lies in GPU memory.
+// A part of a piece, at most kTileBytes long. The fields are those of SwapPiece. Every thread block reads the tiles, so
+// their table lies in GPU memory.
 struct Tile {
   uint64_t address;
   int64_t block_stride;
@@ -80,12 +84,14 @@ struct Tile {
   int64_t bytes;
 };
 
+// The blocks of one launch.
 struct Ids {
   int32_t block[kIdsPerLaunch];
 };
 
-// Tiles [0, tiles) of `count` blocks between the cache and `staging`, where blocks lie `stride` bytes apart and a
-// block's byte `first` comes first. Word divides every address, stride and length.
+// Copies tiles [0, tiles) of `count` blocks from the cache to `staging` (`out`), or back. In `staging` the blocks lie
+// `stride` bytes apart, and each begins with its byte `first`. The size of Word divides every address, stride and
+// length.
 template <typename Word>
 __global__ void __launch_bounds__(kThreads)
     move_tiles(const Tile *table, int tiles, int count, std::byte *staging, int64_t stride, int64_t first, bool out,
@@ -102,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
     Word *to = out ? staged : page;
     const int words = static_cast<int>(tile.bytes / sizeof(Word));
     for (int at = lane; at < words; at += 32 * kUnroll) {
-      Word held[kUnroll];  // all loads are under way before the first store
+      Word held[kUnroll];  // so that all loads are under way before the first store
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         if (at + 32 * i < words) held[i] = from[at + 32 * i];
@@ -115,19 +121,21 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// What fits one staging buffer: all of some blocks, or some tiles of one block.
+// A part of a batch that fits a staging buffer: several blocks, or some tiles of one block.
 struct Chunk {
-  int64_t begin, end;  // places in the batch
-  int first, last;     // tiles
+  int64_t begin, end;  // blocks, as indices in the batch sorted by slot
+  int first, last;     // tiles [first, last) of each block
 };
 
+// A staging buffer on the GPU.
 struct Buffer {
   Memory memory;
-  Event free;  // whatever was done with it last
+  Event free;  // recorded after the last operation that uses the buffer
   explicit Buffer(size_t bytes) : memory(bytes) {}
 };
 
-std::vector<Tile> cut(const SwapLayout &layout) {
+// The tiles of a block, in the order in which they lie in a slot.
+std::vector<Tile> make_tiles(const SwapLayout &layout) {
   std::vector<Tile> tiles;
   for (const SwapPiece &piece : layout.pieces) {
     for (int64_t at = 0; at < piece.bytes; at += kTileBytes) {
@@ -138,7 +146,7 @@ std::vector<Tile> cut(const SwapLayout &layout) {
   return tiles;
 }
 
-// The widest power of two up to 16 that divides every address, stride and length.
+// Bytes of the widest word that divides every address, stride and length: a power of two, at most 16.
 int common_word(const SwapLayout &layout) {
   int64_t all = 16 | layout.slot_stride;
   for (const SwapPiece &piece : layout.pieces) {
@@ -155,33 +163,40 @@ struct CudaSwap::Device {
   const std::vector<Tile> tiles;
   const int word;
   const int64_t staging_bytes;
-  Memory table;
+  Memory table;  // `tiles` in GPU memory
   Buffer buffers[2];
-  Stream pack, copy;  // gathers and scatters; what crosses the bus
-  Event start, staged, packed;
-  int turn = 0;
+  int next_buffer = 0;
+  Stream pack;   // gathers and scatters
+  Stream copy;   // copies over the bus
+  Event start;   // the engine's stream has reached the swap
+  Event staged;  // the first of the two operations on a chunk is done
+  Event packed;  // all gathers or scatters of the swap are done
   std::mutex mutex;
 
   Device(SwapLayout where, int which, int64_t staging)
       : layout(std::move(where)),
         device(which),
-        tiles(cut(layout)),
+        tiles(make_tiles(layout)),
         word(common_word(layout)),
         staging_bytes(std::max<int64_t>(staging, kTileBytes)),
         table(tiles.size() * sizeof(Tile)),
         buffers{Buffer(staging_bytes), Buffer(staging_bytes)} {
-    // On the stream that reads it: plain cudaMemcpy may return before the bytes are there, and this stream would not wait.
+    // The copy is on the stream that reads the table. cudaMemcpy may return before the bytes are there, and this stream
+    // would not wait for them.
     check(cudaMemcpyAsync(table.bytes, tiles.data(), tiles.size() * sizeof(Tile), cudaMemcpyHostToDevice, pack.stream),
           "copying the table of tiles");
     check(cudaStreamSynchronize(pack.stream), "cudaStreamSynchronize");
   }
 
+  // The chunks of a batch of `count` blocks.
   std::vector<Chunk> chunks(int64_t count) const {
     std::vector<Chunk> result;
     const int all = static_cast<int>(tiles.size());
-    const int64_t whole = std::min<int64_t>(staging_bytes / layout.slot_stride, kIdsPerLaunch);
-    if (whole > 0) {
-      for (int64_t i = 0; i < count; i += whole) result.push_back({i, std::min(count, i + whole), 0, all});
+    const int64_t whole_blocks = std::min<int64_t>(staging_bytes / layout.slot_stride, kIdsPerLaunch);
+    if (whole_blocks > 0) {
+      for (int64_t i = 0; i < count; i += whole_blocks) {
+        result.push_back({i, std::min(count, i + whole_blocks), 0, all});
+      }
       return result;
     }
     for (int64_t i = 0; i < count; ++i) {
@@ -193,20 +208,22 @@ struct CudaSwap::Device {
     return result;
   }
 
+  // Where a tile ends in a slot, in bytes.
   int64_t end_of(int tile) const { return tiles[tile].slot_offset + tiles[tile].bytes; }
 
   template <typename Word>
   void launch(const Chunk &chunk, std::byte *staging, bool out, const Ids &ids) {
     const int count = static_cast<int>(chunk.end - chunk.begin), some = chunk.last - chunk.first;
-    const int64_t warps = static_cast<int64_t>(count) * some;
-    const int grid = static_cast<int>(std::min<int64_t>((warps + kThreads / 32 - 1) / (kThreads / 32), kMaxThreadBlocks));
+    const int64_t warps = static_cast<int64_t>(count) * some, warps_per_block = kThreads / 32;
+    const int64_t thread_blocks = (warps + warps_per_block - 1) / warps_per_block;
+    const int grid = static_cast<int>(std::min<int64_t>(thread_blocks, kMaxThreadBlocks));
     const Tile *from = reinterpret_cast<const Tile *>(table.bytes) + chunk.first;
     move_tiles<Word><<<grid, kThreads, 0, pack.stream>>>(from, some, count, staging, layout.slot_stride,
                                                          tiles[chunk.first].slot_offset, out, ids);
     check(cudaGetLastError(), "launching the gather kernel");
   }
 
-  // Between the cache and a staging buffer.
+  // Gathers a chunk from the cache to a staging buffer, or scatters it from there.
   void move(const Chunk &chunk, const SwapBatch &batch, const std::vector<int64_t> &order, std::byte *staging) {
     Ids ids;
     for (int64_t i = chunk.begin; i < chunk.end; ++i) {
@@ -222,19 +239,19 @@ struct CudaSwap::Device {
     }
   }
 
-  // Between a staging buffer and the pool: one copy for each run of consecutive slots.
+  // Copies a chunk from a staging buffer to the pool, or back: one copy for each extent of consecutive slots.
   void cross(const Chunk &chunk, const SwapBatch &batch, const std::vector<int64_t> &order, std::byte *staging) {
     const int64_t first = tiles[chunk.first].slot_offset;
     for (int64_t i = chunk.begin, j; i < chunk.end; i = j) {
       const int64_t slot = batch.slots[order[i]];
-      for (j = i + 1; j < chunk.end && batch.slots[order[j]] == slot + (j - i);) ++j;
+      for (j = i + 1; j < chunk.end && batch.slots[order[j]] == slot + (j - i);) ++j;  // the extent is [i, j)
       const size_t bytes = (j - i - 1) * layout.slot_stride + end_of(chunk.last - 1) - first;
       auto *host = reinterpret_cast<std::byte *>(layout.pool + slot * layout.slot_stride) + first;
-      std::byte *packed_bytes = staging + (i - chunk.begin) * layout.slot_stride;
+      std::byte *staged_bytes = staging + (i - chunk.begin) * layout.slot_stride;
       if (batch.direction == Direction::kOut) {
-        check(cudaMemcpyAsync(host, packed_bytes, bytes, cudaMemcpyDeviceToHost, copy.stream), "copying to the host");
+        check(cudaMemcpyAsync(host, staged_bytes, bytes, cudaMemcpyDeviceToHost, copy.stream), "copying to the host");
       } else {
-        check(cudaMemcpyAsync(packed_bytes, host, bytes, cudaMemcpyHostToDevice, copy.stream), "copying to the GPU");
+        check(cudaMemcpyAsync(staged_bytes, host, bytes, cudaMemcpyHostToDevice, copy.stream), "copying to the GPU");
       }
     }
   }
@@ -242,7 +259,8 @@ struct CudaSwap::Device {
 
 CudaSwap::CudaSwap(SwapLayout layout, int device, int64_t staging_bytes) {
   if (layout.num_blocks > std::numeric_limits<int32_t>::max()) {
-    throw std::invalid_argument("the cache has more than 2^31 - 1 blocks. Use larger blocks.");
+    throw std::invalid_argument("the cache has " + std::to_string(layout.num_blocks) +
+                                " blocks, and a GPU swaps at most 2^31 - 1. Use larger blocks.");
   }
   OnDevice here(device);
   device_ = std::make_unique<Device>(std::move(layout), device, staging_bytes);
@@ -254,7 +272,7 @@ CudaSwap::~CudaSwap() {
     synchronize();
     device_.reset();
   } catch (const std::runtime_error &) {
-    device_.release();  // CUDA has shut down before us, and its memory with it
+    device_.release();  // CUDA has shut down already and freed this memory
   }
 }
 
@@ -279,8 +297,8 @@ std::shared_ptr<CudaTransfer> CudaSwap::swap(const SwapBatch &batch, uintptr_t s
   d.start.record(engine);
   d.start.hold(d.pack.stream);
   for (const Chunk &chunk : d.chunks(batch.count)) {
-    Buffer &buffer = d.buffers[d.turn];
-    d.turn = 1 - d.turn;
+    Buffer &buffer = d.buffers[d.next_buffer];
+    d.next_buffer = 1 - d.next_buffer;
     const cudaStream_t before = out ? d.pack.stream : d.copy.stream;
     const cudaStream_t after = out ? d.copy.stream : d.pack.stream;
     buffer.free.hold(before);

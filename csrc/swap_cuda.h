@@ -1,5 +1,6 @@
-// The swap where the engine's KV cache is in GPU memory (Autellix §4.2.2): blocks are gathered into a contiguous buffer on
-// the GPU, which then crosses the bus in one copy; and the reverse. Free of CUDA headers, for the bindings.
+// The CUDA kernel: the swap of an engine whose KV cache is in GPU memory (Autellix §4.2.2). Blocks are gathered into a
+// contiguous buffer on the GPU, which then crosses the bus in one copy; swap-in does the reverse. This header includes
+// no CUDA header, so the bindings compile without nvcc.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace weft {
 
-// Whether a driver and a GPU are there. Never throws.
+// Whether this machine has a CUDA driver and a GPU. Never throws.
 bool cuda_available();
 
 // A swap that has been handed to the GPU.
@@ -20,19 +21,20 @@ class CudaTransfer {
   virtual void wait() = 0;
 };
 
-// Two buffers of at most `staging_bytes` on the GPU, so that one is gathered while the other crosses the bus. The pool
-// must be page-locked for that overlap. Every method throws std::runtime_error if CUDA reports an error.
+// Swaps the blocks of one layout on one GPU. It has two buffers of `staging_bytes` there (at least one tile), so one
+// buffer is gathered while the other crosses the bus. The two overlap only if the pool is page-locked. Every method
+// throws std::runtime_error if CUDA reports an error.
 class CudaSwap {
  public:
   CudaSwap(SwapLayout layout, int device, int64_t staging_bytes);
   ~CudaSwap();
 
-  // Enqueues a batch that `check_batch` has passed and returns at once; `batch` is not needed afterwards.
-  // The swap comes after what `stream` has been given so far, and what it is given later comes after the swap as far as
-  // the engine's cache is concerned. Swaps follow one another, so slots may be given to other blocks at once.
+  // Enqueues a batch that `check_batch` has accepted, and returns at once. `batch` is not needed afterwards. The swap
+  // runs after the work that is on `stream` already. Work that `stream` is given later runs after the swap has read or
+  // written the engine's cache. Swaps run one after the other, so slots may be given to other blocks at once.
   std::shared_ptr<CudaTransfer> swap(const SwapBatch &batch, uintptr_t stream);
 
-  // Returns when every swap so far is done.
+  // Returns when all swaps so far are done.
   void synchronize();
 
   const SwapLayout &layout() const;

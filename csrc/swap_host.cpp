@@ -1,3 +1,6 @@
+// The host kernel, see swap_host.h. A batch is cut into tasks of equal size, one thread works on a task, and a task is
+// a sequence of contiguous copies, four of which are made in step. The constants below were measured on cold memory,
+// because the slots of a swap are not in the caches (docs/swap.md has the figures).
 #include "swap_host.h"
 
 #include <algorithm>
@@ -11,28 +14,27 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-// The numbers below were measured on cold memory, which a swap's slots are (docs/swap.md has the figures).
-
 namespace weft {
 namespace {
 
-constexpr int64_t kTask = 256 << 10;   // bytes that one thread takes at a time
-constexpr int64_t kShare = 4 << 20;    // bytes from which waking other threads pays
-constexpr int64_t kRun = 64 << 10;     // a contiguous copy is cut to this, so that the next one can be prefetched
-constexpr int64_t kAlone = 32 << 10;   // a run as long as this fills the memory system by itself
-constexpr int kLanes = 4;              // shorter ones are copied four at a time, in step
-constexpr int kPrefetchLines = 16;     // of 64 bytes, of what is copied next
+constexpr int64_t kTaskBytes = 256 << 10;   // a thread takes so many bytes at a time
+constexpr int64_t kSharedBytes = 4 << 20;   // waking other threads pays for batches from this size on
+constexpr int64_t kMaxCopyBytes = 64 << 10; // longer copies are divided, so that the next one can be prefetched
+constexpr int64_t kAloneBytes = 32 << 10;   // a copy of this size uses all of the memory system by itself
+constexpr int kLanes = 4;                   // so many shorter copies are made in step
+constexpr int kPrefetchLines = 16;          // lines of 64 bytes that are prefetched of the next group
 
-struct Run {
+struct Copy {
   std::byte *to;
   const std::byte *from;
   int64_t bytes;
 };
 
-// A batch is one string of bytes, slot after slot. This walks [begin, end) of it in contiguous runs.
-class Runs {
+// Iterates over the contiguous copies of a part of a batch. All bytes of the batch are numbered, slot after slot; the
+// part is [begin, end).
+class Copies {
  public:
-  Runs(const SwapLayout &layout, const SwapBatch &batch, int64_t begin, int64_t end)
+  Copies(const SwapLayout &layout, const SwapBatch &batch, int64_t begin, int64_t end)
       : layout_(layout), batch_(batch), left_(end - begin), index_(begin / layout.slot_bytes) {
     const int64_t at = begin % layout.slot_bytes;
     piece_ = std::upper_bound(layout.pieces.begin(), layout.pieces.end(), at,
@@ -41,7 +43,7 @@ class Runs {
     locate();
   }
 
-  bool next(Run &run) {
+  bool next(Copy &copy) {
     if (left_ == 0) return false;
     if (offset_ == piece_->bytes) {
       offset_ = 0;
@@ -51,9 +53,9 @@ class Runs {
       }
       locate();
     }
-    const int64_t bytes = std::min({kRun, piece_->bytes - offset_, left_});
+    const int64_t bytes = std::min({kMaxCopyBytes, piece_->bytes - offset_, left_});
     std::byte *page = page_ + offset_, *slot = slot_ + offset_;
-    run = batch_.direction == Direction::kOut ? Run{slot, page, bytes} : Run{page, slot, bytes};
+    copy = batch_.direction == Direction::kOut ? Copy{slot, page, bytes} : Copy{page, slot, bytes};
     offset_ += bytes;
     left_ -= bytes;
     return true;
@@ -68,37 +70,37 @@ class Runs {
 
   const SwapLayout &layout_;
   const SwapBatch &batch_;
-  int64_t left_, index_, offset_;  // bytes to go, place in the batch, bytes into the piece
+  int64_t left_, index_, offset_;  // bytes to go, index in the batch, bytes of the piece that are done
   std::vector<SwapPiece>::const_iterator piece_;
   std::byte *page_, *slot_;
 };
 
-// Runs that are copied together.
+// Copies that are made in step.
 struct Group {
-  Run runs[kLanes];
+  Copy copies[kLanes];
   int size = 0;
 
-  explicit Group(Runs &source) {
-    while (size < kLanes && source.next(runs[size])) {
-      if (runs[size++].bytes >= kAlone) break;
+  explicit Group(Copies &source) {
+    while (size < kLanes && source.next(copies[size])) {
+      if (copies[size++].bytes >= kAloneBytes) break;
     }
   }
 };
 
-void check_poison([[maybe_unused]] const Run &run) {
-#if defined(__SANITIZE_ADDRESS__)  // which does not see streaming stores
-  if (__asan_region_is_poisoned(run.to, run.bytes)) std::memset(run.to, 0, run.bytes);  // reports
+void check_poison([[maybe_unused]] const Copy &copy) {
+#if defined(__SANITIZE_ADDRESS__)  // AddressSanitizer does not see streaming stores; memset makes it report
+  if (__asan_region_is_poisoned(copy.to, copy.bytes)) std::memset(copy.to, 0, copy.bytes);
 #endif
 }
 
 void copy_plain(const Group &group) {
-  for (int i = 0; i < group.size; ++i) std::memcpy(group.runs[i].to, group.runs[i].from, group.runs[i].bytes);
+  for (int i = 0; i < group.size; ++i) std::memcpy(group.copies[i].to, group.copies[i].from, group.copies[i].bytes);
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) inline void stream_128(const Run &run, int64_t at) {
-  const auto *from = reinterpret_cast<const __m256i *>(run.from + at);
-  auto *to = reinterpret_cast<__m256i *>(run.to + at);
+__attribute__((target("avx2"))) inline void stream_128(const Copy &copy, int64_t at) {
+  const auto *from = reinterpret_cast<const __m256i *>(copy.from + at);
+  auto *to = reinterpret_cast<__m256i *>(copy.to + at);
   const __m256i a = _mm256_loadu_si256(from), b = _mm256_loadu_si256(from + 1), c = _mm256_loadu_si256(from + 2),
                 d = _mm256_loadu_si256(from + 3);
   _mm256_stream_si256(to, a);
@@ -107,45 +109,46 @@ __attribute__((target("avx2"))) inline void stream_128(const Run &run, int64_t a
   _mm256_stream_si256(to + 3, d);
 }
 
-// Stores past the cache: neither side of a swap is read again soon enough to pay for reading the old lines first.
+// Stores bypass the caches. An ordinary store would first read the old line, and the bytes of a swap are not used again
+// soon enough to pay for that.
 __attribute__((target("avx2"))) void copy_streaming(const Group &group) {
-  int64_t common = group.size == kLanes ? kRun : 0;
+  int64_t common = group.size == kLanes ? kMaxCopyBytes : 0;
   for (int i = 0; i < group.size; ++i) {
-    if (reinterpret_cast<uintptr_t>(group.runs[i].to) % 32 != 0) return copy_plain(group);
-    common = std::min(common, group.runs[i].bytes / 128 * 128);
-    check_poison(group.runs[i]);
+    if (reinterpret_cast<uintptr_t>(group.copies[i].to) % 32 != 0) return copy_plain(group);
+    common = std::min(common, group.copies[i].bytes / 128 * 128);
+    check_poison(group.copies[i]);
   }
-  // In step, because the hardware prefetcher starts anew on every page: four pages keep four of its streams busy.
+  // The hardware prefetcher starts again on every page. Copying four pages in step keeps four of its streams busy.
   for (int64_t at = 0; at < common; at += 128) {
-    for (int i = 0; i < kLanes; ++i) stream_128(group.runs[i], at);
+    for (int i = 0; i < kLanes; ++i) stream_128(group.copies[i], at);
   }
   for (int i = 0; i < group.size; ++i) {
-    const Run &run = group.runs[i];
+    const Copy &copy = group.copies[i];
     int64_t at = common;
-    for (; at + 128 <= run.bytes; at += 128) stream_128(run, at);
-    if (at < run.bytes) std::memcpy(run.to + at, run.from + at, run.bytes - at);
+    for (; at + 128 <= copy.bytes; at += 128) stream_128(copy, at);
+    if (at < copy.bytes) std::memcpy(copy.to + at, copy.from + at, copy.bytes - at);
   }
 }
 #endif
 
 void move_range(const SwapLayout &layout, const SwapBatch &batch, int64_t begin, int64_t end) {
-  auto copy = copy_plain;
+  auto copy_group = copy_plain;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) copy = copy_streaming;
+  if (__builtin_cpu_supports("avx2")) copy_group = copy_streaming;
 #endif
-  Runs runs(layout, batch, begin, end);
-  for (Group group(runs); group.size > 0;) {
-    const Group after(runs);
-    for (int i = 0; i < after.size; ++i) {
-      for (int line = 0; line < kPrefetchLines / after.size; ++line) {
-        __builtin_prefetch(after.runs[i].from + 64 * line);
+  Copies copies(layout, batch, begin, end);
+  for (Group group(copies); group.size > 0;) {
+    const Group next(copies);
+    for (int i = 0; i < next.size; ++i) {
+      for (int line = 0; line < kPrefetchLines / next.size; ++line) {
+        __builtin_prefetch(next.copies[i].from + 64 * line);
       }
     }
-    copy(group);
-    group = after;
+    copy_group(group);
+    group = next;
   }
 #if defined(__x86_64__)
-  _mm_sfence();  // streaming stores become visible before the task counts as done
+  _mm_sfence();  // makes the streaming stores visible before the task counts as done
 #endif
 }
 
@@ -153,7 +156,7 @@ void move_range(const SwapLayout &layout, const SwapBatch &batch, int64_t begin,
 
 void swap_host(const SwapLayout &layout, const SwapBatch &batch, Workers &workers) {
   const int64_t total = layout.slot_bytes * batch.count;
-  const int64_t task = total < kShare ? kShare : kTask;
+  const int64_t task = total < kSharedBytes ? kSharedBytes : kTaskBytes;
   workers.run((total + task - 1) / task, [&](int64_t i) {
     move_range(layout, batch, i * task, std::min(total, (i + 1) * task));
   });

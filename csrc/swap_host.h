@@ -1,4 +1,5 @@
-// The swap where the engine's KV cache is in host memory.
+// The host kernel: the swap of an engine whose KV cache is in host memory, as vLLM's is on a CPU. Several threads share
+// a large batch.
 #pragma once
 
 #include "swap_params.h"
@@ -6,7 +7,8 @@
 
 namespace weft {
 
-// Moves a batch that `check_batch` has passed; all is moved when it returns. Below 4 MiB no other thread is woken.
+// Moves a batch that `check_batch` has accepted. Every byte has been copied when it returns. The calling thread copies
+// batches below 4 MiB alone.
 void swap_host(const SwapLayout &layout, const SwapBatch &batch, Workers &workers);
 
 }  // namespace weft

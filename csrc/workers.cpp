@@ -1,3 +1,6 @@
+// Threads that share the work of one call, see workers.h. A call publishes its task under a mutex, all threads take the
+// next number from an atomic counter, and the caller waits until no thread is active. After a fork, the child process
+// starts threads of its own.
 #include "workers.h"
 
 #include <pthread.h>
@@ -14,18 +17,18 @@ namespace weft {
 
 struct Workers::Team {
   const pid_t pid = getpid();
-  std::mutex busy;  // held by the caller whose tasks these are
+  std::mutex busy;  // held during a call, by its caller
 
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the fields from here to `threads`
   std::condition_variable wake, idle;
   const std::function<void(int64_t)> *task = nullptr;  // null between calls
   uint64_t call = 0;
-  int active = 0;  // threads that are at work on the present call
+  int active = 0;  // threads that work on the present call
   bool stop = false;
   std::vector<std::thread> threads;
 
-  std::atomic<int64_t> next{0};
-  int64_t n = 0;
+  std::atomic<int64_t> next{0};  // number of the next task
+  int64_t n = 0;                 // tasks of the present call
 
   void work(const std::function<void(int64_t)> &each) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) each(i);
@@ -61,7 +64,7 @@ Workers::Workers(int threads, std::vector<int> cpus) : threads_(threads), cpus_(
 }
 
 Workers::~Workers() {
-  if (team_->pid != getpid()) team_.release();  // after a fork: these threads are not in this process
+  if (team_->pid != getpid()) team_.release();  // this is a forked process, which does not have these threads
 }
 
 Workers::Team &Workers::team() {
@@ -85,13 +88,14 @@ void Workers::run(int64_t n, const std::function<void(int64_t)> &task) {
       try {
         team.threads.emplace_back([&team] { team.loop(); });
       } catch (const std::system_error &) {
-        break;  // no more threads to be had: fewer do the work
+        break;  // the system gives no more threads, so fewer threads do the work
       }
       if (cpus_.empty()) continue;
       cpu_set_t set;
       CPU_ZERO(&set);
       for (int cpu : cpus_) CPU_SET(cpu, &set);
-      pthread_setaffinity_np(team.threads.back().native_handle(), sizeof set, &set);  // a hint: failing is no fault
+      // A failure is ignored, because the affinity is only a hint.
+      pthread_setaffinity_np(team.threads.back().native_handle(), sizeof set, &set);
     }
     team.n = n;
     team.next.store(0, std::memory_order_relaxed);
@@ -101,7 +105,7 @@ void Workers::run(int64_t n, const std::function<void(int64_t)> &task) {
   team.wake.notify_all();
   team.work(task);
   std::unique_lock lock(team.mutex);
-  team.task = nullptr;  // a thread that wakes only now finds nothing
+  team.task = nullptr;  // a thread that wakes from now on finds no task
   team.idle.wait(lock, [&] { return team.active == 0; });
 }
 

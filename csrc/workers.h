@@ -1,5 +1,6 @@
-// A few threads that share the work of one call. Not OpenMP: torch brings its own copy of that runtime, a second one in
-// the process would spin beside it, and vLLM pins its threads one to a core.
+// A few threads that share the work of one call. OpenMP is not used for three reasons: torch brings a copy of its
+// runtime, the threads of a second copy in the process would spin at the same time, and vLLM pins OpenMP's threads to
+// one core each.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,14 @@ namespace weft {
 
 class Workers {
  public:
-  // `threads` counts the caller. The others start at the first call that can use them and run on `cpus` if that is not
-  // empty (a new thread inherits the caller's affinity, which in vLLM's CPU worker is a single core).
+  // `threads` includes the caller. The other threads start with the first call that can use them. They run on `cpus`
+  // unless it is empty, because a new thread inherits the caller's affinity, which in vLLM's CPU worker is a single
+  // core.
   Workers(int threads, std::vector<int> cpus);
   ~Workers();
 
-  // Calls task(0) ... task(n - 1), each once, in no order, and returns when all have returned. Tasks must not throw.
-  // A second caller waits for the first.
+  // Calls task(0) ... task(n - 1), each once and in any order, and returns when all have returned. Tasks must not
+  // throw. A second caller waits until the first call has returned.
   void run(int64_t n, const std::function<void(int64_t)> &task);
 
  private:

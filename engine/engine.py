@@ -18,7 +18,8 @@ from weft.core.errors import (
     EngineError,
 )
 from weft.core.ids import ProgramId, SessionId
-from weft.core.kv_cache.swap import SwapConfig, SwapStats
+from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import PolicyConfig
 from weft.core.routing.admission import Admission
 from weft.engine.frontend.calls import Served

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from weft.core.errors import EngineClosedError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
-from weft.core.kv_cache.swap import SwapConfig, SwapStats
+from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import ProgramInfo
 from weft.core.routing.admission import Admission

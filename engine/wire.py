@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from weft.core.errors import InvalidIdError, InvalidRequestError
 from weft.core.ids import CallId, ProgramId, ThreadId, check_id
-from weft.core.kv_cache.swap import SwapStats
+from weft.core.kv_cache.stats import SwapStats
 from weft.core.process_table import Account, Attained, CallIdentity
 
 ACCOUNT_KEY: Final = "weft"

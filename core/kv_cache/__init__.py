@@ -1,1 +1,1 @@
-"""Rules of the KV cache: when to swap, and what to evict. The mechanism is in `weft.engine.kv_cache`."""
+"""Rules of the KV cache: when to swap, and which host copies to evict. `weft.engine.kv_cache` carries them out."""

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from weft.core.ids import CallId
-from weft.core.kv_cache.swap import SwapStats
+from weft.core.kv_cache.stats import SwapStats
 from weft.core.process_table import Account
 from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from weft.engine.wire import decode_aborted, decode_account, decode_swap

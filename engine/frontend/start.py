@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic import ValidationError
 
 from weft.core.errors import EngineError, EngineStartError, ModelNotFoundError
-from weft.core.kv_cache.swap import SwapConfig
+from weft.core.kv_cache.config import SwapConfig
 from weft.core.policies import PolicyConfig
 from weft.engine.models.embedded import embedded_model
 from weft.engine.processes.loop_thread import LoopThread

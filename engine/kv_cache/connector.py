@@ -1,15 +1,15 @@
-"""The KV connector that keeps preempted calls' KV in host memory, on vLLM's own plugin point.
+"""The KV connector that keeps the KV of preempted calls in host memory: a plugin for stock vLLM.
 
-`weft.Engine` sets it up. On its own, beside `weft.engine.scheduler.WeftScheduler`::
+`weft.Engine` sets it up. Without `weft.Engine`, together with `weft.engine.scheduler.WeftScheduler`::
 
     vllm serve MODEL --scheduler-cls weft.engine.scheduler.WeftScheduler --kv-transfer-config '{
         "kv_connector": "SwapConnector", "kv_connector_module_path": "weft.engine.kv_cache.connector",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"space_gib": 4, "min_tokens": "auto"}}'
 
-vLLM makes one in the scheduler's process and one in each worker. The scheduler hands preempted calls to `planner`; the
-plan of a step travels to the workers with the step; they copy out before the step writes anything, and in before the
-model runs (Autellix §4.2.2, §5).
+vLLM makes one connector in the scheduler's process and one in each worker. The scheduler hands preempted calls to
+`SwapConnector.planner`. The plan of a step travels to the workers with the step. The workers copy out before the step
+writes anything, and copy in before the model runs (Autellix §4.2.2, §5).
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any, Final
 import torch
 
 from weft.core.errors import SwapArgumentError
-from weft.core.kv_cache.swap import CopySpeed, SwapChoice, SwapConfig
+from weft.core.kv_cache.choice import CopySpeed, SwapChoice
+from weft.core.kv_cache.config import SwapConfig
 from weft.core.log import get_logger
-from weft.engine.kv_cache.plan import SwapPlan, SwapPlanner
+from weft.engine.kv_cache.plan import SwapPlan
+from weft.engine.kv_cache.planner import SwapPlanner
 from weft.engine.kv_cache.worker import SwapWorker
 from weft.engine.vllm_compat.names import (
     FullAttentionSpec,
@@ -41,17 +43,17 @@ from weft.engine.vllm_compat.names import (
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """A step's plan on its way to the workers."""
+    """The plan of a step, as it travels to the workers."""
 
     plan: SwapPlan = field(default_factory=SwapPlan)
 
 
-_NOTHING: Final = StepPlan()  # for the many steps without a swap
+_EMPTY_PLAN: Final = StepPlan()  # shared by the many steps without a swap
 
 
 @dataclass
 class Measured(KVConnectorWorkerMetadata):
-    """How fast the workers copy, on its way to the scheduler."""
+    """How fast the workers copy, as it travels to the scheduler."""
 
     speed: CopySpeed
 
@@ -60,7 +62,11 @@ class Measured(KVConnectorWorkerMetadata):
 
 
 class SwapConnector(KVConnectorBase_V1, SupportsHMA):
-    """Swaps KV blocks between the device and host memory; see the module."""
+    """Swaps KV blocks between the device and host memory, as this module's docstring describes.
+
+    Attributes:
+        planner: plans the copies. None in a worker, and where this engine's KV cannot be swapped.
+    """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -68,18 +74,20 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             config = SwapConfig(**options)
         except TypeError as error:
-            raise SwapArgumentError(f"the swap's configuration has an entry that it does not know: {error}") from None
-        why_not = _why_not(vllm_config, kv_cache_config)
-        block_bytes = 0 if why_not else _block_bytes(kv_cache_config)
-        self._slots = max(1, config.space_bytes // block_bytes) if block_bytes else 0  # 0: nothing is swapped
+            raise SwapArgumentError(
+                f"kv_connector_extra_config is not a weft.SwapConfig: {error}. Give space_gib and min_tokens only."
+            ) from None
+        obstacle = _obstacle(vllm_config, kv_cache_config)
+        block_bytes = 0 if obstacle else _block_bytes(kv_cache_config)
+        self._slots = max(1, config.space_bytes // block_bytes) if block_bytes else 0  # 0 if nothing is swapped
         self._num_blocks = kv_cache_config.num_blocks
         self.planner: SwapPlanner | None = None
         self._worker: SwapWorker | None = None
         self._unsent: Measured | None = None
         self._failed: set[int] = set()
-        self._local: dict[str, int] = {}  # tokens that vLLM has itself, of calls that are being admitted
-        if why_not:
-            get_logger().warning("preempted calls are computed again instead of swapped", reason=why_not)
+        self._local_tokens: dict[str, int] = {}  # by request that is being scheduled: tokens in vLLM's prefix cache
+        if obstacle:
+            get_logger().warning("preempted calls are computed again instead of swapped", reason=obstacle)
         elif role == KVConnectorRole.SCHEDULER:
             block_tokens = vllm_config.cache_config.block_size
             choice = SwapChoice(config.min_tokens, block_bytes / block_tokens)
@@ -87,29 +95,29 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No: what is not delivered is computed again."""
+        """False, because tokens whose KV is not delivered are computed again."""
         return False
 
-    # -- in the scheduler's process
+    # -- called in the scheduler's process
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         if self.planner is None:
             return 0, False
         key = request.request_id
-        self._local[key] = num_computed_tokens
+        self._local_tokens[key] = num_computed_tokens
         return self.planner.match(key, num_computed_tokens, request.num_tokens), False
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
-        local = self._local.pop(request.request_id, 0)
+        local = self._local_tokens.pop(request.request_id, 0)
         if self.planner is not None:
             ids = blocks.get_block_ids()[0]
             self.planner.resume(request.request_id, ids, local, local + num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         del scheduler_output
-        self._local.clear()
+        self._local_tokens.clear()
         plan = self.planner.take_plan() if self.planner is not None else None
-        return _NOTHING if plan is None else StepPlan(plan)
+        return _EMPTY_PLAN if plan is None else StepPlan(plan)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         measured = connector_output.kv_connector_worker_meta
@@ -126,12 +134,12 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, block_ids[0])
 
     def reset_cache(self) -> bool:
-        """Forget what is in host memory; vLLM calls it when the weights have changed."""
+        """Forget all copies in host memory. vLLM calls this when the weights have changed."""
         if self.planner is not None:
             self.planner.reset()
         return True
 
-    # -- in a worker
+    # -- called in a worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._slots:
@@ -159,13 +167,13 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return unsent
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: loads come before the model on the same stream."""
+        """Do nothing: the copies come before the model on the same stream."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: only preempted calls are copied."""
+        """Do nothing: only preempted calls are copied."""
 
     def wait_for_save(self) -> None:
-        """Nothing, likewise."""
+        """Do nothing: no layer is saved while the model runs."""
 
     def shutdown(self) -> None:
         if self._worker is not None:
@@ -173,7 +181,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def transfer_config(swap: SwapConfig) -> KVTransferConfig:
-    """vLLM's `kv_transfer_config` for a swap."""
+    """The `kv_transfer_config` that makes vLLM use this connector."""
     return KVTransferConfig(
         kv_connector=SwapConnector.__name__,
         kv_connector_module_path=__name__,
@@ -184,13 +192,16 @@ def transfer_config(swap: SwapConfig) -> KVTransferConfig:
 
 
 def _block_bytes(kv_cache_config: KVCacheConfig) -> int:
-    """Bytes of one KV block on one worker, all layers."""
+    """Bytes of one KV block with all its layers on one worker."""
     (group,) = kv_cache_config.kv_cache_groups
     return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
 
 
-def _why_not(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:
-    """Why this engine's KV cannot be swapped: what a call needs to go on is then not, or not only, in its blocks."""
+def _obstacle(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:
+    """Why this engine's KV cannot be swapped, or None if it can.
+
+    A swap copies whole KV blocks. A call can resume from them only if they hold all of its state.
+    """
     groups, parallel = kv_cache_config.kv_cache_groups, vllm_config.parallel_config
     if len(groups) != 1:
         return f"the model has {len(groups)} kinds of KV cache"
@@ -198,5 +209,5 @@ def _why_not(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | N
     if not isinstance(spec, FullAttentionSpec) or spec.sliding_window is not None:
         return f"the model's KV cache is of kind {type(spec).__name__}, not full attention"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-        return "context parallelism splits a block over workers"
+        return "context parallelism splits each block over several workers"
     return None

@@ -1,4 +1,4 @@
-"""Moves KV blocks between the engine's paged cache and a host pool, all layers, blocks and requests in one call."""
+"""The swap kernel: moves KV blocks between the engine's paged cache and a host pool, all of a step in one call."""
 
 from __future__ import annotations
 
@@ -18,48 +18,50 @@ from weft.engine.kv_cache.layout import CacheLayout
 from weft.engine.kv_cache.pool import HostPool
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
-"""Numbers of blocks or slots, in one dimension."""
+"""Numbers of blocks or of slots, in one dimension."""
 
-_MOST_THREADS = 8  # by then the memory is the limit
+_MAX_THREADS = 8  # more threads do not help, because the memory is the limit
 
 
-class _Copies(Protocol):
+class _BackendTransfer(Protocol):
     def done(self) -> bool: ...
 
     def wait(self) -> None: ...
 
 
 class _Backend(Protocol):
-    def swap(self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], stream: int) -> _Copies | None: ...
+    def swap(
+        self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], stream: int
+    ) -> _BackendTransfer | None: ...
 
     def synchronize(self) -> None: ...
 
 
 class Transfer:
-    """A swap that was handed over. On a CPU it is done when the call returns, on a GPU some time later."""
+    """A swap that was begun. On a CPU it is done when the call returns, on a GPU some time later."""
 
-    def __init__(self, copies: _Copies | None) -> None:
-        """Made by a `Swapper`; `copies` are under way, None if they are done."""
-        self._copies = copies
+    def __init__(self, backend: _BackendTransfer | None) -> None:
+        """Only a `Swapper` makes transfers. `backend` is the copy under way, or None if it is done."""
+        self._backend = backend
 
     def done(self) -> bool:
         """Whether every byte has arrived. Raises SwapDeviceError if CUDA reports an error."""
         with _typed_errors:
-            return self._copies is None or self._copies.done()
+            return self._backend is None or self._backend.done()
 
     def wait(self) -> None:
         """Return when every byte has arrived. Raises SwapDeviceError if CUDA reports an error."""
         with _typed_errors:
-            if self._copies is not None:
-                self._copies.wait()
+            if self._backend is not None:
+                self._backend.wait()
 
 
 class _HostSwap:
-    """The host kernel. Its copies are done when it returns."""
+    """The host kernel. Its copies are done when `swap` returns."""
 
     def __init__(self, checked: _csrc.SwapLayout, threads: int | None) -> None:
         cpus = _free_cpus()
-        self._kernel = _csrc.HostSwap(checked, min(len(cpus), _MOST_THREADS) if threads is None else threads, cpus)
+        self._kernel = _csrc.HostSwap(checked, min(len(cpus), _MAX_THREADS) if threads is None else threads, cpus)
 
     def swap(self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], _stream: int) -> None:
         self._kernel.swap(out, blocks, slots)
@@ -71,22 +73,23 @@ class _HostSwap:
 class Swapper:
     """The swap kernel for one layout and one pool (Autellix §4.2.2: gather, then one transfer).
 
-    On a GPU both calls return at once. The swap comes after what PyTorch's current stream has been given, and what that
-    stream is given later comes after the swap, so the engine's blocks may be reused, or read, straight away. Swaps
-    happen in the order of the calls, so the pool's slots may be given to others straight away too; only somebody who
-    looks into the pool, or gives a slot to another Swapper, has to `wait`.
+    On a GPU `swap_out` and `swap_in` return at once. A swap runs after the work that is on PyTorch's current stream
+    already, and before the work that this stream is given later. So the engine's blocks may be reused or read at once.
+    Swaps run in the order of the calls, so slots may be given to other blocks at once, too. Call `Transfer.wait` before
+    the pool's memory is read directly, and before a slot is given to another Swapper.
     """
 
     def __init__(
         self, layout: CacheLayout, pool: HostPool, *, threads: int | None = None, staging_bytes: int = 8 << 20
     ) -> None:
-        """Check that layout and pool fit each other, and set up.
+        """Check that layout and pool fit each other, and choose the backend for the layout's device.
 
         Args:
             layout: of the engine's caches.
-            pool: with slots of at least `layout.slot_bytes` bytes; pinned if the caches are on a GPU.
-            threads: on a CPU, how many copy a batch of 4 MiB or more; as many as this process has cores, up to 8.
-            staging_bytes: on a GPU, the bytes of each of the two buffers there.
+            pool: has slots of at least `layout.slot_bytes` bytes; pinned if the caches are on a GPU.
+            threads: on a CPU, how many threads copy a batch of 4 MiB or more. None: one for each core that this process
+                may use, at most 8.
+            staging_bytes: on a GPU, the bytes of each of the two staging buffers there.
 
         Raises:
             SwapArgumentError: the pool's slots are too small, or caches overlap each other or the pool.
@@ -98,8 +101,8 @@ class Swapper:
         arena = pool.arena
         if pool.slot_bytes < layout.slot_bytes:
             raise SwapArgumentError(
-                f"slots of {pool.slot_bytes} bytes for blocks of {layout.slot_bytes}. Make the pool with "
-                "layout.slot_bytes."
+                f"the pool has slots of {pool.slot_bytes} bytes for blocks of {layout.slot_bytes}. Make the pool with "
+                "slot_bytes=layout.slot_bytes."
             )
         with _typed_errors:
             checked = _csrc.SwapLayout(layout.pieces, layout.num_blocks, arena.data_ptr(), pool.slot_stride, pool.slots)
@@ -117,8 +120,8 @@ class Swapper:
         """Copy block `blocks[i]`, all layers, to slot `slots[i]` of the pool, for every i.
 
         Raises:
-            SwapArgumentError: ids that are not whole numbers, out of range or given twice, or not one slot a block.
-                Nothing was copied.
+            SwapArgumentError: an id is not a whole number, is out of range or is given twice, or there are not as many
+                slots as blocks. Nothing was copied.
             PoolClosedError: the pool was closed.
             SwapDeviceError: CUDA reported an error.
         """
@@ -130,12 +133,14 @@ class Swapper:
 
     def _swap(self, out: bool, blocks: Ids, slots: Ids) -> Transfer:
         with self.pool.lock, _typed_errors:
-            _ = self.pool.arena  # is it open?
+            _ = self.pool.arena  # raises PoolClosedError if the pool is closed
             stream = torch.cuda.current_stream(self.layout.device).cuda_stream if self._on_gpu else 0
-            return Transfer(self._backend.swap(out, _numbers("blocks", blocks), _numbers("slots", slots), stream))
+            return Transfer(self._backend.swap(out, _as_array("blocks", blocks), _as_array("slots", slots), stream))
 
 
 class _TypedErrors:
+    """Turns the errors of the compiled part, of PyTorch and of CUDA into Weft's."""
+
     def __enter__(self) -> None:
         return
 
@@ -146,32 +151,34 @@ class _TypedErrors:
             raise SwapDeviceError(str(error)) from error
 
 
-_typed_errors = _TypedErrors()  # what the compiled part and CUDA raise, as Weft's
+_typed_errors = _TypedErrors()
 
 
-def _numbers(what: str, ids: Ids) -> NDArray[np.int64]:
+def _as_array(what: str, ids: Ids) -> NDArray[np.int64]:
     array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise SwapArgumentError(
             f"{what} are {array.dtype} of shape {array.shape}. Pass whole numbers in one dimension, e.g. a list of int."
         )
-    return np.array(array, np.int64)  # a copy: nobody changes it between the check and the use
+    return np.array(array, np.int64)  # a copy, which the caller cannot change between the check and the use
 
 
 def _free_cpus() -> list[int]:
     """The CPUs for the kernel's threads.
 
-    vLLM's CPU worker pins its threads one to a core, the calling one included, and they rest while blocks are swapped.
+    They are the calling thread's CPUs, unless that thread is pinned to one. vLLM's CPU worker pins each of its threads
+    to a core of its own, the calling thread included. These threads are idle while blocks are swapped, so then the
+    cores of all pinned threads are used.
     """
-    mine = os.sched_getaffinity(0)
-    if len(mine) > 1:
-        return sorted(mine)
-    pinned = set(mine)
+    own = os.sched_getaffinity(0)
+    if len(own) > 1:
+        return sorted(own)
+    pinned = set(own)
     for thread in Path("/proc/self/task").iterdir():
         try:
             cpus = os.sched_getaffinity(int(thread.name))
         except ProcessLookupError:
-            continue  # it has ended meanwhile
+            continue  # the thread has ended
         if len(cpus) == 1:
             pinned |= cpus
     return sorted(pinned)

@@ -1,4 +1,4 @@
-"""The engine's KV caches as the kernel sees them: a list of runs of bytes that every block has."""
+"""The engine's KV caches as the kernel sees them: a list of pieces, contiguous bytes that every block has."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 from weft.core.errors import SwapArgumentError
 
-_MOST_PIECES = 1 << 16  # of one layer; more would mean single elements
+_MAX_PIECES = 1 << 16  # of one layer; a cache with more is split into single elements
 
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Where the blocks of some KV caches lie.
+    """Where the blocks of some KV caches lie in memory.
 
-    A block's bytes are its pieces in the order of their addresses, layers that lie side by side joined to one piece.
-    So the contents of a slot mean something to the layout that wrote it only.
+    A block consists of pieces. Each piece is contiguous, and layers that lie side by side are one piece. A slot holds
+    a block's pieces in the order of their addresses. So only the layout that wrote a slot can read it.
 
     Attributes:
-        device: of all caches.
+        device: the device of all caches.
         num_blocks: blocks in each cache, as the scheduler numbers them.
-        pieces: `(n, 3)`, for each piece its address in block 0, the bytes from block to block, and its bytes.
-        caches: for each piece the tensor that it is in, which keeps the memory.
+        pieces: `(n, 3)`; for each piece its address in block 0, the bytes from block to block, and its size in bytes.
+        caches: for each piece the tensor that it lies in. The reference keeps the tensor's memory.
     """
 
     device: torch.device
@@ -36,33 +36,34 @@ class CacheLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one block, all layers."""
+        """Bytes of one block with all its layers."""
         return int(self.pieces[:, 2].sum())
 
 
 def describe(caches: Mapping[str, torch.Tensor], num_blocks: int, *, block_dim: int = 0) -> CacheLayout:
     """The layout of the caches of one KV cache group, as vLLM's `register_kv_caches` hands them over.
 
-    Every layout of vLLM 0.32 (`KVCacheLayout`: heads or tokens first, heads outside blocks, layers inside blocks, MLA)
-    is a strided view `(num_blocks, heads, tokens, content)` of each layer, and so are the older ones, such as
-    `(2, num_blocks, ...)` with `block_dim=1`. Any dtype and any order of strides will do.
+    In every layout of vLLM 0.32 (`KVCacheLayout`: heads or tokens first, heads outside blocks, layers inside blocks,
+    MLA) each layer is a strided view `(num_blocks, heads, tokens, content)`. Older layouts are strided views too, such
+    as `(2, num_blocks, ...)` with `block_dim=1`. Any dtype and any order of strides can be described.
 
     Args:
-        caches: by layer name. Layers that share one cache are moved once.
-        num_blocks: the scheduler's blocks. A cache with k times as many has blocks of k kernel blocks.
+        caches: the caches by layer name. A cache that several layers share is moved once.
+        num_blocks: the number of blocks that the scheduler knows. In a cache with k times as many, each of the
+            scheduler's blocks consists of k kernel blocks.
         block_dim: the dimension that counts blocks.
 
     Raises:
-        SwapArgumentError: no caches, caches on different or unknown devices, a block dimension that does not divide by
-            `num_blocks`, or elements that share memory.
+        SwapArgumentError: there are no caches, they are on different or unknown devices, the length of the block
+            dimension is not a multiple of `num_blocks`, or elements share memory.
     """
     if not caches or num_blocks < 1:
-        raise SwapArgumentError(f"{len(caches)} caches of {num_blocks} blocks. Pass what vLLM registered.")
+        raise SwapArgumentError(f"{len(caches)} caches of {num_blocks} blocks hold nothing. Pass what vLLM registered.")
     devices = {cache.device for cache in caches.values()}
     if len(devices) > 1 or (device := devices.pop()).type not in ("cpu", "cuda"):
         raise SwapArgumentError(
-            f"caches on {', '.join(sorted({str(cache.device) for cache in caches.values()}))}. Describe the caches of "
-            "one CPU or one GPU."
+            f"the caches are on {', '.join(sorted({str(cache.device) for cache in caches.values()}))}. Describe the "
+            "caches of one CPU or one GPU at a time."
         )
     pieces: dict[tuple[int, int, int], torch.Tensor] = {}
     for name, cache in caches.items():
@@ -70,7 +71,12 @@ def describe(caches: Mapping[str, torch.Tensor], num_blocks: int, *, block_dim: 
     joined: list[list[int]] = []
     owners: list[torch.Tensor] = []
     for (address, stride, size), cache in sorted(pieces.items(), key=lambda item: item[0]):
-        if joined and joined[-1][1] == stride and joined[-1][0] + joined[-1][2] == address and _same(owners[-1], cache):
+        if (
+            joined
+            and joined[-1][1] == stride
+            and joined[-1][0] + joined[-1][2] == address
+            and _share_memory(owners[-1], cache)
+        ):
             joined[-1][2] += size
         else:
             joined.append([address, stride, size])
@@ -79,7 +85,7 @@ def describe(caches: Mapping[str, torch.Tensor], num_blocks: int, *, block_dim: 
 
 
 def _pieces(name: str, cache: torch.Tensor, num_blocks: int, block_dim: int) -> list[tuple[int, int, int]]:
-    """Address, block stride and bytes of each contiguous run in block 0 of one cache."""
+    """Address in block 0, block stride and bytes of each contiguous piece of one cache."""
     if cache.layout is not torch.strided or not -cache.ndim <= block_dim < cache.ndim or not cache.numel():
         raise SwapArgumentError(
             f"cache {name!r} is {cache.layout} of shape {tuple(cache.shape)}, which has no blocks in dimension "
@@ -90,15 +96,15 @@ def _pieces(name: str, cache: torch.Tensor, num_blocks: int, block_dim: int) -> 
     step, count = dims.pop(block_dim)
     if count % num_blocks:
         raise SwapArgumentError(
-            f"cache {name!r} has {count} blocks in dimension {block_dim}, which are not {num_blocks} times as many "
-            "each. Pass the number of blocks of this cache's group."
+            f"cache {name!r} has {count} blocks in dimension {block_dim}, which is no multiple of {num_blocks}. Pass "
+            "the number of blocks of this cache's group."
         )
     kernel_blocks = count // num_blocks
     dims = sorted(dim for dim in [*dims, (step, kernel_blocks)] if dim[1] > 1)
-    run = size
-    while dims and dims[0][0] == run:
-        run *= dims.pop(0)[1]
-    if any(stride < run for stride, _ in dims) or math.prod(count for _, count in dims) > _MOST_PIECES:
+    piece_bytes = size
+    while dims and dims[0][0] == piece_bytes:
+        piece_bytes *= dims.pop(0)[1]
+    if any(stride < piece_bytes for stride, _ in dims) or math.prod(count for _, count in dims) > _MAX_PIECES:
         raise SwapArgumentError(
             f"cache {name!r} of shape {tuple(cache.shape)} and strides {cache.stride()} has elements that share "
             "memory, or too few that lie side by side. Pass the cache itself, not an expanded or sliced view."
@@ -106,8 +112,8 @@ def _pieces(name: str, cache: torch.Tensor, num_blocks: int, block_dim: int) -> 
     offsets = np.zeros(1, np.int64)
     for stride, count in dims:
         offsets = np.add.outer(np.arange(count) * stride, offsets).ravel()
-    return [(cache.data_ptr() + offset, step * kernel_blocks, run) for offset in offsets.tolist()]
+    return [(cache.data_ptr() + offset, step * kernel_blocks, piece_bytes) for offset in offsets.tolist()]
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())

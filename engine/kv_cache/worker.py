@@ -1,4 +1,4 @@
-"""The worker's side of the swap: the host memory, and the copies that the scheduler has planned."""
+"""The worker's side of the swap: it owns the host memory and makes the copies that the scheduler has planned."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Final
 import torch
 
 from weft.core.errors import SwapError
-from weft.core.kv_cache.swap import CopySpeed
+from weft.core.kv_cache.choice import CopySpeed
 from weft.core.log import get_logger
 from weft.engine.kv_cache.kernel import Swapper
 from weft.engine.kv_cache.layout import describe
-from weft.engine.kv_cache.plan import Copies, SwapPlan
+from weft.engine.kv_cache.plan import SwapBatch, SwapPlan
 from weft.engine.kv_cache.pool import HostPool
 
-_TRIES: Final = 5
-_PROBE_BYTES: Final = 32 << 20
+_PROBE_ROUNDS: Final = 5
+_PROBE_BYTES: Final = 32 << 20  # at most so much is copied each way to measure the speed
 
 
 class SwapWorker:
     """Carries out plans on the KV caches of one worker.
 
-    A copy that fails ends no engine: what could not be loaded is computed again.
+    A copy that fails does not end the engine. The tokens that could not be loaded are computed again.
 
     Args:
         caches: the worker's KV caches by layer, as vLLM registers them.
-        num_blocks: KV blocks in them.
-        slots: how many blocks the host memory takes, the same on every worker.
+        num_blocks: KV blocks in the caches.
+        slots: KV blocks that the host memory holds, the same number on every worker.
 
     Raises:
-        SwapError: these caches cannot be swapped, or the memory is not to be had.
+        SwapError: these caches cannot be swapped, or the memory cannot be reserved.
     """
 
     def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int, slots: int) -> None:
         layout = describe(caches, num_blocks)
         self.pool = HostPool(slots, layout.slot_bytes, pinned=layout.device.type == "cuda")
         self._swapper = Swapper(layout, self.pool)
-        self._lost: set[int] = set()  # slots that were to be written and were not
+        self._lost: set[int] = set()  # slots whose copy out failed
         self._log = get_logger()
 
     def swap_out(self, plan: SwapPlan) -> None:
@@ -55,13 +55,13 @@ class SwapWorker:
             self._lost -= slots
 
     def swap_in(self, plan: SwapPlan) -> set[int]:
-        """Copy the slots of calls that go on to their new blocks.
+        """Copy the slots of resuming calls to their new blocks.
 
         Returns:
-            The blocks that hold nothing, since their copy failed on the way out or in.
+            The blocks that hold no valid KV, because a copy failed on the way out or in.
         """
         failed: set[int] = set()
-        for batch in _together(plan.loads):
+        for batch in _merge(plan.loads):
             try:
                 self._swapper.swap_in(batch.blocks, batch.slots)
             except SwapError as error:
@@ -72,33 +72,33 @@ class SwapWorker:
         return failed
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> CopySpeed:
-        """How fast blocks move, by copying some out and back as they are: before the engine's first step.
+        """Measure how fast blocks move: copy some out and back unchanged, before the engine's first step.
 
         Args:
             clock: seconds.
         """
-        most = min(self._swapper.layout.num_blocks, self.pool.slots, max(2, _PROBE_BYTES // self.pool.slot_bytes))
+        many = min(self._swapper.layout.num_blocks, self.pool.slots, max(2, _PROBE_BYTES // self.pool.slot_bytes))
         seconds: dict[tuple[bool, int], float] = {}
-        for _ in range(_TRIES):
-            for count in (1, most):
+        for _ in range(_PROBE_ROUNDS):
+            for count in (1, many):
                 ids = range(count)
                 for out, copy in ((True, self._swapper.swap_out), (False, self._swapper.swap_in)):
                     start = clock()
                     copy(ids, ids).wait()
                     taken_s = clock() - start
                     seconds[out, count] = min(taken_s, seconds.get((out, count), taken_s))
-        size = most * self.pool.slot_bytes
+        size = many * self.pool.slot_bytes
         call_s = max(seconds[True, 1], seconds[False, 1])
-        return CopySpeed(call_s, size / max(seconds[True, most], 1e-9), size / max(seconds[False, most], 1e-9))
+        return CopySpeed(call_s, size / max(seconds[True, many], 1e-9), size / max(seconds[False, many], 1e-9))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Return the host memory to the system."""
         self.pool.close()
 
 
-def _together(loads: list[Copies]) -> list[Copies]:
-    """All copies in one batch, unless two calls load the same slot: the kernel takes each once."""
-    slots = [slot for copies in loads for slot in copies.slots]
+def _merge(loads: list[SwapBatch]) -> list[SwapBatch]:
+    """One batch for all loads; separate batches if two calls load the same slot, which one batch may not name twice."""
+    slots = [slot for load in loads for slot in load.slots]
     if len(set(slots)) < len(slots):
         return loads
-    return [Copies([block for copies in loads for block in copies.blocks], slots)] if slots else []
+    return [SwapBatch([block for load in loads for block in load.blocks], slots)] if slots else []

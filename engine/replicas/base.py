@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from weft.core.ids import EngineId
-from weft.core.kv_cache.swap import SwapStats
+from weft.core.kv_cache.stats import SwapStats
 from weft.engine.vllm_compat.names import RequestOutput, VllmConfig
 
 

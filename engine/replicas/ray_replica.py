@@ -12,7 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from weft.core.errors import EngineError, EngineStartError
 from weft.core.ids import EngineId
-from weft.core.kv_cache.swap import SwapStats
+from weft.core.kv_cache.stats import SwapStats
 from weft.engine.frontend.accounting import OnAccount
 from weft.engine.processes.loop_thread import in_thread
 from weft.engine.replicas.base import Replica, ReplicaGoneError

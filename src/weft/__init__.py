@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import WeftError
-from weft.core.kv_cache.swap import SwapConfig
+from weft.core.kv_cache.config import SwapConfig
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import Account, ProcessTable, ProgramRow, ProgramState
 from weft.core.program import Program

@@ -1,7 +1,7 @@
 """The compiled extension (csrc/bindings.cpp). Use `weft.engine.swap`, which takes tensors and raises Weft's errors.
 
-Everything here takes C-contiguous int64 arrays; addresses and sizes are in bytes. What does not fit raises ValueError,
-what CUDA reports RuntimeError.
+Arrays are C-contiguous and of int64; addresses and sizes are in bytes. Arguments that fail validation raise ValueError,
+and errors of CUDA raise RuntimeError.
 """
 
 import numpy as np
@@ -12,7 +12,10 @@ compiler: str
 has_cuda: bool  # whether the CUDA part was built
 
 class SwapLayout:
-    """Pieces `(n, 3)`: address in block 0, bytes from block to block, bytes. Checked when it is made."""
+    """The layout of the cache and of the pool; its constructor validates it.
+
+    Each of the `pieces`, `(n, 3)`, is an address in block 0, the bytes from block to block, and a size in bytes.
+    """
 
     def __init__(
         self, pieces: NDArray[np.int64], num_blocks: int, pool: int, slot_stride: int, num_slots: int
@@ -23,7 +26,7 @@ class HostSwap:
     def __init__(self, layout: SwapLayout, threads: int, cpus: list[int]) -> None: ...
     def swap(self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None: ...
 
-# The next two are there if has_cuda.
+# The next two classes exist if has_cuda.
 class CudaTransfer:
     def done(self) -> bool: ...
     def wait(self) -> None: ...

@@ -39,7 +39,7 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from weft.core.errors import SwapDeviceError
-from weft.core.kv_cache.swap import SwapConfig
+from weft.core.kv_cache.config import SwapConfig
 from weft.engine.kv_cache.connector import transfer_config
 from weft.engine.scheduler import WeftScheduler
 

@@ -18,7 +18,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from weft.core.kv_cache.swap import SwapConfig
+from weft.core.kv_cache.config import SwapConfig
 from weft.core.testing import FakeClock
 from weft.engine.kv_cache.connector import transfer_config
 from weft.engine.kv_cache.plan import SwapPlan

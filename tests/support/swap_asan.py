@@ -1,4 +1,4 @@
-"""A pytest plugin for `make test-asan`: tests run on the extension in the folder $WEFT_CSRC, not the installed one."""
+"""A pytest plugin for `make test-asan`: tests use the extension in $WEFT_CSRC, not the installed one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import weft
 
 spec = PathFinder.find_spec("_csrc", [os.environ["WEFT_CSRC"]])
 if spec is None or spec.loader is None:
-    raise ImportError(f"no extension in {os.environ['WEFT_CSRC']}: build it with make test-asan")
+    raise ImportError(f"there is no extension in {os.environ['WEFT_CSRC']}. Build it with make test-asan.")
 extension = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(extension)
 sys.modules["weft._csrc"] = weft._csrc = extension  # type: ignore[attr-defined]

@@ -1,5 +1,8 @@
-"""csrc/swap_cuda.cu on a fake GPU: compiled as C++ against fake_cuda/cuda_runtime.h, so that its order of streams,
-events and buffers is tested where there is no GPU."""
+"""csrc/swap_cuda.cu on a fake GPU.
+
+The source is compiled as C++ against fake_cuda/cuda_runtime.h. So the order that its streams, events and buffers
+enforce is tested on machines without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ Array = NDArray[np.int64]
 
 
 def compiler() -> str | None:
-    """A C++ compiler, if there is one."""
+    """The path of a C++ compiler, or None if this machine has none."""
     return shutil.which("c++") or shutil.which("g++")
 
 
 def build(folder: Path) -> ctypes.CDLL:
-    """Compile, with the flags in $CXXFLAGS, and load it."""
+    """Compile the library in `folder`, with the flags in $CXXFLAGS, and load it."""
     launches = re.compile(r"(\w+<\w+>)<<<(.*?)>>>\(", flags=re.DOTALL)
     source = launches.sub(r"fake::launch(\1, \2, ", (CSRC / "swap_cuda.cu").read_text())
     (folder / "swap_cuda.cpp").write_text(source)
@@ -47,6 +50,8 @@ def pointer(array: Array) -> ctypes.c_void_p:
 
 
 class FakeTransfer:
+    """Stands in for `weft._csrc.CudaTransfer`."""
+
     def __init__(self, fake: ctypes.CDLL, handle: int) -> None:
         self.fake, self.handle = fake, ctypes.c_void_p(handle)
 
@@ -61,7 +66,7 @@ class FakeTransfer:
 
 
 class FakeCudaSwap:
-    """What `weft._csrc.CudaSwap` is, for caches in the memory of a CPU."""
+    """Stands in for `weft._csrc.CudaSwap`, for caches in host memory."""
 
     def __init__(
         self, fake: ctypes.CDLL, layout: CacheLayout, pool: HostPool, checked: SwapLayout, staging_bytes: int

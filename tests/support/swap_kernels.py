@@ -1,4 +1,4 @@
-"""One Swapper for each way to move blocks, behind one interface for the tests."""
+"""A Swapper for each backend, behind one interface for the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.engine.kv_cache.fallback import TorchSwap
 
 
 class Kernel:
-    """One way to move blocks."""
+    """A backend that moves blocks, by name: "host", "torch", "fake cuda", "torch on gpu" or "cuda"."""
 
     def __init__(self, name: str, fake: Callable[[], ctypes.CDLL]) -> None:
         self.name = name

@@ -18,7 +18,7 @@ DTYPES = [
     torch.float8_e5m2,
 ]
 
-# vLLM 0.32's KVCacheLayout, by its names: the physical order of layers, blocks, heads, tokens (N) and content.
+# The layouts of vLLM 0.32's KVCacheLayout: the order in memory of layers, blocks, heads, tokens (N) and content.
 ORDERS = {
     "LBHNC": (0, 1, 2, 3, 4),
     "LBNHC": (0, 1, 3, 2, 4),
@@ -31,7 +31,7 @@ ORDERS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """KV caches that can be made again over other memory: views of one stretch of bytes, with more bytes around."""
+    """KV caches as views of one piece of memory, with more bytes around them. `caches` makes the views."""
 
     name: str
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Shape:
     layer_step: int  # elements from one layer's view to the next's
     layers: int
     block_dim: int
-    kernel_blocks: int  # the view's blocks for each of the scheduler's
+    kernel_blocks: int  # blocks of the view in one of the scheduler's blocks
     before: int  # elements before the first layer
     total: int  # elements
 
@@ -49,7 +49,7 @@ class Shape:
         return self.sizes[self.block_dim] // self.kernel_blocks
 
     def memory(self, seed: int, device: str = "cpu") -> torch.Tensor:
-        """Random bytes for all of it."""
+        """Random bytes for all layers and for what is around them."""
         generator = torch.Generator().manual_seed(seed)
         size = self.total * self.dtype.itemsize
         return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).to(device)
@@ -64,7 +64,7 @@ class Shape:
 
 
 def copy_blocks(shape: Shape, source: torch.Tensor, target: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy each block of `source` that is first in a pair to the block of `target` that is second, layer by layer."""
+    """Copy blocks layer by layer: for each pair, block `pair[0]` of `source` to block `pair[1]` of `target`."""
     k = shape.kernel_blocks
     for layer, cache in shape.caches(source).items():
         into = shape.caches(target)[layer]
@@ -83,9 +83,10 @@ def strided(
     before: int = 0,
     block_dim: int = 0,
 ) -> Shape:
-    """Views of sizes `[layers, ...]` that lie in memory in the given order, outermost first.
+    """Views of sizes `[layers, ...]` whose dimensions lie in memory in the given order, the outermost first.
 
-    `padding` elements follow everything that is inside the dimension that counts blocks (dimension block_dim + 1 here).
+    Each block is followed by `padding` elements. `block_dim` counts the dimensions without the layers, so in `sizes` it
+    is dimension `block_dim + 1`.
     """
     strides = [0] * len(sizes)
     step = 1
@@ -122,7 +123,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     if kind == "K and V inside":
         sizes = [layers, rows, 2, tokens, heads, content]
         return strided(kind, dtype, sizes, range(6), kernel_blocks=kernel_blocks, **extra)
-    if kind[0] == "B":  # vLLM allows no kernel blocks where a block is not one dense page
+    if kind[0] == "B":  # vLLM has no kernel blocks if a block is not one dense page
         rows, kernel_blocks = blocks, 1
     sizes = [layers, rows, heads, tokens, content]
     return strided(kind, dtype, sizes, ORDERS[kind], kernel_blocks=kernel_blocks, **extra)

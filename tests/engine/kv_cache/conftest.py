@@ -1,4 +1,4 @@
-"""The kernels under test: each way to move blocks that this machine has."""
+"""The kernels under test: every backend that can move blocks on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swap_kernels import Kernel
 
 from weft import _csrc
 
-# Those for a GPU run where there is one.
+# The kernels for a GPU are tested only where there is a GPU.
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 compiled = pytest.mark.skipif(not _csrc.has_cuda, reason="built without nvcc")
 KERNELS = [
@@ -25,7 +25,7 @@ KERNELS = [
 
 @pytest.fixture(scope="session")
 def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """csrc/swap_cuda.cu on a fake GPU."""
+    """The library of csrc/swap_cuda.cu on a fake GPU."""
     if swap_fake_cuda.compiler() is None:
         pytest.skip("no C++ compiler")
     return swap_fake_cuda.build(tmp_path_factory.mktemp("fake_cuda"))
@@ -33,5 +33,5 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(params=KERNELS, scope="module")
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """Each way to move blocks that this machine has."""
+    """Every kernel that this machine can test, one after the other."""
     return Kernel(request.param, lambda: request.getfixturevalue("fake_cuda"))

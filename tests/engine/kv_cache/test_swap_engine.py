@@ -1,4 +1,4 @@
-"""The swap on a real engine: what a preempted call computes when it goes on."""
+"""The swap on a real engine: what a preempted call computes again when it resumes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import weft
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
-BLOCK_TOKENS = 128  # vLLM's on CPU
+BLOCK_TOKENS = 128  # vLLM's default on CPU
 CONTEXT = " ".join(f"ship {n} passed the lighthouse at {n % 24} hours" for n in range(140))
 
 
 @pytest.fixture(scope="module")
 def one_slot(tiny_model: Path) -> Iterator[weft.Engine]:
-    """An engine that runs one call at a time and caches no prefixes, so that a preempted call loses everything."""
+    """An engine that runs one call at a time and caches no prefixes, so a preempted call loses all its KV blocks."""
     from tiny_engine import ENGINE_ARGS
 
     arguments = {**ENGINE_ARGS, "max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False}
@@ -28,20 +28,20 @@ def one_slot(tiny_model: Path) -> Iterator[weft.Engine]:
 
 
 async def ask(engine: weft.Engine, program: weft.Program, text: str, max_tokens: int, started: asyncio.Event) -> str:
-    """One streamed call; tells when its first token has come."""
+    """The text of one streamed call. `started` is set when the first token has come."""
     identity = program.start_call("run")
     sampling = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], **sampling}
-    said = []
+    pieces = []
     async for chunk in engine.chat_stream(body, program, identity):
-        said += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+        pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
         started.set()
     program.end_call("run", identity)
-    return "".join(said)
+    return "".join(pieces)
 
 
 async def ask_among_others(engine: weft.Engine) -> tuple[str, weft.ProgramRow]:
-    """A call with a long context, of a program that has had much service, and three short programs that come later."""
+    """Run a long call of a program that has attained much service, and then three short programs, which preempt it."""
     with weft.Program("long") as program:
         program.bind(engine)
         row = engine.row(program.program_id)
@@ -57,12 +57,12 @@ async def ask_among_others(engine: weft.Engine) -> tuple[str, weft.ProgramRow]:
 
 
 async def test_a_long_call_goes_on_where_it_was(one_slot: weft.Engine) -> None:
-    """Preempted with more than 1,500 tokens, a call computes less than a block again, and says what it says
-    undisturbed; afterwards host memory is empty."""
+    """A call is preempted with more than 1,500 tokens. It computes less than a block again and gives the same text as
+    undisturbed. Afterwards host memory is empty."""
     with weft.Program("alone") as program:
         alone = await ask(one_slot, program, CONTEXT, 60, asyncio.Event())
-    said, row = await ask_among_others(one_slot)
-    assert said == alone
+    preempted, row = await ask_among_others(one_slot)
+    assert preempted == alone
     account = row.account
     assert account.prompt_tokens > 1500
     assert account.preemptions >= 1
@@ -74,7 +74,7 @@ async def test_a_long_call_goes_on_where_it_was(one_slot: weft.Engine) -> None:
 
 
 async def test_the_engine_measures_when_a_swap_pays(one_slot: weft.Engine) -> None:
-    """From the start it knows how fast blocks move and prompts are computed, and so from how many tokens on to swap."""
+    """After one call it knows the speeds of copies and of prefill, and so from how many tokens on a swap pays."""
     with weft.Program("any") as program:
         await ask(one_slot, program, "hello", 2, asyncio.Event())
     stats = one_slot.swap_stats

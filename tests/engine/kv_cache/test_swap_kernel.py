@@ -1,4 +1,4 @@
-"""The swap kernels against the plain reference: bit for bit, for any layout, in any order."""
+"""The swap kernels against the plain reference: equal bit by bit, for any layout and any order of blocks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from weft.core.errors import PoolClosedError, SwapArgumentError, SwapDeviceError
 from weft.engine.kv_cache import HostPool, Swapper, describe
 
 SLOTS = 12
-MODEL = strided("LBHNC", torch.bfloat16, [4, 64, 3, 128, 128], ORDERS["LBHNC"])  # SmolLM2's pages, 4 layers of 30
+MODEL = strided("LBHNC", torch.bfloat16, [4, 64, 3, 128, 128], ORDERS["LBHNC"])  # 4 of SmolLM2's 30 layers
 
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_round_trip(kernel: Kernel, data: st.DataObject) -> None:
-    """What is swapped out and in to other blocks is what the reference copies there, and nothing else has changed."""
+    """Swapping out and in to other blocks gives what the reference copies there, and changes nothing else."""
     shape = data.draw(shapes())
     blocks, slots, targets = data.draw(batches(shape, SLOTS))
     before = shape.memory(seed=len(blocks), device=kernel.device)
@@ -48,7 +48,7 @@ def test_round_trip(kernel: Kernel, data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_all_kernels_fill_slots_alike(kernel: Kernel, data: st.DataObject) -> None:
-    """A slot holds the same bytes whichever kernel wrote it: the layout's pieces, in order."""
+    """Every kernel writes the same bytes to a slot: the layout's pieces, in order."""
     shape = data.draw(shapes())
     blocks, slots, _ = data.draw(batches(shape, SLOTS))
     memory = shape.memory(seed=0, device=kernel.device)
@@ -62,7 +62,7 @@ def test_all_kernels_fill_slots_alike(kernel: Kernel, data: st.DataObject) -> No
 
 
 def test_large_batch(kernel: Kernel) -> None:
-    """A batch that several threads, or several buffers, share arrives whole; so does a second one over it."""
+    """A batch that is divided over several threads or buffers arrives complete, also when it overwrites another one."""
     rng = np.random.default_rng(0)
     before = MODEL.memory(seed=0, device=kernel.device)
     memory, expected = before.clone(), before.clone()
@@ -79,7 +79,7 @@ def test_large_batch(kernel: Kernel) -> None:
 
 
 def test_many_small_blocks(kernel: Kernel) -> None:
-    """More blocks than go with one launch of the CUDA kernel."""
+    """A batch with more blocks than one launch of the CUDA kernel takes arrives complete."""
     shape = strided("MLA", torch.float16, [2, 3000, 1, 24], range(4))
     before = shape.memory(seed=0, device=kernel.device)
     memory = before.clone()
@@ -94,7 +94,7 @@ def test_many_small_blocks(kernel: Kernel) -> None:
 
 
 def test_layers_apart_and_of_different_kinds(kernel: Kernel) -> None:
-    """Layers in tensors of their own, of different dtypes and page sizes, are one block together."""
+    """Layers in separate tensors, with different dtypes and page sizes, make up one block together."""
     generator = torch.Generator().manual_seed(0)
     caches = {
         "a": torch.rand(7, 2, 16, 8, generator=generator).to(kernel.device),
@@ -133,7 +133,7 @@ BAD_IDS = [
 @pytest.mark.parametrize("out", [True, False])
 @pytest.mark.parametrize(("blocks", "slots", "message"), BAD_IDS)
 def test_bad_batches_copy_nothing(kernel: Kernel, out: bool, blocks: list[int], slots: list[int], message: str) -> None:
-    """Ids that are out of range, doubled, unpaired or no numbers are a typed error, and not one byte has moved."""
+    """Ids that are out of range, given twice, unpaired or no integers raise a typed error, and no byte has moved."""
     before = MODEL.memory(seed=0, device=kernel.device)
     memory = before.clone()
     layout = describe(MODEL.caches(memory), MODEL.blocks)
@@ -147,7 +147,7 @@ def test_bad_batches_copy_nothing(kernel: Kernel, out: bool, blocks: list[int], 
 
 
 def test_nothing_to_move(kernel: Kernel) -> None:
-    """An empty batch is no fault."""
+    """An empty batch is allowed, and done at once."""
     layout = describe(MODEL.caches(MODEL.memory(seed=0, device=kernel.device)), MODEL.blocks)
     with kernel.pool(SLOTS, layout.slot_bytes) as pool:
         transfer = kernel.swapper(layout, pool).swap_out([], [])
@@ -156,7 +156,7 @@ def test_nothing_to_move(kernel: Kernel) -> None:
 
 
 def test_closed_pool(kernel: Kernel) -> None:
-    """A closed pool takes and gives nothing, and no new kernel."""
+    """A closed pool refuses swaps in both directions, and a new Swapper."""
     layout = describe(MODEL.caches(MODEL.memory(seed=0, device=kernel.device)), MODEL.blocks)
     pool = kernel.pool(SLOTS, layout.slot_bytes)
     swapper = kernel.swapper(layout, pool)
@@ -170,7 +170,7 @@ def test_closed_pool(kernel: Kernel) -> None:
 
 
 def test_ids_of_any_whole_kind(kernel: Kernel) -> None:
-    """Lists, tuples, ranges, arrays of any integer type and stride, and tensors name the same blocks."""
+    """Lists, tuples, ranges, arrays of any integer type and stride, and tensors are all accepted as ids."""
     memory = MODEL.memory(seed=0, device=kernel.device)
     layout = describe(MODEL.caches(memory), MODEL.blocks)
     with kernel.pool(SLOTS, layout.slot_bytes) as pool:
@@ -191,7 +191,7 @@ def test_ids_of_any_whole_kind(kernel: Kernel) -> None:
 
 
 class BrokenDevice:
-    """A GPU that reports an error sooner or later, and the ids it was given."""
+    """A GPU that reports an error, in `swap` or later, and records the ids that it was given."""
 
     def __init__(self, *, at_once: bool) -> None:
         self.at_once = at_once
@@ -213,7 +213,7 @@ class BrokenDevice:
 
 
 def test_errors_of_cuda_are_typed() -> None:
-    """What CUDA reports, at once or when the swap is waited for, is a SwapDeviceError."""
+    """An error of CUDA is raised as a SwapDeviceError, by the call or by the transfer."""
     layout = describe({"a": torch.zeros(7, 64)}, 7)
     with HostPool(4, layout.slot_bytes) as pool:
         swapper = Swapper(layout, pool)
@@ -222,13 +222,13 @@ def test_errors_of_cuda_are_typed() -> None:
             swapper.swap_out([0], [0])
         swapper._backend = BrokenDevice(at_once=False)
         transfer = swapper.swap_in([0], [0])
-        for ask in (transfer.done, transfer.wait):
+        for method in (transfer.done, transfer.wait):
             with pytest.raises(SwapDeviceError, match="misaligned address"):
-                ask()
+                method()
 
 
 def test_ids_are_the_kernels_own() -> None:
-    """Whoever changes an array while a swap is under way cannot change what was checked."""
+    """The kernel copies the ids, so a caller who changes an array during a swap cannot change what was checked."""
     layout = describe({"a": torch.zeros(7, 64)}, 7)
     blocks, slots = np.array([0, 1]), np.array([1, 0])
     with HostPool(4, layout.slot_bytes) as pool:
@@ -236,11 +236,11 @@ def test_ids_are_the_kernels_own() -> None:
         swapper._backend = device = BrokenDevice(at_once=False)
         swapper.swap_out(blocks, slots)
     assert [each.tolist() for each in device.given] == [[0, 1], [1, 0]]
-    assert not any(np.shares_memory(mine, theirs) for mine in (blocks, slots) for theirs in device.given)
+    assert not any(np.shares_memory(own, given) for own in (blocks, slots) for given in device.given)
 
 
 def test_several_callers_at_once() -> None:
-    """Threads that swap through one Swapper at the same time do not disturb one another."""
+    """Four threads that use one Swapper at the same time each get their own blocks back."""
     before = MODEL.memory(seed=0)
     memory = before.clone()
     layout = describe(MODEL.caches(memory), MODEL.blocks)
@@ -248,12 +248,12 @@ def test_several_callers_at_once() -> None:
         swapper = Swapper(layout, pool, threads=3)
 
         def round_trips(caller: int) -> None:
-            mine = list(range(caller, MODEL.blocks, 4))
+            own = list(range(caller, MODEL.blocks, 4))
             for _ in range(20):
-                swapper.swap_out(mine, mine)
+                swapper.swap_out(own, own)
                 for cache in MODEL.caches(memory).values():
-                    cache[mine] = 0
-                swapper.swap_in(mine, mine)
+                    cache[own] = 0
+                swapper.swap_in(own, own)
 
         for done in [callers.submit(round_trips, caller) for caller in range(4)]:
             done.result()
@@ -261,7 +261,7 @@ def test_several_callers_at_once() -> None:
 
 
 def test_a_forked_process_swaps_too() -> None:
-    """The kernel's threads do not exist in a forked process, which starts its own."""
+    """The kernel's threads do not exist in a forked process, so the kernel starts new ones there."""
     before = MODEL.memory(seed=0)
     memory = before.clone()
     layout = describe(MODEL.caches(memory), MODEL.blocks)
@@ -270,18 +270,18 @@ def test_a_forked_process_swaps_too() -> None:
     everything = list(range(MODEL.blocks))
     swapper.swap_out(everything, everything)  # the threads start
     child = os.fork()
-    if child == 0:  # no torch here: its own threads hang after a fork
+    if child == 0:  # torch is not used here, because its threads hang after a fork
         signal.alarm(60)
-        memory.numpy()[:-32] = 0  # all but what follows the last layer
+        memory.numpy()[:-32] = 0  # all bytes except those after the last layer
         swapper.swap_in(everything, everything)
-        own = len(list(Path("/proc/self/task").iterdir())) == 3
-        os._exit(0 if own and np.array_equal(memory.numpy(), before.numpy()) else 1)
+        has_own_threads = len(list(Path("/proc/self/task").iterdir())) == 3
+        os._exit(0 if has_own_threads and np.array_equal(memory.numpy(), before.numpy()) else 1)
     assert os.waitpid(child, 0)[1] == 0
     pool.close()
 
 
 def test_other_threads_run_meanwhile() -> None:
-    """A swap does not hold the interpreter: another thread gets on while one is under way."""
+    """A swap releases the interpreter lock, so another thread runs while the swap is under way."""
     shape = strided("LBHNC", torch.uint8, [1, 64, 1, 1, 1 << 20], ORDERS["LBHNC"])
     layout = describe(shape.caches(shape.memory(seed=0)), shape.blocks)
     everything = list(range(shape.blocks))
@@ -295,7 +295,7 @@ def test_other_threads_run_meanwhile() -> None:
             swapper.swap_out(everything, everything)
             ended.append(True)
 
-        sys.setswitchinterval(1000)  # nobody is made to let go
+        sys.setswitchinterval(1000)  # no thread is forced to release the lock
         try:
             for _ in range(50):
                 begun.clear()
@@ -312,7 +312,7 @@ def test_other_threads_run_meanwhile() -> None:
 
 
 def test_the_pool_may_close_during_a_swap() -> None:
-    """A swap that is under way keeps the memory it writes to."""
+    """A swap that is under way keeps the memory that it writes to."""
     layout = describe(MODEL.caches(MODEL.memory(seed=0)), MODEL.blocks)
     everything = list(range(MODEL.blocks))
     for _ in range(20):

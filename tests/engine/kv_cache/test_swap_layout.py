@@ -1,4 +1,4 @@
-"""Descriptions of KV caches: as few pieces as the memory allows, and no byte that belongs to two."""
+"""Descriptions of KV caches: as few pieces as possible, and no byte that belongs to two of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.engine.kv_cache import HostPool, Swapper, describe
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 4, 10, 3, 16, 32
 PAGE = HEADS * TOKENS * CONTENT * 2  # bytes, of float16
 
-# How many pieces a block is in each layout, and how long they are.
+# How many pieces a block has in each layout, and how many bytes each piece has.
 PIECES = {
     "LBHNC": (LAYERS, PAGE),
     "LBNHC": (LAYERS, PAGE),
@@ -31,7 +31,7 @@ PIECES = {
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_pieces_of_vllms_layouts(name: str) -> None:
-    """Each layout is as few pieces as can be: layers and heads that lie side by side are one."""
+    """Each layout has as few pieces as possible: layers and heads that lie side by side are one piece."""
     shape = strided(name, torch.float16, [LAYERS, BLOCKS, HEADS, TOKENS, CONTENT], ORDERS[name])
     layout = describe(shape.caches(shape.memory(seed=0)), BLOCKS)
     count, size = PIECES[name]
@@ -40,7 +40,7 @@ def test_pieces_of_vllms_layouts(name: str) -> None:
 
 
 def test_the_cpu_workers_caches() -> None:
-    """One contiguous tensor a layer, `(blocks, heads, 128, 2 * head size)`: one piece a layer."""
+    """vLLM's CPU worker has one contiguous tensor a layer, `(blocks, heads, 128, 2 * head size)`: one piece a layer."""
     caches = {f"layers.{i}": torch.zeros(9, 3, 128, 128, dtype=torch.bfloat16) for i in range(5)}
     layout = describe(caches, 9)
     assert sorted(layout.pieces.tolist()) == sorted([cache.data_ptr(), 98304, 98304] for cache in caches.values())
@@ -48,7 +48,7 @@ def test_the_cpu_workers_caches() -> None:
 
 
 def test_older_layouts() -> None:
-    """Keys and values apart are two pieces; within a block, one; MLA is one."""
+    """Keys and values outside of blocks are two pieces; inside of blocks they are one; MLA has one piece."""
     flash = describe({"a": torch.zeros(2, 7, 16, 2, 8)}, 7, block_dim=1)
     assert flash.pieces[:, 1:].tolist() == [[1024, 1024], [1024, 1024]]
     assert describe({"a": torch.zeros(2, 7, 16, 2, 8)}, 7, block_dim=-4).slot_bytes == 2048
@@ -57,7 +57,7 @@ def test_older_layouts() -> None:
 
 
 def test_kernel_blocks() -> None:
-    """A cache with more blocks than the scheduler's has blocks of several of its own."""
+    """In a cache with four times the scheduler's blocks, a block consists of four kernel blocks."""
     layout = describe({"a": torch.zeros(28, 16, 8)}, 7)
     assert layout.pieces[:, 1:].tolist() == [[4 * 512, 4 * 512]]
     apart = describe({"a": torch.zeros(28, 16, 16)[:, :, :8]}, 7)
@@ -65,7 +65,7 @@ def test_kernel_blocks() -> None:
 
 
 def test_padded_pages() -> None:
-    """What lies between two blocks is not theirs."""
+    """The padding between two blocks belongs to no piece."""
     layout = describe({"a": torch.zeros(7, 100)[:, :64]}, 7)
     assert layout.pieces[:, 1:].tolist() == [[400, 256]]
 
@@ -77,7 +77,7 @@ def test_layers_that_share_a_cache_are_moved_once() -> None:
 
 
 def test_neighbours_of_different_tensors_stay_apart() -> None:
-    """Pieces are joined within one tensor's memory only: another's may go away."""
+    """Only pieces of one tensor's memory are joined, because the memory of another tensor may be freed."""
     memory = np.zeros(256, np.uint8)
     caches = {"a": torch.from_numpy(memory[:128]).view(1, 128), "b": torch.from_numpy(memory[128:]).view(1, 128)}
     assert len(describe(caches, 1).pieces) == 2
@@ -87,14 +87,14 @@ GOOD = torch.zeros(7, 64)
 BAD_CACHES = [
     ({}, 7, 0, "0 caches of 7 blocks"),
     ({"a": GOOD}, 0, 0, "1 caches of 0 blocks"),
-    ({"a": GOOD.to("meta")}, 7, 0, "caches on meta"),
-    ({"a": GOOD, "b": GOOD.to("meta")}, 7, 0, "caches on cpu, meta"),
+    ({"a": GOOD.to("meta")}, 7, 0, "the caches are on meta"),
+    ({"a": GOOD, "b": GOOD.to("meta")}, 7, 0, "the caches are on cpu, meta"),
     ({"a": GOOD.to_sparse()}, 7, 0, "cache 'a' is torch.sparse_coo"),
     ({"a": GOOD}, 7, 2, "no blocks in dimension 2"),
     ({"a": GOOD}, 7, -3, "no blocks in dimension -3"),
     ({"a": torch.zeros(7, 0)}, 7, 0, "of shape (7, 0)"),
     ({"a": torch.zeros(())}, 1, 0, "of shape ()"),
-    ({"a": GOOD}, 6, 0, "has 7 blocks in dimension 0, which are not 6 times"),
+    ({"a": GOOD}, 6, 0, "has 7 blocks in dimension 0, which is no multiple of 6"),
     ({"a": GOOD}, 14, 0, "has 7 blocks in dimension 0"),
     ({"a": GOOD.unsqueeze(1).expand(7, 3, 64)}, 7, 0, "elements that share memory"),
     ({"a": GOOD.as_strided((5, 3, 16), (64, 8, 1))}, 5, 0, "elements that share memory"),
@@ -104,7 +104,7 @@ BAD_CACHES = [
 
 @pytest.mark.parametrize(("caches", "blocks", "dim", "message"), BAD_CACHES)
 def test_bad_caches(caches: dict[str, torch.Tensor], blocks: int, dim: int, message: str) -> None:
-    """What is no cache of that many blocks is told by name, with what to pass instead."""
+    """A cache that does not have so many blocks is refused. The error names it and says what to pass instead."""
     with pytest.raises(SwapArgumentError) as caught:
         describe(caches, blocks, block_dim=dim)
     assert message in str(caught.value)
@@ -117,7 +117,7 @@ def test_bad_caches(caches: dict[str, torch.Tensor], blocks: int, dim: int, mess
     {"a": GOOD, "b": GOOD.view(-1)[:-8].as_strided((7, 8), (60, 1))},
 ])  # fmt: skip
 def test_overlapping_blocks_are_refused(caches: dict[str, torch.Tensor]) -> None:
-    """Two blocks, or two layers, that share memory would be written twice."""
+    """Two blocks or two layers that share memory would be written twice, so they are refused."""
     layout = describe(caches, len(caches["a"]))
     with HostPool(4, layout.slot_bytes) as pool, pytest.raises(SwapArgumentError, match="overlap"):
         Swapper(layout, pool)
@@ -132,14 +132,14 @@ def test_the_pool_must_not_be_the_cache() -> None:
 
 
 def test_slots_must_hold_a_block() -> None:
-    """A pool whose slots are too small is refused, even by a byte that rounding up has added."""
+    """A pool whose slots are one byte too small is refused, although rounding up has added that byte."""
     layout = describe({"a": torch.zeros(7, 64, dtype=torch.uint8)}, 7)
     with HostPool(4, 63) as pool, pytest.raises(SwapArgumentError, match="slots of 63 bytes for blocks of 64"):
         Swapper(layout, pool)
 
 
 def check(pieces: list[tuple[int, int, int]], blocks: int, pool: int, slot_stride: int, slots: int) -> str:
-    """What the compiled part says about a layout; empty if it is a good one."""
+    """The compiled part's error for a layout; empty if it accepts the layout."""
     try:
         _csrc.SwapLayout(np.array(pieces, np.int64).reshape(-1, 3), blocks, pool, slot_stride, slots)
     except ValueError as error:
@@ -157,7 +157,7 @@ def check(pieces: list[tuple[int, int, int]], blocks: int, pool: int, slot_strid
     pool=st.integers(900, 1500),
 )
 def test_overlap_is_found_exactly(pieces: list[tuple[int, int, int]], blocks: int, pool: int) -> None:
-    """A layout is refused if and only if a byte belongs to two pieces, two blocks or the pool as well."""
+    """A layout is refused if and only if a byte belongs to two pieces, to two blocks, or to a block and the pool."""
     stride = sum(size for _, _, size in pieces) + 1
     owners = Counter(
         byte
@@ -176,18 +176,18 @@ def test_overlap_is_found_exactly(pieces: list[tuple[int, int, int]], blocks: in
         (([(64, 64, 64)], 0, 4096, 64, 1), "nothing to swap"),
         (([(64, 64, 64)], 1, 4096, 64, 0), "nothing to swap"),
         (([(64, 64, 64)], 1, 4096, 63, 1), "a slot of the pool has 63 bytes"),
-        (([(64, 64, 64)], 1, 0, 64, 1), "the pool does not lie in memory"),
-        (([(64, 64, 64)], 1, 2**62, 2**40, 2**40), "the pool does not lie in memory"),
-        (([(0, 64, 64)], 1, 4096, 64, 1), "does not lie in memory"),
-        (([(64, -64, 64)], 1, 4096, 64, 1), "does not lie in memory"),
-        (([(64, 64, 0)], 1, 4096, 64, 1), "does not lie in memory"),
-        (([(64, 2**40, 64)], 2**40, 4096, 64, 1), "does not lie in memory"),
-        (([(-64, 64, 64)], 1, 4096, 64, 1), "does not lie in memory"),
-        (([(64, 64, 2**62)] * 2, 1, 4096, 64, 1), "do not lie in memory together"),
+        (([(64, 64, 64)], 1, 0, 64, 1), "the pool does not lie in the address space"),
+        (([(64, 64, 64)], 1, 2**62, 2**40, 2**40), "the pool does not lie in the address space"),
+        (([(0, 64, 64)], 1, 4096, 64, 1), "does not lie in the address space"),
+        (([(64, -64, 64)], 1, 4096, 64, 1), "does not lie in the address space"),
+        (([(64, 64, 0)], 1, 4096, 64, 1), "does not lie in the address space"),
+        (([(64, 2**40, 64)], 2**40, 4096, 64, 1), "does not lie in the address space"),
+        (([(-64, 64, 64)], 1, 4096, 64, 1), "does not lie in the address space"),
+        (([(64, 64, 2**62)] * 2, 1, 4096, 64, 1), "exceed the address space"),
     ],
 )
 def test_numbers_that_make_no_sense(
     layout: tuple[list[tuple[int, int, int]], int, int, int, int], message: str
 ) -> None:
-    """The compiled part trusts nobody: sizes and addresses that cannot be are refused before any memory is touched."""
+    """The compiled part checks every size and address, and refuses impossible ones before it touches memory."""
     assert message in check(*layout)

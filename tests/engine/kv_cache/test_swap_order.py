@@ -1,4 +1,4 @@
-"""The CUDA kernel's order: what the engine does before and after a swap meets the right bytes, whatever overlaps."""
+"""The CUDA kernel's order: the engine finds the right bytes before and after a swap, whatever operations overlap."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SLOTS = 8
 
 
 class Engine:
-    """An engine that waits for nothing: its reads and writes stand in its stream between the swaps.
+    """An engine that never waits: its reads and writes are in its stream, between the swaps.
 
     Attributes:
-        expected: the caches' memory, were everything done at once.
-        slots: what would be in each slot; nothing in those never written.
+        expected: the caches' memory as it would be if every operation were done at once.
+        slots: the contents of each slot as they would be; empty if the slot was never written.
     """
 
     def __init__(self, fake: ctypes.CDLL, swapper: Swapper, memory: torch.Tensor) -> None:
         self.fake, self.swapper, self.memory = fake, swapper, memory
         self.expected = memory.clone()
         self.slots = {slot: torch.empty(0, dtype=torch.uint8) for slot in range(SLOTS)}
-        self.reads: list[tuple[torch.Tensor, torch.Tensor]] = []  # as read, and as it should be
-        self.written: list[torch.Tensor] = []  # kept until the stream has got there
+        self.reads: list[tuple[torch.Tensor, torch.Tensor]] = []  # the memory as read, and as expected
+        self.written: list[torch.Tensor] = []  # kept alive until the stream has copied it
 
     def write(self, seed: int) -> None:
         self.written.append(SHAPE.memory(seed))
@@ -63,7 +63,7 @@ class Engine:
 @given(data=st.data())
 @settings(deadline=None, max_examples=300)
 def test_on_a_fake_gpu(fake_cuda: ctypes.CDLL, data: st.DataObject) -> None:
-    """However the streams get on, each read sees, and each slot holds, what it would if everything was done at once."""
+    """In whatever order the streams make progress, reads and slots hold the bytes of a sequential execution."""
     fake_cuda.fake_seed(data.draw(st.integers(0, 2**32 - 1)))
     memory = SHAPE.memory(seed=0)
     layout = describe(SHAPE.caches(memory), SHAPE.blocks)
@@ -71,18 +71,18 @@ def test_on_a_fake_gpu(fake_cuda: ctypes.CDLL, data: st.DataObject) -> None:
         kernel = Kernel("fake cuda", lambda: fake_cuda)
         engine = Engine(fake_cuda, kernel.swapper(layout, pool, data.draw(st.sampled_from([100, 300, 5000]))), memory)
         try:
-            for turn in range(data.draw(st.integers(1, 8))):
+            for number in range(data.draw(st.integers(1, 8))):
                 blocks = data.draw(st.permutations(range(SHAPE.blocks)))[: data.draw(st.integers(1, SHAPE.blocks))]
                 match data.draw(st.sampled_from(["write", "read", "out", "in"])):
                     case "write":
-                        engine.write(seed=1 + turn)
+                        engine.write(seed=1 + number)
                     case "read":
                         engine.read()
                     case "out":
                         engine.swap_out(blocks, data.draw(st.permutations(range(SLOTS)))[: len(blocks)])
                     case "in":
-                        full = [slot for slot, content in engine.slots.items() if len(content)]
-                        slots = data.draw(st.permutations(full))[: len(blocks)]
+                        written = [slot for slot, content in engine.slots.items() if len(content)]
+                        slots = data.draw(st.permutations(written))[: len(blocks)]
                         engine.swap_in(blocks[: len(slots)], slots)
         finally:
             engine.finish()
@@ -96,8 +96,8 @@ def test_on_a_fake_gpu(fake_cuda: ctypes.CDLL, data: st.DataObject) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("name", ["torch on gpu", "cuda"])
 def test_on_a_gpu(name: str) -> None:
-    """Blocks may be overwritten, and read, right after the call: the swap is between what comes before and after."""
-    kernel = Kernel(name, lambda: pytest.skip("not the fake one"))
+    """Blocks may be overwritten and read right after the call, because the swap keeps its place in the stream."""
+    kernel = Kernel(name, lambda: pytest.skip("not the fake GPU"))
     shape = strided("LBHNC", torch.bfloat16, [8, 256, 8, 16, 256], ORDERS["LBHNC"])
     memory = shape.memory(seed=0, device="cuda")
     before = memory.clone()
@@ -107,6 +107,6 @@ def test_on_a_gpu(name: str) -> None:
         swapper = kernel.swapper(layout, pool)
         for _ in range(10):
             swapper.swap_out(blocks, blocks[::-1])
-            memory[:-32] = 0  # all but what follows the last layer
+            memory[:-32] = 0  # all bytes except those after the last layer
             swapper.swap_in(blocks, blocks[::-1])
             assert torch.equal(memory, before)

@@ -1,4 +1,4 @@
-"""The host pool: memory of a fixed size that is there until it is closed, and then is not."""
+"""The host pool: memory of a fixed size, which exists until the pool is closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def test_arena() -> None:
-    """Slots are zeroed, begin on cache lines and have the size asked for at least."""
+    """Slots are zeroed, begin on cache lines and have at least the size asked for."""
     with HostPool(5, 100) as pool:
         assert pool.arena.shape == (5, 128)
         assert pool.arena.dtype == torch.uint8
@@ -25,13 +25,13 @@ def test_arena() -> None:
 
 
 def test_slots_of_owners() -> None:
-    """Owners get slots, more on a second request, none if too few are free, and give them all back at once."""
+    """An owner may ask for slots twice, gets none if too few are free, and frees all of them at once."""
     with HostPool(5, 64) as pool:
         assert pool.allocate("a", 2) is not None
         assert pool.allocate("a", 2) is not None
         assert pool.allocate("b", 2) is None
         assert sorted(pool.owned("a").tolist()) == [0, 1, 2, 3]
-        assert pool.usage()._asdict() == {"slots": 5, "used": 4, "peak": 4, "owners": 1, "free_runs": 1}
+        assert pool.usage()._asdict() == {"slots": 5, "used": 4, "peak": 4, "owners": 1, "free_extents": 1}
         pool.check_integrity()
         assert pool.free("a") == 4
         assert pool.free("a") == 0
@@ -39,7 +39,7 @@ def test_slots_of_owners() -> None:
 
 
 def test_closing() -> None:
-    """Those who copy are asked to finish first, newest first; then nothing is to be had; closing again does nothing."""
+    """The registered calls are made, the newest first. A closed pool gives nothing, and may be closed again."""
     pool = HostPool(5, 64)
     pool.allocate("a", 2)
     calls = []
@@ -58,8 +58,8 @@ def test_closing() -> None:
     pool.check_integrity()
 
 
-def test_a_pool_that_nobody_closes() -> None:
-    """What is under way is finished before the memory of a forgotten pool goes."""
+def test_a_pool_that_is_never_closed() -> None:
+    """The copies under way are finished before the memory of a forgotten pool goes."""
     calls = []
     pool = HostPool(5, 64)
     pool.before_close(lambda: calls.append("finished"))
@@ -69,7 +69,7 @@ def test_a_pool_that_nobody_closes() -> None:
 
 
 def test_closing_after_an_error_of_cuda() -> None:
-    """The pool is closed all the same, and what CUDA says is a typed error."""
+    """The pool is closed nevertheless, and CUDA's error is raised as a SwapDeviceError."""
     pool = HostPool(5, 64)
 
     def fail() -> None:
@@ -82,8 +82,8 @@ def test_closing_after_an_error_of_cuda() -> None:
     pool.close()
 
 
-def test_whoever_holds_the_arena_keeps_it() -> None:
-    """Closing takes no memory away from a copy that is under way."""
+def test_the_arena_outlives_the_pool_while_it_is_referenced() -> None:
+    """Closing the pool takes no memory from a copy that is under way."""
     pool = HostPool(5, 64)
     arena = pool.arena
     pool.close()
@@ -93,21 +93,21 @@ def test_whoever_holds_the_arena_keeps_it() -> None:
 
 @pytest.mark.parametrize(("slots", "size"), [(0, 64), (-1, 64), (4, 0), (4, -1)])
 def test_sizes_that_make_no_sense(slots: int, size: int) -> None:
-    """A pool of nothing is refused."""
+    """A pool without slots, or with slots of no bytes, is refused."""
     with pytest.raises(SwapArgumentError):
         HostPool(slots, size)
 
 
 @pytest.mark.parametrize("slots", [1 << 40, 1 << 60])
 def test_more_memory_than_there_is(slots: int) -> None:
-    """An arena that the system will not reserve is a typed error with its size."""
+    """An arena that the system does not reserve is a typed error that names its size."""
     with pytest.raises(SwapError, match=r"GiB cannot be reserved .* fewer slots"):
         HostPool(slots, 1 << 12)
 
 
 @no_gpu
 def test_page_locked_without_a_gpu() -> None:
-    """There is nothing to page-lock memory for."""
+    """Without a GPU, a page-locked pool is refused."""
     with pytest.raises(SwapDeviceError, match="no GPU"):
         HostPool(4, 64, pinned=True)
 

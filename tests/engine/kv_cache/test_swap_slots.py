@@ -1,4 +1,4 @@
-"""The table of slots against sets: never one slot twice, never one lost, and never a wait."""
+"""The table of slots against sets of numbers: no slot has two owners, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWNERS = st.sampled_from(["a", "b", "c", "d", ("tuple", 1)])
 
 
 class Slots(RuleBasedStateMachine):
-    """A `SlotTable` beside the naive model: a set of free numbers and a list for each owner."""
+    """A `SlotTable` and a naive model of it: a set of free numbers and a list for each owner."""
 
     @initialize(slots=st.integers(1, 40))
     def begin(self, slots: int) -> None:
@@ -54,9 +54,9 @@ class Slots(RuleBasedStateMachine):
         self.table.check_integrity()
         for owner in ("a", "b", "c", "d", ("tuple", 1)):
             assert self.table.owned(owner).tolist() == self.owned.get(owner, [])
-        runs = sum(1 for slot in self.free if slot - 1 not in self.free)
+        extents = sum(1 for slot in self.free if slot - 1 not in self.free)
         used = self.table.slots - len(self.free)
-        assert self.table.usage() == SlotUsage(self.table.slots, used, self.peak, len(self.owned), runs)
+        assert self.table.usage() == SlotUsage(self.table.slots, used, self.peak, len(self.owned), extents)
 
 
 TestSlots = Slots.TestCase
@@ -64,7 +64,7 @@ TestSlots.settings = settings(max_examples=200, stateful_step_count=40, deadline
 
 
 def test_no_slots() -> None:
-    """A table without slots, and a request for none, are refused."""
+    """A table without slots is refused, and so is a request for no slots."""
     for count in (0, -1):
         with pytest.raises(SwapArgumentError, match="at least 1"):
             SlotTable(count)
@@ -72,8 +72,8 @@ def test_no_slots() -> None:
             SlotTable(4).allocate("a", count)
 
 
-def test_a_long_run_is_preferred() -> None:
-    """A request that fits one run gets consecutive slots although shorter runs are free too."""
+def test_a_long_extent_is_preferred() -> None:
+    """A request that one free extent can hold gets consecutive slots, although shorter extents are free, too."""
     table = SlotTable(64)
     for owner in range(32):
         table.allocate(owner, 1)
@@ -85,7 +85,7 @@ def test_a_long_run_is_preferred() -> None:
 
 
 def test_a_broken_table_is_noticed() -> None:
-    """Whatever goes wrong in the books, `check_integrity` raises: a lost slot, one owned twice, a stale index."""
+    """`check_integrity` raises for every kind of damage: a lost slot, a slot with two owners, a stale index."""
 
     def broken(number: int) -> SlotTable:
         table = SlotTable(16)

@@ -1,5 +1,6 @@
-// As much of the CUDA runtime as csrc/swap_cuda.cu uses, on the CPU. Streams are queues, and whenever somebody waits, a
-// random one of the operations that may run does: an order that nothing enforces is not kept for long.
+// A fake of the CUDA runtime on the CPU, with the part of it that csrc/swap_cuda.cu uses. Streams are queues. When the
+// program waits, the fake runs a random one of the operations that may run. So an order that no event enforces is soon
+// violated.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ struct Stream {
   std::deque<Operation> queue;
 };
 
-inline Stream engine;  // the stream that is 0
+inline Stream engine;  // stream 0
 inline std::vector<Stream *> streams{&engine};
 inline std::mt19937 random;
 
@@ -56,7 +57,7 @@ inline void step() {
     if (!stream->queue.empty() && stream->queue.front().ready()) able.push_back(stream);
   }
   if (able.empty()) {
-    std::fputs("fake CUDA: everything waits\n", stderr);
+    std::fputs("fake CUDA: deadlock, every stream waits\n", stderr);
     std::abort();
   }
   Stream *stream = able[random() % able.size()];
@@ -111,8 +112,11 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// An event outlives its handle here, as the work that waits for it does on a GPU.
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return *event = new fake::Event, cudaSuccess; }
+// An event is never freed, because work that waits for it may still be queued. A GPU keeps it until then, too.
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+  *event = new fake::Event;
+  return cudaSuccess;
+}
 inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const int count = ++event->recorded;

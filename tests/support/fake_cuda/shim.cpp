@@ -9,8 +9,8 @@ using weft::CudaTransfer;
 
 extern "C" {
 
-CudaSwap *swap_create(const int64_t *pieces, int64_t count, int64_t blocks, uint64_t pool, int64_t stride, int64_t slots,
-                      int64_t staging) {
+CudaSwap *swap_create(const int64_t *pieces, int64_t count, int64_t blocks, uint64_t pool, int64_t stride,
+                      int64_t slots, int64_t staging) {
   return new CudaSwap(weft::make_layout(pieces, count, blocks, pool, stride, slots), 0, staging);
 }
 
@@ -31,7 +31,7 @@ void transfer_destroy(std::shared_ptr<CudaTransfer> *transfer) { delete transfer
 
 void fake_seed(uint32_t seed) { fake::random.seed(seed); }
 
-// What the engine does between two swaps: bytes from one place to another, when its stream gets there.
+// An operation of the engine between two swaps: a copy on the engine's stream.
 void engine_copy(void *to, const void *from, int64_t bytes) {
   cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, nullptr);
 }

@@ -1,0 +1,215 @@
+"""The scheduler's side of the swap, against a naive model of the device, the host memory and the calls."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from weft.core.kv_cache.choice import SwapChoice
+from weft.engine.kv_cache.plan import SwapPlan
+from weft.engine.kv_cache.planner import SwapPlanner
+
+BLOCK = 4
+
+
+def make_planner(slots: int, min_tokens: int = 0) -> SwapPlanner:
+    return SwapPlanner(slots, BLOCK, SwapChoice(min_tokens, 1.0))
+
+
+def planned(planner: SwapPlanner) -> SwapPlan:
+    """What the workers would copy now."""
+    return planner.take_plan() or SwapPlan()
+
+
+def content(tokens: list[int], index: int, known: int) -> tuple[int, ...]:
+    """What block `index` holds after the first `known` tokens have been computed."""
+    return tuple(tokens[index * BLOCK : min(known, (index + 1) * BLOCK)])
+
+
+def hashes_of(tokens: list[int]) -> list[Any]:
+    """Stand-ins for vLLM's block hashes: the hash of a full block is the tuple of all tokens up to its end."""
+    return [tuple(tokens[: end + BLOCK]) for end in range(0, len(tokens) - BLOCK + 1, BLOCK)]
+
+
+class SwapMachine(RuleBasedStateMachine):
+    """Calls are preempted, resumed, extended and ended in any order. A load must bring what had been computed."""
+
+    @initialize(slots=st.integers(1, 30), caching=st.booleans(), min_tokens=st.sampled_from([0, 0, 6]))
+    def start(self, slots: int, caching: bool, min_tokens: int) -> None:
+        self.planner = make_planner(slots, min_tokens)
+        self.caching = caching
+        self.min_tokens = min_tokens
+        self.host: dict[int, tuple[int, ...]] = {}
+        self.tokens: dict[str, list[int]] = {}  # of each call; all of them are computed
+        self.running: set[str] = set()
+        self.names = iter(range(10**6))
+        self.blocks = iter(range(10**9))  # the device never uses a block twice
+
+    @rule(length=st.integers(1, 30), prefix=st.integers(0, 2))
+    def arrive(self, length: int, prefix: int) -> None:
+        """The first nine tokens are one of three prefixes, because prompts share prefixes."""
+        name = f"call-{next(self.names)}"
+        self.tokens[name] = [prefix] * min(length, 9) + [int(name[5:]) + 10] * max(0, length - 9)
+        self.running.add(name)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), more=st.integers(1, 9))
+    def compute(self, data: st.DataObject, more: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        self.tokens[name] += [int(name[5:]) + 10] * more
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """Some running calls are preempted, some waiting ones resume, and the workers carry the plan out."""
+        victims = data.draw(st.lists(st.sampled_from(sorted(self.running)), unique=True)) if self.running else []
+        device: dict[int, tuple[int, ...]] = {}
+        for name in victims:
+            self.running.discard(name)
+            tokens = self.tokens[name]
+            blocks = [next(self.blocks) for _ in range(-(-len(tokens) // BLOCK))]
+            device |= {block: content(tokens, index, len(tokens)) for index, block in enumerate(blocks)}
+            saved = self.planner.save(name, blocks, len(tokens), hashes_of(tokens) if self.caching else [])
+            if saved:
+                assert self.planner.match(name, 0, len(tokens) + 1) == len(tokens) >= self.min_tokens
+        waiting = sorted(self.tokens.keys() - self.running)
+        resuming = data.draw(st.lists(st.sampled_from(waiting), unique=True)) if waiting else []
+        loads: list[tuple[str, int, int, list[int]]] = []
+        for name in resuming:
+            tokens = self.tokens[name]
+            local = BLOCK * data.draw(st.integers(0, len(tokens) // BLOCK))
+            more = self.planner.match(name, local, len(tokens) + data.draw(st.integers(0, 1)))
+            blocks = [next(self.blocks) for _ in range(-(-(local + more) // BLOCK))]
+            self.planner.resume(name, blocks, local, local + more)
+            assert self.planner.loaded_tokens(name) == more
+            loads.append((name, local, local + more, blocks))
+            self.running.add(name)
+        self.carry_out(device)
+        for name, start, end, blocks in loads:
+            for index in range(start // BLOCK, -(-end // BLOCK)):
+                wanted = content(self.tokens[name], index, end)
+                assert self.loaded[blocks[index]][: len(wanted)] == wanted
+
+    def carry_out(self, device: dict[int, tuple[int, ...]]) -> None:
+        plan = planned(self.planner)
+        assert len(set(plan.out.slots)) == len(plan.out.slots)
+        for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
+            self.host[slot] = device[block]
+        self.loaded = {
+            block: self.host[slot] for load in plan.loads for block, slot in zip(load.blocks, load.slots, strict=True)
+        }
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tokens)))
+        del self.tokens[name]
+        self.running.discard(name)
+        self.planner.release(name)
+
+    @rule()
+    def reset(self) -> None:
+        self.planner.reset()
+        assert self.planner.stats().used == 0
+
+    @invariant()
+    def integrity(self) -> None:
+        if hasattr(self, "planner"):
+            self.planner.check_integrity()
+            if not self.tokens:
+                assert self.planner.stats().used == 0
+
+
+TestSwapMachine = SwapMachine.TestCase
+TestSwapMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_a_second_preemption_copies_only_what_is_new() -> None:
+    """Ten tokens, then sixteen: the first two blocks of the second copy are in host memory already."""
+    planner = make_planner(100)
+    planner.save("a", [1, 2, 3], 10, [])
+    assert planned(planner).out.blocks == [1, 2, 3]
+    planner.resume("a", [11, 12, 13], 0, 10)
+    (load,) = planned(planner).loads
+    assert load.blocks == [11, 12, 13]
+    planner.save("a", [11, 12, 13, 14], 16, [])
+    assert planned(planner).out.blocks == [13, 14]
+
+
+def test_the_last_token_is_left_to_compute() -> None:
+    """Only a run of the model gives the next token, even if every token has its KV in host memory."""
+    planner = make_planner(100)
+    planner.save("a", [1, 2, 3], 10, [])
+    assert [planner.match("a", 0, count) for count in (9, 10, 11, 99)] == [8, 9, 10, 10]
+    assert planner.match("a", 8, 99) == 2
+    assert planner.match("b", 0, 99) == 0
+
+
+def test_a_copy_that_is_being_loaded_is_not_given_up() -> None:
+    """A step copies out before it copies in, so the slots of a load must not be written in the same step."""
+    planner = make_planner(4)
+    planner.save("a", [1, 2, 3], 12, [])
+    planner.take_plan()
+    planner.resume("a", [4, 5, 6], 0, 12)
+    assert not planner.save("longer", [7, 8, 9, 10], 16, [])
+    planner.take_plan()
+    assert planner.save("longer", [7, 8, 9, 10], 16, [])
+
+
+def test_calls_that_share_a_prefix_share_its_copy() -> None:
+    """The blocks of a common prefix are copied once, and stay as long as one of the calls needs them."""
+    planner = make_planner(100)
+    planner.save("a", [1, 2, 3], 12, ["x", "y", "a"])
+    planner.save("b", [1, 2, 4], 12, ["x", "y", "b"])
+    assert planned(planner).out.blocks == [1, 2, 3, 4]
+    planner.release("a")
+    assert planner.match("b", 0, 13) == 12
+    planner.release("b")
+    assert planner.stats().used == 0
+
+
+def test_a_full_memory_gives_up_copies_for_a_longer_call() -> None:
+    """The rule is `copies_to_evict`: first copies of running calls, then shorter ones; none if they are too few."""
+    planner = make_planner(8)
+    planner.save("again", [1, 2], 8, [])
+    planner.resume("again", [3, 4], 0, 8)
+    planner.save("short", [5], 4, [])
+    planner.save("long", [6, 7, 8, 9], 16, [])
+    planner.take_plan()
+    assert planner.save("middle", [10, 11, 12], 12, [])
+    assert (planner.match("again", 0, 99), planner.match("short", 0, 99)) == (0, 4)
+    assert not planner.save("little", [13, 14], 8, [])
+    assert planner.match("short", 0, 99) == 4
+    assert planner.save("longest", [15, 16, 17, 18, 19], 20, [])
+    assert [planner.match(name, 0, 99) for name in ("short", "middle", "long", "longest")] == [0, 0, 0, 20]
+    assert (planner.stats().too_full, planner.stats().evicted) == (1, 4)
+
+
+def test_a_copy_given_up_in_the_same_step_is_not_made() -> None:
+    """Two calls are preempted in one step, and host memory holds the longer one only."""
+    planner = make_planner(4)
+    planner.save("short", [1, 2], 8, [])
+    planner.save("long", [3, 4, 5, 6], 16, [])
+    assert planned(planner).out.blocks == [3, 4, 5, 6]
+
+
+def test_random_traffic_leaks_nothing() -> None:
+    """A thousand preemptions, with memory for a third of the calls; when all calls have ended, no slot is in use."""
+    rng = random.Random(0)
+    planner = make_planner(60)
+    lengths = {f"call-{n}": rng.randrange(10, 60) for n in range(30)}
+    for _ in range(1000):
+        name = rng.choice(list(lengths))
+        lengths[name] += 1
+        planner.save(name, list(range(-(-lengths[name] // BLOCK))), lengths[name], [])
+        planner.resume(name, list(range(99)), 0, planner.match(name, 0, lengths[name]))
+        planner.take_plan()
+        planner.check_integrity()
+    assert planner.stats().evicted > 0
+    for name in lengths:
+        planner.release(name)
+    assert planner.stats().used == 0
