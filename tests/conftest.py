@@ -1,4 +1,4 @@
-"""What the tests share: one real engine on a tiny random Llama, since it takes half a minute to start."""
+"""Fixtures of all tests: one real engine on a tiny random Llama, which takes half a minute to start."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from background import Background, Done
+from background import BackgroundCommands, CommandResult
 
 if TYPE_CHECKING:
     import weft
 
-# Before anything imports vLLM or torch: their own output has no place in a test report.
+# Set before vLLM or torch is imported, because their log output would clutter the test report.
 os.environ.setdefault("TORCH_LOGS", "-torch._library")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of the engine's processes; this one's are errors
+os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for the engine's processes; in this process, warnings are errors
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 def weft_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """The command in this process: its exit code, and what it and its children print on both outputs."""
+    """Runs the command in this process. Gives its exit code, and all that it and its children print on both outputs."""
     from weft.commands import cli
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -43,34 +43,36 @@ def weft_command(
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny random Llama with a chat template."""
+    """The folder of a tiny random Llama with a chat template."""
     from tiny_engine import make_tiny_llama
 
     return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _background(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
-    """The commands of all tests that are to be run, begun."""
-    background = Background(
+def _background(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BackgroundCommands]:
+    """Starts the background commands of all selected tests."""
+    commands = BackgroundCommands(
         lambda: tmp_path_factory.mktemp("background"), lambda: request.getfixturevalue("tiny_model")
     )
     for item in request.session.items:
         for mark in item.iter_markers("background"):
-            background.begin(mark.args)
-    yield background
-    background.end()
+            commands.start(mark.args)
+    yield commands
+    commands.stop()
 
 
 @pytest.fixture
-def done(request: pytest.FixtureRequest, _background: Background) -> Done:
-    """The test's command, run as a user would run it: `@pytest.mark.background(*arguments of python)`."""
-    return _background.done(request.node.get_closest_marker("background").args)
+def command_result(request: pytest.FixtureRequest, _background: BackgroundCommands) -> CommandResult:
+    """The result of the test's command, which `@pytest.mark.background(*arguments of python)` names."""
+    return _background.wait(request.node.get_closest_marker("background").args)
 
 
 @pytest.fixture(scope="session")
 def engine(tiny_model: Path) -> Iterator[weft.Engine]:
-    """The session's engine. Its table must be empty again after each test that uses it."""
+    """The engine of the session. Its process table must be empty again after each test that uses it."""
     from tiny_engine import ENGINE_ARGS
 
     import weft
@@ -80,8 +82,8 @@ def engine(tiny_model: Path) -> Iterator[weft.Engine]:
 
 
 @pytest.fixture(autouse=True)
-def _table_is_left_empty(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A program that outlives its test is a leak."""
+def _check_that_the_table_is_empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails if a program outlives the test."""
     yield
     if "engine" in request.fixturenames:
         engine = request.getfixturevalue("engine")

@@ -1,4 +1,4 @@
-"""The LangChain and OpenAI examples, as people run them, and the parts of them that need no engine."""
+"""The LangChain and OpenAI examples as users run them, and their parts that need no engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import typer
-from background import ROOT, TINY, Done
+from background import ROOT, TINY, CommandResult
 
 pytest.importorskip("langgraph", reason="the LangChain extra is not installed")
 
@@ -31,28 +31,28 @@ EXAMPLES = ROOT / "examples"
 NAMES = ("mcts_langgraph", "map_reduce_langchain", "chatbot_session", "openai_sdk")
 
 
-def shown(done: Done) -> tuple[str, list[str], list[str]]:
-    """What an example prints, its rows in the process table, and the words of the picture that it leaves."""
-    printed = done.printed()
-    (drawn,) = done.folder.glob("*.svg")
-    picture = ET.parse(drawn).getroot()  # noqa: S314  our own file
+def output(command_result: CommandResult) -> tuple[str, list[str], list[str]]:
+    """The text that an example prints, the rows of its process table, and the words of its picture."""
+    printed = command_result.printed()
+    (path,) = command_result.folder.glob("*.svg")
+    picture = ET.parse(path).getroot()  # noqa: S314  our own file
     assert picture.tag.endswith("svg")
     rows = [line for line in printed.splitlines() if re.search(r"\d +finished *$", line)]
     return printed, rows, [text for text in map(str.strip, picture.itertext()) if text]
 
 
 def check_solutions(printed: str) -> int:
-    """Check every solution that is printed, digit by digit; returns how many there are."""
+    """Check every printed solution, and return how many there are."""
     found = re.findall(r"^([\d ]+): (.+) = 24, found after \d+ rollouts?$", printed, flags=re.MULTILINE)
-    for puzzle, way in found:
-        assert sorted(re.findall(r"\d+", way)) == sorted(puzzle.split())
-        assert re.fullmatch(r"[\d()+*/ -]+", way)
-        assert eval(way) == 24  # noqa: S307  of digits, signs and brackets
+    for puzzle, solution in found:
+        assert sorted(re.findall(r"\d+", solution)) == sorted(puzzle.split())
+        assert re.fullmatch(r"[\d()+*/ -]+", solution)
+        assert eval(solution) == 24  # noqa: S307  digits, signs and brackets only
     return len(found)
 
 
 class Dice(BaseChatModel):
-    """Chooses and judges at random, as `ChatWeft` is asked to; sees the last move, or avoids it, if told to."""
+    """A model in place of `ChatWeft` that chooses at random. `last_move` says how it treats a winning move."""
 
     last_move: Literal["seen", "not seen", "avoided"]
 
@@ -87,7 +87,7 @@ class Dice(BaseChatModel):
 async def search(
     puzzle: str, rollouts: int, seed: int, last_move: Literal["seen", "not seen", "avoided"] = "seen"
 ) -> mcts_langgraph.Outcome:
-    """Search with dice in place of a model."""
+    """Search with `Dice` in place of a model."""
     values = [int(word) for word in puzzle.split()]
     dice: Any = Dice(last_move=last_move)
     return await mcts_langgraph.solve(values, dice, mcts_langgraph.Budget(3, rollouts), random.Random(seed))
@@ -97,7 +97,7 @@ async def search(
 
 
 def test_the_moves_of_the_game() -> None:
-    """Sums, differences, products and whole quotients of every pair, once each, none of them negative."""
+    """The moves are the sums, differences, products and whole quotients of all pairs, once each and not negative."""
     assert list(moves(start([3, 8]))) == ["11 = 8 + 3", "5 = 8 - 3", "24 = 8 * 3"]
     assert list(moves(start([2, 6]))) == ["8 = 6 + 2", "4 = 6 - 2", "12 = 6 * 2", "3 = 6 / 2"]
     assert list(moves(start([0, 5]))) == ["5 = 5 + 0", "5 = 5 - 0", "0 = 5 * 0"]
@@ -106,7 +106,7 @@ def test_the_moves_of_the_game() -> None:
 
 
 def test_a_solution_says_how_it_came_about() -> None:
-    """The last number carries its formula, which is right as it is printed."""
+    """The last number carries the formula that made it."""
     last = moves(moves(start([1, 2, 4]))["8 = 4 * 2"])["8 = 8 / 1"]
     assert formula(last) == "(4 * 2) / 1 = 8"
     assert not is_solved(last)
@@ -114,8 +114,8 @@ def test_a_solution_says_how_it_came_about() -> None:
     assert not is_solved(start([24, 1]))
 
 
-def test_the_deal_leaves_nothing_out() -> None:
-    """Hands share the untried moves out; a seed gives the same deal; no hand is empty."""
+def test_the_deal_is_complete() -> None:
+    """The hands together hold all untried moves, no hand is empty, and a seed gives the same deal."""
     node = Node(start([1, 2, 4]))
     hands = node.deal(5, random.Random(1))
     assert sorted(move for hand in hands for move in hand) == sorted(moves(node.numbers))
@@ -124,7 +124,7 @@ def test_the_deal_leaves_nothing_out() -> None:
 
 
 def test_selection_goes_where_rollouts_went_well() -> None:
-    """UCT prefers the child that is worth more, until it has had its share of visits."""
+    """UCT prefers the child with the higher mean value, until that child has many more visits."""
     root = Node(start([2, 3, 4]))
     good, bad = root.children = [root.child("6 = 3 * 2"), root.child("1 = 3 - 2")]
     good.add(0.9)
@@ -138,7 +138,7 @@ def test_selection_goes_where_rollouts_went_well() -> None:
 
 
 def test_selection_widens_and_leaves_dead_ends() -> None:
-    """A position that is visited often gets more children; one with nothing left to try is never selected."""
+    """A position that is visited often gets more children. A position without untried moves is never selected."""
     root = Node(start([2, 3, 4]))
     only = root.child("6 = 3 * 2")
     root.children = [only]
@@ -156,7 +156,7 @@ def test_selection_widens_and_leaves_dead_ends() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(5))
 async def test_the_search_solves(seed: int) -> None:
-    """With a player that sees no more than the last move, the search finds a solution, and it is right."""
+    """With a player that recognises only the last move, the search finds a correct solution."""
     outcome = await search("4 4 4 6", rollouts=20, seed=seed)
     assert check_solutions(f"4 4 4 6: {outcome.sentence()}") == 1
     assert len(outcome.lessons) == outcome.rollouts - 1
@@ -164,11 +164,11 @@ async def test_the_search_solves(seed: int) -> None:
 
 @pytest.mark.anyio
 async def test_a_reflection_knows_what_went_wrong() -> None:
-    """Its form begins with the number that came out, on which side of 24 that is, and what helps there."""
+    """The form of a reflection begins with the result, whether it is above or below 24, and what to do about that."""
     lessons = [*(await search("1 1 1 1", 3, seed=0)).lessons, *(await search("9 9 9 9", 8, seed=0)).lessons]
     form = r"(\d+) is too (much|little), so \((subtract\|divide|add\|multiply)\) \[a-z ].*"
-    told = [re.fullmatch(form, lesson) for lesson in lessons]
-    sides = [(int(match[1]) > 24, match[2], match[3]) for match in told if match]
+    matches = [re.fullmatch(form, lesson) for lesson in lessons]
+    sides = [(int(match[1]) > 24, match[2], match[3]) for match in matches if match]
     assert len(sides) == len(lessons)
     assert set(sides) == {(True, "much", "subtract|divide"), (False, "little", "add|multiply")}
 
@@ -176,7 +176,7 @@ async def test_a_reflection_knows_what_went_wrong() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("puzzle", ["2 3 4", "5 8 8"])
 async def test_three_numbers_are_searched_through(puzzle: str) -> None:
-    """Even a player who avoids the last move finds it in the end, since no move is tried twice from a position."""
+    """A player that avoids the last move makes it in the end, since no move is tried twice from a position."""
     outcome = await search(puzzle, rollouts=30, seed=0, last_move="avoided")
     assert is_solved(outcome.last)
     assert outcome.rollouts > 1
@@ -184,7 +184,7 @@ async def test_three_numbers_are_searched_through(puzzle: str) -> None:
 
 @pytest.mark.anyio
 async def test_the_search_gives_up() -> None:
-    """Where there is no solution, the search ends with its budget, or when it has tried everything."""
+    """Without a solution, the search ends when its budget is spent or every move has been tried."""
     outcome = await search("1 1 1 1", rollouts=4, seed=0)
     assert outcome.rollouts == 4
     assert outcome.sentence().startswith("not solved in 4 rollouts; the last was ")
@@ -195,32 +195,32 @@ async def test_the_search_gives_up() -> None:
 
 @pytest.mark.anyio
 async def test_a_seed_repeats_a_search() -> None:
-    """The same seed and the same answers of the model give the same search."""
+    """The same seed and the same model output give the same search."""
     one, other, third = [await search("4 7 8 8", rollouts=8, seed=seed) for seed in (1, 1, 2)]
     assert one.sentence() == other.sentence() != third.sentence()
 
 
 @pytest.mark.parametrize("text", [*map_reduce_langchain.DOCUMENTS.values(), "word " * 500, "x" * 999])
 def test_a_text_is_split_without_loss(text: str) -> None:
-    """All words are in the parts, in order, and no part is too long."""
+    """The parts contain all words in order, and no part is too long."""
     parts = map_reduce_langchain.split(text)
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert max(map(len, parts)) <= map_reduce_langchain.PART
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mistake_is_told_in_one_line(name: str, tmp_path: Path) -> None:
-    """A model that is not there: exit code 1 and a sentence, no traceback."""
+def test_a_mistake_gives_one_line(name: str, tmp_path: Path) -> None:
+    """A model that does not exist gives exit code 1 and one sentence, without a traceback."""
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--model", str(tmp_path / "nowhere")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 1
-    assert re.fullmatch(r"error: model '.*nowhere' cannot be loaded: .*\n", done.stderr)
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert completed.returncode == 1
+    assert re.fullmatch(r"error: model '.*nowhere' cannot be loaded: .*\n", completed.stderr)
 
 
 @pytest.mark.parametrize("puzzle", ["", "24", "1 2 3 x", "1 2 3 4 5 6", "1 2 1000", "1 -2"])
 def test_a_bad_puzzle_is_refused(puzzle: str) -> None:
-    """What is not a list of a few whole numbers is a usage error."""
-    with pytest.raises(typer.BadParameter, match="no puzzle"):
+    """A puzzle that is not a list of a few whole numbers is a usage error."""
+    with pytest.raises(typer.BadParameter, match="is not a puzzle"):
         mcts_langgraph._numbers(puzzle)
 
 
@@ -230,7 +230,7 @@ def test_a_bad_puzzle_is_refused(puzzle: str) -> None:
 @pytest.mark.engine
 @pytest.mark.anyio
 async def test_the_graph_of_map_and_reduce(engine: weft.Engine) -> None:
-    """Eight parts in parallel, two groups of four summaries, and one call that joins those."""
+    """The graph has eight parts in parallel, two groups of four summaries, and one call that joins the groups."""
     text = map_reduce_langchain.DOCUMENTS["harbour"]
     summary = await map_reduce_langchain.summarise(text, ChatWeft(engine=engine, temperature=0, max_tokens=24))
     calls = summary.graph.calls
@@ -245,7 +245,7 @@ async def test_the_graph_of_map_and_reduce(engine: weft.Engine) -> None:
 @pytest.mark.engine
 @pytest.mark.anyio
 async def test_the_session_of_a_chat(engine: weft.Engine) -> None:
-    """Each turn is a program of the user's session; its reply forks into two suggestions; the prefix is cached."""
+    """Each turn is a program of the user's session, its reply forks into two suggestions, and the prefix is cached."""
     chat = ChatWeft(engine=engine, temperature=0, max_tokens=16)
     turns = await chatbot_session.talk("Eve", ["Hello, who are you?", "And what can you do?"], chat)
     rows = [row for row in engine.table.ended() if row.info.session_id == "chat-Eve"]
@@ -261,14 +261,14 @@ async def test_the_session_of_a_chat(engine: weft.Engine) -> None:
     assert turns[1].prompt_tokens > turns[0].prompt_tokens
 
 
-# -- whole, on engines of their own
+# -- whole examples, on engines of their own
 
 
 @pytest.mark.engine
 @pytest.mark.background(EXAMPLES / "mcts_langgraph.py", "--model", TINY, "--rollouts", "2", "1 1 1 1", "1 1 1 2")
-def test_tree_search_runs(done: Done) -> None:
-    """Two puzzles in two programs; what is solved is right; the picture shows the steps of the search."""
-    printed, rows, words = shown(done)
+def test_tree_search_runs(command_result: CommandResult) -> None:
+    """Two puzzles are two programs, and the picture shows the steps of the search."""
+    printed, rows, words = output(command_result)
     assert [row.split("  ")[0].strip() for row in rows] == ["1 1 1 1", "1 1 1 2"]
     assert printed.count(": not solved in 2 rollouts; the last was ") == 2
     assert printed.count("    its last reflection: ") == 2
@@ -277,9 +277,9 @@ def test_tree_search_runs(done: Done) -> None:
 
 @pytest.mark.engine
 @pytest.mark.background(EXAMPLES / "map_reduce_langchain.py", "--model", TINY)
-def test_map_and_reduce_runs(done: Done) -> None:
-    """Two documents in two programs, each with a summary."""
-    printed, rows, words = shown(done)
+def test_map_and_reduce_runs(command_result: CommandResult) -> None:
+    """Two documents are two programs, each with a summary."""
+    printed, rows, words = output(command_result)
     assert [row.split()[0] for row in rows] == ["harbour", "orchard"]
     assert "harbour, in 8 parts\n  " in printed
     assert "orchard, in 4 parts\n  " in printed
@@ -288,9 +288,9 @@ def test_map_and_reduce_runs(done: Done) -> None:
 
 @pytest.mark.engine
 @pytest.mark.background(EXAMPLES / "chatbot_session.py", "--model", TINY, "--turns", "3")
-def test_chat_runs(done: Done) -> None:
-    """Two users with three turns each: six programs, and what each turn found in the prefix cache."""
-    printed, rows, words = shown(done)
+def test_chat_runs(command_result: CommandResult) -> None:
+    """Two users with three turns each are six programs, and every turn finds tokens in the prefix cache."""
+    printed, rows, words = output(command_result)
     assert {row.split()[0] for row in rows} == {"Ada", "Ben"}
     assert len(rows) == 6
     shares = [
@@ -303,11 +303,11 @@ def test_chat_runs(done: Done) -> None:
 
 @pytest.mark.engine
 @pytest.mark.background(EXAMPLES / "openai_sdk.py", "--model", TINY)
-def test_the_openai_agents_run(done: Done) -> None:
-    """Three questions in three programs, each a plan, two lookups of two calls side by side, and an answer."""
-    printed, rows, words = shown(done)
+def test_the_openai_agents_run(command_result: CommandResult) -> None:
+    """Three questions are three programs. Each has a plan, two parallel lookups of two calls, and an answer."""
+    printed, rows, words = output(command_result)
     assert printed.count("What are the capitals of") == 3
-    # All three at once, so any of them may be first.
+    # All three run at once, so each of them may be first.
     assert {row.split("  ")[0].strip() for row in rows} == {"France, Japan", "Egypt, Peru", "Norway, Kenya"}
     assert len(rows) == 3
     assert {"thread 0", "thread 1"} <= set(words)
@@ -316,8 +316,8 @@ def test_the_openai_agents_run(done: Done) -> None:
 @pytest.mark.soak
 @pytest.mark.engine
 @pytest.mark.background(EXAMPLES / "mcts_langgraph.py", "--rollouts", "30", "2 3 4")
-def test_tree_search_solves(done: Done) -> None:
-    """The embedded model plays. Thirty rollouts are enough to try everything, so it solves this on any machine."""
-    printed, rows, _ = shown(done)
+def test_tree_search_solves(command_result: CommandResult) -> None:
+    """Thirty rollouts are enough to try every move, so the embedded model solves this puzzle on any machine."""
+    printed, rows, _ = output(command_result)
     assert len(rows) == 1
     assert check_solutions(printed) == 1

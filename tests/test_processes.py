@@ -1,4 +1,4 @@
-"""What a host process and its children look like from outside: hygiene, forgotten shutdown, Ctrl-C, the demo."""
+"""Host processes and their children seen from outside: side effects, missing shutdown, Ctrl-C, the demo."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from background import TINY, Done, script
+from background import TINY, CommandResult, script
 
 pytestmark = pytest.mark.engine
 
-_CREATED = """
+_HOST = """
 import asyncio, contextlib, json, logging, os, signal, sys
 import psutil
 import weft
 
-with contextlib.suppress(ImportError):  # vLLM imports Ray where it is installed, and that changes the record factory
+with contextlib.suppress(ImportError):  # vLLM imports Ray where Ray is installed, which changes the record factory.
     import ray
 
 ARGS = dict(max_num_seqs=2, max_model_len=512, enforce_eager=True, use_tqdm_on_load=False,
@@ -50,49 +50,49 @@ if __name__ == "__main__":
         with weft.Program("busy") as program:
             while True:
                 engine.chat_sync(request, program, program.start_call("count"))
-    # and exits without engine.shutdown()
+    # The script ends without engine.shutdown().
 """
 
 
-# Runs the script above, kills it while it is busy, if it is to be, and says which of its processes are left.
-_WATCHED = f"""
+# Runs the script above. With "busy" it kills the script during a call. Prints which processes of the script are left.
+_WATCHER = f"""
 import json, subprocess, sys, time
 from pathlib import Path
 import psutil
 
-Path("host.py").write_text({_CREATED!r})
+Path("host.py").write_text({_HOST!r})
 host = subprocess.Popen([sys.executable, "host.py", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
-seen = json.loads(host.stdout.readline())
-children = [psutil.Process(pid) for pid in seen["children"] if psutil.pid_exists(pid)]
+report = json.loads(host.stdout.readline())
+children = [psutil.Process(pid) for pid in report["children"] if psutil.pid_exists(pid)]
 if "busy" in sys.argv:
     time.sleep(3)
-    assert host.poll() is None, "it ended before it could be killed"
+    assert host.poll() is None, "the host ended before it could be killed"
     host.kill()
-seen["exit_code"] = host.wait()
+report["exit_code"] = host.wait()
 _, alive = psutil.wait_procs(children, timeout=30 if "busy" in sys.argv else 10)
-seen["alive"] = [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+report["alive"] = [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 for process in alive:
     process.kill()
-print(json.dumps(seen))
+print(json.dumps(report))
 """
-WATCHED = script(_WATCHED)
+WATCHER = script(_WATCHER)
 
 
-@pytest.mark.background(WATCHED, TINY)
-def test_the_host_stays_as_it_was_and_a_forgotten_engine_ends_with_it(done: Done) -> None:
-    """Logging, loop policy, signal handlers and environment are untouched by an engine start; no process is left."""
-    seen = json.loads(done.printed())
-    assert seen["after"] == seen["before"]
-    assert len(seen["children"]) >= 2
-    assert (seen["exit_code"], seen["alive"]) == (0, [])
+@pytest.mark.background(WATCHER, TINY)
+def test_the_host_is_unchanged_and_a_forgotten_engine_ends_with_it(command_result: CommandResult) -> None:
+    """Starting an engine leaves logging, loop policy, signal handlers and environment alone. No process is left."""
+    report = json.loads(command_result.printed())
+    assert report["after"] == report["before"]
+    assert len(report["children"]) >= 2
+    assert (report["exit_code"], report["alive"]) == (0, [])
 
 
-@pytest.mark.background(WATCHED, TINY, "busy")
-def test_killing_the_host_ends_its_engine(done: Done) -> None:
-    """After `kill -9` nobody is left to shut the engine down; its processes see to it themselves."""
-    seen = json.loads(done.printed())
-    assert len(seen["children"]) >= 2
-    assert (seen["exit_code"], seen["alive"]) == (-signal.SIGKILL, [])
+@pytest.mark.background(WATCHER, TINY, "busy")
+def test_killing_the_host_ends_its_engine(command_result: CommandResult) -> None:
+    """After `kill -9` no one can shut the engine down, so its processes end by themselves."""
+    report = json.loads(command_result.printed())
+    assert len(report["children"]) >= 2
+    assert (report["exit_code"], report["alive"]) == (-signal.SIGKILL, [])
 
 
 NO_GUARD = script(
@@ -101,13 +101,15 @@ NO_GUARD = script(
 
 
 @pytest.mark.background(NO_GUARD, TINY)
-def test_a_script_without_the_main_guard_is_told_so(done: Done) -> None:
-    """vLLM runs the script again in its processes; the message says what to write."""
-    assert done.exit_code != 0
-    assert 'if __name__ == "__main__"' in done.stderr
+def test_a_script_without_the_main_guard(command_result: CommandResult) -> None:
+    """vLLM imports the script again in its processes, so a script without a main guard gets a message that says how
+    to write one."""
+    assert command_result.exit_code != 0
+    assert 'if __name__ == "__main__"' in command_result.stderr
 
 
-def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes below a process, none if it has ended."""
     try:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -124,8 +126,10 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     ],
 )
 def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, target: str, stage: str) -> None:
-    """Ctrl-C in a terminal reaches the whole group, a `kill -INT` only the parent; during the start or while agents
-    run, nothing stays behind and no traceback is shown."""
+    """Ctrl-C in a terminal reaches the whole process group, and `kill -INT` the parent only.
+
+    Either way, during the start or while agents run, no process is left and no traceback is shown.
+    """
     command = [sys.executable, "-m", "weft", "demo", "--model", str(tiny_model), "--programs", "2000"]
     with subprocess.Popen(
         command,
@@ -133,18 +137,19 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # It is ignored, and stays so in children, where the tests run in a shell's background.
+        # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:
         try:
             if stage == "starting":
-                while len(family(process)) < 2 and process.poll() is None:  # resource tracker, engine core
+                # The two processes are the resource tracker and the engine core.
+                while len(descendants(process)) < 2 and process.poll() is None:
                     time.sleep(0.2)
             elif process.stdout is not None:
-                process.stdout.readline()  # "2000 agents at once ...", once the engine has started
+                process.stdout.readline()  # "2000 agents at once ...": the engine has started
             time.sleep(3)
             assert process.poll() is None, "the demo ended before it could be interrupted"
-            seen = family(process)
+            started = descendants(process)
             (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGINT)
             _, errors = process.communicate(timeout=60)
         finally:
@@ -152,21 +157,21 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
     assert process.returncode == 130, errors[-3000:]
     assert errors.rstrip().endswith("interrupted"), errors[-3000:]
     assert "Traceback" not in errors, errors[-3000:]
-    _, alive = psutil.wait_procs(seen, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=10)
     assert alive == []
 
 
 def test_the_demo_answers_and_shows_the_process_table(capfd: pytest.CaptureFixture[str]) -> None:
-    """What `make demo` shows: real answers of the embedded model and a table whose rows differ."""
-    done = subprocess.run(
+    """The demo prints real answers of the embedded model, and a process table whose rows differ."""
+    completed = subprocess.run(
         [sys.executable, "-m", "weft", "demo"], capture_output=True, text=True, timeout=600, check=False
     )
     with capfd.disabled():
-        print(done.stdout)  # noqa: T201  CI's log shows the table
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stderr == ""
-    assert "The Nile is 6650 kilometres long." in done.stdout
-    table = done.stdout[done.stdout.index("process table") :]
+        print(completed.stdout)  # noqa: T201  so that the log of CI shows the table
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    assert completed.stderr == ""
+    assert "The Nile is 6650 kilometres long." in completed.stdout
+    table = completed.stdout[completed.stdout.index("process table") :]
     rows = [line.split() for line in table.splitlines() if line.rstrip().endswith("finished")]
     assert len(rows) == 10
     by_name = {row[0]: row for row in rows}
@@ -175,4 +180,4 @@ def test_the_demo_answers_and_shows_the_process_table(capfd: pytest.CaptureFixtu
     assert len(set(services)) > 5
     assert len(set(waits)) > 5
     assert min(services[:6]) > max(services[7:]), "the long programs attain more service than the shortest"
-    assert "4 programs of up to 2 questions took" in done.stdout
+    assert "4 programs of up to 2 questions took" in completed.stdout

@@ -1,4 +1,7 @@
-"""Commands that tests are about, run beside the other tests from the session's start: most leave one core idle."""
+"""Runs the commands that tests are about in the background, from the start of the session.
+
+Most tests use one core only, so the commands run next to the other tests.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 TINY = "TINY"  # as an argument: the folder of the tiny model
 Argument = str | Path | Callable[[Path], Path]
 
-_sessions: set[int] = set()  # of all commands, by the operating system's numbers
+_sessions: set[int] = set()  # the operating system's session ids of all commands
 
 
 def is_background(process: psutil.Process) -> bool:
-    """Whether it belongs to a command of this module, and not to the test that counts processes."""
+    """Whether a process belongs to a background command, so that a test that counts processes must leave it out."""
     try:
         return os.getsid(process.pid) in _sessions
     except ProcessLookupError:
@@ -29,7 +32,7 @@ def is_background(process: psutil.Process) -> bool:
 
 
 def script(source: str) -> Callable[[Path], Path]:
-    """As an argument: a file with this source, in the command's folder."""
+    """An argument that stands for a file with this source in the command's folder."""
 
     def write(folder: Path) -> Path:
         path = folder / "script.py"
@@ -39,56 +42,61 @@ def script(source: str) -> Callable[[Path], Path]:
     return write
 
 
-class Done(NamedTuple):
-    """A command that has been run, and where."""
+class CommandResult(NamedTuple):
+    """The result of a command that has ended."""
 
     exit_code: int
     stdout: str
     stderr: str
-    folder: Path
+    folder: Path  # the command's working directory
 
     def printed(self) -> str:
-        """What it printed, if all went well."""
+        """Return the standard output, and fail if the command failed or printed a traceback."""
         assert self.exit_code == 0, self.stderr[-4000:]
         assert "Traceback" not in self.stderr
         return self.stdout
 
 
-class Background:
-    """Runs `python *arguments`, two at a time, with what is left of the machine by the tests."""
+class BackgroundCommands:
+    """Runs `python *arguments` commands, two at a time and at the lowest priority.
+
+    Args:
+        make_folder: Makes an empty working directory.
+        tiny_model: Gives the folder of the tiny model.
+    """
 
     def __init__(self, make_folder: Callable[[], Path], tiny_model: Callable[[], Path]) -> None:
         self._make_folder = make_folder
         self._tiny_model = tiny_model
         self._pool = ThreadPoolExecutor(2)
-        self._runs: dict[tuple[Argument, ...], Future[Done]] = {}
+        self._results: dict[tuple[Argument, ...], Future[CommandResult]] = {}
         self._processes: list[subprocess.Popen[str]] = []
 
-    def begin(self, arguments: tuple[Argument, ...]) -> None:
-        """Have it run, once, however many tests are about it."""
-        if arguments not in self._runs:
+    def start(self, arguments: tuple[Argument, ...]) -> None:
+        """Queue a command. A command that several tests are about runs once."""
+        if arguments not in self._results:
             folder = self._make_folder()
-            command = [self._word(argument, folder) for argument in arguments]
-            self._runs[arguments] = self._pool.submit(self._run, command, folder)
+            command = [self._resolve(argument, folder) for argument in arguments]
+            self._results[arguments] = self._pool.submit(self._run, command, folder)
 
-    def done(self, arguments: tuple[Argument, ...]) -> Done:
-        """Wait for it."""
-        return self._runs[arguments].result()
+    def wait(self, arguments: tuple[Argument, ...]) -> CommandResult:
+        """Wait for the end of a command that was started."""
+        return self._results[arguments].result()
 
-    def end(self) -> None:
-        """Whatever still runs is of no use any more."""
+    def stop(self) -> None:
+        """Terminate the commands that still run."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
         self._pool.shutdown()
 
-    def _word(self, argument: Argument, folder: Path) -> str:
+    def _resolve(self, argument: Argument, folder: Path) -> str:
         if callable(argument):
             return str(argument(folder))
         return str(self._tiny_model()) if argument == TINY else str(argument)
 
-    def _run(self, command: Sequence[str], folder: Path) -> Done:
+    def _run(self, command: Sequence[str], folder: Path) -> CommandResult:
         with subprocess.Popen(
             ["nice", "-n", "19", sys.executable, *command],
             cwd=folder,
@@ -97,9 +105,9 @@ class Background:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "TORCH_COMPILE_DISABLE": "1"},  # it takes a minute or more the first time
+            env={**os.environ, "TORCH_COMPILE_DISABLE": "1"},  # The first compilation takes a minute or more.
         ) as process:
             _sessions.add(process.pid)
             self._processes.append(process)
             stdout, stderr = process.communicate()
-        return Done(process.returncode, stdout, stderr, folder)
+        return CommandResult(process.returncode, stdout, stderr, folder)

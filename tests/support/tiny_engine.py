@@ -1,4 +1,4 @@
-"""The tiny random Llama, and what every test engine has in common."""
+"""The tiny random Llama, and the arguments that all test engines share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from weft.engine.models.tiny import make_tiny_llama
 
 __all__ = ["ENGINE_ARGS", "make_tiny_llama"]
 
-# Quick to start, and slots enough for a few calls only.
+# The engine starts quickly, and its slots are few, so that a few calls fill it.
 ENGINE_ARGS = {
     "max_num_seqs": 4,
     "max_model_len": 2048,
