@@ -1,20 +1,22 @@
 """Load balancers in simulation: prefix-cache hits, program latency, recomputed tokens, and scaling to 64 replicas.
 
     python benchmarks/bench_balancer_sim.py --out bench_balancer_sim.json   # ten minutes of one core
-    python benchmarks/bench_balancer_sim.py --seeds 1 --sizes 1,4   # a look, half a minute
+    python benchmarks/bench_balancer_sim.py --seeds 1 --programs 20 --sizes 1,2   # a quick look, half a minute
 
-First the four balancers on a few replicas, as in Autellix Fig. 14: arrival rates from light load to long queues. Then
-the scaling of Fig. 15: the highest arrival rate at which the mean latency of programs stays below a fixed multiple of
-what the same programs take alone. All balancers are given the same programs and arrivals, so that the ratios between
-them, taken seed by seed, vary less than the latencies do.
+The first part compares the balancers on a few replicas, as in Autellix Fig. 14, at arrival rates from light load to
+long queues. The second part is the scaling of Fig. 15: the highest arrival rate at which the mean latency of programs
+is at most a fixed multiple of the latency that the same programs have alone. All balancers serve the same programs and
+arrivals. Ratios between balancers are taken for each seed, so they vary less than the latencies.
 
-`conversation`: chats of at least 12 turns, most of whose prompts are longer than Algorithm 2's threshold. `chat`: all
-chats, as ShareGPT has them; half of the prompts are short. `search`: tree search. A replica's KV cache holds 65,536
-tokens, 8 GiB at 128 KiB a token: about ten long conversations, or most of one tree. Engines schedule with ATLAS, and a
-session is one program.
+- `conversation`: chats of at least 12 turns; most prompts are longer than Algorithm 2's threshold.
+- `chat`: all chats, distributed like ShareGPT; half of the prompts are short.
+- `search`: tree search.
 
-Programs arrive for a limited time, so a rate that a cluster could not keep up for ever may still meet the latency:
-more `--programs` prolong it.
+A replica's KV cache holds 65,536 tokens, which are 8 GiB at 128 KiB per token: about ten long conversations, or most of
+one tree. Engines schedule with ATLAS, and a session is one program.
+
+Programs arrive for a limited time only. A cluster may therefore keep the latency at a rate that it could not sustain
+for ever. More `--programs` prolong the time.
 """
 
 from __future__ import annotations
@@ -24,35 +26,35 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from arrival_rates import ALONE_PER_S, arriving, highest_rate
+from common import balancer_config, pyplot, spread
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from weft.core.errors import SimulationError
-from weft.core.routing import BALANCERS, BalancerConfig
+from weft.core.routing import BALANCERS
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
-from weft.core.trace.workloads import chat, poisson, search
+from weft.core.trace.workloads import chat, search
 
 TURNS = 12
-CONTEXT_TOKENS = 32_768  # a model's longest context: longer conversations are not drawn
+CONTEXT_TOKENS = 32_768  # a model's longest context; longer conversations are rejected
 RATES = {"conversation": (0.05, 0.1, 0.15), "chat": (0.2, 0.5, 0.8), "search": (0.01, 0.02, 0.04)}  # per replica
-SHARE = {"conversation": 1, "chat": 2, "search": 0.25}  # of the programs asked for: short ones are many
-ALONE_PER_S = 1e-4  # so few programs that each has its engine to itself
-PRECISION = 0.02  # of the latency at which the search for a rate ends; the rate is then closer
-BASE = "round_robin"
+# A workload's number of programs as a multiple of `--programs`: more of the short ones.
+SHARE = {"conversation": 1, "chat": 2, "search": 0.25}
+BASE = "round_robin"  # the balancer to which ratios are relative
 
-Rates = dict[str, dict[int, list[float]]]  # by balancer and number of replicas, one of each seed
+Rates = dict[str, dict[int, list[float]]]  # by balancer and number of replicas, one for each seed
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is asked for."""
+    """The options of the command."""
 
     seeds: int
     programs: int  # conversations per replica
@@ -63,36 +65,36 @@ class Options:
     kv_tokens: int
 
     def settings(self, balancer: str, replicas: int) -> SimSettings:
-        own = {"threshold_tokens": self.threshold_tokens} if balancer == "locality" else {}
-        config = BalancerConfig(balancer, **own)
+        config = balancer_config(balancer, self.threshold_tokens)
         return SimSettings(balancer=config, replicas=replicas, kv_tokens=self.kv_tokens)
 
     def count(self, workload: str, replicas: int) -> int:
-        """How many programs come to so many replicas."""
+        """The number of programs for so many replicas."""
         return math.ceil(self.programs * SHARE[workload] * replicas)
 
     def seeds_of(self, replicas: int) -> range:
-        """A small cluster serves few programs, whose chances even out over more seeds."""
+        """The seeds for so many replicas. A small cluster serves few programs and gets more seeds, so that its results
+        vary as little as those of a large cluster."""
         return range(max(self.seeds, 16 // replicas if self.seeds > 1 else 1))
 
 
 def conversation(rng: random.Random, program: str) -> TraceProgram:
     """A chat of at least 12 turns."""
     while True:
-        drawn = bounded_chat(rng, program)
-        if len(drawn.calls) >= TURNS:
-            return drawn
+        candidate = bounded_chat(rng, program)
+        if len(candidate.calls) >= TURNS:
+            return candidate
 
 
 def bounded_chat(rng: random.Random, program: str) -> TraceProgram:
     """A chat that fits in a model's context."""
     while True:
-        drawn = chat(rng, program)
-        if drawn.calls[-1].prompt_tokens + drawn.calls[-1].output_tokens <= CONTEXT_TOKENS:
-            return drawn
+        candidate = chat(rng, program)
+        if candidate.calls[-1].prompt_tokens + candidate.calls[-1].output_tokens <= CONTEXT_TOKENS:
+            return candidate
 
 
-MAKERS: dict[str, Callable[[random.Random, str], TraceProgram]] = {
+WORKLOADS: dict[str, Callable[[random.Random, str], TraceProgram]] = {
     "conversation": conversation,
     "chat": bounded_chat,
     "search": search,
@@ -100,21 +102,23 @@ MAKERS: dict[str, Callable[[random.Random, str], TraceProgram]] = {
 
 
 @functools.lru_cache(maxsize=8)
-def draw(workload: str, count: int, seed: int) -> tuple[TraceProgram, ...]:
-    """Programs of a seed, not yet with their arrivals."""
+def make_programs(workload: str, count: int, seed: int) -> tuple[TraceProgram, ...]:
+    """The programs of a seed, without arrivals."""
     rng = random.Random(f"{workload} {seed}")
-    return tuple(MAKERS[workload](rng, f"p{number}") for number in range(count))
+    return tuple(WORKLOADS[workload](rng, f"p{number}") for number in range(count))
 
 
 def serve(programs: Iterable[TraceProgram], rate: float, seed: int, settings: SimSettings) -> SimResult:
-    """Simulate programs that arrive at random; at another rate, the same arrivals closer together or further apart."""
-    arrivals_s = poisson(random.Random(f"arrivals {seed}"), rate)
-    return simulate([TraceProgram(p.program, p.calls, next(arrivals_s), p.name) for p in programs], settings)
+    """Simulate programs that arrive at random at a rate."""
+    return simulate(arriving(programs, rate, seed), settings)
 
 
 def summary(programs: Iterable[TraceProgram], result: SimResult) -> dict[str, float]:
-    """What a simulation is compared by. Recomputed are tokens of a call's prefix that a call before it in its program
-    had in its prompt or answer and that its engine did not hold, and what preempted calls had to compute again."""
+    """The figures by which balancers are compared.
+
+    Recomputed tokens are those of a call's prefix that an earlier call of the program had in its prompt or output and
+    that the call's engine did not hold, and those that preempted calls computed again.
+    """
     known = sum(call.shared_prefix_tokens for program in programs for call in program.calls)
     return {
         "hit_rate": result.prefix_hit_rate,
@@ -127,8 +131,8 @@ def summary(programs: Iterable[TraceProgram], result: SimResult) -> dict[str, fl
 
 @functools.lru_cache(maxsize=8)
 def alone_s(workload: str, replicas: int, seed: int, options: Options) -> float:
-    """Mean latency of the programs of a seed, each alone on an engine."""
-    programs = draw(workload, options.count(workload, replicas), seed)
+    """Mean latency of the programs of a seed when each is alone on an engine."""
+    programs = make_programs(workload, options.count(workload, replicas), seed)
     return serve(programs, ALONE_PER_S, seed, options.settings(BASE, 1)).mean_latency
 
 
@@ -136,14 +140,14 @@ def alone_s(workload: str, replicas: int, seed: int, options: Options) -> float:
 
 
 def compare(options: Options, progress: Progress) -> list[dict[str, Any]]:
-    """The balancers by workload and rate, a summary for each seed."""
+    """The balancers at each rate of each workload, with a summary for each seed."""
     rows: list[dict[str, Any]] = []
     cases = [(workload, rate) for workload, rates in RATES.items() for rate in rates]
     task = progress.add_task("balancers", total=len(cases) * len(BALANCERS) * options.seeds)
     for workload, rate in cases:
         row: dict[str, Any] = {"workload": workload, "rate": rate, "alone_s": [], "balancers": {}}
         for seed in range(options.seeds):
-            programs = draw(workload, options.count(workload, options.replicas), seed)
+            programs = make_programs(workload, options.count(workload, options.replicas), seed)
             row["alone_s"].append(alone_s(workload, options.replicas, seed, options))
             for balancer in BALANCERS:
                 settings = options.settings(balancer, options.replicas)
@@ -154,32 +158,15 @@ def compare(options: Options, progress: Progress) -> list[dict[str, Any]]:
     return rows
 
 
-def highest_rate(latency_ratio: Callable[[float], float], guess: float) -> float:
-    """The highest rate at which a latency, as a ratio to what is allowed, stays at or below 1; by false position.
+def latency_ratio(
+    programs: tuple[TraceProgram, ...], seed: int, settings: SimSettings, replicas: int, allowed_s: float
+) -> Callable[[float], float]:
+    """A function from an arrival rate per replica to the mean latency, divided by the allowed latency."""
 
-    It ends within `PRECISION` of the latency, or where the latency jumps over that.
+    def ratio(rate: float) -> float:
+        return serve(programs, rate * replicas, seed, settings).mean_latency / allowed_s
 
-    Raises:
-        SimulationError: even programs that come all at once keep to it, or none do.
-    """
-    low, high = (0.0, 0.0), (0.0, 0.0)  # rate and logarithm of the ratio there: low is at most 0, high above
-    rate = guess
-    for _ in range(12):
-        ratio = math.log(latency_ratio(rate))
-        if ratio <= 0:
-            low = (rate, ratio)
-        else:
-            high = (rate, ratio)
-        if not low[0] or not high[0]:
-            rate *= 1.2 if not high[0] else 1 / 1.2
-            continue
-        if low[1] > -PRECISION or high[0] < low[0] * (1 + PRECISION / 4):
-            break
-        share = min(0.9, max(0.1, (-PRECISION / 2 - low[1]) / (high[1] - low[1])))
-        rate = low[0] + share * (high[0] - low[0])
-    if not low[0] or not high[0]:
-        raise SimulationError("no rate gives the latency asked for; give more programs, or another latency.")
-    return low[0]
+    return ratio
 
 
 def scale(options: Options, progress: Progress) -> Rates:
@@ -190,43 +177,28 @@ def scale(options: Options, progress: Progress) -> Rates:
     guesses = dict.fromkeys(BALANCERS, 0.1)
     for size in options.sizes:
         for seed in options.seeds_of(size):
-            programs = draw("conversation", options.count("conversation", size), seed)
+            programs = make_programs("conversation", options.count("conversation", size), seed)
             allowed_s = options.latency_ratio * alone_s("conversation", size, seed, options)
             for balancer in BALANCERS:
                 settings = options.settings(balancer, size)
-
-                def ratio(
-                    rate: float,
-                    programs: tuple[TraceProgram, ...] = programs,
-                    seed: int = seed,
-                    size: int = size,
-                    settings: SimSettings = settings,
-                    allowed_s: float = allowed_s,
-                ) -> float:
-                    return serve(programs, rate * size, seed, settings).mean_latency / allowed_s
-
+                ratio = latency_ratio(programs, seed, settings, size, allowed_s)
                 found = highest_rate(ratio, guesses[balancer])
                 rates[balancer].setdefault(size, []).append(found * size)
                 progress.advance(task, size)
         for balancer in BALANCERS:
             guesses[balancer] = statistics.median(rates[balancer][size]) / size
         found_rates = ", ".join(f"{balancer} {guess:.3f}" for balancer, guess in guesses.items())
-        progress.console.print(f"{size} replicas, programs a second for each: {found_rates}")
+        progress.console.print(f"{size} replicas, programs per second for each: {found_rates}")
     return rates
 
 
-# -- showing it
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median (lowest, highest)."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}, {max(values):.{digits}f})"
+# -- tables and plot
 
 
 def show_comparison(rows: list[dict[str, Any]], options: Options, console: Console) -> None:
     table = Table(
         title=f"{options.replicas} replicas, {options.programs} conversations for each: median (lowest, highest) of "
-        f"{options.seeds} seeds; ratios are to {BASE}"
+        f"{options.seeds} seeds; ratios are relative to {BASE}"
     )
     for heading in ("workload", "rate", "balancer"):
         table.add_column(heading)
@@ -237,7 +209,7 @@ def show_comparison(rows: list[dict[str, Any]], options: Options, console: Conso
         for balancer, results in row["balancers"].items():
 
             def ratios(key: str, results: Any = results, base: Any = base) -> str:
-                return spread([own[key] / its[key] for own, its in zip(results, base, strict=True)])
+                return spread([one[key] / other[key] for one, other in zip(results, base, strict=True)])
 
             table.add_row(
                 row["workload"],
@@ -254,8 +226,8 @@ def show_comparison(rows: list[dict[str, Any]], options: Options, console: Conso
 def show_scaling(rates: Rates, options: Options, console: Console) -> None:
     table = Table(
         "replicas",
-        title="long conversations a second for each replica with a mean latency of at most "
-        f"{options.latency_ratio:g} times that alone: median (lowest, highest); and throughput, % of linear",
+        title="long conversations per second and replica at a mean latency of at most "
+        f"{options.latency_ratio:g} times that alone: median (lowest, highest); throughput in % of linear scaling",
     )
     for balancer in rates:
         table.add_column(balancer, justify="right")
@@ -269,19 +241,14 @@ def show_scaling(rates: Rates, options: Options, console: Console) -> None:
 
 
 def of_linear(of_size: dict[int, list[float]], size: int) -> float:
-    """Throughput, where so many times that of the smallest cluster, by size, is 1."""
+    """A cluster's throughput as a part of that of the smallest cluster, multiplied by the ratio of their sizes."""
     smallest = min(of_size)
     return statistics.median(of_size[size]) / statistics.median(of_size[smallest]) * smallest / size
 
 
 def plot(rows: list[dict[str, Any]], rates: Rates, path: Path) -> None:
-    """Mean latency over arrival rate for each workload, with p95 dashed, and the scaling curve."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(RATES) + 1, figsize=(4 * len(RATES) + 4, 3.8), layout="constrained")
+    """Mean latency over arrival rate for each workload, dotted its 95th percentile, and the scaling curve."""
+    figure, axes = pyplot().subplots(1, len(RATES) + 1, figsize=(4 * len(RATES) + 4, 3.8), layout="constrained")
     colors = {balancer: f"C{number}" for number, balancer in enumerate(BALANCERS)}
     for axis, workload in zip(axes, RATES, strict=False):
         own = [row for row in rows if row["workload"] == workload]
@@ -290,7 +257,7 @@ def plot(rows: list[dict[str, Any]], rates: Rates, path: Path) -> None:
                 ys = [statistics.median(each[key] for each in row["balancers"][balancer]) for row in own]
                 axis.plot(RATES[workload], ys, style, color=color, label=balancer if key == "mean_s" else None)
         axis.set_title(workload)
-        axis.set_xlabel("programs a second for each replica")
+        axis.set_xlabel("programs per second and replica")
     axes[0].set_ylabel("latency of programs, s (mean; dotted: p95)")
     axes[0].legend()
     for balancer, of_size in rates.items():
@@ -298,21 +265,21 @@ def plot(rows: list[dict[str, Any]], rates: Rates, path: Path) -> None:
         medians = [statistics.median(of_size[size]) for size in sizes]
         axes[-1].plot(sizes, medians, "o-", color=colors[balancer], label=balancer)
         axes[-1].plot(sizes, [medians[0] * size / sizes[0] for size in sizes], ":", color=colors[balancer])
-    axes[-1].set(title="scaling (dotted: linear)", xlabel="replicas", ylabel="conversations a second")
+    axes[-1].set(title="scaling (dotted: linear)", xlabel="replicas", ylabel="conversations per second")
     axes[-1].set_xscale("log", base=2)
     axes[-1].set_yscale("log", base=2)
     figure.savefig(path)
 
 
 def main(
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds; small clusters get more, unless it is 1.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; small clusters get more, unless it is 1.")] = 3,
     programs: Annotated[int, typer.Option(min=1, help="Conversations per replica.")] = 40,
-    replicas: Annotated[int, typer.Option(min=1, help="Of the comparison.")] = 4,
-    sizes: Annotated[str, typer.Option(help="Replicas of the scaling curve, smallest first.")] = "1,4,16,64",
-    latency_ratio: Annotated[float, typer.Option(help="The fixed latency, a multiple of that alone.")] = 2.0,
-    threshold_tokens: Annotated[int, typer.Option(help="Of Algorithm 2: longer prompts are long.")] = 2048,
-    kv_tokens: Annotated[int, typer.Option(help="KV cache of each replica.")] = 65_536,
-    out: Annotated[Path | None, typer.Option(help="Where to write all of it (JSON) and, beside it, a plot.")] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas in the comparison.")] = 4,
+    sizes: Annotated[str, typer.Option(help="Numbers of replicas of the scaling curve, smallest first.")] = "1,4,16,64",
+    latency_ratio: Annotated[float, typer.Option(help="Allowed mean latency, as a multiple of that alone.")] = 2.0,
+    threshold_tokens: Annotated[int, typer.Option(help="Algorithm 2 (locality) treats longer prompts as long.")] = 2048,
+    kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache of a replica holds.")] = 65_536,
+    out: Annotated[Path | None, typer.Option(help="JSON file for all results; a plot is written next to it.")] = None,
 ) -> None:
     """Compare load balancers in simulation, print tables, and write JSON and a plot."""
     numbers = tuple(int(size) for size in sizes.split(","))
