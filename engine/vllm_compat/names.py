@@ -1,9 +1,15 @@
-"""The one door to vLLM: every name of vLLM that Weft uses, behind a check of the version.
+"""The names of vLLM that Weft, its tests and its benchmarks use. No module outside this package imports vLLM.
 
-When vLLM moves, this list is what has to be looked at again.
+Importing this module takes seconds, and fails if vLLM is missing or has another version than Weft was tested with. The
+members of vLLM's classes are listed in `weft.engine.vllm_compat.members`.
 """
 
 # ruff: noqa: E402
+from __future__ import annotations
+
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final
+
 from weft.engine.vllm_compat.version import require_vllm
 
 require_vllm()
@@ -36,6 +42,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -56,6 +63,7 @@ __all__ = [
     "EngineDeadError",
     "ErrorResponse",
     "FullAttentionSpec",
+    "InprocClient",
     "InputProcessor",
     "KVCacheConfig",
     "KVCacheGroupSpec",
@@ -87,3 +95,28 @@ __all__ = [
     "kv_transfer_state",
     "renderer_from_config",
 ]
+
+# Names that only tests and benchmarks use. They are imported when they are first read, because some of their modules
+# are slow to import, or belong to one platform.
+_FOR_TESTS: Final = {
+    "CPUModelRunner": "vllm.v1.worker.cpu_model_runner.CPUModelRunner",
+    "CompletionOutput": "vllm.outputs.CompletionOutput",
+    "EngineCoreProc": "vllm.v1.engine.core.EngineCoreProc",
+    "EngineCoreRequestType": "vllm.v1.engine.EngineCoreRequestType",
+    "EngineShutdownState": "vllm.v1.engine.core.EngineShutdownState",
+    "MsgpackDecoder": "vllm.v1.serial_utils.MsgpackDecoder",
+    "MsgpackEncoder": "vllm.v1.serial_utils.MsgpackEncoder",
+    "StructuredOutputsParams": "vllm.sampling_params.StructuredOutputsParams",
+    "cpu_worker": "vllm.v1.worker.cpu_worker",
+    "custom_ops": "vllm._custom_ops",
+    "get_request_block_hasher": "vllm.v1.core.kv_cache_utils.get_request_block_hasher",
+    "init_none_hash": "vllm.v1.core.kv_cache_utils.init_none_hash",
+    "sha256": "vllm.utils.hashing.sha256",
+}
+
+if not TYPE_CHECKING:  # else mypy would take every misspelt name for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name not in _FOR_TESTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return resolve_name(_FOR_TESTS[name])

@@ -1,0 +1,554 @@
+"""The members of vLLM's classes that Weft overrides, imitates, calls, reads, writes or passes.
+
+vLLM promises none of them, least of all those with a leading underscore, so `changed_members` looks for each of them in
+the installed vLLM. To add a member, add its line to the table. A signature is written as vLLM 0.32 has it: without the
+types of the parameters, and with the returned type where Weft depends on it. In a signature, `...` stands for optional
+parameters that Weft leaves at their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from weft.engine.vllm_compat.changes import Member, change_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uses:
+    """How Weft uses the members of one class or module.
+
+    Attributes:
+        overridden: methods and properties that a subclass in Weft replaces, each with its signature.
+        imitated: methods and attributes that vLLM expects of an object, and that a class of Weft has without being a
+            subclass.
+        called: functions and methods, each with its signature.
+        read: attributes, properties, fields and enum members.
+        written: attributes that Weft assigns, and may read too.
+        passed: keyword arguments of the constructor.
+    """
+
+    overridden: Mapping[str, str | None] = field(default_factory=dict)
+    imitated: Mapping[str, str | None] = field(default_factory=dict)
+    called: Mapping[str, str | None] = field(default_factory=dict)
+    read: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+
+    def members(self, owner: str) -> Iterator[Member]:
+        """Each of them, as a member of the class or module with the full name `owner`."""
+        for name, signature in self.overridden.items():
+            yield Member(owner, name, "overridden", signature)
+        for name, signature in self.imitated.items():
+            yield Member(owner, name, "imitated", signature)
+        for name, signature in self.called.items():
+            yield Member(owner, name, "called", signature)
+        yield from (Member(owner, name, "read") for name in self.read)
+        yield from (Member(owner, name, "written") for name in self.written)
+        yield from (Member(owner, name, "passed") for name in self.passed)
+
+
+MEMBERS: Final[Mapping[str, Uses]] = {
+    # -- the scheduler
+    "vllm.v1.core.sched.async_scheduler.AsyncScheduler": Uses(
+        overridden={
+            "__init__": "(self, *args, **kwargs) -> None",
+            "_free_request": (
+                "(self, request, delay_free_blocks=False) -> tuple[dict[str, Any] | None, dict[str, Any] | None]"
+            ),
+            "_handle_stopped_request": "(self, request) -> bool",
+            "_preempt_request": "(self, request, timestamp, drop_stale_output=False) -> None",
+            "_update_after_schedule": "(self, scheduler_output) -> None",
+            "_update_request_with_output": "(self, request, new_token_ids, is_stale=False) -> tuple[list[int], bool]",
+            "add_request": "(self, request) -> None",
+            "reset_prefix_cache": "(self, reset_running_requests=False, reset_connector=False) -> bool",
+            "schedule": "(self, throttle_prefills=False) -> SchedulerOutput",
+            "update_from_output": "(self, scheduler_output, model_runner_output) -> dict[int, EngineCoreOutputs]",
+        },
+        called={
+            "_handle_blocked_waiting_request": "(self, request) -> bool",
+        },
+        read=(
+            "block_size",
+            "connector",
+            "kv_cache_manager",
+            "kv_holding_waiting",
+            "max_num_active_reqs",
+            "num_waiting_for_streaming_input",
+            "pause_state",
+            "prev_step_scheduled_req_ids",
+            "requests",
+            "running",
+            "vllm_config",
+        ),
+        written=("waiting",),
+    ),
+    "vllm.v1.core.sched.scheduler.Scheduler": Uses(
+        called={  # where steps do not overlap, past AsyncScheduler
+            "_update_after_schedule": "(self, scheduler_output) -> None",
+            "_update_request_with_output": "(self, request, new_token_ids, is_stale=False) -> tuple[list[int], bool]",
+        },
+        passed=(
+            "block_size",
+            "hash_block_size",
+            "kv_cache_config",
+            "log_stats",
+            "structured_output_manager",
+            "vllm_config",
+        ),
+    ),
+    "vllm.v1.core.sched.interface.PauseState": Uses(read=("UNPAUSED",)),
+    "vllm.v1.core.sched.request_queue.RequestQueue": Uses(
+        overridden={
+            "__bool__": "(self) -> bool",
+            "__iter__": "(self) -> Iterator[Request]",
+            "__len__": "(self) -> int",
+            "add_request": "(self, request) -> None",
+            "peek_request": "(self) -> Request",
+            "pop_request": "(self) -> Request",
+            "prepend_request": "(self, request) -> None",
+            "prepend_requests": "(self, requests) -> None",
+            "remove_request": "(self, request) -> None",
+            "remove_requests": "(self, requests) -> None",
+        },
+    ),
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": Uses(
+        called={"get_block_ids": "(self, request_id) -> tuple[list[int], ...]"},
+        read=("block_pool",),
+    ),
+    "vllm.v1.core.block_pool.BlockPool": Uses(called={"get_num_free_blocks": "(self) -> int"}),
+    "vllm.v1.request.Request": Uses(
+        read=(
+            "block_hashes",
+            "client_index",
+            "drop_stale_output",
+            "num_computed_tokens",
+            "num_output_tokens",
+            "num_preemptions",
+            "num_stale_output_tokens",
+            "num_tokens",
+            "request_id",
+            "resumable",
+            "sampling_params",
+            "session_id",
+            "skip_reading_prefix_cache",
+            "status",
+        ),
+    ),
+    "vllm.v1.request.RequestStatus": Uses(read=("FINISHED_ABORTED",)),
+    "vllm.v1.core.sched.output.SchedulerOutput": Uses(
+        read=(
+            "finished_req_ids",
+            "num_scheduled_tokens",
+            "scheduled_cached_reqs",
+            "scheduled_new_reqs",
+            "total_num_scheduled_tokens",
+        ),
+    ),
+    "vllm.v1.core.sched.output.NewRequestData": Uses(read=("num_computed_tokens", "prompt_token_ids", "req_id")),
+    "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("num_computed_tokens", "req_ids")),
+    "vllm.v1.engine.EngineCoreOutputs": Uses(read=("outputs",)),
+    "vllm.v1.engine.EngineCoreOutput": Uses(
+        read=("finish_reason", "request_id"),
+        written=("kv_transfer_params",),
+    ),
+    "vllm.v1.structured_output.StructuredOutputManager": Uses(called={"__init__": "(self, vllm_config)"}),
+    # -- the KV connector
+    "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1": Uses(
+        overridden={
+            "__init__": "(self, vllm_config, role, kv_cache_config)",
+            "build_connector_meta": "(self, scheduler_output) -> KVConnectorMetadata",
+            "build_connector_worker_meta": "(self) -> KVConnectorWorkerMetadata | None",
+            "get_block_ids_with_load_errors": "(self) -> set[int]",
+            "get_num_new_matched_tokens": "(self, request, num_computed_tokens) -> tuple[int | None, bool]",
+            "handle_preemptions": "(self, kv_connector_metadata)",
+            "register_kv_caches": "(self, kv_caches)",
+            "request_finished": "(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]",
+            "requires_kv_delivery": None,
+            "reset_cache": "(self) -> bool | None",
+            "save_kv_layer": "(self, layer_name, kv_layer, attn_metadata, **kwargs) -> None",
+            "shutdown": "(self)",
+            "start_load_kv": "(self, forward_context, **kwargs) -> None",
+            "update_connector_output": "(self, connector_output)",
+            "update_state_after_alloc": "(self, request, blocks, num_external_tokens)",
+            "wait_for_layer_load": "(self, layer_name) -> None",
+            "wait_for_save": "(self)",
+        },
+        read=("_connector_metadata",),
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base.SupportsHMA": Uses(
+        overridden={"request_finished_all_groups": "(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]"},
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorWorkerMetadata": Uses(
+        overridden={"aggregate": "(self, other) -> KVConnectorWorkerMetadata"},
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read=("SCHEDULER",)),
+    "vllm.distributed.kv_transfer.kv_transfer_state": Uses(written=("_KV_CONNECTOR_AGENT",)),
+    "vllm.v1.core.kv_cache_manager.KVCacheBlocks": Uses(
+        called={"get_block_ids": "(self, ...) -> tuple[list[int], ...] | None"}
+    ),
+    "vllm.v1.outputs.KVConnectorOutput": Uses(read=("kv_connector_worker_meta",)),
+    "vllm.v1.kv_cache_interface.KVCacheConfig": Uses(
+        called={"__init__": "(self, num_blocks, kv_cache_tensors, kv_cache_groups, ...) -> None"},
+        read=("kv_cache_groups", "num_blocks"),
+    ),
+    "vllm.v1.kv_cache_interface.KVCacheGroupSpec": Uses(
+        called={"__init__": "(self, layer_names, kv_cache_spec, ...) -> None"},
+        read=("kv_cache_spec", "layer_names"),
+    ),
+    "vllm.v1.kv_cache_interface.FullAttentionSpec": Uses(
+        read=("page_size_bytes", "sliding_window"),
+        passed=("block_size", "dtype", "head_size", "num_kv_heads"),
+    ),
+    # -- the front end
+    "vllm.v1.engine.async_llm.AsyncLLM": Uses(
+        overridden={
+            "__del__": "(self)",
+            "generate": "(self, prompt, sampling_params, request_id, ...) -> AsyncGenerator[RequestOutput, None]",
+        },
+        called={
+            "from_engine_args": "(cls, engine_args, ...)",
+            "from_vllm_config": "(cls, vllm_config, enable_log_requests=False, disable_log_stats=False, ...)",
+            "get_supported_tasks": "(self)",
+            "shutdown": "(self, ...) -> None",
+        },
+        read=("engine_core", "errored", "model_config", "output_handler", "renderer", "vllm_config"),
+    ),
+    "vllm.engine.protocol.EngineClient": Uses(
+        imitated={  # by RoutedLLM, for the chat serving layer
+            "check_admission": "(self, n=1, request_id=None) -> None",
+            "dead_error": None,
+            "errored": None,
+            "generate": (
+                "(self, prompt, sampling_params, request_id, *, session_id=None, ...) "
+                "-> AsyncGenerator[RequestOutput, None]"
+            ),
+            "input_processor": None,
+            "is_tracing_enabled": "(self) -> bool",
+            "model_config": None,
+            "renderer": None,
+            "vllm_config": None,
+        },
+    ),
+    "vllm.v1.engine.input_processor.InputProcessor": Uses(
+        called={"__init__": "(self, vllm_config, renderer=None, ...) -> None"}
+    ),
+    "vllm.v1.engine.exceptions.EngineDeadError": Uses(called={"__init__": "(self, ...)"}),
+    "vllm.outputs.RequestOutput": Uses(
+        read=("finished", "num_cached_tokens", "outputs", "prompt_token_ids", "request_id"),
+        written=("kv_transfer_params",),
+    ),
+    "vllm.outputs.CompletionOutput": Uses(read=("token_ids",)),
+    "vllm.sampling_params.SamplingParams": Uses(
+        read=("extra_args", "output_kind"),
+        passed=("detokenize", "extra_args", "ignore_eos", "max_tokens", "output_kind", "temperature"),
+    ),
+    "vllm.sampling_params.RequestOutputKind": Uses(read=("DELTA", "FINAL_ONLY")),
+    "vllm.platforms.interface.Platform": Uses(called={"is_cpu": "(self) -> bool"}),
+    # -- the control channel
+    "vllm.v1.engine.core_client.AsyncMPClient": Uses(called={"call_utility_async": "(self, method, *args) -> Any"}),
+    "vllm.v1.engine.core_client.SyncMPClient": Uses(called={"call_utility": "(self, method, *args) -> Any"}),
+    "vllm.v1.engine.core_client.InprocClient": Uses(read=("engine_core",)),
+    "vllm.v1.engine.core.EngineCore": Uses(read=("scheduler",)),
+    "vllm.v1.engine.core.EngineCoreProc": Uses(
+        called={
+            "_handle_client_request": "(self, request_type, request) -> None"
+        },  # not by Weft: it fetches the attribute that a utility call names
+    ),
+    # -- the chat serving layer
+    "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat": Uses(
+        called={
+            "create_chat_completion": (
+                "(self, request, ...) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse"
+            )
+        },
+        passed=(
+            "chat_template",
+            "chat_template_content_format",
+            "enable_auto_tools",
+            "enable_prompt_tokens_details",
+            "online_renderer",
+            "request_logger",
+            "response_role",
+            "tool_parser",
+            "tool_strict_level",
+        ),
+    ),
+    "vllm.entrypoints.openai.models.serving.OpenAIServingModels": Uses(
+        called={"__init__": "(self, engine_client, base_model_paths, ...)"}
+    ),
+    "vllm.entrypoints.openai.models.protocol.BaseModelPath": Uses(passed=("model_path", "name")),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest": Uses(
+        called={
+            "build_chat_params": "(self, default_template, default_template_content_format) -> ChatParams",
+            "build_tok_params": "(self, model_config) -> TokenizeParams",
+        },
+        read=("messages", "model", "request_id", "stream", "tools"),
+        written=("return_token_ids", "vllm_xargs"),
+        passed=("request_id", "session_id", "stream"),
+    ),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponse": Uses(read=("prompt_token_ids",)),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponseChoice": Uses(read=("token_ids",)),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionStreamResponse": Uses(read=("prompt_token_ids",)),
+    "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionResponseStreamChoice": Uses(read=("token_ids",)),
+    "vllm.entrypoints.serve.engine.protocol.ErrorResponse": Uses(read=("error",)),
+    "vllm.entrypoints.serve.engine.protocol.ErrorInfo": Uses(read=("code", "message")),
+    "vllm.renderers.online_renderer.OnlineRenderer": Uses(
+        passed=(
+            "chat_template",
+            "chat_template_content_format",
+            "enable_auto_tools",
+            "model_config",
+            "renderer",
+            "request_logger",
+            "tool_parser",
+            "tool_strict_level",
+        ),
+    ),
+    "vllm.renderers.base.BaseRenderer": Uses(
+        called={
+            "render_chat_async": "(self, conversations, chat_params, tok_params=None, ...)",
+            "render_cmpl": "(self, prompts, ...)",
+            "render_cmpl_async": "(self, prompts, ...)",
+            "shutdown": "(self) -> None",
+        },
+        read=("tokenizer",),
+    ),
+    "vllm.renderers": Uses(called={"renderer_from_config": "(config, ...)"}),
+    "vllm.renderers.params.ChatParams": Uses(
+        called={"with_defaults": "(self, default_chat_template_kwargs=None, ...)"}
+    ),
+    "vllm.renderers.params.TokenizeParams": Uses(read=("max_total_tokens",)),
+    "vllm.inputs.engine.TokensInput": Uses(read=("prompt_token_ids",)),
+    # -- starting an engine
+    "vllm.engine.arg_utils.AsyncEngineArgs": Uses(
+        called={"create_engine_config": "(self, ...) -> VllmConfig"},
+        read=(
+            "disable_log_stats",
+            "enable_log_requests",
+            "pipeline_parallel_size",
+            "tensor_parallel_size",
+        ),
+        written=("model",),
+        passed=(
+            "additional_config",
+            "disable_log_stats",
+            "dtype",
+            "kv_cache_memory_bytes",
+            "kv_transfer_config",
+            "model",
+            "scheduler_cls",
+            "served_model_name",
+        ),
+    ),
+    "vllm.engine.arg_utils.EngineArgs": Uses(
+        called={"create_engine_config": "(self, ...) -> VllmConfig"},
+        passed=(
+            "additional_config",
+            "block_size",
+            "disable_log_stats",
+            "dtype",
+            "enable_chunked_prefill",
+            "enable_prefix_caching",
+            "enforce_eager",
+            "gpu_memory_utilization",
+            "kv_cache_memory_bytes",
+            "kv_transfer_config",
+            "max_model_len",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "model",
+            "num_gpu_blocks_override",
+            "scheduler_cls",
+            "scheduling_policy",
+            "skip_tokenizer_init",
+            "use_tqdm_on_load",
+        ),
+    ),
+    "vllm.config.VllmConfig": Uses(
+        read=(
+            "additional_config",
+            "cache_config",
+            "kv_transfer_config",
+            "model_config",
+            "parallel_config",
+            "scheduler_config",
+        ),
+        written=("logging_config",),
+    ),
+    "vllm.config.CacheConfig": Uses(written=("block_size", "num_gpu_blocks")),
+    "vllm.config.ModelConfig": Uses(
+        called={"get_vocab_size": "(self) -> int"},
+        read=("dtype", "max_model_len"),
+    ),
+    "vllm.config.ParallelConfig": Uses(read=("decode_context_parallel_size", "prefill_context_parallel_size")),
+    "vllm.config.SchedulerConfig": Uses(
+        called={"get_scheduler_cls": "(self) -> type[SchedulerInterface]"},
+        written=("async_scheduling",),
+    ),
+    "vllm.config.KVTransferConfig": Uses(
+        read=("kv_connector_extra_config",),
+        passed=(
+            "kv_connector",
+            "kv_connector_extra_config",
+            "kv_connector_module_path",
+            "kv_load_failure_policy",
+            "kv_role",
+        ),
+    ),
+    "vllm.config.logging.LoggingConfig": Uses(
+        imitated={"configure_logging": None, "formatter": None, "log_level": None, "pylogging_config_file": None},
+        passed=("configure_logging", "pylogging_config_file"),
+    ),
+    "vllm.envs": Uses(
+        read=(
+            "VLLM_CONFIGURE_LOGGING",
+            "VLLM_CPU_OMP_THREADS_BIND",
+            "VLLM_ENABLE_V1_MULTIPROCESSING",
+            "VLLM_LOGGING_LEVEL",
+        ),
+    ),
+    # -- an engine in this process, for `weft bench`
+    "vllm.v1.engine.llm_engine.LLMEngine": Uses(
+        called={
+            "add_request": "(self, request_id, prompt, params, arrival_time=None, priority=0, ...) -> str",
+            "from_engine_args": "(cls, engine_args, ...)",
+            "reset_prefix_cache": "(self, ...) -> bool",
+            "step": "(self) -> list[RequestOutput | PoolingRequestOutput]",
+        },
+        read=("engine_core", "renderer"),
+    ),
+}
+
+# Members that only tests and benchmarks use. A change of one stops them, but harms no user.
+TEST_MEMBERS: Final[Mapping[str, Uses]] = {
+    # -- schedulers without a model
+    "vllm.v1.core.sched.scheduler.Scheduler": Uses(
+        called={
+            "finish_requests": "(self, request_ids, finished_status) -> list[Request]",
+            "has_requests": "(self) -> bool",
+            "has_unfinished_requests": "(self) -> bool",
+        },
+    ),
+    "vllm.v1.request.Request": Uses(
+        called={"__init__": "(self, request_id, prompt_token_ids, sampling_params, pooling_params, ...) -> None"},
+        read=(
+            "_all_token_ids",
+            "_output_token_ids",
+            "is_prefill_chunk",
+            "num_in_flight_tokens",
+            "num_output_placeholders",
+        ),
+        written=("num_computed_tokens",),
+        passed=("block_hasher", "pooling_params", "priority", "resumable", "sampling_params", "session_id"),
+    ),
+    "vllm.v1.core.kv_cache_utils": Uses(
+        called={
+            "get_request_block_hasher": "(hash_block_size, caching_hash_fn) -> Callable[[Request], list[BlockHash]]",
+            "init_none_hash": "(hash_fn)",
+        },
+    ),
+    "vllm.utils.hashing": Uses(called={"sha256": "(input) -> bytes"}),
+    "vllm.v1.core.sched.output.SchedulerOutput": Uses(read=("kv_connector_metadata",)),
+    "vllm.v1.core.sched.output.NewRequestData": Uses(read=("block_ids",)),
+    "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("all_token_ids", "new_block_ids", "resumed_req_ids")),
+    "vllm.v1.engine.EngineCoreOutput": Uses(read=("new_token_ids",)),
+    "vllm.v1.outputs.ModelRunnerOutput": Uses(
+        called={"__init__": "(self, req_ids, req_id_to_index, sampled_token_ids=<factory>, ...) -> None"},
+    ),
+    # -- engines in the test's process
+    "vllm.v1.engine.llm_engine.LLMEngine": Uses(
+        called={
+            "from_vllm_config": "(cls, vllm_config, disable_log_stats=False, ...) -> LLMEngine",
+            "has_unfinished_requests": "(self) -> bool",
+        },
+    ),
+    "vllm.v1.engine.core_client.InprocClient": Uses(called={"shutdown": "(self, ...) -> None"}),
+    "vllm.v1.engine.core.EngineCore": Uses(read=("batch_queue", "model_executor", "structured_output_manager")),
+    "vllm.v1.structured_output.StructuredOutputManager": Uses(written=("_use_async_grammar_compilation",)),
+    "vllm.v1.executor.uniproc_executor.UniProcExecutor": Uses(read=("driver_worker",)),
+    "vllm.v1.worker.worker_base.WorkerWrapperBase": Uses(read=("worker",)),
+    "vllm.v1.worker.cpu_worker": Uses(written=("CPUModelRunner",)),
+    "vllm.v1.worker.cpu_worker.CPUWorker": Uses(read=("model_runner",)),
+    "vllm.v1.worker.cpu_model_runner.CPUModelRunner": Uses(
+        overridden={
+            "__init__": "(self, vllm_config, device)",
+            "_bookkeeping_sync": (
+                "(self, scheduler_output, sampler_output, logits, hidden_states, num_scheduled_tokens)"
+            ),
+            "_sample": "(self, logits, spec_decode_metadata) -> SamplerOutput",
+        },
+        read=("discard_request_mask", "input_batch", "requests", "sampler"),
+    ),
+    "vllm.v1.worker.gpu_input_batch.InputBatch": Uses(read=("generators", "num_reqs", "req_ids")),
+    "vllm.v1.worker.gpu_input_batch.CachedRequestState": Uses(read=("output_token_ids",)),
+    "vllm.v1.utils.CpuGpuBuffer": Uses(read=("np",)),
+    "vllm.v1.sample.sampler.Sampler": Uses(
+        called={
+            "sample": "(self, logits, sampling_metadata, logprobs_mode_override=None) -> tuple[Tensor, Tensor | None]"
+        }
+    ),
+    "vllm.v1.sample.metadata.SamplingMetadata": Uses(read=("generators",)),
+    "vllm.distributed.kv_transfer.kv_transfer_state": Uses(
+        called={"get_kv_transfer_group": "() -> KVConnectorBase_V1"}
+    ),
+    "vllm.outputs.CompletionOutput": Uses(read=("finish_reason", "index", "logprobs", "stop_reason", "text")),
+    "vllm.logprobs.Logprob": Uses(read=("decoded_token", "logprob", "rank")),
+    "vllm.sampling_params.RequestOutputKind": Uses(read=("CUMULATIVE",)),
+    "vllm.sampling_params.StructuredOutputsParams": Uses(passed=("choice", "json", "regex")),
+    "vllm.sampling_params.SamplingParams": Uses(
+        passed=(
+            "frequency_penalty",
+            "include_stop_str_in_output",
+            "logprobs",
+            "min_p",
+            "min_tokens",
+            "n",
+            "presence_penalty",
+            "repetition_penalty",
+            "seed",
+            "stop",
+            "stop_token_ids",
+            "structured_outputs",
+            "top_k",
+            "top_p",
+        ),
+    ),
+    "vllm._custom_ops": Uses(
+        called={"swap_blocks_batch": "(src_ptrs, dst_ptrs, sizes, is_src_access_order_any=False)"}
+    ),
+    # -- the control channel, without an engine
+    "vllm.v1.engine.EngineCoreRequestType": Uses(read=("UTILITY",)),
+    "vllm.v1.engine.core.EngineShutdownState": Uses(read=("RUNNING",)),
+    "vllm.v1.engine.core.EngineCoreProc": Uses(written=("output_queue", "shutdown_state")),
+    "vllm.v1.engine.EngineCoreOutputs": Uses(read=("utility_output",)),
+    "vllm.v1.engine.UtilityOutput": Uses(read=("failure_message", "result")),
+    "vllm.v1.serial_utils.UtilityResult": Uses(read=("result",)),
+    "vllm.v1.serial_utils.MsgpackEncoder": Uses(called={"encode": "(self, obj)"}),
+    "vllm.v1.serial_utils.MsgpackDecoder": Uses(called={"decode": "(self, bufs)"}),
+    # -- engines in processes of their own
+    "vllm.v1.engine.async_llm.AsyncLLM": Uses(
+        called={
+            "get_num_unfinished_requests": "(self) -> int",
+            "reset_prefix_cache": "(self, ...) -> bool",
+        },
+    ),
+    "vllm.engine.arg_utils.EngineArgs": Uses(passed=("hf_overrides",)),
+}
+
+
+def members(table: Mapping[str, Uses]) -> list[Member]:
+    """All members of a table."""
+    return [member for owner, uses in table.items() for member in uses.members(owner)]
+
+
+def changed_members(table: Mapping[str, Uses] = MEMBERS) -> list[str]:
+    """One sentence for each member that the installed vLLM lacks or has in another form.
+
+    Importing vLLM takes seconds, so this is not done when the module is imported.
+
+    Args:
+        table: the members to look for, by the full name of their class or module.
+    """
+    return [change for member in members(table) if (change := change_of(member)) is not None]
