@@ -1,1 +1,1 @@
-"""Models that Weft brings along: the embedded one, and a tiny random one for tests and benchmarks."""
+"""Weft's own models: the embedded model, and a tiny random model for tests and benchmarks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Prose, code and JSON, so that the byte-pair merges cover what prompts of agents look like.
+# Prose, code and JSON, so that the byte-pair merges fit the prompts of agents.
 _CORPUS = """
 The lighthouse keeper counted the ships that passed in the night, and wrote each of them down in a long
 book with a blue cover. When the fog came in from the west, he rang the bell every two minutes and
@@ -49,7 +49,7 @@ def schedule(requests: list[Request], budget: int) -> list[Request]:
 
 _SPECIAL_TOKENS = {"pad_token": "<|endoftext|>", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 
-# ChatML; tools, calls and results as Qwen2.5 and vLLM's "hermes" parser write them.
+# ChatML, with tools, tool calls and results in the format of Qwen2.5 and of vLLM's "hermes" parser.
 _CHAT_TEMPLATE = """\
 {%- set has_system = messages and messages[0].role == "system" %}
 {%- if has_system or tools %}
@@ -80,8 +80,8 @@ _CHAT_TEMPLATE = """\
 def make_tiny_llama(folder: Path, seed: int = 0) -> Path:
     """Write a random Llama of 0.8 million parameters (float32, 3.4 MB) to `folder`, and return `folder`.
 
-    The same seed gives the same bytes. What it says is nonsense, but its weights are wide enough that every
-    word depends on the whole context, so that a wrong KV block shows. It says `<|im_end|>` only by chance.
+    The same seed gives the same bytes. The model's output is nonsense, but its weights are spread so widely that every
+    token depends on the whole context. So a wrong KV block changes the output. `<|im_end|>` appears only by chance.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

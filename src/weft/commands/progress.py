@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from weft.engine.models.embedded import DOWNLOAD_BYTES, ProgressCallback, Stage
+from weft.engine.models.progress import ProgressCallback, Stage
+from weft.engine.models.weights import DOWNLOAD_BYTES
 
 _STAGE_LABELS: dict[Stage, str] = {
     "wait": "waiting for another process",

@@ -1,0 +1,89 @@
+"""The embedded model's conversion from GGUF to a Hugging Face folder, in a child process.
+
+torch and transformers are imported in the child only. So their output and logging do not reach the user's terminal, and
+their memory is free again before an engine starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from weft.core.errors import ModelPrepareError
+from weft.engine.models.child_process import last_lines, run_command
+from weft.engine.models.progress import ProgressCallback
+from weft.engine.models.weights import USE_ANOTHER_MODEL
+
+
+def convert_in_child(gguf: Path, folder: Path, log: Path, report: ProgressCallback) -> None:
+    """Run `_convert` in a child process.
+
+    Args:
+        gguf: the GGUF file.
+        folder: the folder to make.
+        log: the file that gets the child's output.
+        report: called with the progress.
+
+    Raises:
+        ModelPrepareError: the conversion failed.
+    """
+
+    def watch() -> None:
+        # config.json is the first file that transformers saves. The other files take a second or two.
+        report("save" if (folder / "config.json").exists() else "convert", None)
+
+    code = run_command(
+        [
+            *(sys.executable, "-P", "-c"),
+            "import sys; from weft.engine.models.conversion import _convert; _convert(sys.argv[1], sys.argv[2])",
+            *(str(gguf), str(folder)),
+        ],
+        log=log,
+        # All files are on this disk, so transformers must not ask the hub.
+        environment={
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+        },
+        poll=watch,
+    )
+    if code != 0:
+        killed = " It was killed, probably for want of memory: it takes 1.1 GB." if code < 0 else ""
+        raise ModelPrepareError(
+            f"the embedded model cannot be converted (exit code {code}).{killed}\n{last_lines(log, 1)}\n"
+            "The conversion needs torch, transformers, gguf and accelerate as in `pip install 'weft[cpu]'` or "
+            f"`'weft[gpu]'`; `weft doctor` shows what is installed. {USE_ANOTHER_MODEL}"
+        )
+
+
+def _convert(gguf: str, folder: str) -> None:
+    """Unpack the GGUF file to a bfloat16 Hugging Face folder. This takes about 25 s and 1.1 GB of memory."""
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source, name = os.path.split(gguf)
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file=name,
+        dtype=torch.bfloat16,
+        # Otherwise the weights stay in 4-bit blocks wherever a kernel for them is installed.
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    # Without these changes, transformers refuses to save the model, and vLLM would look for a GGUF file.
+    model.is_quantized = False
+    for attribute in ("quantization_config", "_is_quantized", "_pre_quantization_dtype"):
+        if hasattr(model.config, attribute):
+            delattr(model.config, attribute)
+
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
+    # The GGUF file names a pre-tokenizer that splits off each digit and then applies GPT-2's pattern. transformers
+    # omits the first step.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.chat_template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
