@@ -1,1 +1,1 @@
-"""Threads and processes: the engine's event loop, vLLM's processes, and what they leave behind."""
+"""Threads and processes: the engine's event loop, vLLM's processes, and the clean-up after them."""

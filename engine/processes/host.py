@@ -1,4 +1,8 @@
-"""The host process and vLLM's child processes: what a start leaves in the host is undone, and children are ended."""
+"""The host process and vLLM's child processes.
+
+A start of vLLM changes the host's environment variables, which are restored. Child processes are ended with their
+engine or with the host.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from weft.engine.processes.loop_thread import LoopThread
 
 @contextmanager
 def host_untouched() -> Iterator[None]:
-    """Put environment variables back as they were.
+    """Restore the environment variables at the end of the block.
 
-    vLLM sets LD_PRELOAD, LOCAL_WORLD_SIZE and others for the processes it starts; they must not reach other children of
-    the host.
+    vLLM sets LD_PRELOAD, LOCAL_WORLD_SIZE and other variables for the processes that it starts. Other children of the
+    host must not inherit these variables.
     """
     environment = dict(os.environ)
     try:
@@ -33,11 +37,12 @@ def host_untouched() -> Iterator[None]:
 
 
 def child_processes() -> set[multiprocessing.process.BaseProcess]:
+    """The living processes that this process has started through multiprocessing."""
     return set(multiprocessing.active_children())
 
 
 def end_processes(processes: set[multiprocessing.process.BaseProcess], grace_s: float = 10.0) -> None:
-    """Ask processes to end, and kill those that do not within `grace_s` seconds."""
+    """Ask processes to end. Kill each one that has not ended after `grace_s` seconds."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -48,9 +53,10 @@ def end_processes(processes: set[multiprocessing.process.BaseProcess], grace_s: 
 
 
 def end_with_parent() -> None:
-    """End this process, and with it those it has started, when the process that started it is gone, however it ended.
+    """Begin to watch the parent process, and end this process, and so its children, when the parent has ended.
 
-    Without it, `kill -9` of the host would leave the engine running. A process that nobody spawned is left alone.
+    Without this watch, `kill -9` of the host would leave the engine running. Nothing happens in a process that
+    multiprocessing did not start.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -64,12 +70,15 @@ def end_with_parent() -> None:
 
 
 def is_spawned_main() -> bool:
-    """Whether this is a child process that is only now re-running the user's main module."""
+    """Whether this is a child process that is still importing the user's main module."""
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
 def shut_down(llm: Any, loop: LoopThread, children: set[Any]) -> None:
-    """End vLLM's front end, its event loop and its processes; also at interpreter exit, for a forgotten engine."""
+    """End vLLM's front end, its event loop and its processes.
+
+    For an engine that was not shut down, it is called when the interpreter exits.
+    """
 
     async def stop() -> None:
         llm.shutdown()

@@ -1,6 +1,6 @@
 """An engine's event loop on a thread of its own.
 
-vLLM's front end dies with the event loop that it was started on, so it must not run on the user's.
+vLLM's front end stops working when the event loop ends on which it was started. So it must not run on the user's loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An asyncio event loop running on a daemon thread until `stop`."""
+    """An asyncio event loop that runs on a daemon thread until `stop`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -27,63 +27,64 @@ class LoopThread:
         self._thread.start()
 
     def _run(self) -> None:
-        # Masks are inherited: a Ctrl-C in the terminal reaches the host alone, which then ends the engine in order,
-        # instead of every process of the engine on its own. multiprocessing unblocks it again when it first starts its
-        # resource tracker, so that comes first.
+        # Child processes inherit the signal mask. So a Ctrl-C in the terminal reaches only the host, which ends the
+        # engine in order; otherwise every process of the engine would end by itself. multiprocessing unblocks SIGINT
+        # when it starts its resource tracker, so the tracker is started first.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(_cancel_others())
+            self._loop.run_until_complete(_cancel_other_tasks())
         finally:
             self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop. Cancelling the future cancels it."""
+        """Run a coroutine on the loop. Cancelling the future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Run a function on the loop; nothing happens if that is closed."""
+        """Run a function on the loop. Nothing happens if the loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
-        """Cancel what still runs, and end the thread. May be called twice."""
+        """Cancel the tasks that still run, and end the thread. May be called twice."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=20)  # if something blocks the loop: the thread is a daemon and will not keep the host
+        # If a task blocks the loop, the thread goes on. It is a daemon, so the host can exit nevertheless.
+        self._thread.join(timeout=20)
 
 
 def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Run something that blocks on a thread of its own, for the running event loop.
+    """Run a function that blocks on a daemon thread of its own. The future belongs to the running event loop.
 
-    Unlike `asyncio.to_thread`, whose threads the interpreter waits for before it ends anything else, and which takes no
-    more work then: what is started here cannot keep the host.
+    `asyncio.to_thread` will not do, because at exit the interpreter first waits for its threads, and from then on it
+    takes no more work. A thread that is started here does not delay the exit.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def deliver(set_it: Callable[[], None]) -> None:
-        if not future.done():  # else nobody waits for it any more
-            set_it()
+    def deliver(set_outcome: Callable[[], None]) -> None:
+        if not future.done():  # it is done already if the waiting task was cancelled
+            set_outcome()
 
     def run() -> None:
         try:
             result = function()
-        except BaseException as error:  # it goes to whoever waits
-            finish = partial(future.set_exception, error)
+        except BaseException as error:  # the task that waits gets every error
+            set_outcome = partial(future.set_exception, error)
         else:
-            finish = partial(future.set_result, result)
+            set_outcome = partial(future.set_result, result)
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(deliver, finish)
+            loop.call_soon_threadsafe(deliver, set_outcome)
 
     threading.Thread(target=run, name="weft-blocking", daemon=True).start()
     return future
 
 
-async def _cancel_others() -> None:
+async def _cancel_other_tasks() -> None:
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()

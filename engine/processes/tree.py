@@ -1,7 +1,8 @@
-"""The processes below an engine's own, and their shared memory: what is left when the engine's process is killed.
+"""The process tree of an engine and its shared memory, so that both can be cleaned up when its top process is killed.
 
-vLLM's workers are children of its engine process, not of this one. They are known here by file descriptor (pidfd),
-since a number may soon be another process's. Linux only, as /proc is; elsewhere nothing is found.
+vLLM's workers are children of its engine process, not of this process. They are identified by file descriptors
+(pidfd), because the system may give a process number to another process. Process trees are read from /proc, which only
+Linux has. On other systems they are empty.
 """
 
 from __future__ import annotations
@@ -15,34 +16,36 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Final
 
-_SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108  where the kernel has it
+_SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108  the kernel's folder for shared memory
 
 
 class ProcessTree:
-    """Processes and those below them, as they are when it is made.
+    """Processes and all processes below them, as they are when the object is made.
 
     Args:
-        pids: the topmost, which others look after.
+        pids: the processes at the top. Their owner ends them; this class ends the processes below.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
-        family = list(pids)
-        tops = len(family)
+        tree = list(pids)
+        tops = len(tree)
         files: set[str] = set()
-        for pid in family:  # grows
+        for pid in tree:  # the list grows while it is read: children are appended
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 with suppress(OSError):
-                    family += map(int, children.read_text().split())
+                    tree += map(int, children.read_text().split())
             files |= _shared_memory_of(str(pid))
         self._shared_memory = files - _shared_memory_of("self")
         self._handles: list[int] = []
-        for pid in family[tops:]:
-            with suppress(OSError):  # it has ended
+        for pid in tree[tops:]:
+            with suppress(OSError):  # the process has ended
                 self._handles.append(os.pidfd_open(pid))
 
     def end(self, grace_s: float = 10.0) -> None:
-        """Wait for the processes below to end, kill those that do not within `grace_s` seconds each, and give back
-        their shared memory. The topmost must have ended."""
+        """Wait for the processes below the top to end, and remove the shared memory of the whole tree.
+
+        A process that has not ended after `grace_s` seconds is killed. The processes at the top must have ended.
+        """
         for handle in self._handles:
             if not _ends(handle, grace_s):
                 with suppress(OSError):
@@ -53,7 +56,7 @@ class ProcessTree:
         for file in self._shared_memory:
             with suppress(FileNotFoundError):
                 Path(file).unlink()
-                with suppress(Exception):  # it is registered only if Python's own shared memory made it
+                with suppress(Exception):  # only memory made by multiprocessing is registered
                     resource_tracker.unregister(f"/{Path(file).name}", "shared_memory")
         self._shared_memory = set()
 

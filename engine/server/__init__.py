@@ -1,1 +1,1 @@
-"""What Weft adds to vLLM's HTTP server."""
+"""Additions to vLLM's HTTP server."""

@@ -1,10 +1,10 @@
-"""ASGI middleware for vLLM's own server that refuses malformed ids with a 400.
+"""ASGI middleware for vLLM's own server that answers requests with malformed ids with status 400.
 
     vllm serve MODEL --scheduler-cls weft.engine.scheduler.WeftScheduler \\
         --middleware weft.engine.http.CheckIds
 
-Without it a malformed id is ignored: the scheduler runs where an exception would end every call, so it can only pass
-over what it cannot read.
+Without it the server accepts malformed ids, and the scheduler ignores them. The scheduler cannot refuse a request,
+because an exception in its process would end every call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class CheckIds:
-    """Checks `vllm_xargs` and `session_id` of every JSON request under /v1/ before the server reads it."""
+    """Checks `vllm_xargs` and `session_id` of every JSON request under /v1/ before the server gets the request."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -44,7 +44,8 @@ class CheckIds:
 
         async def receive_again() -> Message:
             message = next(replay, None)
-            return message if message is not None else await receive()  # then only that the client has gone
+            # After the body, the only message left is that the client has disconnected.
+            return message if message is not None else await receive()
 
         await self._app(scope, receive_again, send)
 
@@ -53,7 +54,7 @@ def _problem(body: bytes) -> str | None:
     try:
         request = json.loads(body)
     except ValueError:
-        return None  # the server says it better, and audio comes as forms
+        return None  # the server refuses broken JSON itself, and audio requests are forms
     if not isinstance(request, dict):
         return None
     xargs = request.get("vllm_xargs") or {}
