@@ -132,6 +132,21 @@ def test_core_stands_alone(path: Path) -> None:
         assert top in sys.stdlib_module_names or top == "structlog" or imported.startswith("weft.core."), imported
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["import vllm", "from vllm import LLM", "def f():\n    import vllm.envs as e", "import_module('vllm.config')"],
+)
+def test_the_rule_sees_every_import_of_vllm(source: str) -> None:
+    """However a source imports vLLM, the check below finds it."""
+    assert among(source, ("vllm",))
+
+
+@pytest.mark.parametrize("path", sources(*FOLDERS, "tests", "benchmarks"), ids=named)
+def test_vllm_is_imported_in_one_place(path: Path) -> None:
+    """Only engine/vllm_compat imports vLLM, so that all names and members of it that are used are listed there."""
+    assert not among(path.read_text(), ("vllm",)) or path.is_relative_to(ROOT / "engine" / "vllm_compat")
+
+
 def test_import_weft_is_light() -> None:
     """`import weft` brings in neither vLLM nor torch nor a framework."""
     loaded = in_a_fresh_process("import sys, weft\nprint(*sys.modules)").split()

@@ -28,20 +28,24 @@ os.environ["OMP_NUM_THREADS"] = "1"  # the model is too small for two, and they 
 
 import numpy as np
 import torch
-from vllm import EngineArgs, SamplingParams
-from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.request import Request
-from vllm.v1.worker import cpu_worker
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from weft.core.errors import SwapDeviceError
 from weft.core.kv_cache.config import SwapConfig
 from weft.engine.kv_cache.connector import transfer_config
 from weft.engine.scheduler import WeftScheduler
+from weft.engine.vllm_compat.names import (
+    CompletionOutput,
+    CPUModelRunner,
+    EngineArgs,
+    LLMEngine,
+    Request,
+    RequestOutputKind,
+    SamplingParams,
+    SchedulerOutput,
+    StructuredOutputsParams,
+    cpu_worker,
+    kv_transfer_state,
+)
 
 ENGINES = {  # overlapping steps, prefix caching, KV swap
     "+".join(["async" if parts[0] else "sync", *["caching"] * parts[1], *["swap"] * parts[2]]): parts
@@ -588,7 +592,7 @@ def disturb(bench: Bench, calls: list[Call], seed: str, comparison: Comparison) 
 def unreliable(model: Path) -> dict[str, Any]:
     """What becomes of calls whose KV fails to be copied."""
     bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=True), Comparison()
-    worker = get_kv_transfer_group()._worker
+    worker = kv_transfer_state.get_kv_transfer_group()._worker
     worker._swapper = swapper = UnreliableSwapper(worker._swapper)
     disturb(bench, make_calls("unreliable", 3 * len(FEATURES), overlapping=False), "unreliable", comparison)
     swap = bench.scheduler._swap.stats()._asdict()
