@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import anyio
-import anyio.to_thread
-
-from weft.core.errors import (
-    EngineClosedError,
-    EngineError,
-)
-from weft.core.ids import ProgramId, SessionId
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.stats import SwapStats
-from weft.core.policies import PolicyConfig
+from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.routing.admission import Admission
-from weft.engine.frontend.calls import Served
+from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.frontend import FrontEnd, weakly
-from weft.engine.frontend.start import resolve_model, start_vllm
-from weft.engine.processes.host import (
-    child_processes,
-    end_processes,
-    host_untouched,
-    shut_down,
-)
-from weft.engine.processes.loop_thread import LoopThread
-
-DEFAULT_SWAP = SwapConfig()
+from weft.engine.frontend.start import DEFAULT_SWAP, resolve_model, start_vllm
+from weft.engine.processes.host import child_processes, end_processes, host_untouched, shut_down
 
 
 class Engine(FrontEnd):
@@ -44,33 +26,35 @@ class Engine(FrontEnd):
         with weft.Engine("Qwen/Qwen2.5-7B-Instruct") as engine:
             model = ChatWeft(engine=engine)
 
-    In a script, make engines under `if __name__ == "__main__":`, since vLLM starts its processes by running the script
-    again. May be used from any thread and any number of event loops.
+    In a script, make engines under `if __name__ == "__main__":`, because vLLM starts its processes by running the
+    script again. An engine may be used from any thread and any number of event loops.
 
     Args:
-        model: a folder in Hugging Face format or a hub name; None: the embedded SmolLM2-135M-Instruct.
-        policy: a name in `weft.core.policies.POLICIES`, or a `PolicyConfig` with queue bounds and beta.
-        swap: host memory for the KV cache of preempted calls; None: they are computed again. Your own
-            `kv_transfer_config` goes before it.
+        model: A folder in Hugging Face format or a hub name; None: the embedded SmolLM2-135M-Instruct.
+        policy: A name in `weft.core.policies.POLICIES`, or a `PolicyConfig` with parameters.
+        swap: Host memory for the KV cache of preempted calls; None: their KV is recomputed. A `kv_transfer_config` of
+            your own takes precedence.
         tool_call_parser: vLLM's parser for tool calls that the model makes of its own accord, e.g. "hermes".
-        call_timeout_s: seconds a call may take, its time in the queue included; `timeout_s` in its request goes before.
-        program_timeout_s: seconds a program may take from its first call on; `timeout_s` in its metadata goes before.
-        clock: monotonic seconds, for the process table.
-        record: a file to which each program is appended, when it ends, as a trace for `weft sim` (docs/simulator.md);
-            None: the one that WEFT_RECORD in the environment names, if any.
+        call_timeout_s: Seconds a call may take, its time in the queue included. `timeout_s` in its request takes
+            precedence.
+        program_timeout_s: Seconds a program may take from its first call on. `timeout_s` in its metadata takes
+            precedence.
+        clock: Monotonic seconds, for the process table.
+        record: A file to which each program is appended, when it ends, as a trace for `weft sim`; None: the file named
+            by WEFT_RECORD in the environment, if any.
         **engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
 
     Raises:
-        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError: see
+        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError: See
             `weft.core.errors`.
-        TraceError: `record` cannot be written, or holds something else than a trace.
+        TraceError: `record` cannot be written, or holds something other than a trace.
     """
 
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
         *,
-        policy: str | PolicyConfig = "atlas",
+        policy: str | PolicyConfig = DEFAULT_POLICY,
         swap: SwapConfig | None = DEFAULT_SWAP,
         tool_call_parser: str | None = "hermes",
         call_timeout_s: float | None = None,
@@ -81,11 +65,11 @@ class Engine(FrontEnd):
     ) -> None:
         super().__init__(policy, call_timeout_s, program_timeout_s, clock, record)
         self.model = resolve_model(model)
-        self._loop = LoopThread(self.engine_id)
+        self._start_loop()
         before = child_processes()
         try:
             with host_untouched():
-                self._llm, self._endpoint = start_vllm(
+                self._llm, chat = start_vllm(
                     self._loop,
                     model=self.model,
                     policy=self.policy,
@@ -97,114 +81,30 @@ class Engine(FrontEnd):
                 )
         except BaseException:
             self._closed = True
-            end_processes(child_processes() - before)  # vLLM's constructor, if still at it, fails at once
+            end_processes(child_processes() - before)  # vLLM's constructor, if it still runs, then fails at once
             self._loop.stop()
             raise
         self._children = child_processes() - before
-        self._serving = Served(self._endpoint, Admission(), self.engine_id)
+        self._only_endpoint = ModelEndpoint(chat, Admission(), self.engine_id)
         self._finalizer = weakref.finalize(self, shut_down, self._llm, self._loop, self._children)
         self._log.info("engine started", model=self.model, policy=self.policy.name)
 
-    @classmethod
-    async def create(cls, model: str | os.PathLike[str] | None = None, **arguments: Any) -> Self:
-        """Start an engine without blocking the caller's event loop; arguments as for `Engine`.
+    def _endpoint(self, model: str | None) -> ModelEndpoint:
+        del model  # vLLM refuses a wrong name
+        return self._only_endpoint
 
-        Cancelling it ends the processes that have started.
-        """
-        engine = cls.__new__(cls)
-        over = threading.Event()
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> None:
+        from weft.engine.vllm_compat.control import send_to_scheduler
 
-        def start() -> None:
-            try:
-                engine.__init__(model, **arguments)  # type: ignore[misc]
-            finally:
-                over.set()
-
-        try:
-            await anyio.to_thread.run_sync(start, abandon_on_cancel=True)
-        except anyio.get_cancelled_exc_class():
-            engine._start_abandoned.set()  # noqa: SLF001  its own class
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(over.wait)
-                await anyio.to_thread.run_sync(engine.shutdown)
-            raise
-        return engine
-
-    def _served(self, model: str | None) -> Served:
-        del model  # vLLM knows its name
-        return self._serving
-
-    # -- life
-
-    @property
-    def sessions(self) -> dict[SessionId, frozenset[ProgramId]]:
-        """The open sessions and their running programs."""
-        with self._lock:
-            return {session: frozenset(programs) for session, programs in self._sessions.items()}
+        await send_to_scheduler(self._llm, message)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take calls."""
         return not self._closed and not self._llm.errored
 
     @property
-    def max_model_len(self) -> int:
-        """The model's context in tokens."""
-        return int(self._llm.model_config.max_model_len)
-
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens."""
-        tokenizer = self._llm.renderer.tokenizer
-        if tokenizer is None:
-            raise EngineError("this engine was started with skip_tokenizer_init; it has no tokenizer.")
-        return list(tokenizer.encode(text, add_special_tokens=False))
-
-    def count_prompt_tokens(self, body: Mapping[str, Any]) -> int:
-        """How many tokens the prompt of a chat request has, as vLLM renders it; it need not fit the model's context.
-
-        Raises:
-            InvalidRequestError: it is no chat request, or the chat template refuses it.
-            EngineClosedError: the engine was shut down.
-        """
-        if not self.is_alive:
-            raise EngineClosedError
-        request = self._endpoint.make_request(dict(body))
-        return self._loop.submit(self._endpoint.count_prompt_tokens(request)).result()
-
-    @property
     def swap_stats(self) -> SwapStats | None:
-        """What the swap has done, and how full its memory is, as of the call that ended last; None if there is none."""
         return self._llm.swap_stats
-
-    def shutdown(self) -> None:
-        """Abort what runs and end the engine's processes. Later calls raise `EngineClosedError`. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        with self._lock:
-            calls = list(self._in_flight.values())
-        self._abort(calls)
-        if self._recorder is not None:
-            self._recorder.end_all()
-        self._finalizer()
-        self._log.info("engine shut down")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.shutdown)
 
     def __repr__(self) -> str:
         return f"<weft.Engine {self.engine_id} {self.model!r} {self.policy.name}>"

@@ -17,16 +17,15 @@ from weft.core.errors import EngineClosedError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.stats import SwapStats
-from weft.core.policies import PolicyConfig
+from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.process_table import ProgramInfo
+from weft.core.routing import BalancerConfig
 from weft.core.routing.admission import Admission
-from weft.core.routing.config import BalancerConfig
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.engine.backends import Launcher, make_launcher
-from weft.engine.engine import DEFAULT_SWAP, Engine
-from weft.engine.frontend.calls import Served
+from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.frontend import FrontEnd, weakly
-from weft.engine.frontend.start import engine_arguments, resolve_model, start_error, wait_unless
+from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, resolve_model, start_error, wait_unless
 from weft.engine.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
@@ -41,11 +40,11 @@ class ServedModel:
     """One of several models that an `AsyncMultiLLMEngine` serves.
 
     Args:
-        model: as for `weft.Engine`.
-        replicas: how many engines, 1 or more.
-        name: what requests call it; None: as `model` is given.
-        tool_call_parser: as for `weft.Engine`.
-        engine_args: vLLM's arguments for this model, on top of those for all.
+        model: As for `weft.Engine`.
+        replicas: How many engines, 1 or more.
+        name: The name that requests give; None: `model` as it is given.
+        tool_call_parser: As for `weft.Engine`.
+        engine_args: vLLM's arguments for this model, in addition to those for all models.
     """
 
     model: str | os.PathLike[str] | None = None
@@ -55,16 +54,16 @@ class ServedModel:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Group(NamedTuple):
-    """A model and what runs it."""
+class _ReplicaGroup(NamedTuple):
+    """The replicas of a model."""
 
-    served: Served
+    endpoint: ModelEndpoint
     states: ReplicaSet
     supervisor: Supervisor
     llm: RoutedLLM
 
 
-class AsyncMultiLLMEngine(Engine):
+class AsyncMultiLLMEngine(FrontEnd):
     """Several vLLM engines, each with its own processes, that programs use like one `weft.Engine`.
 
     ::
@@ -72,29 +71,29 @@ class AsyncMultiLLMEngine(Engine):
         async with await weft.AsyncMultiLLMEngine.create("Qwen/Qwen2.5-7B-Instruct", replicas=2) as engine:
             model = ChatWeft(engine=engine)
 
-    A balancer sends each call to a replica. All share the process table, so a program has one service wherever its
-    calls ran. A replica that dies is started again while the others serve (docs/engines.md).
+    A balancer sends each call to a replica. All replicas share the process table, so a program's service counts all of
+    its calls, wherever they ran. A replica that dies is started again while the others serve.
 
     Args:
-        model: as for `weft.Engine`.
-        replicas: how many engines, 1 or more.
-        models: several models instead of one; requests name theirs.
-        balancer: a name in `weft.core.balancer.BALANCERS`, or a `BalancerConfig`. Each model has its own.
-        max_calls: how many calls may be in flight on one replica, its queue included; more are refused.
-        start_timeout_s: how long a replica may take to start, and a call may wait when none is ready.
-        devices: for each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; empty: all see all. Not with Ray.
-        backend: "mp": replicas are processes of this host; "ray": each is in a Ray actor, on any node of a cluster.
-        ray_address: of the cluster, as for `ray.init`. A connection that this process has already is used as it is.
-        ray_actor_options: for Ray's `.options()`, e.g. `{"num_gpus": 1, "resources": {"a100": 1}}`.
-        policy, swap, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, **engine_args: as for
+        model: As for `weft.Engine`.
+        replicas: How many engines, 1 or more.
+        models: Several models instead of one. A request names its model.
+        balancer: A name in `weft.core.balancer.BALANCERS`, or a `BalancerConfig`. Each model has its own balancer.
+        max_calls: How many calls may be in flight on one replica, its queue included. Further calls are refused.
+        start_timeout_s: Seconds that a replica may take to start, and that a call may wait while no replica is ready.
+        devices: For each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; empty: all see all. Not with Ray.
+        backend: "mp": replicas are processes of this host. "ray": each is in a Ray actor, on any node of a cluster.
+        ray_address: The cluster, as for `ray.init`. A connection that this process already has is used as it is.
+        ray_actor_options: For Ray's `.options()`, e.g. `{"num_gpus": 1, "resources": {"a100": 1}}`.
+        policy, swap, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, **engine_args: As for
             `weft.Engine`.
 
     Raises:
-        ReplicaError: zero replicas, two models of one name, or arguments that do not go together.
+        ReplicaError: Zero replicas, two models of one name, or arguments that do not go together.
         ClusterError: Ray is not installed, or its cluster does not answer.
-        BalancerError: an unknown balancer.
-        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, TraceError: see
-            `weft.core.errors`. A replica that did not become ready in time: the message names its log.
+        BalancerError: An unknown balancer.
+        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, TraceError: See
+            `weft.core.errors`. If a replica did not become ready in time, the message names its log.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class AsyncMultiLLMEngine(Engine):
         backend: Literal["mp", "ray"] = "mp",
         ray_address: str | None = None,
         ray_actor_options: Mapping[str, Any] | None = None,
-        policy: str | PolicyConfig = "atlas",
+        policy: str | PolicyConfig = DEFAULT_POLICY,
         swap: SwapConfig | None = DEFAULT_SWAP,
         tool_call_parser: str | None = "hermes",
         call_timeout_s: float | None = None,
@@ -119,8 +118,7 @@ class AsyncMultiLLMEngine(Engine):
         record: str | os.PathLike[str] | None = None,
         **engine_args: Any,
     ) -> None:
-        # Not Engine's, which starts one vLLM engine.
-        FrontEnd.__init__(self, policy, call_timeout_s, program_timeout_s, clock, record)
+        super().__init__(policy, call_timeout_s, program_timeout_s, clock, record)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
         wanted = [
             replace(each, model=path, name=each.name or path)
@@ -133,7 +131,7 @@ class AsyncMultiLLMEngine(Engine):
         self._start_timeout_s = start_timeout_s
         self._swap = swap
         total = sum(each.replicas for each in wanted)
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _ReplicaGroup] = {}
         self._launcher = make_launcher(
             backend,
             self.engine_id,
@@ -143,28 +141,25 @@ class AsyncMultiLLMEngine(Engine):
             ray_actor_options=ray_actor_options,
             on_account=weakly(self._on_account),
         )
-        self._loop = LoopThread(self.engine_id)
+        self._start_loop()
         started: list[Supervisor | RoutedLLM] = []
         self._finalizer = weakref.finalize(self, _shut_down, started, self._loop, self._launcher)
-        # At exit, before vLLM's own finalizers, some of which are always later ones: of replicas started again.
+        # At exit this must run before vLLM's own finalizers, and those of restarted replicas are registered later.
         atexit.register(self._finalizer)
         try:
             for each in wanted:
                 self._groups[str(each.name)] = self._start_group(each, engine_args, started)
         except BaseException:
             self._closed = True
-            self._launcher.keep_logs = True  # the error names one
+            self._launcher.keep_logs = True  # the error names a log
             self._finalizer()
             raise
-        first = self._groups[self.model]
-        self._llm: Any = first.llm
-        self._endpoint = first.served.endpoint
         self._log.info("engine started", models=list(self._groups), replicas=total, balancer=self._balancer.name)
 
     def _start_group(
         self, wanted: ServedModel, common: Mapping[str, Any], started: list[Supervisor | RoutedLLM]
-    ) -> _Group:
-        """Start the replicas of a model, one after the other, and what routes to them."""
+    ) -> _ReplicaGroup:
+        """Start the replicas of a model, one after the other, and then the router to them."""
         from weft.engine.frontend.chat import ChatEndpoint
         from weft.engine.replicas.dispatch_queue import DispatchQueue
         from weft.engine.replicas.router import RoutedLLM
@@ -184,11 +179,11 @@ class AsyncMultiLLMEngine(Engine):
                 launcher.release(engine_id)
 
         states = ReplicaSet(self._balancer.make(), max_calls=self._max_calls)
-        line = DispatchQueue(name, states)
+        queue = DispatchQueue(name, states)
         supervisor = Supervisor(
             name,
             replicas=states,
-            line=line,
+            queue=queue,
             make=lambda: launcher.make(name, arguments),
             forget=forget,
             start_timeout_s=self._start_timeout_s,
@@ -200,35 +195,40 @@ class AsyncMultiLLMEngine(Engine):
         async def route() -> tuple[RoutedLLM, ChatEndpoint]:
             assert first.llm is not None  # noqa: S101  it has just started
             config = first.llm.vllm_config
-            llm = RoutedLLM(config, line, supervisor.replica, weakly(self._on_placed), supervisor.note_death)
+            llm = RoutedLLM(config, queue, supervisor.replica, weakly(self._on_assigned), supervisor.note_death)
             started.append(llm)
             supervisor.watch()
             return llm, ChatEndpoint(llm, name, wanted.tool_call_parser, llm.failures)
 
-        llm, endpoint = self._wait(self._loop.submit(route()))
-        return _Group(Served(endpoint, Admission(lambda: states.capacity), None), states, supervisor, llm)
+        llm, chat = self._wait(self._loop.submit(route()))
+        return _ReplicaGroup(ModelEndpoint(chat, Admission(lambda: states.capacity), None), states, supervisor, llm)
 
     def _wait(self, future: Future[T]) -> T:
-        """A result of the engine's loop; a start that is cancelled is ended first.
+        """Wait for a result of the engine's event loop.
 
         Raises:
-            EngineStartError: it was cancelled.
+            EngineStartError: The start was cancelled.
         """
         wait_unless(self._start_abandoned, future)
         return future.result()
 
-    # -- what FrontEnd asks
+    # -- what the front end asks
 
-    def _served(self, model: str | None) -> Served:
-        return self._group(model).served
+    def _endpoint(self, model: str | None) -> ModelEndpoint:
+        return self._group(model).endpoint
 
-    def _group(self, model: str | None) -> _Group:
+    def _group(self, model: str | None) -> _ReplicaGroup:
         group = self._groups.get(model or self.model)
         if group is None:
             raise UnknownModelError(str(model), self.models)
         return group
 
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> None:
+        replicas = [replica for group in self._groups.values() for replica in group.supervisor.replicas()]
+        await asyncio.gather(*(replica.send_to_scheduler(message) for replica in replicas))
+
     def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:
+        super()._program_ended(info, session_ended=session_ended)
         for group in self._groups.values():
             balancer = group.states.balancer
             self._loop.call_soon(partial(balancer.end_program, info.program_id))
@@ -239,17 +239,11 @@ class AsyncMultiLLMEngine(Engine):
 
     @property
     def models(self) -> list[str]:
-        """The names of the models it serves; a request that names none gets the first."""
         return list(self._groups)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it takes calls. While no replica is ready they wait."""
-        return not self._closed
-
-    @property
     def is_ready(self) -> bool:
-        """Whether every model has a replica that is ready."""
+        """Whether every model has a replica that is ready. While a model has none, its calls wait."""
         return not self._closed and all(group.states.ready_count for group in self._groups.values())
 
     def health(self) -> dict[str, list[ReplicaHealth]]:
@@ -262,7 +256,6 @@ class AsyncMultiLLMEngine(Engine):
 
     @property
     def swap_stats(self) -> SwapStats | None:
-        """What the swap of all replicas has done together, each as of its call that ended last."""
         engines = [llm for group in self._groups.values() for llm in group.supervisor.engines()]
         return SwapStats.together(llm.swap_stats for llm in engines if llm.swap_stats is not None)
 
@@ -270,33 +263,33 @@ class AsyncMultiLLMEngine(Engine):
         """Start one more replica of a model (None: of the first), and wait until it takes calls.
 
         Returns:
-            Its name.
+            The replica's name.
 
         Raises:
-            UnknownModelError, EngineClosedError: there is no such model, or the engine was shut down.
-            EngineStartError, ModelNotFoundError: it did not start; the others are not affected.
+            UnknownModelError, EngineClosedError: There is no such model, or the engine was shut down.
+            EngineStartError, ModelNotFoundError: The replica did not start. The others are not affected.
         """
         replica = await self._on_loop(self._group(model).supervisor.add())
         return replica.engine_id
 
     async def remove_replica(self, engine_id: EngineId, timeout_s: float | None = None) -> None:
-        """Take a replica away: it gets no more calls, finishes those it has, and its processes end.
+        """Remove a replica: it gets no further calls, finishes those it has, and its processes end.
 
         Args:
-            engine_id: its name, as `health` tells it.
-            timeout_s: seconds to wait for its calls, None for ever; those left are begun again on another replica or,
-                if something of their answer was delivered, end with `ReplicaLostError`.
+            engine_id: The replica's name, as `health` gives it.
+            timeout_s: Seconds to wait for the replica's calls, None for ever. A call that is left begins again on
+                another replica or, if a part of its answer was delivered, ends with `ReplicaLostError`.
 
         Raises:
-            ReplicaError: there is no such replica, or it is the last one of its model.
-            EngineClosedError: the engine was shut down.
+            ReplicaError: There is no such replica, or it is the last one of its model.
+            EngineClosedError: The engine was shut down.
         """
         for group in self._groups.values():
             if group.states.state(engine_id) is not None:
                 await self._on_loop(group.supervisor.remove(engine_id, timeout_s))
                 return
-        there = [health.engine_id for replicas in self.health().values() for health in replicas]
-        raise ReplicaError(f"there is no replica {engine_id!r}; there are: {', '.join(there)}.")
+        names = [health.engine_id for replicas in self.health().values() for health in replicas]
+        raise ReplicaError(f"there is no replica {engine_id!r}; there are: {', '.join(names)}.")
 
     async def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._closed:
@@ -320,7 +313,7 @@ def _check(wanted: Sequence[ServedModel], max_calls: int) -> None:
 
 
 def _shut_down(started: list[Supervisor | RoutedLLM], loop: LoopThread, launcher: Launcher) -> None:
-    """End every replica and the event loop; also at interpreter exit, for a forgotten engine."""
+    """End every replica and the event loop; also at interpreter exit, for an engine that was never shut down."""
 
     async def stop() -> None:
         for part in started:

@@ -1,1 +1,1 @@
-"""One module for each agent framework; each needs its extra, e.g. `pip install 'weft[langchain]'`."""
+"""One package for each agent framework. LangChain and AutoGen are extras, as in `pip install 'weft[langchain]'`."""

@@ -1,4 +1,4 @@
-"""What the integrations share about answers in JSON."""
+"""Checks of model output that several integrations need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is one JSON value, which an answer that was cut off seldom is."""
+    """Whether a text is one JSON value. JSON that was cut off hardly ever is."""
     try:
         json.loads(text)
     except ValueError:

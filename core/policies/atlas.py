@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from weft.core.policies.base import Call
-from weft.core.policies.multilevel import MultilevelPolicy
+from weft.core.policies.multilevel import MultilevelParameters, MultilevelPolicy
+from weft.core.policies.registry import register
 
 
+@register("atlas", "least attained service first, along a program's critical path", MultilevelParameters)
 class Atlas(MultilevelPolicy):
-    """Ranks a call by the longest critical path its program has shown so far.
+    """Ranks a call by the longest critical path that its program has shown so far.
 
-    Parallel calls of a program inherit the same scalar, so they stand together; a wide program is not punished for its
-    width, as it is under PLAS.
+    Parallel calls of a program inherit the same scalar and therefore rank equally. A wide program is not penalised for
+    its width, as it is under PLAS.
     """
 
-    name = "atlas"
-
     def attained_service_s(self, call: Call) -> float:
-        return call.program.service_s
+        return call.program.attained.service_s

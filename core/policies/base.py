@@ -1,73 +1,98 @@
-"""What a scheduling policy is: an order of calls that changes as they wait and run.
+"""The contract of a scheduling policy: an order of calls that changes while they wait and run.
 
-Algorithm 1 of Autellix, in parts that a simulator and a vLLM scheduler both drive. The driver tells a policy when calls
-arrive, start, are preempted, are charged and leave; the policy says in which order they should run. All times are
-seconds of the driver's clock.
+It is Algorithm 1 of Autellix in parts that a simulator and vLLM's scheduler both drive. The driver reports to the
+policy when a call arrives, starts, is preempted, is charged for a step and leaves. The policy says in which order the
+calls should run. All times are seconds of the driver's clock.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, Self
 
+from weft.core.ids import ProgramId, SessionId
 from weft.core.policies.waiting import WaitingCalls
 from weft.core.process_table import Attained
 
 
 class Rank(NamedTuple):
-    """A call's place: sorting by it reads the queues Q_1 to Q_K one after another, each first come, first served."""
+    """The position of a call. Calls sorted by rank are queues Q_1 to Q_K one after another, each in its own order."""
 
     level: int  # index of the queue, 0 is Q_1
-    order: float  # place inside the queue
+    order: float  # position inside the queue
+
+
+@dataclass(eq=False, slots=True)
+class ProgramView:
+    """What a policy may see of a program. All calls of the program on one engine share it. Compared by identity."""
+
+    program_id: ProgramId
+    name: str = ""  # programs of one name are runs of the same entrypoint; "" where the client sent none
+    tenant: str | None = None
+    session_id: SessionId | None = None
+    attained: Attained = field(default_factory=Attained)  # pt[c.pid] of Algorithm 1
+    arrival_s: float = math.nan  # of the program's first call at this engine
+    arrival_order: int = 0  # position among the programs of this engine by first arrival, 0 is the earliest
+    calls: int = 0  # that have arrived so far, on all engines, the present one included
+    predicted_tokens: float = math.nan  # predicted work left, in output tokens; nan while nothing predicts it
 
 
 @dataclass(eq=False, slots=True)
 class Call:
     """A call as a policy sees it (`c` in Algorithm 1). Compared by identity."""
 
-    key: str  # the driver's name for it
-    program: Attained  # pt[c.pid], shared by the program's calls on this engine
-    service_s: float = 0.0  # c.service: what the policy took as attained service on arrival (line 11)
-    model_time_s: float = 0.0  # c.model_time: run since arrival or since the last promotion (line 29)
-    served_s: float = 0.0  # run since arrival
-    wait_s: float = 0.0  # c.wait: waited since arrival or since the last promotion, without the current wait
-    waiting_since_s: float = math.nan  # start of the current wait, nan while running
+    key: str  # the driver's name for the call
+    program: ProgramView
+    prompt_tokens: int = 0  # of the whole prompt
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache when the call started; 0 before
+    deadline_s: float = math.inf  # the time until which the call must finish
+    predicted_path_tokens: float = math.nan  # predicted work on the longest chain of calls that begins with this one
+    service_s: float = 0.0  # c.service: the attained service that ranked the call on arrival (line 11)
+    model_time_s: float = 0.0  # c.model_time: time run since arrival or since the last promotion (line 29)
+    served_s: float = 0.0  # time run since arrival
+    wait_s: float = 0.0  # c.wait: time waited since arrival or the last promotion, without the current wait
+    waiting_since_s: float = math.nan  # start of the current wait, nan while the call runs
     quantum_s: float = math.inf  # c.quanta: run time left in this queue
     rank: Rank = field(default=Rank(0, 0))
 
 
 class Policy(ABC):
-    """The contract. A driver calls, for each call: `arrive`, then any number of `start`, `charge` and `preempt`, then
-    `leave`; and before it forms a batch, `promote`, then `victims`."""
+    """The contract.
 
-    name: ClassVar[str]
+    For each call the driver calls `arrive`, then any number of `start`, `charge` and `preempt`, then `leave`. Before
+    the driver forms a batch, it calls `decide` and then `victims`.
+    """
+
+    name: ClassVar[str]  # set by `register`
+    # Whether a rank depends on the progress of each single step. The simulator then skips no steps.
+    ranks_follow_steps: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.waiting = WaitingCalls()
 
+    @classmethod
+    def from_parameters(cls, parameters: Any) -> Self:
+        """Make a policy from its parameters dataclass, whose fields are the constructor's arguments by default."""
+        return cls(**{each.name: getattr(parameters, each.name) for each in fields(parameters)})
+
+    # -- what the driver reports
+
     @abstractmethod
     def arrive(self, call: Call, now_s: float) -> None:
-        """Put an arriving call into its queue, waiting (lines 9-14)."""
+        """Rank an arriving call and let it wait (lines 9-14)."""
 
     @abstractmethod
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        """Charge a call for one step it was part of; it may go down a queue (lines 20-23).
+        """Charge a call for one step that it was part of. The call may be demoted (lines 20-23).
 
         Args:
-            recomputed: the step only rebuilt what a preemption had dropped. That is service, but no use of the quantum;
-                else a call whose recomputation takes a quantum would be preempted again before it got anywhere.
+            recomputed: The step only rebuilt what a preemption had dropped. It counts as service but does not use up
+                the quantum. Otherwise a call whose recomputation takes a quantum would be preempted again before it
+                made progress.
         """
-
-    @abstractmethod
-    def promote(self, now_s: float) -> list[Call]:
-        """Move the calls that have starved to Q_1 (lines 24-30) and return them."""
-
-    def next_promotion_s(self) -> float:
-        """Before this instant `promote` finds nobody; infinity if nobody is on the way to starving."""
-        return math.inf
 
     def start(self, call: Call, now_s: float) -> None:
         """A waiting call enters the batch."""
@@ -76,7 +101,7 @@ class Policy(ABC):
         self.waiting.discard(call)
 
     def preempt(self, call: Call, now_s: float) -> None:
-        """A running call leaves the batch unfinished and waits again, at its old place."""
+        """A running call leaves the batch unfinished and waits again with its old rank."""
         call.waiting_since_s = now_s
         self.waiting.push(call)
 
@@ -84,12 +109,50 @@ class Policy(ABC):
         """A call finished or was aborted (line 18)."""
         self.waiting.discard(call)
 
-    def program_changed(self, program: Attained) -> None:
-        """What a program has attained has changed: another of its calls left, or came with newer numbers."""
+    def program_changed(self, program: ProgramView) -> None:
+        """A program's view has changed: one of its calls left, or a call arrived with newer figures."""
         del program
 
+    def program_ended(self, program: ProgramView) -> None:
+        """A program has ended, and no further call of it comes. It may still have calls that are being aborted."""
+        del program
+
+    # -- what the driver asks
+
+    def decide(self, now_s: float) -> list[Call]:
+        """Bring all ranks up to date before a batch is formed.
+
+        Returns:
+            The calls whose rank has changed, promoted ones first.
+        """
+        changed = self.promote(now_s)
+        for call, rank in self.rerank(now_s):
+            call.rank = rank
+            self.waiting.update(call)
+            changed.append(call)
+        return changed
+
+    def promote(self, now_s: float) -> list[Call]:
+        """Move the calls that have starved to Q_1 and return them (lines 24-30)."""
+        del now_s
+        return []
+
+    def rerank(self, now_s: float) -> Iterable[tuple[Call, Rank]]:
+        """Yield the calls whose rank has changed since the last decision, waiting or running, with their new ranks.
+
+        Override it for ranks that change while a call waits: response ratios, fair shares, learned ranks. `decide`
+        applies each change in O(log n), so a policy yields the changed calls only. A policy must not change the rank
+        of a waiting call in any other way.
+        """
+        del now_s
+        return ()
+
+    def next_change_s(self) -> float:
+        """Until this time `decide` changes no rank, unless the driver reports something before. inf: never."""
+        return math.inf
+
     def has_level(self, level: int) -> bool:
-        """Whether there is such a queue."""
+        """Whether the policy has a queue of this index."""
         return level == 0
 
     def victims(
@@ -101,17 +164,18 @@ class Policy(ABC):
         free_blocks: float = math.inf,
         blocks: Callable[[Call], int] = lambda _call: 0,
     ) -> list[Call]:
-        """The running calls to preempt so that the batch becomes the first calls of Q_1 ... Q_K that fit (lines 32-39).
+        """The running calls to preempt so that the batch holds the first calls of Q_1 ... Q_K that fit (lines 32-39).
 
         Args:
-            running: the calls in the batch.
-            free_slots: how many more calls the batch could take.
-            ready: whether a waiting call could start now; others are passed over.
+            running: The calls in the batch.
+            free_slots: How many more calls the batch could take.
+            ready: Whether a waiting call could start now. A call that could not is passed over.
             free_blocks: KV blocks that are free.
-            blocks: KV blocks that a waiting call needs to start, and that a running call would give back.
+            blocks: KV blocks that a waiting call needs to start, or that a running call would give back.
 
         Returns:
-            The calls to preempt, the one furthest down first. Each has a waiting call before it in rank that then fits.
+            The calls to preempt, the last in rank first. For each there is a waiting call of better rank that then
+            fits.
         """
         by_rank = sorted(running, key=lambda call: call.rank)
         victims: list[Call] = []
@@ -122,7 +186,7 @@ class Policy(ABC):
             chosen = len(victims)
             while free_slots < 1 or free_blocks < needed:
                 if not by_rank or candidate.rank > by_rank[-1].rank:
-                    return victims[:chosen]  # it does not fit, so nobody makes way for it
+                    return victims[:chosen]  # the candidate does not fit, so no call is preempted for it
                 victims.append(by_rank.pop())
                 free_slots += 1
                 free_blocks += blocks(victims[-1])

@@ -1,4 +1,4 @@
-"""Queue bounds found from the calls that have been served."""
+"""Queue bounds that are learned from the calls that have been served."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _EVERY_CALLS: Final = 32
 
 
 class BoundsCalibration:
-    """Says where the bounds should be, from the latest calls.
+    """Learns the queue bounds from the latest calls.
 
-    The first bound is the 90th percentile of a call's service, and each further bound is twice as far. A narrower first
-    queue would demote calls while they run, so that they preempt each other for nothing; a much wider one would hold
-    all of a short program and most of a long one, and tell them apart too late. Only calls are counted, never the
-    clock, so the same calls give the same bounds.
+    The first bound is the 90th percentile of a call's service, and each further bound is twice the one before. A
+    narrower first queue would demote calls while they run, and they would preempt each other to no purpose. A much
+    wider one would hold all of a short program and most of a long one, and would tell them apart too late. The same
+    calls give the same bounds, because only calls are counted and no clock is read.
 
     Args:
-        queues: K, how many queues the bounds part.
+        queues: K, the number of queues between the bounds.
     """
 
     def __init__(self, queues: int) -> None:
@@ -29,12 +29,12 @@ class BoundsCalibration:
         self._calls = 0
 
     def observe(self, service_s: float) -> Sequence[float] | None:
-        """A call has left after `service_s` seconds of service.
+        """Observe a call that has left after `service_s` seconds of service.
 
         Returns:
-            New bounds in seconds, with every 32nd call; else None.
+            The K-1 new bounds in seconds after every 32nd call, otherwise None.
         """
-        if service_s <= 0:  # it was aborted before it ran
+        if service_s <= 0:  # the call was aborted before it ran
             return None
         self._services_s.append(service_s)
         self._calls += 1

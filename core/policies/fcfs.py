@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from weft.core.policies.base import Call
 from weft.core.policies.multilevel import MultilevelPolicy
+from weft.core.policies.registry import register
 
 
+@register("fcfs", "first come, first served: vLLM's own order")
 class Fcfs(MultilevelPolicy):
-    """One queue, no quantum, no promotion: never preempts."""
-
-    name = "fcfs"
+    """One queue, no quantum, no promotion, no preemption."""
 
     def __init__(self) -> None:
         super().__init__(bounds_s=(), beta=None)
+
+    @classmethod
+    def from_parameters(cls, parameters: Any) -> Self:
+        del parameters
+        return cls()
 
     def attained_service_s(self, call: Call) -> float:
         del call
         return 0.0
 
-    def victims(self, running: Sequence[Call], free_slots: int, **_room: Any) -> list[Call]:
-        """None: a running call stays, even when an earlier one becomes ready only now."""
+    def victims(self, running: Sequence[Call], free_slots: int, **_limits: Any) -> list[Call]:
+        """None: a running call stays, even when an earlier call becomes ready after it."""
         del running, free_slots
         return []

@@ -1,15 +1,15 @@
-"""Multi-level feedback queue over single calls: the paper's MLFQ baseline, which knows no programs."""
+"""Multi-level feedback queue over single calls: the paper's MLFQ baseline, which does not know programs."""
 
 from __future__ import annotations
 
 from weft.core.policies.base import Call
-from weft.core.policies.multilevel import MultilevelPolicy
+from weft.core.policies.multilevel import MultilevelParameters, MultilevelPolicy
+from weft.core.policies.registry import register
 
 
+@register("mlfq", "a multi-level feedback queue over single calls, without programs", MultilevelParameters)
 class Mlfq(MultilevelPolicy):
-    """Every new call starts in Q_1; a call starves by its own wait and run time."""
-
-    name = "mlfq"
+    """Every new call starts in Q_1. A call starves by its own wait and run time only."""
 
     def attained_service_s(self, call: Call) -> float:
         del call

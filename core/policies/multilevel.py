@@ -2,37 +2,99 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self
 
 from weft.core.errors import PolicyError
-from weft.core.policies.base import Call, Policy, Rank
+from weft.core.policies.base import Call, Policy, ProgramView, Rank
 from weft.core.policies.calibration import BoundsCalibration
-from weft.core.process_table import Attained
+from weft.core.policies.parameters import check_number
+from weft.core.policies.starvation import Starvation
+
+# Where calibration starts. The first bound should exceed the service of a typical call. Otherwise calls are demoted
+# while they run and preempt each other to no purpose: in the demo a call takes 2 to 3 s, and with a first bound of
+# 0.5 s each call was preempted once. Bounds that double keep programs apart over a wide range. The last of the five
+# queues is first come, first served. With seven queues the last bound was so large that all long programs ended late.
+DEFAULT_BOUNDS_S: Final = (4.0, 8.0, 16.0, 32.0)
+DEFAULT_BETA: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class MultilevelParameters:
+    """The parameters of PLAS, ATLAS and MLFQ.
+
+    Args:
+        bounds_s: The inner bounds of the queues, increasing, in seconds of service. "auto": start with
+            `DEFAULT_BOUNDS_S` and learn from the calls that are served.
+        beta: Promote a waiting call to Q_1 at this ratio of wait to service. None: never.
+        quanta_s: Run time in each queue, in seconds. None: the width of the queue's range.
+
+    Raises:
+        PolicyError: The bounds are not positive and increasing, there is not one positive quantum for each queue, or
+            beta is not positive.
+    """
+
+    bounds_s: tuple[float, ...] | Literal["auto"] = "auto"
+    beta: float | None = DEFAULT_BETA
+    quanta_s: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bounds_s, str) and self.bounds_s != "auto":
+            raise PolicyError(f'bounds_s must be increasing seconds, or "auto", not {self.bounds_s!r}.')
+        check_parameters(self.first_bounds_s, self.beta, self.quanta_s)
+
+    @property
+    def first_bounds_s(self) -> tuple[float, ...]:
+        """The bounds to start with, in seconds."""
+        return DEFAULT_BOUNDS_S if isinstance(self.bounds_s, str) else self.bounds_s
+
+
+def check_parameters(bounds_s: object, beta: object, quanta_s: object) -> None:
+    """Refuse bounds, quanta and a beta that make no sense.
+
+    Raises:
+        PolicyError: See `MultilevelParameters`.
+    """
+    edges = (0.0, *_seconds(bounds_s, "bounds_s"))
+    if not all(math.isfinite(bound) for bound in edges) or any(a >= b for a, b in itertools.pairwise(edges)):
+        raise PolicyError(f"queue bounds must be positive, finite and increasing seconds, not {list(edges[1:])}.")
+    if quanta_s is not None:
+        quanta = _seconds(quanta_s, "quanta_s")
+        if len(quanta) != len(edges) or not all(quantum > 0 for quantum in quanta):
+            raise PolicyError(
+                f"quanta must be {len(edges)} positive numbers of seconds, one for each queue, not {list(quanta)}."
+            )
+    if beta is not None and not check_number(beta, "beta") > 0:
+        raise PolicyError(f"beta must be > 0, or None to never promote, not {beta}.")
+
+
+def _seconds(values: object, what: str) -> list[float]:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise PolicyError(f"{what} must be a list of seconds, not {values!r:.60}.")
+    return [check_number(value, f"each of {what}") for value in values]
 
 
 class MultilevelPolicy(Policy):
-    """K queues over attained service; a subclass says what a call's attained service is on arrival.
+    """K queues over attained service. A subclass defines the attained service of an arriving call.
 
-    Queue Q_i holds priorities in the half-open range [lo, hi) between two neighbouring bounds, Q_1 from 0, Q_K up to
-    infinity. A call that has run for its queue's quantum moves to the tail of the next queue, from the last queue to
-    its own tail.
+    Queue Q_i holds the half-open range [lo, hi) between two neighbouring bounds, Q_1 from 0, Q_K up to infinity. A call
+    that has run for its queue's quantum moves to the tail of the next queue, and from the last queue to its own tail.
 
     Args:
-        bounds_s: the K-1 inner bounds, increasing, in seconds of service. Empty: one queue, first come, first served.
-        quanta_s: run time in each of the K queues. None: as long as the queue's range is wide, without end in the last
-            queue, so that a call leaves a queue about when its program's service leaves the range.
-        calibrate: find the bounds anew from the calls that are served; `bounds_s` are where it starts, and how many.
-        beta: promote a waiting call to Q_1 once (program wait + call wait) >= beta * (program service + call service).
+        bounds_s: The K-1 inner bounds, increasing, in seconds of service. Empty: one queue, first come, first served.
+        beta: Promote a waiting call to Q_1 once (program wait + call wait) >= beta * (program service + call service).
             None: never.
+        quanta_s: Run time in each of the K queues. None: the width of the queue's range, unlimited in the last queue,
+            so that a call leaves a queue about when its program's service leaves the range.
+        calibrate: Learn the bounds from the calls that are served. `bounds_s` are then the first bounds and fix K.
 
     Raises:
-        PolicyError: bounds that are not positive and increasing, quanta that are not one positive number for each
-            queue, or beta <= 0.
+        PolicyError: See `MultilevelParameters`.
     """
 
     def __init__(
@@ -44,32 +106,28 @@ class MultilevelPolicy(Policy):
         calibrate: bool = False,
     ) -> None:
         super().__init__()
-        edges = (0.0, *bounds_s)
-        if not all(math.isfinite(bound) for bound in edges) or any(a >= b for a, b in itertools.pairwise(edges)):
-            raise PolicyError(f"queue bounds must be positive, finite and increasing seconds, not {list(bounds_s)}.")
-        self._own_quanta = quanta_s is None
-        if quanta_s is None:
-            quanta_s = _widths(bounds_s)
-        if len(quanta_s) != len(edges) or not all(quantum > 0 for quantum in quanta_s):
-            raise PolicyError(
-                f"quanta must be {len(edges)} positive numbers of seconds, one for each queue, not {list(quanta_s)}."
-            )
-        if beta is not None and not beta > 0:
-            raise PolicyError(f"beta must be > 0, or None to never promote, not {beta}.")
+        check_parameters(bounds_s, beta, quanta_s)
         self.bounds_s = tuple(bounds_s)
-        self.quanta_s = tuple(quanta_s)
+        self.quanta_s = _widths(bounds_s) if quanta_s is None else tuple(quanta_s)
         self.beta = beta
-        self._calibration = BoundsCalibration(len(edges)) if calibrate and bounds_s else None
+        self._quanta_follow_bounds = quanta_s is None
+        self._calibration = BoundsCalibration(len(bounds_s) + 1) if calibrate and bounds_s else None
         self._order = itertools.count()
-        self._starving = _Deadlines()
+        self._starvation = Starvation(beta)
+
+    @classmethod
+    def from_parameters(cls, parameters: Any) -> Self:
+        calibrate = parameters.bounds_s == "auto"
+        return cls(parameters.first_bounds_s, parameters.beta, parameters.quanta_s, calibrate=calibrate)
 
     @abstractmethod
     def attained_service_s(self, call: Call) -> float:
         """The service that ranks an arriving call: `c.service`, line 11."""
 
     def attained_wait_s(self, call: Call) -> float:
-        """The program's part of W_total: `pt[c.pid].wait`, line 24. Over the same calls as `attained_service_s`."""
-        return call.program.wait_s
+        """The program's part of W_total: `pt[c.pid].wait`, line 24. It covers the same calls as
+        `attained_service_s`."""
+        return call.program.attained.wait_s
 
     def level_of(self, service_s: float) -> int:
         """Index of the queue whose range [lo, hi) holds `service_s` (line 12)."""
@@ -86,7 +144,7 @@ class MultilevelPolicy(Policy):
 
     def start(self, call: Call, now_s: float) -> None:
         super().start(call, now_s)
-        self._starving.discard(call)
+        self._starvation.discard(call)
 
     def preempt(self, call: Call, now_s: float) -> None:
         call.waiting_since_s = now_s
@@ -94,16 +152,16 @@ class MultilevelPolicy(Policy):
 
     def leave(self, call: Call) -> None:
         super().leave(call)
-        self._starving.discard(call)
+        self._starvation.discard(call)
         if self._calibration is not None:
             self._set_bounds(self._calibration.observe(call.served_s))
 
     def _set_bounds(self, bounds_s: Sequence[float] | None) -> None:
-        """For calls that arrive from now on; those that are here keep their queue and its quantum until they move."""
+        """Use new bounds for calls that arrive from now on. Earlier calls keep queue and quantum until they move."""
         if bounds_s is None:
             return
         self.bounds_s = tuple(bounds_s)
-        if self._own_quanta:
+        if self._quanta_follow_bounds:
             self.quanta_s = _widths(bounds_s)
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
@@ -112,95 +170,51 @@ class MultilevelPolicy(Policy):
         call.served_s += model_time_s
         if not recomputed:
             call.quantum_s -= model_time_s
-        waiting = call in self.waiting  # its last step came back after it was preempted
         if call.quantum_s <= 0:
-            self.waiting.discard(call)
             self._enter(call, call.rank.level + 1)
-        if waiting:
+        if call in self.waiting:  # the step was reported after the call's preemption
             self._wait(call)
 
-    def program_changed(self, program: Attained) -> None:
-        for call in self._starving.of(program):
+    def program_changed(self, program: ProgramView) -> None:
+        for call in self._starvation.calls_of(program):
             self._watch(call)
 
     def promote(self, now_s: float) -> list[Call]:
-        starved = self._starving.pop_due(now_s)
-        if not starved:
-            return starved
+        starved = self._starvation.pop_starved(now_s)
         starved.sort(key=lambda call: call.rank)
         for call in starved:
-            self.waiting.discard(call)
             self._enter(call, 0)
             call.wait_s, call.model_time_s, call.waiting_since_s = 0.0, 0.0, now_s  # line 29
             self._wait(call)
         return starved
 
-    def next_promotion_s(self) -> float:
-        return self._starving.first_s()
+    def next_change_s(self) -> float:
+        return self._starvation.next_s()
 
     def _enter(self, call: Call, level: int) -> None:
-        """Append to a queue, with that queue's quantum (lines 13, 21, 22, 27)."""
+        """Append a call to a queue and give it that queue's quantum (lines 13, 21, 22, 27)."""
         level = min(level, len(self.bounds_s))
         call.rank = Rank(level, next(self._order))
         call.quantum_s = self.quanta_s[level]
 
     def _wait(self, call: Call) -> None:
-        if call not in self.waiting:
+        if call in self.waiting:
+            self.waiting.update(call)
+        else:
             self.waiting.push(call)
         self._watch(call)
 
     def _watch(self, call: Call) -> None:
-        """Note when W_total / T_total will reach beta (lines 24-26): while a call waits, its W grows with the clock and
-        its T stands still, so the instant is known. In Q_1 there is nothing to promote to."""
-        if self.beta is None or call.rank.level == 0:
-            self._starving.discard(call)
+        """Set the timer of a waiting call. A call in Q_1 has none, because there is no queue to promote it to."""
+        if call.rank.level == 0:
+            self._starvation.discard(call)
             return
-        waited_s = self.attained_wait_s(call) + call.wait_s
-        served_s = self.attained_service_s(call) + call.model_time_s
-        self._starving.set(call, call.waiting_since_s + self.beta * served_s - waited_s)
+        self._starvation.watch(
+            call,
+            waited_s=self.attained_wait_s(call) + call.wait_s,
+            served_s=self.attained_service_s(call) + call.model_time_s,
+        )
 
 
 def _widths(bounds_s: Sequence[float]) -> tuple[float, ...]:
     return (*(hi - lo for lo, hi in itertools.pairwise((0.0, *bounds_s))), math.inf)
-
-
-class _Deadlines:
-    """When each watched call will have starved. O(log n) for each change; nothing is scanned."""
-
-    def __init__(self) -> None:
-        self._due_s: dict[Call, float] = {}
-        self._heap: list[tuple[float, int, Call]] = []  # an entry counts while it is its call's current one
-        self._by_program: dict[int, dict[Call, None]] = {}
-        self._pushes = itertools.count()
-
-    def set(self, call: Call, due_s: float) -> None:
-        self._due_s[call] = due_s
-        self._by_program.setdefault(id(call.program), {})[call] = None
-        heapq.heappush(self._heap, (due_s, next(self._pushes), call))
-
-    def discard(self, call: Call) -> None:
-        if self._due_s.pop(call, None) is None:
-            return
-        siblings = self._by_program[id(call.program)]
-        del siblings[call]
-        if not siblings:
-            del self._by_program[id(call.program)]
-        if len(self._heap) > 2 * len(self._due_s) + 16:
-            self._heap = [(due_s, next(self._pushes), other) for other, due_s in self._due_s.items()]
-            heapq.heapify(self._heap)
-
-    def of(self, program: Attained) -> list[Call]:
-        return list(self._by_program.get(id(program), ()))
-
-    def first_s(self) -> float:
-        """No call is due before this; infinity if none is watched."""
-        return self._heap[0][0] if self._heap else math.inf
-
-    def pop_due(self, now_s: float) -> list[Call]:
-        due = []
-        while self._heap and self._heap[0][0] <= now_s:
-            due_s, _, call = heapq.heappop(self._heap)
-            if self._due_s.get(call) == due_s:
-                due.append(call)
-                self.discard(call)
-        return due

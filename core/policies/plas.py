@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from weft.core.policies.base import Call
-from weft.core.policies.multilevel import MultilevelPolicy
+from weft.core.policies.multilevel import MultilevelParameters, MultilevelPolicy
+from weft.core.policies.registry import register
 
 
+@register("plas", "least attained service first, summed over all calls of a program", MultilevelParameters)
 class Plas(MultilevelPolicy):
-    """Ranks a call by the run time of all its program's earlier calls together."""
-
-    name = "plas"
+    """Ranks a call by the total run time of its program's earlier calls."""
 
     def attained_service_s(self, call: Call) -> float:
-        return call.program.total_service_s
+        return call.program.attained.total_service_s
 
     def attained_wait_s(self, call: Call) -> float:
-        return call.program.total_wait_s
+        return call.program.attained.total_wait_s

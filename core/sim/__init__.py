@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.core.errors import SimulationError
-from weft.core.sim.records import Batch, Run
+from weft.core.sim.records import Batch, Execution
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import ProgramResult, SimResult, simulate
 from weft.core.sim.step_time import StepSample, StepTime
@@ -11,8 +11,8 @@ from weft.core.trace.format import TraceCall, TraceProgram
 
 __all__ = [
     "Batch",
+    "Execution",
     "ProgramResult",
-    "Run",
     "SimResult",
     "SimSettings",
     "SimulationError",

@@ -6,9 +6,10 @@ import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from weft.core.policies import Call
+from weft.core.ids import ProgramId, SessionId
+from weft.core.policies import Call, ProgramView
 from weft.core.process_table import Attained
-from weft.core.sim.kv import Stretch
+from weft.core.sim.kv import Segment
 from weft.core.trace.format import TraceCall, TraceProgram
 
 
@@ -29,7 +30,7 @@ class SimCall(Call):
     prefill_left: int = 0  # tokens to compute before the next one is given
     computed: int = 0  # the most tokens that it ever had in the KV cache
     swapped: int = 0  # tokens in host memory
-    stretch: Stretch | None = None  # its own part of the KV cache
+    segment: Segment | None = None  # its own part of the KV cache
     seen_step: int = 0  # the engine's step count and meter when the call was last brought up to date
     seen_meter: float = 0.0
     end_step: int = -1  # the step with which it ends; -1 unless it decodes
@@ -61,7 +62,7 @@ class SimCall(Call):
             yield self.owner.prefix_key(spec), shared
             if not spec.parents:
                 return
-            spec = self.owner.spec.calls[self.owner.places[spec.parents[0]]]
+            spec = self.owner.spec.calls[self.owner.index_of[spec.parents[0]]]
 
 
 @dataclass(eq=False, slots=True)
@@ -70,32 +71,35 @@ class SimProgram:
 
     spec: TraceProgram
     number: int  # in the trace
-    place: int = -1  # among the programs that have arrived, the earliest is 0
-    attained: Attained = field(default_factory=Attained)
-    places: dict[str, int] = field(default_factory=dict)  # of calls, by id
+    view: ProgramView = field(init=False)  # what policies see of it
+    index_of: dict[str, int] = field(default_factory=dict)  # of each call, by id
     missing: list[int] = field(default_factory=list)  # how many parents of each call have not ended
     children: list[list[int]] = field(default_factory=list)
     left: int = 0  # calls to end
     finish_s: float = math.nan
-    prefill_weight: float = 0.0  # for srpt, which knows the future; likewise the next two
-    work_left: float = 0.0  # in tokens given
-    paths: list[float] = field(default_factory=list)  # of each call, the longest chain of work from it on
+    # Set by `foresee` for policies that know the future.
+    prefill_weight: float = 0.0  # work of a prompt token that is not shared; an output token is 1
+    paths: list[float] = field(default_factory=list)  # of each call, the work on the longest chain that begins with it
 
     def prefix_key(self, call: TraceCall) -> Hashable:
         """Under which is found what a call shares: the KV of its first parent, or what programs of this name begin
         with."""
-        return (self.number, self.places[call.parents[0]]) if call.parents else ("name", self.spec.name)
+        return (self.number, self.index_of[call.parents[0]]) if call.parents else ("name", self.spec.name)
 
-    def open(self, place: int) -> None:
-        """It arrives, as the one with this place."""
-        self.place = place
+    def __post_init__(self) -> None:
+        name = self.spec.program
+        self.view = ProgramView(ProgramId(name), self.spec.name or "", self.spec.tenant, SessionId(name))
+
+    def open(self, now_s: float, arrival_order: int) -> None:
+        """The program arrives, after `arrival_order` others."""
+        self.view.arrival_s, self.view.arrival_order = now_s, arrival_order
         calls = self.spec.calls
-        self.places = {call.call_id: index for index, call in enumerate(calls)}
+        self.index_of = {call.call_id: index for index, call in enumerate(calls)}
         self.missing = [len(call.parents) for call in calls]
         self.children = [[] for _ in calls]
         for index, call in enumerate(calls):
             for parent in call.parents:
-                self.children[self.places[parent]].append(index)
+                self.children[self.index_of[parent]].append(index)
         self.left = len(calls)
 
     def close(self, now_s: float) -> None:
@@ -111,7 +115,7 @@ class SimProgram:
         """
         self.prefill_weight = prefill_weight
         work = [call.output_tokens + self.prefill_work(call) for call in self.spec.calls]
-        self.work_left = sum(work)
+        self.view.predicted_tokens = sum(work)
         self.paths = [0.0] * len(work)
         missing = [len(children) for children in self.children]
         free = [index for index, count in enumerate(missing) if not count]
@@ -119,10 +123,10 @@ class SimProgram:
             index = free.pop()
             self.paths[index] = work[index] + max((self.paths[child] for child in self.children[index]), default=0.0)
             for parent in self.spec.calls[index].parents:
-                place = self.places[parent]
-                missing[place] -= 1
-                if not missing[place]:
-                    free.append(place)
+                before = self.index_of[parent]
+                missing[before] -= 1
+                if not missing[before]:
+                    free.append(before)
 
     def prefill_work(self, call: TraceCall) -> float:
         """The part of a call's work that is done when it ends, not token by token."""

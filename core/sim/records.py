@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weft.core.sim.step_time import StepTime
 
 
-class Run(NamedTuple):
+class Execution(NamedTuple):
     """A call was in the batch from start to end."""
 
     program: str

@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable
 from typing import Final, cast
 
-from weft.core.policies import Call, Policy, Rank, Srpt
+from weft.core.policies import Call, Policy, Rank
 from weft.core.sim.calls import SimCall
-from weft.core.sim.kv import KvCache, Stretch
-from weft.core.sim.records import Batch, Counts, Jump, Run
+from weft.core.sim.kv import KvCache, Segment
+from weft.core.sim.records import Batch, Counts, Execution, Jump
 from weft.core.sim.settings import SimSettings
 
 # Of the KV cache, kept free when a call is let in beside others: it would soon be preempted again.
@@ -40,7 +40,7 @@ class Replica:
         settings: SimSettings,
         counts: Counts,
         *,
-        record: Callable[[Run], None] | None = None,
+        record: Callable[[Execution], None] | None = None,
         note: Callable[[Batch], None] | None = None,
         jump: bool = True,
     ) -> None:
@@ -52,11 +52,9 @@ class Replica:
         self._counts = counts
         self._record = record
         self._note = note
-        self._may_jump = jump
-        config = None if isinstance(settings.policy, str) else settings.policy
-        self._decide_every = config.decide_every if config else 1
-        self._token_s = config.token_s if config else None
-        self._foresees = isinstance(policy, Srpt)
+        self._decide_every = settings.policy.decide_every
+        self._token_s = settings.policy.token_s
+        self._plays_each_step = policy.ranks_follow_steps or not jump
         self._timing = settings.timing
         self._kv = KvCache(settings.kv_capacity, keep=settings.shares_prefixes)
         self._headroom = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
@@ -90,7 +88,7 @@ class Replica:
         policy.arrive(call, now_s)
         if jump is None or jump.steps == 1:
             return False
-        until_s = max(now_s, policy.next_promotion_s())  # it may come starved already
+        until_s = max(now_s, policy.next_change_s())  # it may come starved already
         if policy.waiting.peek() is call and (
             len(self.running) < self._settings.batch_size or call.rank < max(self.running.values())
         ):
@@ -125,7 +123,7 @@ class Replica:
         for call in ended:
             self._stop(call, now_s)
             self.policy.leave(call)
-            call.owner.work_left -= call.owner.prefill_work(call.spec)
+            call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
         return ended
 
     def schedule(self, now_s: float) -> Jump | None:
@@ -136,7 +134,9 @@ class Replica:
         """
         self._undecided = self._steps % self._decide_every > 0
         if not self._undecided:
-            self.policy.promote(now_s)
+            for changed in self.policy.decide(now_s):
+                if changed in self.running:
+                    self.running[changed] = changed.rank
             self._preempt_outranked(now_s)
         while self._growth() > self._kv.available:
             self._preempt(max(self.running, key=self.running.__getitem__), now_s)
@@ -166,9 +166,9 @@ class Replica:
     def _blocks_of(self, call: Call) -> int:
         """As the scheduler counts: all that a running call has so far, what it shares with others, too."""
         call = cast("SimCall", call)
-        if not call.running or call.stretch is None:
+        if not call.running or call.segment is None:
             return call.context
-        return call.stretch.end - call.prefill_left + (self._steps - call.seen_step if call.end_step >= 0 else 0)
+        return call.segment.end - call.prefill_left + (self._steps - call.seen_step if call.end_step >= 0 else 0)
 
     def _growth(self) -> int:
         """Tokens of KV that the next step may add."""
@@ -196,10 +196,10 @@ class Replica:
         while waiting and left > 0 and len(self.running) < self._settings.batch_size:
             call = cast("SimCall", waiting.peek())
             shares = self._settings.shares_prefixes
-            stretch, hit = self._kv.find(call.prefixes()) if shares else (None, 0)
-            if self.running and self._kv.cost(stretch, hit, call.context) > self._room():
+            segment, hit = self._kv.find(call.prefixes()) if shares else (None, 0)
+            if self.running and self._kv.cost(segment, hit, call.context) > self._room():
                 return
-            self._enter(call, stretch, hit, now_s)
+            self._enter(call, segment, hit, now_s)
             self.policy.start(call, now_s)
             self.running[call] = call.rank
             if call.prefill_left:
@@ -208,21 +208,22 @@ class Replica:
             else:
                 self._decode(call)
 
-    def _enter(self, call: SimCall, stretch: Stretch | None, hit: int, now_s: float) -> None:
+    def _enter(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
         """Give a call its KV, and say what is to be computed before its next token."""
         spec, counts, tokens = call.spec, self._counts, call.context
         call.resumed = not math.isnan(call.started_s) and not self._settings.unit_steps
         if not call.resumed:
             counts.prompt += spec.prompt_tokens
             counts.prefix_hits += hit
+            call.cached_tokens = min(hit, spec.prompt_tokens)
         have = max(hit, call.swapped)
         self._swap_s += max(0, call.swapped - hit) * self._settings.swap_token_s
         if call.resumed:
             counts.recomputed += max(0, call.computed - have)
         shared = spec.shared_prefix_tokens
         if hit < shared and self._settings.shares_prefixes:
-            stretch, hit = self._kv.reserve_prefix(call.prefix_key, stretch, hit, shared), shared
-        call.stretch = self._kv.reserve(call.kv_key, stretch, hit, tokens)
+            segment, hit = self._kv.reserve_prefix(call.prefix_key, segment, hit, shared), shared
+        call.segment = self._kv.reserve(call.kv_key, segment, hit, tokens)
         # At least the last token is computed again, for what comes after it.
         call.prefill_left = 0 if self._settings.unit_steps else max(1, tokens - have)
         call.swapped = 0
@@ -243,8 +244,8 @@ class Replica:
         self._counts.preemptions += 1
         if call.end_step >= 0:
             self._charge_decode(call, now_s)
-        stretch = cast("Stretch", call.stretch)
-        self._kv.trim(stretch, min(call.prefill_left, stretch.tokens))
+        segment = cast("Segment", call.segment)
+        self._kv.trim(segment, min(call.prefill_left, segment.tokens))
         if self._settings.swaps:
             call.swapped = max(0, call.context - max(1, call.prefill_left))
             self._counts.swapped += call.swapped
@@ -262,10 +263,10 @@ class Replica:
         self._chunks.pop(call, None)
         del self.running[call]
         call.running = False
-        self._kv.release(cast("Stretch", call.stretch))
-        call.stretch = None
+        self._kv.release(cast("Segment", call.segment))
+        call.segment = None
         if self._record is not None:
-            self._record(Run(call.owner.spec.program, call.spec.call_id, self.number, call.started_s, now_s))
+            self._record(Execution(call.owner.spec.program, call.spec.call_id, self.number, call.started_s, now_s))
 
     # -- jumping
 
@@ -281,7 +282,7 @@ class Replica:
             self._swap_s = 0.0
             return Jump(now_s, first_s, 0.0, 1)
         jump = Jump(now_s, first_s, self._timing.context_token_s * self._decoding, 1)
-        if not self._may_jump or self._foresees:
+        if self._plays_each_step:
             return jump
         while self._ends[0][2].end_step != self._ends[0][0]:
             heapq.heappop(self._ends)
@@ -293,16 +294,16 @@ class Replica:
         if self._quanta:
             until = self._quanta[0][0] - self._meter
             steps = min(steps, jump.steps_until(until) if self._token_s is None else math.ceil(until / self._token_s))
-        promotion_s = self.policy.next_promotion_s()
-        if promotion_s < math.inf:
-            steps = min(steps, jump.steps_until(promotion_s - now_s))
+        change_s = self.policy.next_change_s()
+        if change_s < math.inf:
+            steps = min(steps, jump.steps_until(change_s - now_s))
         jump.steps = max(1, steps)
         return jump
 
     def _due(self) -> dict[SimCall, None]:
         """The calls that the steps that have just ended did something to: all that computed a prompt, and those that
         end or have used their quantum."""
-        due = dict.fromkeys(self.running if self._foresees else self._chunks)
+        due = dict.fromkeys(self.running if self.policy.ranks_follow_steps else self._chunks)
         while self._ends and self._ends[0][0] <= self._steps:
             end_step, _, call = heapq.heappop(self._ends)
             if call.end_step == end_step:
@@ -328,9 +329,9 @@ class Replica:
         self.running[call] = call.rank
         if call.prefill_left == 0:  # this step has given a token, too
             call.given += 1
-            call.owner.work_left -= 1
+            call.program.predicted_tokens -= 1
             self._kv.grow(1)
-            self._kv.settle(cast("Stretch", call.stretch), 1)
+            self._kv.settle(cast("Segment", call.segment), 1)
             call.resumed = False
             del self._chunks[call]
             self._decode(call)
@@ -344,9 +345,9 @@ class Replica:
         call.seen_step, call.seen_meter = self._steps, meter
         call.given += steps
         call.computed = call.context - 1  # the token that was given last is computed with the next step
-        call.owner.work_left -= steps
+        call.program.predicted_tokens -= steps
         call.ran_s += charge_s
-        self._kv.settle(cast("Stretch", call.stretch), steps)
+        self._kv.settle(cast("Segment", call.segment), steps)
         self.policy.charge(call, charge_s, now_s)
         self.running[call] = call.rank
         self._note_quantum(call)

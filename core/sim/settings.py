@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from weft.core.errors import SimulationError
 from weft.core.policies import PolicyConfig
@@ -20,7 +20,7 @@ class SimSettings:
         SimulationError: values that make no sense.
     """
 
-    policy: PolicyConfig | Literal["priority", "srpt"] = field(default_factory=PolicyConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)  # or the name of one
     batch_size: int = 64  # calls that a replica runs at once
     replicas: int = 1
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
@@ -35,6 +35,11 @@ class SimSettings:
     unit_steps: bool = False
 
     def __post_init__(self) -> None:
+        policy = cast("PolicyConfig | str", self.policy)
+        if isinstance(policy, str):
+            object.__setattr__(self, "policy", PolicyConfig(policy))
+        elif not isinstance(policy, PolicyConfig):
+            raise SimulationError(f"policy must be a PolicyConfig, or the name of a policy, not {policy!r}.")
         for name, least in (("batch_size", 1), ("replicas", 1), ("chunk_tokens", self.batch_size)):
             if getattr(self, name) < least:
                 raise SimulationError(f"{name} must be at least {least}, not {getattr(self, name)}.")
@@ -42,12 +47,6 @@ class SimSettings:
             raise SimulationError(f"kv_tokens must be at least 1, or math.inf for no bound, not {self.kv_tokens}.")
         if not 0 <= self.swap_token_s < math.inf:
             raise SimulationError(f"swap_token_s must be seconds, 0 or more, not {self.swap_token_s}.")
-        if not isinstance(self.policy, PolicyConfig) and self.policy not in {"priority", "srpt"}:
-            raise SimulationError(f'policy must be a PolicyConfig, "priority" or "srpt", not {self.policy!r}.')
-
-    @property
-    def policy_name(self) -> str:
-        return self.policy if isinstance(self.policy, str) else self.policy.name
 
     @property
     def timing(self) -> StepTime:

@@ -6,16 +6,16 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, cast
 
 from weft.core.errors import SimulationError
 from weft.core.ids import EngineId, ProgramId, SessionId
-from weft.core.policies import Call, Policy, Priority, Srpt
-from weft.core.process_table import Account, Attained
+from weft.core.policies import registration
+from weft.core.process_table import Account
 from weft.core.routing.balancer import Arrival, EngineLoad
 from weft.core.sim.calls import SimCall, SimProgram
-from weft.core.sim.records import Batch, Counts, Run
+from weft.core.sim.records import Batch, Counts, Execution
 from weft.core.sim.replica import Replica
 from weft.core.sim.settings import SimSettings
 from weft.core.trace.format import TraceProgram
@@ -54,7 +54,7 @@ class SimResult:
     policy: str
     programs: dict[str, ProgramResult]  # in the order of the trace
     counts: Counts
-    runs: tuple[Run, ...] = field(default=(), repr=False)  # who ran when; only if asked for
+    runs: tuple[Execution, ...] = field(default=(), repr=False)  # who ran when; only if asked for
     batches: tuple[Batch, ...] = field(default=(), repr=False)  # what was in the steps; only if asked for
 
     @property
@@ -140,12 +140,13 @@ class _Simulation:
         self._settings = settings
         self._progress = progress
         self._counts = Counts()
-        self._runs: list[Run] = []
+        self._runs: list[Execution] = []
         self._batches: list[Batch] = []
         record, note = self._runs.append if runs else None, self._batches.append if batches else None
         numbers = range(settings.replicas)
         self._replicas = [
-            Replica(n, self._policy(), settings, self._counts, record=record, note=note, jump=jump) for n in numbers
+            Replica(n, settings.policy.make(), settings, self._counts, record=record, note=note, jump=jump)
+            for n in numbers
         ]
         self._balancer = settings.balancer.make()
         self._engine_ids = [EngineId(f"engine-{number}") for number in numbers]
@@ -154,6 +155,7 @@ class _Simulation:
         self._to_schedule: set[int] = set()  # replicas with such an event in the queue
         self._jump_of: list[int] = [-1] * settings.replicas  # the event at which the jump under way ends
         self._opened = self._ended = 0
+        self._foresees = registration(settings.policy.name).simulation_only
         self._programs = [SimProgram(program, number) for number, program in enumerate(programs)]
         # What a program has cost beside what policies read of it.
         self._waits = [0.0] * len(programs)
@@ -164,12 +166,6 @@ class _Simulation:
             (program.spec.arrival_s, _ARRIVE, 0, next(self._sequence), program) for program in self._programs
         ]
         heapq.heapify(self._events)
-
-    def _policy(self) -> Policy:
-        policy = self._settings.policy
-        if isinstance(policy, str):
-            return Srpt(_work_left) if policy == "srpt" else Priority(_place)
-        return policy.make()
 
     def run(self) -> None:
         events = self._events
@@ -196,9 +192,9 @@ class _Simulation:
                     self._schedule(replica, now_s)
 
     def _open(self, program: SimProgram, now_s: float) -> None:
-        program.open(place=self._opened)
+        program.open(now_s, self._opened)
         self._opened += 1
-        if self._settings.policy == "srpt":
+        if self._foresees:
             timing = self._settings.timing
             program.foresee(timing.prefill_token_s / (timing.fixed_s + timing.decode_token_s))
         for index, missing in enumerate(list(program.missing)):
@@ -214,9 +210,18 @@ class _Simulation:
             self._arrive(program, index, now_s)
 
     def _arrive(self, program: SimProgram, index: int, now_s: float) -> None:
-        spec, attained = program.spec.calls[index], program.attained
-        inherited = Attained(attained.service_s, attained.total_service_s, attained.wait_s, attained.total_wait_s)
-        call = SimCall(spec.call_id, attained, spec=spec, owner=program, index=index, inherited=inherited)
+        spec, view = program.spec.calls[index], program.view
+        view.calls += 1
+        call = SimCall(
+            spec.call_id,
+            view,
+            prompt_tokens=spec.prompt_tokens,
+            predicted_path_tokens=program.paths[index] if program.paths else math.nan,
+            spec=spec,
+            owner=program,
+            index=index,
+            inherited=replace(view.attained),
+        )
         replica = self._replicas[self._choose(program, spec.prompt_tokens)]
         if replica.arrive(call, now_s):
             self._note_jump(replica)
@@ -235,8 +240,8 @@ class _Simulation:
 
     def _end(self, call: SimCall, replica: Replica, now_s: float) -> None:
         program, number = call.owner, replica.number
-        program.attained.fold(call.inherited, Account(call.ran_s, call.queued_s))
-        replica.policy.program_changed(program.attained)
+        program.view.attained.fold(call.inherited, Account(call.ran_s, call.queued_s))
+        replica.policy.program_changed(program.view)
         self._waits[program.number] += call.queued_s
         self._services[program.number] += call.ran_s
         self._loads[number] = EngineLoad(self._engine_ids[number], self._loads[number].calls - 1)
@@ -247,6 +252,8 @@ class _Simulation:
                 self._follow(program, child, now_s)
         if not program.left:
             program.close(now_s)
+            for each in self._replicas:
+                each.policy.program_ended(program.view)
             self._balancer.end_program(ProgramId(program.spec.program))
             self._balancer.end_session(SessionId(program.spec.program))
             self._ended += 1
@@ -277,20 +284,7 @@ class _Simulation:
             )
             for program in self._programs
         }
-        return SimResult(self._settings.policy_name, rows, self._counts, tuple(self._runs), tuple(self._batches))
-
-
-def _work_left(call: Call) -> float:
-    """For srpt: programs with less left go first, and of one program the calls with more work behind them, so that it
-    ends sooner. In tokens; the longest chain is less than one."""
-    call = cast("SimCall", call)
-    path = call.owner.paths[call.index]
-    return call.owner.work_left - path / (1 + path)
-
-
-def _place(call: Call) -> int:
-    """For priority: the place of a call's program in the order in which programs arrive."""
-    return cast("SimCall", call).owner.place
+        return SimResult(self._settings.policy.name, rows, self._counts, tuple(self._runs), tuple(self._batches))
 
 
 def _check(programs: Sequence[TraceProgram], settings: SimSettings) -> None:

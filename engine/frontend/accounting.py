@@ -10,44 +10,63 @@ from weft.core.ids import CallId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.process_table import Account
 from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from weft.engine.wire import decode_aborted, decode_account, decode_swap
+from weft.engine.wire import decode_call, read_report
 
 OnAccount = Callable[[CallId, Account], None]
 
 
-class AccountingLLM(AsyncLLM):
-    """An `AsyncLLM` that takes the accounts which Weft's scheduler attaches off the outputs and reports them.
+class OutputTokens:
+    """Counts the tokens that a call has produced, over all of its choices.
 
-    `on_account` is called on the engine's event loop, before the output that carried the account is delivered.
+    Args:
+        params: The call's sampling parameters. They say whether an output holds all tokens so far or only new ones.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.total = 0
+        self._is_delta = params.output_kind == RequestOutputKind.DELTA
+
+    def add(self, output: RequestOutput) -> None:
+        """Count an output."""
+        produced = sum(len(choice.token_ids) for choice in output.outputs)
+        self.total = self.total + produced if self._is_delta else produced
+
+
+class AccountingLLM(AsyncLLM):
+    """An `AsyncLLM` that takes the scheduler's reports off the outputs.
+
+    Attributes:
+        on_account: Called with a call's id and account on the engine's event loop, before the output that carried the
+            account is delivered.
+        swap_stats: The swap's figures as of the last call that ended.
     """
 
     on_account: OnAccount
-    swap_stats: SwapStats | None = None  # as of the call that ended last
+    swap_stats: SwapStats | None = None
 
     def __del__(self) -> None:
-        """Nothing: `weft.Engine` shuts it down, and vLLM's own would fail in an interpreter that is ending."""
+        """Does nothing. `weft.Engine` shuts the engine down; vLLM's own finaliser fails while the interpreter ends."""
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        call_id = CallId((sampling_params.extra_args or {}).get("call_id", request_id))
-        is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
-        output_tokens = 0
+        call_id = decode_call(sampling_params.extra_args, request_id, None).identity.call_id
+        output_tokens = OutputTokens(sampling_params)
         # Closing this generator must close vLLM's at once, which aborts the request.
         async with aclosing(super().generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
             async for output in outputs:
-                produced = sum(len(choice.token_ids) for choice in output.outputs)
-                output_tokens = output_tokens + produced if is_delta else produced
-                account = decode_account(
-                    output.kv_transfer_params,
-                    len(output.prompt_token_ids or ()),
-                    output_tokens,
-                    output.num_cached_tokens or 0,
-                )
-                if account is not None:
+                output_tokens.add(output)
+                report = read_report(output.kv_transfer_params)
+                output.kv_transfer_params = None  # otherwise it would show up in the OpenAI response
+                if report.account is not None:
+                    account = Account(
+                        **report.account,
+                        prompt_tokens=len(output.prompt_token_ids or ()),
+                        output_tokens=output_tokens.total,
+                        cached_tokens=output.num_cached_tokens or 0,
+                    )
                     self.on_account(call_id, account)
-                for aborted, spent in decode_aborted(output.kv_transfer_params).items():
-                    self.on_account(aborted, spent)
-                self.swap_stats = decode_swap(output.kv_transfer_params) or self.swap_stats
-                output.kv_transfer_params = None  # else it would show up in the OpenAI response
+                for aborted, cost in report.aborted.items():
+                    self.on_account(aborted, cost)
+                self.swap_stats = report.swap or self.swap_stats
                 yield output

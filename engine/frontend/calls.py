@@ -19,46 +19,46 @@ if TYPE_CHECKING:  # it imports vLLM, which takes seconds
     from weft.engine.frontend.chat import ChatEndpoint
 
 
-class Served(NamedTuple):
+class ModelEndpoint(NamedTuple):
     """What serves the calls of one model."""
 
-    endpoint: ChatEndpoint
+    chat: ChatEndpoint
     admission: Admission
-    engine_id: EngineId | None  # where they run; None: each is placed on its way
+    engine_id: EngineId | None  # where the calls run; None: a balancer assigns each call
 
 
-class TokenTap:
+class TokenRecorder:
     """Takes the token ids of a call off its answer, for the recorder, which compares prompts.
 
     Args:
-        recorder: what gets them.
-        identity: the call.
-        request: the `ChatCompletionRequest`; vLLM is asked to send the ids along.
+        recorder: The recorder that gets the ids.
+        identity: The call.
+        request: The `ChatCompletionRequest`. vLLM is asked to send the ids with the answer.
     """
 
     def __init__(self, recorder: Recorder, identity: CallIdentity, request: Any) -> None:
         self._recorder = recorder
         self._identity = identity
-        self._is_ours = not request.return_token_ids
+        self._caller_wants_ids = bool(request.return_token_ids)
         request.return_token_ids = True
 
     def take(self, answer: dict[str, Any]) -> bool:
-        """Note the ids in a completion or a chunk of one, and take them out unless the caller wants them too.
+        """Record the ids of a completion or of a chunk, and remove them unless the caller asked for them.
 
         Returns:
-            Whether it is for the caller. A chunk that is there for its ids alone is not.
+            Whether to pass the answer on. A chunk that vLLM sent only for its ids is not for the caller.
         """
         prompt = self._read(answer, "prompt_token_ids")
         output: list[int] = []
         for choice in answer["choices"]:
             ids = self._read(choice, "token_ids")
-            if choice["index"] == 0:  # the recorder has room for one
+            if choice["index"] == 0:  # the recorder keeps one answer a call
                 output = ids
         self._recorder.note_tokens(self._identity.program_id, self._identity.call_id, prompt=prompt, output=output)
-        return not self._is_ours or not answer["choices"] or not all(map(_is_bare, answer["choices"]))
+        return self._caller_wants_ids or not answer["choices"] or not all(map(_is_bare, answer["choices"]))
 
     def _read(self, data: dict[str, Any], key: str) -> list[int]:
-        return (data.pop(key, None) if self._is_ours else data.get(key)) or []
+        return (data.get(key) if self._caller_wants_ids else data.pop(key, None)) or []
 
 
 def _is_bare(choice: Mapping[str, Any]) -> bool:
@@ -73,19 +73,19 @@ class InFlight:
     program: Program
     identity: CallIdentity
     row: CallRow
-    served: Served
+    endpoint: ModelEndpoint
     deadline: Deadline
-    tap: TokenTap | None = None  # None: it is not recorded
-    future: Future[Any] | None = None  # None until it is submitted
-    outcome: CallState = CallState.CANCELLED  # unless the engine gives its whole answer, or fails to
-    ended: bool = False  # its program ended, or the engine was shut down, before it did
+    recorder: TokenRecorder | None = None  # None: the call is not recorded
+    future: Future[Any] | None = None  # None until the call is submitted
+    outcome: CallState = CallState.CANCELLED  # until the engine has given its whole answer, or failed to
+    ended: bool = False  # its program ended, or the engine was shut down, before the call did
 
     def report(self) -> dict[str, Any]:
         """Ids and account, as they go back with the answer."""
         return {**asdict(self.identity), **asdict(self.row.account)}
 
     def ended_error(self, engine_closed: bool) -> WeftError | None:
-        """Why it was aborted, if that was not its caller's doing."""
+        """Why the call was aborted; None if its caller aborted it."""
         if not self.ended:
             return None
         return EngineClosedError() if engine_closed else ProgramEndedError(self.program.program_id, self.program.name)

@@ -1,4 +1,4 @@
-"""vLLM's own chat endpoint, in this process: its templates, tool parsers, structured output and usage, without HTTP."""
+"""vLLM's own chat endpoint in this process, without HTTP: templates, tool parsers, structured output and usage."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weft.core.errors import (
     CallFailedError,
     ContextLengthError,
     EngineDiedError,
+    EngineError,
     InvalidRequestError,
     WeftError,
 )
@@ -33,13 +34,13 @@ from weft.engine.vllm_compat.names import (
 
 
 class ChatEndpoint:
-    """OpenAI chat completions over one engine, or what routes to several. Use it on the engine's event loop.
+    """OpenAI chat completions over an engine client. Use it on the engine's event loop.
 
     Args:
-        llm: an `AsyncLLM`, or what behaves like one.
-        model_name: the name it serves.
+        llm: An `AsyncLLM`, or a router with its interface.
+        model_name: The name that it serves.
         tool_call_parser: vLLM's parser for tool calls.
-        failures: where `llm` leaves errors of ours by call, which vLLM's serving layer would turn into text.
+        failures: Weft's errors by call, which `llm` leaves here because vLLM's serving layer would turn them into text.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ChatEndpoint:
             "chat_template_content_format": "auto",
             "enable_auto_tools": tool_call_parser is not None,
             "tool_parser": tool_call_parser,
-            # "auto" would constrain only the envelope of a call; its arguments should be valid too.
+            # "auto" would constrain only the envelope of a tool call, and its arguments should be valid, too.
             "tool_strict_level": "parameter",
         }
         models = OpenAIServingModels(llm, [BaseModelPath(name=model_name, model_path=model_name)])
@@ -71,12 +72,28 @@ class ChatEndpoint:
             **common,
         )
 
+    @property
+    def max_model_len(self) -> int:
+        """The model's context length in tokens."""
+        return int(self._llm.model_config.max_model_len)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens.
+
+        Raises:
+            EngineError: The engine was started without a tokenizer.
+        """
+        tokenizer = self._llm.renderer.tokenizer
+        if tokenizer is None:
+            raise EngineError("this engine was started with skip_tokenizer_init; it has no tokenizer.")
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
     @staticmethod
     def make_request(body: dict[str, Any]) -> ChatCompletionRequest:
         """Check a chat request in OpenAI's format.
 
         Raises:
-            InvalidRequestError: it is not one; the message names each field.
+            InvalidRequestError: The request is malformed; the message names each field.
         """
         try:
             return ChatCompletionRequest(**body)
@@ -92,7 +109,7 @@ class ChatEndpoint:
         """One answer, as an OpenAI `chat.completion` object.
 
         Raises:
-            CallError, EngineDiedError: see `weft.core.errors`.
+            CallError, EngineDiedError: See `weft.core.errors`.
         """
         try:
             response = await self._chat.create_chat_completion(request)
@@ -107,10 +124,10 @@ class ChatEndpoint:
         return dict(response.model_dump(exclude_none=True))
 
     async def count_prompt_tokens(self, request: ChatCompletionRequest) -> int:
-        """How many tokens the prompt has once the chat template has rendered it; it need not fit the model's context.
+        """The number of tokens of the rendered prompt. It need not fit the model's context.
 
         Raises:
-            InvalidRequestError: the chat template refuses it.
+            InvalidRequestError: The chat template refuses the request.
         """
         tools = [tool.model_dump() for tool in request.tools] if request.tools else None
         chat = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False})
@@ -125,7 +142,7 @@ class ChatEndpoint:
         """The answer as OpenAI `chat.completion.chunk` objects.
 
         Raises:
-            CallError, EngineDiedError: see `weft.core.errors`.
+            CallError, EngineDiedError: See `weft.core.errors`.
         """
         try:
             response = await self._chat.create_chat_completion(request)

@@ -1,4 +1,4 @@
-"""What every engine does with calls, programs and sessions, whichever vLLM engine then runs them."""
+"""The front end: what every engine does with calls, programs and sessions, however many vLLM engines run them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import queue
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
-from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, Final, ParamSpec
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self
 
-from weft.core.errors import EngineClosedError, EngineStartError
+import anyio
+import anyio.to_thread
+
+from weft.core.errors import EngineClosedError, EngineStartError, InvalidIdError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId
+from weft.core.kv_cache.stats import SwapStats
 from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
@@ -25,10 +30,11 @@ from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.routing.admission import Deadline, check_timeout, deadline
 from weft.core.trace.recorder import VARIABLE, Recorder
-from weft.engine.frontend.calls import InFlight, Served, TokenTap
+from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
+from weft.engine.frontend.end_notices import EndNotices
 from weft.engine.processes.host import is_spawned_main
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire import encode_call
+from weft.engine.wire import CallHeader, encode_call
 
 P = ParamSpec("P")
 
@@ -36,25 +42,26 @@ _counter = itertools.count()
 
 
 class FrontEnd(ABC):
-    """Calls in flight, open sessions and the process table of an engine.
+    """Calls in flight, open sessions and the process table of an engine. `weft.Engine` and `weft.AsyncMultiLLMEngine`
+    are its two kinds.
 
     Args:
-        policy: the scheduling policy, by name or with parameters.
-        call_timeout_s: seconds that a call may take, its time in queues included, unless its request says otherwise.
-        program_timeout_s: seconds that a program may take from its first call on, unless its metadata say otherwise.
-        clock: monotonic seconds.
-        record: the trace file that programs are recorded into; None: that of WEFT_RECORD in the environment, if any.
+        policy: The scheduling policy, by name or with parameters.
+        call_timeout_s: Seconds that a call may take, its time in queues included, unless its request says otherwise.
+        program_timeout_s: Seconds that a program may take from its first call on, unless its metadata say otherwise.
+        clock: Monotonic seconds.
+        record: The trace file that programs are recorded into; None: the file named by WEFT_RECORD in the environment,
+            if any.
 
     Raises:
-        PolicyError: the policy makes no sense.
-        InvalidRequestError: a timeout that is not above 0.
-        EngineStartError: in a child process that is re-running the user's script.
-        TraceError: `record` cannot be written, or holds something else than a trace.
+        PolicyError: The policy makes no sense, or runs in simulation only.
+        InvalidRequestError: A timeout is not above 0.
+        EngineStartError: This is a child process that is re-running the user's script.
+        TraceError: `record` cannot be written, or holds something other than a trace.
     """
 
-    model: str  # the name it serves, the first of several
-    _loop: LoopThread
-    _finalizer: Callable[[], object]  # ends it, once
+    model: str  # the name that the engine serves, the first of several
+    _finalizer: Callable[[], object]  # ends the engine, once
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class FrontEnd(ABC):
             )
         path = record if record is not None else os.environ.get(VARIABLE) or None
         self._recorder = Recorder(path) if path is not None else None
-        self.policy = policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)
+        self.policy = (policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)).check_live()
         self.engine_id = EngineId(f"engine-{next(_counter)}")
         self.table = ProcessTable()
         self._call_timeout_s = check_timeout(call_timeout_s, "call_timeout_s")
@@ -85,18 +92,102 @@ class FrontEnd(ABC):
         self._log = get_logger().bind(engine_id=self.engine_id)
         self._closed = False
 
+    def _start_loop(self) -> None:
+        """Start the engine's event loop, once all arguments have been checked."""
+        self._loop = LoopThread(self.engine_id)
+        self._end_notices = EndNotices(self._loop, weakly_async(self._send_to_schedulers))
+
+    @classmethod
+    async def create(cls, *arguments: Any, **keywords: Any) -> Self:
+        """Start an engine without blocking the caller's event loop; arguments as for the class.
+
+        Cancelling the start ends the processes that have started.
+        """
+        engine = cls.__new__(cls)
+        over = threading.Event()
+
+        def start() -> None:
+            try:
+                engine.__init__(*arguments, **keywords)  # type: ignore[misc]
+            finally:
+                over.set()
+
+        try:
+            await anyio.to_thread.run_sync(start, abandon_on_cancel=True)
+        except anyio.get_cancelled_exc_class():
+            engine._start_abandoned.set()  # noqa: SLF001  its own class
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(over.wait)
+                await anyio.to_thread.run_sync(engine.shutdown)
+            raise
+        return engine
+
+    # -- what the two kinds of engines implement
+
     @abstractmethod
-    def _served(self, model: str | None) -> Served:
-        """What serves a model; None: the request names none.
+    def _endpoint(self, model: str | None) -> ModelEndpoint:
+        """The endpoint of a model; None: the request names none.
 
         Raises:
-            UnknownModelError: nothing does.
+            UnknownModelError: The engine does not serve this model.
         """
+
+    @abstractmethod
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> None:
+        """Send a control message to every scheduler of the engine, on the engine's event loop."""
+
+    def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:
+        """A program has ended, and with it perhaps its session."""
+        del session_ended
+        self._end_notices.add(info.program_id)
+
+    # -- what users ask
 
     @property
     def models(self) -> list[str]:
-        """The names of the models it serves; a request that names none gets the first."""
+        """The names of the models that the engine serves; a request that names none gets the first."""
         return [self.model]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine takes calls."""
+        return not self._closed
+
+    @property
+    @abstractmethod
+    def swap_stats(self) -> SwapStats | None:
+        """The swap's figures as of the last call that ended, all vLLM engines together; None without a swap."""
+
+    @property
+    def sessions(self) -> dict[SessionId, frozenset[ProgramId]]:
+        """The open sessions and their running programs."""
+        with self._lock:
+            return {session: frozenset(programs) for session, programs in self._sessions.items()}
+
+    @property
+    def max_model_len(self) -> int:
+        """The context length of the (first) model, in tokens."""
+        return self._endpoint(None).chat.max_model_len
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens.
+
+        Raises:
+            EngineError: The engine was started without a tokenizer.
+        """
+        return self._endpoint(None).chat.tokenize(text)
+
+    def count_prompt_tokens(self, body: Mapping[str, Any]) -> int:
+        """The number of tokens of a chat request's prompt, as vLLM renders it. It need not fit the model's context.
+
+        Raises:
+            InvalidRequestError: The request is malformed, or the chat template refuses it.
+            EngineClosedError: The engine was shut down.
+        """
+        if not self.is_alive:
+            raise EngineClosedError
+        chat = self._endpoint(body.get("model")).chat
+        return self._loop.submit(chat.count_prompt_tokens(chat.make_request(dict(body)))).result()
 
     # -- calls
 
@@ -104,37 +195,37 @@ class FrontEnd(ABC):
         """One chat completion, as OpenAI's `chat.completion` object.
 
         Args:
-            body: the request in OpenAI's chat format; ids and model are filled in.
-            program: the program it belongs to.
-            identity: its ids, from `program.start_call`.
+            body: The request in OpenAI's chat format. Ids and model are filled in.
+            program: The program that the call belongs to.
+            identity: The call's ids, from `program.start_call`.
 
         Returns:
             vLLM's response, and under "weft" the call's ids and account (`service_s`, `wait_s`, `preemptions`, tokens).
 
         Raises:
-            CallError, ProgramError, EngineError: see `weft.core.errors`. Cancelling aborts the call in the engine.
+            CallError, ProgramError, EngineError: See `weft.core.errors`. Cancelling aborts the call in the engine.
         """
         call, request = self._open_call(body, program, identity, stream=False)
-        future = self._submit(call, self._endpoint_complete(call, request))
+        future = self._submit(call, self._complete(call, request))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is None or not task.cancelling():  # it was not the caller who was cancelled
+            if task is None or not task.cancelling():  # the caller was not cancelled
                 self._raise_if_ended(call)
             raise
 
     def chat_sync(self, body: Mapping[str, Any], program: Program, identity: CallIdentity) -> dict[str, Any]:
         """`chat` for code without an event loop."""
         call, request = self._open_call(body, program, identity, stream=False)
-        future = self._submit(call, self._endpoint_complete(call, request))
+        future = self._submit(call, self._complete(call, request))
         try:
             return future.result()
         except FutureCancelledError:
             self._raise_if_ended(call)
             raise
         finally:
-            future.cancel()  # a KeyboardInterrupt while waiting
+            future.cancel()  # after a KeyboardInterrupt
 
     async def chat_stream(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity
@@ -170,36 +261,47 @@ class FrontEnd(ABC):
         finally:
             future.cancel()
 
+    # -- a call's way through the front end
+
     def _open_call(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
     ) -> tuple[InFlight, Any]:
-        try:
+        """Check a request, admit it and note it in the table. Each step is undone if a later one fails."""
+        call_id = identity.call_id
+        if call_id in self._in_flight:
+            raise InvalidIdError(f"call {call_id} is already in flight; ids are used once.")
+        with ExitStack() as undo:
+            undo.callback(lambda: program.call_left(call_id, self._clock(), Account(), CallState.FAILED))
             if self._closed:
                 raise EngineClosedError
-            fields = {**body, "stream": stream, "request_id": identity.call_id, "session_id": program.session_id}
+            fields = {**body, "stream": stream, "request_id": call_id, "session_id": program.session_id}
             timeout_s = check_timeout(fields.pop("timeout_s", self._call_timeout_s), "timeout_s")
-            served = self._served(fields.get("model"))
-            request = served.endpoint.make_request(fields)
+            endpoint = self._endpoint(fields.get("model"))
+            request = endpoint.chat.make_request(fields)
             program.bind(self)
             now_s = self._clock()
             ends = self._deadline(program, timeout_s, now_s)
-            served.admission.enter(now_s)
-        except Exception:
-            program.call_left(identity.call_id, self._clock(), Account(), CallState.FAILED)
-            raise
-        try:
-            row, attained = self.table.arrive(identity, served.engine_id, now_s)
-        except Exception:
-            served.admission.leave(now_s)
-            raise
-        program.call_arrived(identity.call_id, now_s)
-        request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(identity, attained)}
-        call = InFlight(program, identity, row, served, ends)
+            endpoint.admission.enter(now_s)
+            undo.callback(endpoint.admission.leave, now_s)
+            row, attained = self.table.arrive(identity, endpoint.engine_id, now_s)
+            program.call_arrived(call_id, now_s)
+            undo.pop_all()
+        row_of_program = self.table.get(program.program_id)
+        header = CallHeader(
+            identity,
+            attained,
+            program_name=program.name,
+            tenant=program.tenant,
+            program_calls=row_of_program.calls if row_of_program is not None else 0,
+            time_left_s=ends.at_s - now_s,
+        )
+        request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
+        call = InFlight(program, identity, row, endpoint, ends)
         if self._recorder is not None:
             self._recorder.call_arrived(program.graph, now_s)
-            call.tap = TokenTap(self._recorder, identity, request)
+            call.recorder = TokenRecorder(self._recorder, identity, request)
         with self._lock:
-            self._in_flight[identity.call_id] = call
+            self._in_flight[call_id] = call
         return call, request
 
     def _deadline(self, program: Program, timeout_s: float | None, now_s: float) -> Deadline:
@@ -209,10 +311,10 @@ class FrontEnd(ABC):
 
     @asynccontextmanager
     async def _in_time(self, call: InFlight, request: Any) -> AsyncIterator[None]:
-        """End what is inside when the call has no time left.
+        """Cancel the body when the call's deadline passes.
 
         Raises:
-            DeadlineError: that happened.
+            DeadlineError: It has passed.
         """
         left_s = call.deadline.at_s - self._clock()
         scope = asyncio.timeout(left_s if left_s < math.inf else None)
@@ -226,18 +328,18 @@ class FrontEnd(ABC):
 
     def _submit(self, call: InFlight, coroutine: Any) -> Future[Any]:
         call.future = self._loop.submit(coroutine)
-        # Also for a call that is cancelled before its coroutine began.
+        # A call that is cancelled before its coroutine began leaves here.
         call.future.add_done_callback(lambda _future: self._leave(call))
-        if self.table.get(call.identity.program_id) is None:  # its program ended on another thread meanwhile
+        if self.table.get(call.identity.program_id) is None:  # its program has ended on another thread
             self._abort([call])
         return call.future
 
-    async def _endpoint_complete(self, call: InFlight, request: Any) -> dict[str, Any]:
+    async def _complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
             async with self._in_time(call, request):
-                response = await call.served.endpoint.complete(request)
-            if call.tap is not None:
-                call.tap.take(response)
+                response = await call.endpoint.chat.complete(request)
+            if call.recorder is not None:
+                call.recorder.take(response)
             call.outcome = CallState.FINISHED
         except Exception:
             call.outcome = CallState.FAILED
@@ -247,13 +349,13 @@ class FrontEnd(ABC):
         return {**response, "weft": call.report()}
 
     def _submit_stream(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> Future[Any]:
-        """Carry a stream over to the caller's side; the last item is _END or an exception."""
+        """Carry a stream over to the caller's thread. The last item is _END or an exception."""
 
         async def pump() -> None:
             try:
-                async with self._in_time(call, request), aclosing(call.served.endpoint.stream(request)) as chunks:
+                async with self._in_time(call, request), aclosing(call.endpoint.chat.stream(request)) as chunks:
                     async for chunk in chunks:
-                        if call.tap is not None and not call.tap.take(chunk):
+                        if call.recorder is not None and not call.recorder.take(chunk):
                             continue
                         if any(choice.get("finish_reason") for choice in chunk["choices"]):
                             chunk["weft"] = call.report()
@@ -267,7 +369,7 @@ class FrontEnd(ABC):
 
         def end(future: Future[Any]) -> None:  # also of a stream that was aborted before it began
             error = call.ended_error(self._closed) if future.cancelled() else future.exception()
-            with suppress(RuntimeError):  # the caller's event loop is gone, and the caller with it
+            with suppress(RuntimeError):  # the caller's event loop is closed
                 deliver(error or _END)
 
         future = self._submit(call, pump())
@@ -279,12 +381,12 @@ class FrontEnd(ABC):
         if call is not None:
             call.row.account = account
             return
-        aborted = self._aborted.get(call_id)  # again and again: outputs from before the abort may still be on their way
+        aborted = self._aborted.get(call_id)  # may come several times: outputs from before the abort come late
         if aborted is not None:
             self.table.settle(aborted.row, account)
             aborted.program.call_settled(call_id, aborted.row.account)
 
-    def _on_placed(self, call_id: CallId, engine_id: EngineId) -> None:
+    def _on_assigned(self, call_id: CallId, engine_id: EngineId) -> None:
         call = self._in_flight.get(call_id)
         if call is not None:
             self.table.assign(call.row, engine_id)
@@ -296,7 +398,7 @@ class FrontEnd(ABC):
             if call.outcome is not CallState.FINISHED and not call.ended:
                 self._aborted[call.identity.call_id] = call
         now_s = self._clock()
-        call.served.admission.leave(now_s)
+        call.endpoint.admission.leave(now_s)
         self.table.leave(call.row, now_s)
         call.program.call_left(call.identity.call_id, now_s, call.row.account, call.outcome)
         call.program.log.debug(
@@ -313,10 +415,16 @@ class FrontEnd(ABC):
         if error is not None:
             raise error
 
-    # -- sessions: the backend's operations, issued by Program
+    def _abort(self, calls: list[InFlight]) -> None:
+        for call in calls:
+            call.ended = True
+            if call.future is not None:
+                call.future.cancel()
+
+    # -- sessions: the backend's operations, which Program calls
 
     def start_session(self, info: ProgramInfo) -> None:
-        """Register a program under its session; a session begins with its first program (Autellix §5)."""
+        """Register a program under its session. A session begins with its first program (Autellix §5)."""
         if self._closed:
             raise EngineClosedError
         self.table.open(info, self._clock())
@@ -326,7 +434,7 @@ class FrontEnd(ABC):
             self._sessions.setdefault(info.session_id, set()).add(info.program_id)
 
     def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
-        """Abort a program's calls in flight and take its row out; a session ends with its last program."""
+        """Abort a program's calls in flight and take its row out. A session ends with its last program."""
         with self._lock:
             calls = [call for call in self._in_flight.values() if call.identity.program_id == program_id]
         self._abort(calls)
@@ -345,31 +453,68 @@ class FrontEnd(ABC):
                 self._recorder.end(program_id)
         return row
 
-    def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:
-        """For an engine that remembers programs elsewhere too."""
-        del info, session_ended
-
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         """A running program's row."""
         return self.table.get(program_id)
 
-    def _abort(self, calls: list[InFlight]) -> None:
-        for call in calls:
-            call.ended = True
-            if call.future is not None:
-                call.future.cancel()
+    # -- life
+
+    def shutdown(self) -> None:
+        """Abort the calls in flight and end the engine's processes. Later calls raise `EngineClosedError`.
+
+        May be called more than once.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with self._lock:
+            calls = list(self._in_flight.values())
+        self._abort(calls)
+        if self._recorder is not None:
+            self._recorder.end_all()
+        self._finalizer()
+        self._log.info("engine shut down")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.shutdown)
 
 
 _END: Final = object()
 
 
 def weakly(method: Callable[P, None]) -> Callable[P, None]:
-    """An engine's method, without keeping the engine alive: an engine that nobody refers to shuts down."""
+    """A method of an engine that does not keep the engine alive. An engine without references shuts down."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
         alive = reference()
         if alive is not None:
             alive(*args, **kwargs)
+
+    return call
+
+
+def weakly_async(method: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
+    """`weakly` for a coroutine method."""
+    reference = weakref.WeakMethod(method)
+
+    async def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        alive = reference()
+        if alive is not None:
+            await alive(*args, **kwargs)
 
     return call

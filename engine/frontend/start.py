@@ -1,4 +1,4 @@
-"""Starting vLLM: its arguments, its errors as ours."""
+"""Starting vLLM: its arguments, and its errors as Weft's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.frontend.chat import ChatEndpoint
     from weft.engine.vllm_compat.names import AsyncEngineArgs
 
+DEFAULT_SWAP: Final = SwapConfig()
 _CPU_KV_CACHE_BYTES: Final = 1 << 30
 _CALIBRATION_PROMPTS: Final = 3
 _CALIBRATION_TOKENS: Final = 256
@@ -40,11 +40,11 @@ def start_vllm(
     on_account: OnAccount,
     abandoned: threading.Event,
 ) -> tuple[AccountingLLM, ChatEndpoint]:
-    """Start vLLM's processes with Weft's scheduler, and its chat endpoint on `loop`. Blocks until it is ready.
+    """Start vLLM's processes with Weft's scheduler, and its chat endpoint on `loop`. Blocks until vLLM is ready.
 
     Args:
-        loop: where vLLM's front end lives from now on.
-        abandoned: set it from another thread to give up waiting.
+        loop: The event loop that vLLM's front end runs on from now on.
+        abandoned: Set it from another thread to stop waiting.
 
     Raises:
         ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError: see `weft.core.errors`.
@@ -68,10 +68,10 @@ def start_vllm(
 
 
 def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
-    """Wait until something of a start is done.
+    """Wait until a part of a start is done.
 
     Raises:
-        EngineStartError: `abandoned` was set meanwhile.
+        EngineStartError: `abandoned` was set.
     """
     while not starting.done():
         wait([starting], timeout=0.2)
@@ -82,10 +82,12 @@ def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
 def engine_arguments(
     model: str, policy: PolicyConfig, swap: SwapConfig | None, engine_args: Mapping[str, Any]
 ) -> AsyncEngineArgs:
-    """vLLM's arguments for an engine with Weft's scheduler: ours, then the user's `engine_args`, then what must be.
+    """vLLM's arguments for an engine with Weft's scheduler.
+
+    The user's `engine_args` override Weft's defaults. Model, scheduler and policy override both.
 
     Raises:
-        TypeError: `engine_args` has one that vLLM does not know.
+        TypeError: vLLM does not know one of `engine_args`.
     """
     from weft.engine.kv_cache.connector import transfer_config
     from weft.engine.scheduler import WeftScheduler
@@ -103,21 +105,21 @@ def engine_arguments(
         "scheduler_cls": WeftScheduler,
         "additional_config": {
             **engine_args.get("additional_config", {}),
-            "weft": {**asdict(policy), "one_client": True},
+            "weft": {**policy.to_dict(), "one_client": True},
         },
     }
     return AsyncEngineArgs(**arguments)
 
 
 def start_error(model: str, error: Exception, log: Path | None = None) -> EngineError:
-    """What the user is told when vLLM did not start.
+    """The error that a user gets when vLLM did not start.
 
     Args:
-        model: what was to be started.
-        error: what vLLM raised.
-        log: where its processes write, if not to the terminal.
+        model: The model that was to be started.
+        error: The exception that vLLM raised.
+        log: The file that vLLM's processes write to, if not to the terminal.
     """
-    if isinstance(error, OSError):  # how transformers and the hub say that neither folder nor hub has the model
+    if isinstance(error, OSError):  # transformers and the hub raise it for an unknown model
         return ModelNotFoundError(model, f"{_reason(error)}.")
     output = f"Its log, {log}," if log is not None else "Its own output above"
     return EngineStartError(
@@ -127,8 +129,10 @@ def start_error(model: str, error: Exception, log: Path | None = None) -> Engine
 
 
 async def calibrate(llm: AccountingLLM) -> None:
-    """Compute a few prompts of random tokens, from which the scheduler learns how fast prefill is, where it needs to
-    know that to choose between swap and recompute."""
+    """Compute a few prompts of random tokens, so that the scheduler learns the speed of prefill.
+
+    It does so only where the scheduler must choose between swap and recomputation.
+    """
     from weft.engine.vllm_compat.names import SamplingParams
 
     transfer = llm.vllm_config.kv_transfer_config
@@ -137,7 +141,7 @@ async def calibrate(llm: AccountingLLM) -> None:
     llm.on_account = lambda _call_id, _account: None
     rng = random.Random(0)  # noqa: S311  no secret
     length = min(_CALIBRATION_TOKENS, llm.model_config.max_model_len - 1)
-    tokens = range(10, min(llm.model_config.get_vocab_size(), 1000))  # the special ones come before or after
+    tokens = range(10, min(llm.model_config.get_vocab_size(), 1000))  # special tokens come before or after these
     for number in range(_CALIBRATION_PROMPTS):
         (prompt,) = await llm.renderer.render_cmpl_async([{"prompt_token_ids": rng.choices(tokens, k=length)}])
         async for _ in llm.generate(prompt, SamplingParams(max_tokens=1, detokenize=False), f"calibration-{number}"):
@@ -145,11 +149,11 @@ async def calibrate(llm: AccountingLLM) -> None:
 
 
 def resolve_model(model: str | os.PathLike[str] | None) -> str:
-    """A folder that is there, a hub name as it stands, or for None the embedded model, prepared if need be.
+    """The folder of a model, or its hub name as it is. None is the embedded model, which is prepared if necessary.
 
     Raises:
-        ModelNotFoundError: a path to nothing, or to a folder that holds no model.
-        ModelPrepareError: the embedded model could not be prepared.
+        ModelNotFoundError: The path leads nowhere, or to a folder without a model.
+        ModelPrepareError: The embedded model could not be prepared.
     """
     if model is None:
         return str(embedded_model())
@@ -164,7 +168,7 @@ def resolve_model(model: str | os.PathLike[str] | None) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """An error in one line; pydantic's say what is wrong below the first."""
+    """An error in one line. Pydantic's errors have their reasons below the first line."""
     if isinstance(error, ValidationError):
         return "; ".join(problem["msg"] for problem in error.errors())
     lines = str(error).strip().splitlines()

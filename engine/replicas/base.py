@@ -1,10 +1,10 @@
-"""What the engine asks of a replica, wherever it runs."""
+"""The contract of a replica, wherever it runs."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 from weft.core.ids import EngineId
@@ -13,23 +13,23 @@ from weft.engine.vllm_compat.names import RequestOutput, VllmConfig
 
 
 class ReplicaGoneError(Exception):
-    """Inside the engine room: the replica that ran a call died or was shut down. Callers get a `WeftError` instead."""
+    """The replica that ran a call died or was shut down. It stays inside the engine: callers get a `WeftError`."""
 
 
 class ReplicaLLM(Protocol):
-    """What is read off the vLLM engine of a replica."""
+    """What an engine reads of a replica's vLLM engine."""
 
     vllm_config: VllmConfig
-    swap_stats: SwapStats | None  # as of the call that ended last
+    swap_stats: SwapStats | None  # as of the last call that ended
 
 
 class Replica(ABC):
-    """A vLLM engine, started again under the same name when it has died. Use it on one event loop.
+    """A vLLM engine that is started again under the same name when it has died. Use it on one event loop.
 
     Attributes:
-        engine_id: its name.
-        log: where its processes write, for people; None while that is not known.
-        llm: the engine while it runs.
+        engine_id: The replica's name.
+        log: Where the replica's processes write, as shown to users; None while that is unknown.
+        llm: The vLLM engine while it runs, otherwise None.
     """
 
     engine_id: EngineId
@@ -39,35 +39,35 @@ class Replica(ABC):
 
     @abstractmethod
     async def start(self, timeout_s: float) -> None:
-        """Start vLLM's processes and wait until they answer. Cancelling it ends them.
+        """Start vLLM's processes and wait until they answer. Cancelling the start ends them.
 
         Raises:
-            EngineStartError, ModelNotFoundError: it did not start, or not within `timeout_s` seconds; the message names
-                the log.
+            EngineStartError, ModelNotFoundError: vLLM did not start, or not within `timeout_s` seconds. The message
+                names the log.
         """
 
     @property
     @abstractmethod
     def is_dead(self) -> bool:
-        """Whether an engine that had started has ended by itself."""
+        """Whether an engine that was started has ended by itself."""
 
     @abstractmethod
     def why_dead(self) -> str:
-        """What is known of its end, in a few words."""
+        """Why the engine ended, in a few words."""
 
     async def stop(self) -> None:
-        """End its processes, whether they run or have died; calls still on it fail. It may be started again."""
+        """End the replica's processes, whether they run or have died. Its calls fail. It may be started again."""
         self.detach()
         await self._ended()
 
     async def _ended(self) -> None:
-        """Wait for the end that is under way, if one is."""
+        """Wait until an end that is under way is complete."""
         if self._ending is not None:
             await asyncio.shield(self._ending)
 
     @abstractmethod
     def detach(self) -> None:
-        """`stop`, without waiting for it."""
+        """Begin `stop` and do not wait for it."""
 
     @abstractmethod
     def generate(
@@ -76,5 +76,12 @@ class Replica(ABC):
         """As `AsyncLLM.generate`.
 
         Raises:
-            ReplicaGoneError: the engine died, or was shut down, before the call was done.
+            ReplicaGoneError: The engine died, or was shut down, before the call ended.
+        """
+
+    @abstractmethod
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+        """Send a control message (`weft.engine.wire.encode_control`) to the scheduler.
+
+        A replica that does not run, or dies meanwhile, ignores the message.
         """

@@ -14,67 +14,72 @@ from weft.core.routing.replicas import ReplicaSet
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
-    """A call's place in the line."""
-
+class _WaitingCall:
     arrival: Arrival
     avoid: Collection[EngineId]
-    placed: asyncio.Future[EngineId]
+    assigned: asyncio.Future[EngineId]
 
 
 class DispatchQueue:
-    """Calls that wait for a replica, first come, first served. Most find one at once.
+    """Dispatches calls to the replicas of one model in order of arrival. Most calls do not have to wait.
 
     Args:
-        model: as errors name it.
-        replicas: of the model.
+        model: The model's name, for errors.
+        replicas: The model's replicas.
     """
 
     def __init__(self, model: str, replicas: ReplicaSet) -> None:
         self._model = model
         self._replicas = replicas
-        self._waiters: deque[_Waiter] = deque()
+        self._waiting: deque[_WaitingCall] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self._waiting)
 
-    async def place(self, arrival: Arrival, avoid: Collection[EngineId]) -> EngineId:
-        """Wait until a replica takes the call, which then counts as in flight there; end it with `leave`.
+    async def dispatch(self, arrival: Arrival, avoid: Collection[EngineId]) -> EngineId:
+        """Wait until a replica takes the call. The call is then in flight there until `leave`.
+
+        Args:
+            arrival: The call.
+            avoid: Replicas to choose only if there is no other.
 
         Raises:
-            NoReplicaError: none has been ready for too long (`give_up`).
+            NoReplicaError: No replica has been ready for too long (`give_up`).
         """
-        turn = _Waiter(arrival, avoid, asyncio.get_running_loop().create_future())
-        self._waiters.append(turn)
-        self.move()
+        call = _WaitingCall(arrival, avoid, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        self.dispatch_waiting()
         try:
-            return await turn.placed
+            return await call.assigned
         except asyncio.CancelledError:
-            if turn in self._waiters:
-                self._waiters.remove(turn)
-            elif turn.placed.done() and not turn.placed.cancelled() and turn.placed.exception() is None:
-                self.leave(turn.placed.result())
+            if call in self._waiting:
+                self._waiting.remove(call)
+            elif call.assigned.done() and not call.assigned.cancelled() and call.assigned.exception() is None:
+                self.leave(call.assigned.result())
             raise
 
     def leave(self, engine_id: EngineId) -> None:
-        """A call is over on a replica; the next may have its place."""
+        """A call has left a replica. The first waiting call may go there."""
         self._replicas.leave(engine_id)
-        self.move()
+        self.dispatch_waiting()
 
-    def move(self) -> None:
-        """Place calls from the front as long as that works: after a call has left, or a replica has become ready."""
-        while self._waiters:
-            turn = self._waiters[0]
-            if not turn.placed.done():
-                engine_id = self._replicas.dispatch(turn.arrival, turn.avoid)
+    def dispatch_waiting(self) -> None:
+        """Dispatch calls from the front of the queue until one finds no replica.
+
+        Call it after a call has left a replica, and after a replica has become ready.
+        """
+        while self._waiting:
+            call = self._waiting[0]
+            if not call.assigned.done():
+                engine_id = self._replicas.dispatch(call.arrival, call.avoid)
                 if engine_id is None:
                     return
-                turn.placed.set_result(engine_id)
-            self._waiters.popleft()
+                call.assigned.set_result(engine_id)
+            self._waiting.popleft()
 
     def give_up(self, waited_s: float) -> None:
-        """Send everybody away: no replica has been ready for `waited_s` seconds."""
-        while self._waiters:
-            turn = self._waiters.popleft()
-            if not turn.placed.done():
-                turn.placed.set_exception(NoReplicaError(self._model, waited_s, self._replicas.reason))
+        """Fail every waiting call, because no replica has been ready for `waited_s` seconds."""
+        while self._waiting:
+            call = self._waiting.popleft()
+            if not call.assigned.done():
+                call.assigned.set_exception(NoReplicaError(self._model, waited_s, self._replicas.reason))

@@ -21,6 +21,7 @@ from weft.engine.processes.host import child_processes, end_processes, host_unto
 from weft.engine.processes.loop_thread import in_thread
 from weft.engine.processes.tree import ProcessTree
 from weft.engine.replicas.base import Replica, ReplicaGoneError
+from weft.engine.vllm_compat.control import send_to_scheduler
 from weft.engine.vllm_compat.names import (
     AsyncEngineArgs,
     EngineDeadError,
@@ -29,45 +30,45 @@ from weft.engine.vllm_compat.names import (
     VLLMClientError,
 )
 
-# Processes inherit the environment, which is the host's: one replica of this host starts at a time.
+# One replica of this host starts at a time, because its processes inherit the host's environment.
 _starting: Final = threading.Lock()
 
 
 class _CancellationHandle:
-    """A call's hold on its replica: cut, it ends with `ReplicaGoneError` where vLLM would let it wait for ever."""
+    """Ends a call of a replica that is gone with `ReplicaGoneError`. vLLM would let the call wait for ever."""
 
     def __init__(self) -> None:
         self.scope = asyncio.timeout(None)
-        self._waits = False  # for vLLM, not for whoever reads the stream
-        self._is_cut = False
+        self._waits_for_vllm = False  # False also while the reader of the stream has an output
+        self._is_cancelled = False
 
-    def wait(self) -> None:
-        """Now it waits for vLLM."""
-        if self._is_cut:
+    def begin_wait(self) -> None:
+        """The call waits for vLLM from now on."""
+        if self._is_cancelled:
             raise ReplicaGoneError
-        self._waits = True
+        self._waits_for_vllm = True
 
-    def go_on(self) -> None:
-        """vLLM gave something."""
-        self._waits = False
+    def end_wait(self) -> None:
+        """vLLM gave an output."""
+        self._waits_for_vllm = False
 
-    def cut(self) -> None:
-        """Nothing will come any more."""
-        self._is_cut = True
-        if self._waits:
+    def cancel(self) -> None:
+        """End the call, because no further output comes."""
+        self._is_cancelled = True
+        if self._waits_for_vllm:
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
 class LocalReplica(Replica):
-    """A vLLM engine. Use it on one event loop.
+    """A vLLM engine with processes of its own. Use it on one event loop.
 
     Args:
-        engine_id: its name.
-        model: as errors name it.
-        arguments: vLLM's, of which each start gets the same.
-        environment: variables that its processes see, e.g. the cores or GPUs to use.
-        log: the file its processes write to, added to at each start.
-        on_account: told of each call's account.
+        engine_id: The replica's name.
+        model: The model's name, for errors.
+        arguments: vLLM's arguments, the same for each start.
+        environment: Environment variables of the replica's processes, e.g. the cores or GPUs to use.
+        log: The file that the replica's processes append to.
+        on_account: Called with each call's account.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class LocalReplica(Replica):
                     raise self._not_ready(timeout_s)
                 llm = constructing.result()
                 self._processes = _engine_processes(before)
-                try:  # does it answer?
+                try:  # the engine must also answer
                     async with asyncio.timeout(timeout_s):
                         await llm.get_supported_tasks()
                         await calibrate(llm)
@@ -137,7 +138,7 @@ class LocalReplica(Replica):
             log.write(f"--- {self.engine_id} of {self._model} starts\n")
         with host_untouched():
             config = self._arguments.create_engine_config()
-            if not config.logging_config.configure_logging:  # else the user has set it up
+            if not config.logging_config.configure_logging:  # otherwise the user has configured it
                 config.logging_config = _ChildLogging(self._log)
             os.environ.update(self.environment)
             llm = AccountingLLM.from_vllm_config(
@@ -149,7 +150,7 @@ class LocalReplica(Replica):
 
     @staticmethod
     async def _abandon(constructing: asyncio.Future[AccountingLLM], before: set[BaseProcess]) -> None:
-        """vLLM's constructor cannot be interrupted, but fails when its processes are gone."""
+        """End a start. vLLM's constructor cannot be interrupted, but fails when its processes are gone."""
         while not constructing.done():
             await in_thread(lambda: end_processes(_engine_processes(before), grace_s=2.0))
             await asyncio.wait([constructing], timeout=0.2)
@@ -169,16 +170,16 @@ class LocalReplica(Replica):
         llm, self.llm = self.llm, None
         if llm is not None:
             for handle in list(self._handles):
-                handle.cut()
-            if llm.output_handler is not None:  # it would log the end of its engine as an error
+                handle.cancel()
+            if llm.output_handler is not None:  # it would log the end of the engine as an error
                 llm.output_handler.cancel()
             try:
                 self._ending = in_thread(lambda: self._end(llm))
-            except RuntimeError:  # the interpreter is ending, and gives no more threads
+            except RuntimeError:  # the interpreter is ending and starts no more threads
                 self._end(llm)
 
     def _end(self, llm: AccountingLLM) -> None:
-        with suppress(Exception):  # of an engine that died, parts are gone; the rest is done here
+        with suppress(Exception):  # parts of an engine that died are gone; the rest is done below
             llm.shutdown()
         end_processes(self._processes)
         self._processes = set()
@@ -196,11 +197,11 @@ class LocalReplica(Replica):
         self._handles.add(handle)
         try:
             async with handle.scope, aclosing(llm.generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
-                handle.wait()
+                handle.begin_wait()
                 async for output in outputs:
-                    handle.go_on()
+                    handle.end_wait()
                     yield output
-                    handle.wait()
+                    handle.begin_wait()
         except (ReplicaGoneError, VLLMClientError):
             raise
         except EngineDeadError:
@@ -212,15 +213,24 @@ class LocalReplica(Replica):
         finally:
             self._handles.discard(handle)
 
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+        llm = self.llm
+        if llm is not None:
+            with suppress(EngineError):  # it died, and its scheduler with it
+                await send_to_scheduler(llm, message)
+
 
 def _engine_processes(before: set[BaseProcess]) -> set[BaseProcess]:
-    """vLLM's engine processes that are new, and not whatever else the host has started meanwhile."""
+    """The new engine processes of vLLM, without other processes that the host has started."""
     return {process for process in child_processes() - before if process.name.startswith("EngineCore")}
 
 
 class _ChildLogging:
-    """vLLM hands its logging configuration to its processes, but applies it in this one as well. This one changes
-    nothing here, and unpickles as one that has a process write to a file."""
+    """A logging configuration for vLLM that changes nothing in this process.
+
+    vLLM applies its logging configuration in this process and pickles it for its child processes. There this object
+    unpickles as a configuration that writes to a file.
+    """
 
     configure_logging = False
     pylogging_config_file = None
@@ -235,7 +245,7 @@ class _ChildLogging:
 
 
 def _write_logging_config(log: Path) -> Path:
-    """A logging configuration for an engine's processes: they add what vLLM says to `log`."""
+    """Write a logging configuration for an engine's processes that appends vLLM's records to `log`."""
     config = {
         "version": 1,
         "disable_existing_loggers": False,

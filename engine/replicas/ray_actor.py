@@ -1,4 +1,4 @@
-"""The far side of a replica in Ray: an actor with a `LocalReplica`, on whichever node Ray has put it."""
+"""The Ray actor of a replica: it runs a `LocalReplica` on the node that Ray has chosen."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from weft.engine.vllm_compat.names import AsyncEngineArgs, VllmConfig, current_p
 _WATCH_S: Final = 0.2
 
 
-class Ended(NamedTuple):
-    """The last that is told of a call."""
+class CallEnded(NamedTuple):
+    """The last item of a call."""
 
-    error: Exception | None  # None: it gave its whole answer
+    error: Exception | None  # None: the call gave its whole answer
 
 
-class News(NamedTuple):
-    """What has happened on a replica since the news before."""
+class ReplicaUpdate(NamedTuple):
+    """The events on a replica since the update before."""
 
-    accounts: dict[CallId, Account]  # to be taken in before the items, which may be the answers they belong to
-    items: list[tuple[str, Any]]  # by request: a `RequestOutput`, or `Ended`
+    accounts: dict[CallId, Account]  # read them before the items, which may be the answers that they belong to
+    items: list[tuple[str, Any]]  # by request, a `RequestOutput` or `CallEnded`
     swap_stats: SwapStats | None
-    death: str | None  # why the replica died, if it has; nothing follows
+    death: str | None  # why the replica died, if it has; this is then the last update
 
 
 class ReplicaHost:
-    """Runs one replica. Made by Ray; its methods are called from afar.
+    """Runs one replica. Ray makes it, and the host calls its methods remotely.
 
-    News of all calls go through one stream: a step of the engine costs one message, however many calls are in it.
+    Updates of all calls share one stream: a step of the engine costs one message, however many calls are in the step.
 
     Args:
-        engine_id, model, arguments: as for `LocalReplica`.
-        is_embedded: whether the model is the embedded one, which each node prepares for itself.
-        cpus: how many Ray has set aside for this actor: on CPU so many threads, on whichever cores.
+        engine_id, model, arguments: As for `LocalReplica`.
+        is_embedded: Whether the model is the embedded one, which each node prepares for itself.
+        cpus: The cores that Ray has reserved for this actor. On CPU the replica runs this many threads, on any cores.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ReplicaHost:
     ) -> None:
         self._accounts: dict[CallId, Account] = {}
         self._items: list[tuple[str, Any]] = []
-        self._has_news = asyncio.Event()
+        self._has_items = asyncio.Event()
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._is_embedded = is_embedded
         self._arguments = arguments
@@ -67,15 +67,15 @@ class ReplicaHost:
             on_account=self._accounts.__setitem__,
         )
 
-    async def place(self) -> str:
-        """Where its log is: the node and the file."""
+    async def log_location(self) -> str:
+        """The node and the file of the replica's log."""
         return f"{socket.gethostname()}:{self._log}"
 
     async def start(self, timeout_s: float) -> VllmConfig:
         """Start vLLM.
 
         Raises:
-            EngineError: as `Replica.start`.
+            EngineError: As for `Replica.start`.
         """
         if self._is_embedded:
             self._arguments.model = str(await asyncio.to_thread(embedded_model))
@@ -84,7 +84,7 @@ class ReplicaHost:
         return self._replica.llm.vllm_config
 
     async def submit(self, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]) -> None:
-        """Begin a call; the rest is news."""
+        """Begin a call. Its outputs come as updates."""
         self._calls[request_id] = asyncio.create_task(self._run(request_id, prompt, sampling_params, kwargs))
 
     async def _run(self, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]) -> None:
@@ -93,43 +93,47 @@ class ReplicaHost:
             running = self._replica.generate(prompt, sampling_params, request_id, **kwargs)
             async with aclosing(running) as outputs:
                 async for output in outputs:
-                    self._tell(request_id, output)
-        except Exception as failed:  # goes to whoever waits for the call
+                    self._report(request_id, output)
+        except Exception as failed:  # it is raised where the call is awaited
             error = failed
         finally:
             del self._calls[request_id]
-            self._tell(request_id, Ended(error))
+            self._report(request_id, CallEnded(error))
 
-    def _tell(self, request_id: str, item: Any) -> None:
+    def _report(self, request_id: str, item: Any) -> None:
         self._items.append((request_id, item))
-        self._has_news.set()
+        self._has_items.set()
 
     async def abort(self, request_id: str) -> None:
-        """End a call, if it has not ended."""
+        """Abort a call, if it has not ended."""
         call = self._calls.get(request_id)
         if call is not None:
             call.cancel()
 
-    async def news(self) -> AsyncGenerator[News, None]:
-        """What happens, until the replica dies or is stopped."""
+    async def updates(self) -> AsyncGenerator[ReplicaUpdate, None]:
+        """Yield updates until the replica dies or is stopped."""
         death = None
         while death is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):
-                    await self._has_news.wait()
+                    await self._has_items.wait()
             await asyncio.sleep(0)  # the other calls of this step
-            self._has_news.clear()
+            self._has_items.clear()
             death = self._replica.why_dead() if self._replica.is_dead else None
             llm = self._replica.llm
             if death is not None:
                 self._replica.detach()
             elif not self._items:
                 continue
-            # New ones, since these are pickled when Ray gets to it.
+            # New objects, because Ray pickles the yielded ones later.
             items, self._items = self._items, []
             accounts = dict(self._accounts)
             self._accounts.clear()
-            yield News(accounts, items, llm.swap_stats if llm is not None else None, death)
+            yield ReplicaUpdate(accounts, items, llm.swap_stats if llm is not None else None, death)
+
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+        """As `Replica.send_to_scheduler`."""
+        await self._replica.send_to_scheduler(message)
 
     async def stop(self) -> None:
         """End vLLM's processes."""
@@ -144,7 +148,7 @@ def _threads(arguments: AsyncEngineArgs, cpus: float) -> dict[str, str]:
 
 
 def _log_folder() -> Path:
-    """Beside Ray's own logs of this process, where Ray's tools find it, and which goes with the cluster."""
+    """The folder of Ray's own logs of this process, where Ray's tools look and which Ray removes with the cluster."""
     with suppress(OSError):
         output = Path("/proc/self/fd/2").readlink()
         if output.is_file():

@@ -1,9 +1,9 @@
-"""A replica in a Ray actor: this side of it."""
+"""A replica in a Ray actor, as the host sees it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -16,21 +16,21 @@ from weft.core.kv_cache.stats import SwapStats
 from weft.engine.frontend.accounting import OnAccount
 from weft.engine.processes.loop_thread import in_thread
 from weft.engine.replicas.base import Replica, ReplicaGoneError
-from weft.engine.replicas.ray_actor import Ended, News
+from weft.engine.replicas.ray_actor import CallEnded, ReplicaUpdate
 from weft.engine.vllm_compat.names import RequestOutput, VllmConfig
 
 _STOP_S: Final = 30.0
-_ANSWER_S: Final = 30.0  # how long the actor may take to tell that its start took too long
+_ANSWER_S: Final = 30.0  # for the actor to report that its start took too long
 
 
 class RayReplica(Replica):
-    """Use it on one event loop.
+    """A replica in a Ray actor. Use it on one event loop.
 
     Args:
-        engine_id: its name.
-        make_actor: has Ray make the actor, a `ReplicaHost`.
-        needs: what Ray must find for it on a node, for people.
-        on_account: told of each call's account.
+        engine_id: The replica's name.
+        make_actor: Makes Ray start the actor, a `ReplicaHost`.
+        needs: The resources that the actor needs on one node, as shown to users.
+        on_account: Called with each call's account.
     """
 
     def __init__(
@@ -48,27 +48,28 @@ class RayReplica(Replica):
         self.log = None
         actor = self._make_actor()
         try:
-            self.log = await self._placed(actor, timeout_s)
-            # It minds the time itself, twice: for the engine's construction, and for its first answer.
+            self.log = await self._wait_for_node(actor, timeout_s)
+            # The actor applies `timeout_s` twice: to the engine's construction and to its first answer.
             async with asyncio.timeout(2 * timeout_s + _ANSWER_S):
                 config = await actor.start.remote(timeout_s)
         except BaseException as error:
             answers = self.log is not None
             await asyncio.shield(asyncio.ensure_future(_end(actor, grace_s=_STOP_S if answers else 0)))
-            told = self._start_error(error, timeout_s)
-            if told is error:
+            reported = self._start_error(error, timeout_s)
+            if reported is error:
                 raise
-            raise told from error
+            raise reported from error
         self.llm = _RemoteLLM(actor, config, self._on_account)
         self._listening = asyncio.create_task(self.llm.listen())
 
-    async def _placed(self, actor: Any, timeout_s: float) -> str:
+    async def _wait_for_node(self, actor: Any, timeout_s: float) -> str:
+        """Wait until Ray runs the actor on a node, and return where its log is."""
         try:
             async with asyncio.timeout(timeout_s):
-                return str(await actor.place.remote())
+                return str(await actor.log_location.remote())
         except TimeoutError:
             raise EngineStartError(
-                f"Ray found no place for replica {self.engine_id} within {timeout_s:g} s: it needs {self._needs} on "
+                f"Ray found no node for replica {self.engine_id} within {timeout_s:g} s: it needs {self._needs} on "
                 "one node. `ray status` says what is free; ray_actor_options says what a replica asks for."
             ) from None
 
@@ -111,23 +112,29 @@ class RayReplica(Replica):
         items = llm.calls[request_id] = asyncio.Queue()
         try:
             await llm.actor.submit.remote(request_id, prompt, sampling_params, kwargs)
-            while not isinstance(item := await items.get(), Ended):
+            while not isinstance(item := await items.get(), CallEnded):
                 yield item
         except RayError:
             raise ReplicaGoneError from None
         finally:
-            if llm.calls.pop(request_id, None) is not None:  # nobody has told its end
+            if llm.calls.pop(request_id, None) is not None:  # the actor has not reported its end
                 llm.actor.abort.remote(request_id)
         if item.error is not None:
             raise item.error
+
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+        llm = self.llm
+        if llm is not None and llm.death is None:
+            with suppress(RayError):  # it died, and its scheduler with it
+                await llm.actor.send_to_scheduler.remote(dict(message))
 
 
 class _RemoteLLM:
     """The vLLM engine in an actor.
 
     Attributes:
-        death: why it died; None while it lives.
-        calls: where the news of each request go.
+        death: Why the engine died; None while it lives.
+        calls: For each request, the queue of its outputs.
     """
 
     def __init__(self, actor: Any, vllm_config: VllmConfig, on_account: OnAccount) -> None:
@@ -139,41 +146,41 @@ class _RemoteLLM:
         self._on_account = on_account
 
     async def listen(self) -> None:
-        """Hand out the news until the replica dies."""
+        """Pass the actor's updates on until the replica dies."""
         try:
-            async for news in self.actor.news.options(num_returns="streaming").remote():
-                self._take(await news)
-            reason = self.death or "its news ended"
+            async for update in self.actor.updates.options(num_returns="streaming").remote():
+                self._take(await update)
+            reason = self.death or "its updates ended"
         except RayError as error:
             reason = f"its Ray actor or node is gone: {_first_line(error)}"
         self.close(reason)
 
-    def _take(self, news: News) -> None:
-        for call_id, account in news.accounts.items():
+    def _take(self, update: ReplicaUpdate) -> None:
+        for call_id, account in update.accounts.items():
             self._on_account(call_id, account)
-        self.swap_stats = news.swap_stats or self.swap_stats
-        for request_id, item in news.items:
+        self.swap_stats = update.swap_stats or self.swap_stats
+        for request_id, item in update.items:
             waiting = self.calls.get(request_id)
             if waiting is not None:
                 waiting.put_nowait(item)
-                if isinstance(item, Ended):
+                if isinstance(item, CallEnded):
                     del self.calls[request_id]
-        self.death = news.death
+        self.death = update.death
 
     def close(self, reason: str) -> None:
-        """Nothing will come any more: end its calls."""
+        """End all calls, because no further update comes."""
         self.death = reason
         while self.calls:
-            self.calls.popitem()[1].put_nowait(Ended(ReplicaGoneError()))
+            self.calls.popitem()[1].put_nowait(CallEnded(ReplicaGoneError()))
 
 
 def _first_line(error: BaseException) -> str:
-    """Ray's messages go on with ids and logs."""
+    """The first line of Ray's message; ids and logs follow it."""
     return str(error).partition("\n")[0].strip() or type(error).__name__
 
 
 async def _end(actor: Any, grace_s: float = _STOP_S) -> None:
-    """End an actor; in order, if it answers within `grace_s` seconds."""
+    """End an actor, in an orderly way if it answers within `grace_s` seconds."""
     with suppress(Exception):
         async with asyncio.timeout(grace_s):
             await actor.stop.remote()

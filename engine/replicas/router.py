@@ -1,94 +1,94 @@
-"""The replicas of one model behind what looks like one `AsyncLLM`: calls are placed, and moved when a replica dies."""
+"""The replicas of one model behind one `AsyncLLM` interface. A call moves to another replica when its replica dies."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
 from weft.core.errors import ReplicaLostError, WeftError
-from weft.core.ids import CallId, EngineId, ProgramId, SessionId
+from weft.core.ids import CallId, EngineId, SessionId
 from weft.core.routing.balancer import Arrival
+from weft.engine.frontend.accounting import OutputTokens
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.vllm_compat.names import (
     EngineDeadError,
     InputProcessor,
     RequestOutput,
-    RequestOutputKind,
     SamplingParams,
     VllmConfig,
     renderer_from_config,
 )
+from weft.engine.wire import decode_call
 
 # A call that kills every engine it runs on must not go through all of them for ever.
 MAX_ATTEMPTS: Final = 3
 
 
 class Router:
-    """Sends calls to replicas, and again when one dies.
+    """Sends calls to replicas, and sends a call again when its replica dies.
 
     Args:
-        line: places the calls.
-        replica: the replica of a name.
-        on_placed: told which replica each call goes to.
-        on_death: told when a call finds its replica gone.
+        queue: Chooses a replica for each call.
+        replica: Returns the replica of a name.
+        on_assigned: Called with each call and the replica that it goes to.
+        on_death: Called with a replica that a call found gone.
 
     Attributes:
-        failures: typed errors of calls, for `ChatEndpoint`.
+        failures: Typed errors of calls, for `ChatEndpoint`.
     """
 
     def __init__(
         self,
-        line: DispatchQueue,
+        queue: DispatchQueue,
         replica: Callable[[EngineId], Replica],
-        on_placed: Callable[[CallId, EngineId], None],
+        on_assigned: Callable[[CallId, EngineId], None],
         on_death: Callable[[EngineId], None],
     ) -> None:
         self.failures: dict[CallId, WeftError] = {}
-        self._queue = line
+        self._queue = queue
         self._replica = replica
-        self._on_placed = on_placed
+        self._on_assigned = on_assigned
         self._on_death = on_death
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As `AsyncLLM.generate`, on whichever replica. A call whose replica dies before anything of its answer was
-        given out begins again on another one.
+        """As `AsyncLLM.generate`, on any replica.
+
+        A call whose replica dies before any part of its answer was delivered begins again on another replica.
 
         Raises:
-            ReplicaLostError: something had been given out, or it has begun often enough.
-            NoReplicaError: no replica became ready.
+            ReplicaLostError: A part was delivered, or the call has been tried `MAX_ATTEMPTS` times.
+            NoReplicaError: No replica became ready.
         """
-        ids: Mapping[str, Any] = sampling_params.extra_args or {}
-        call_id = CallId(ids.get("call_id", request_id))
+        header = decode_call(sampling_params.extra_args, request_id, kwargs.get("session_id"))
+        call_id = header.identity.call_id
         arrival = Arrival(
-            ProgramId(ids.get("program_id", request_id)),
-            SessionId(kwargs.get("session_id") or request_id),
+            header.identity.program_id,
+            header.session_id or SessionId(request_id),
             len(prompt.get("prompt_token_ids") or ()),
         )
-        is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
-        delivered, delivered_tokens = False, 0
+        has_delivered, delivered_tokens = False, OutputTokens(sampling_params)
         tried: list[EngineId] = []
         try:
             while True:
-                engine_id = await self._queue.place(arrival, tried)
+                engine_id = await self._queue.dispatch(arrival, tried)
                 tried.append(engine_id)
                 try:
-                    self._on_placed(call_id, engine_id)
+                    self._on_assigned(call_id, engine_id)
                     running = self._replica(engine_id).generate(prompt, sampling_params, request_id, **kwargs)
                     async with aclosing(running) as outputs:
                         async for output in outputs:
-                            delivered = True
-                            produced = sum(len(choice.token_ids) for choice in output.outputs)
-                            delivered_tokens = delivered_tokens + produced if is_delta else produced
+                            has_delivered = True
+                            delivered_tokens.add(output)
                             yield output
                     return
                 except ReplicaGoneError:
                     self._on_death(engine_id)
-                    if delivered or len(tried) == MAX_ATTEMPTS:
-                        raise ReplicaLostError(engine_id, delivered_tokens, len(tried)) from None
+                    if has_delivered or len(tried) == MAX_ATTEMPTS:
+                        raise ReplicaLostError(engine_id, delivered_tokens.total, len(tried)) from None
                 finally:
                     self._queue.leave(engine_id)
         except WeftError as error:
@@ -97,35 +97,35 @@ class Router:
 
 
 class RoutedLLM(Router):
-    """What vLLM's chat serving layer takes for an engine client, with a model's replicas behind it.
+    """The engine client that vLLM's chat serving layer gets, with a model's replicas behind it.
 
-    It has a renderer and an input processor of its own, since a replica's go when it dies.
+    It has a renderer and an input processor of its own, because a replica's are gone when the replica dies.
 
     Args:
         config: vLLM's, of a replica.
-        line, replica, on_placed, on_death: as for `Router`.
+        queue, replica, on_assigned, on_death: As for `Router`.
     """
 
-    # What dies is a replica, which is started again; calls wait for it or go elsewhere.
+    # Only replicas die. They are started again, and calls wait for them or go elsewhere.
     errored = False
     dead_error = EngineDeadError()
 
     def __init__(
         self,
         config: VllmConfig,
-        line: DispatchQueue,
+        queue: DispatchQueue,
         replica: Callable[[EngineId], Replica],
-        on_placed: Callable[[CallId, EngineId], None],
+        on_assigned: Callable[[CallId, EngineId], None],
         on_death: Callable[[EngineId], None],
     ) -> None:
-        super().__init__(line, replica, on_placed, on_death)
+        super().__init__(queue, replica, on_assigned, on_death)
         self.vllm_config = config
         self.model_config = config.model_config
         self.renderer = renderer_from_config(config)
         self.input_processor = InputProcessor(config, self.renderer)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Nothing: calls were admitted before they were rendered."""
+        """Does nothing: calls were admitted before they were rendered."""
         del n, request_id
 
     async def is_tracing_enabled(self) -> bool:

@@ -23,7 +23,7 @@ class Supervisor:
     Args:
         model: as errors name it.
         replicas: their states.
-        line: the calls that wait for one.
+        queue: the calls that wait for a replica.
         make: makes a replica that is yet to start, under a new name.
         forget: told that a replica's KV is gone (False), or that the replica is gone for good (True).
         start_timeout_s: how long a replica may take to start.
@@ -35,7 +35,7 @@ class Supervisor:
         model: str,
         *,
         replicas: ReplicaSet,
-        line: DispatchQueue,
+        queue: DispatchQueue,
         make: Callable[[], Replica],
         forget: Callable[[EngineId, bool], None],
         start_timeout_s: float,
@@ -43,7 +43,7 @@ class Supervisor:
     ) -> None:
         self._model = model
         self._states = replicas
-        self._queue = line
+        self._queue = queue
         self._make = make
         self._forget = forget
         self._start_timeout_s = start_timeout_s
@@ -68,6 +68,10 @@ class Supervisor:
         """Where a replica's processes write, if it is there and has been placed."""
         replica = self._replicas.get(engine_id)
         return replica.log if replica is not None else None
+
+    def replicas(self) -> list[Replica]:
+        """All replicas, whether they run or not."""
+        return list(self._replicas.values())
 
     def engines(self) -> list[ReplicaLLM]:
         """vLLM's engines that run."""
@@ -118,7 +122,7 @@ class Supervisor:
         finally:
             del self._starting[replica.engine_id]
         self._log.info("replica ready", replica=replica.engine_id)
-        self._queue.move()
+        self._queue.dispatch_waiting()
 
     # -- watching
 
@@ -153,7 +157,7 @@ class Supervisor:
     def _down(self, engine_id: EngineId, reason: str) -> None:
         self._states.down(engine_id, reason, self._clock())
         self._forget(engine_id, False)
-        self._queue.move()
+        self._queue.dispatch_waiting()
 
     async def _restart(self, replica: Replica) -> None:
         try:
@@ -181,7 +185,7 @@ class Supervisor:
         if len(staying) == 1:
             raise ReplicaError(f"{engine_id} is the last replica of {self._model!r}; shut the engine down instead.")
         self._states.drain(engine_id)
-        self._queue.move()
+        self._queue.dispatch_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._states.calls(engine_id):  # noqa: ASYNC110  an event for each replica would not be simpler

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weft.core.ids import CallId, ProgramId
-from weft.core.policies.base import Call
+from weft.core.policies import Call, ProgramView
 from weft.core.process_table import Account, Attained
-from weft.engine.wire import encode_account
+from weft.engine.wire import CallAccount, encode_account
 
 
 @dataclass(slots=True)
-class Program:
-    """A program with calls on this engine, and what it has attained as far as is known here."""
+class ProgramEntry:
+    """A program with requests on this engine."""
 
-    attained: Attained
-    calls: int = 0
+    view: ProgramView
+    requests: int = 0
+    has_ended: bool = False  # its end was reported while requests were under way
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What one call has cost. With n > 1 its sequences share it: a step is charged once; it waits while none runs."""
+    """The cost of one call.
+
+    The sequences of a call with n > 1 share the ledger: a step is charged once, and the call waits while no sequence
+    runs.
+    """
 
     call_id: CallId
     program_id: ProgramId
-    inherited: Attained
+    inherited: Attained  # what the program had attained when the call arrived (Alg. 1 line 11)
     waiting_since_s: float
+    ends_program: bool = False
     sequences: int = 0
     running: int = 0
     service_s: float = 0.0
@@ -34,18 +40,21 @@ class Ledger:
     preemptions: int = 0
     swapped_tokens: int = 0
     recomputed_tokens: int = 0
-    last_step: int = -1
+    last_step: int = -1  # the last step that was charged
 
     def start(self, now_s: float) -> None:
+        """A sequence starts to run."""
         if self.running == 0:
             self.wait_s += now_s - self.waiting_since_s
         self.running += 1
 
     def stop(self, now_s: float) -> None:
+        """A sequence stops."""
         self.running -= 1
         self.waiting_since_s = now_s
 
     def account(self) -> Account:
+        """The call's account; the scheduler does not know the numbers of prompt and output tokens."""
         return Account(
             self.service_s,
             self.wait_s,
@@ -54,17 +63,17 @@ class Ledger:
             recomputed_tokens=self.recomputed_tokens,
         )
 
-    def encode(self) -> dict[str, Any]:
-        return encode_account(
-            self.service_s, self.wait_s, self.preemptions, self.swapped_tokens, self.recomputed_tokens
-        )
+    def encode(self) -> CallAccount:
+        """The account as an output carries it."""
+        return encode_account(self.account())
 
 
 class Step(NamedTuple):
-    """A step under way."""
+    """An engine step under way."""
 
     scheduled_at_s: float
-    new_tokens: dict[str, int] | None  # by request, those never computed before; only if service is counted in tokens
+    # By request, the tokens that are computed for the first time. None: service is counted in time.
+    new_tokens: dict[str, int] | None
 
 
 @dataclass(slots=True)
@@ -74,6 +83,6 @@ class Entry:
     call: Call
     ledger: Ledger
     running: bool = False
-    output_tokens: int = 0  # when it last started
-    computed_tokens: int = 0  # the most it ever had in the KV cache
-    lost_tokens: int = 0  # how many it had there when it was last preempted
+    output_tokens: int = 0  # when the request last started
+    computed_tokens: int = 0  # the most tokens that the request ever had in the KV cache
+    lost_tokens: int = 0  # tokens that the request had in the KV cache when it was last preempted

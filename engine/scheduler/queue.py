@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from weft.core.policies.base import Call, Policy
+from weft.core.policies import Call, Policy
 from weft.engine.vllm_compat.names import Request, RequestQueue
 
 
 class PolicyQueue(RequestQueue):
     """The requests whose calls wait under a policy, in the policy's order.
 
-    vLLM pops requests that it cannot admit yet and prepends them again in the same step; here they return to their
-    rank, so prepending is adding.
+    vLLM pops requests that it cannot admit yet and prepends them again in the same step. They return to their rank
+    here, so prepending is adding.
     """
 
     def __init__(self, policy: Policy, call_of: Callable[[Request], Call], clock: Callable[[], float]) -> None:

@@ -1,7 +1,8 @@
 """AutoGen: a chat completion client on a Weft engine, and teams that are bound to a program as a whole.
 
-AutoGen runs agents in its runtime's own tasks, so nothing ambient says which program a call belongs to: the client that
-an agent holds does. `client.bind(program, agent=...)` makes one for an agent, `bind_team` one for each agent of a team.
+AutoGen runs agents in tasks of its own runtime, so no ambient state says to which program a call belongs. The client
+that an agent holds says it: `client.bind(program, agent=...)` makes a client for one agent, and `bind_team` makes one
+for each agent of a team.
 """
 
 from __future__ import annotations

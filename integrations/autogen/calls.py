@@ -1,4 +1,4 @@
-"""One model call of AutoGen's: which program it belongs to, how it is cancelled, and what it uses up."""
+"""One model call of AutoGen: its program, its cancellation, its token usage, and the checks of its request."""
 
 from __future__ import annotations
 
@@ -21,69 +21,78 @@ from autogen_core.models import (
 from weft.core.errors import InvalidRequestError, WeftError
 from weft.core.program import Program
 from weft.core.program.lineage import NOTHING, Content
-from weft.engine.engine import Engine
+from weft.engine.frontend.frontend import FrontEnd
 
-# The client's own to fill in: one answer a call, and AutoGen's arguments.
-_TAKEN: Final = {"messages", "model", "n", "request_id", "session_id", "stream", "tools"}
+# Fields that the client itself fills in, from AutoGen's arguments. `n` is among them because a call has one answer.
+_RESERVED: Final = {"messages", "model", "n", "request_id", "session_id", "stream", "tools"}
 
 
 class ClientConfigError(WeftError, NotImplementedError):
-    """A client was to be dumped to AutoGen's component configuration."""
+    """A client cannot be dumped to a component configuration of AutoGen."""
 
     def __init__(self) -> None:
         super().__init__(
-            "WeftChatCompletionClient cannot be dumped: it holds an engine, which no configuration can carry. Build "
-            "the team in code, or load its configuration with another model client and replace that."
+            "WeftChatCompletionClient cannot be dumped, because it holds an engine, which a configuration cannot "
+            "contain. Build the team in code, or load its configuration with another model client and replace that "
+            "client."
         )
 
 
 @dataclass(slots=True)
 class Binding:
-    """Whose calls a client makes."""
+    """The program and the agent to which a client's calls belong."""
 
     program: Program
     agent: str | None
-    by_team: bool = False  # made by `bind_team`, which may bind it again
+    by_team: bool = False  # made by `bind_team`, which may bind the client again
 
 
 class Call:
-    """A call of the model: named when entered, and accounted to a program whatever happens inside."""
+    """A model call. It is named when it is made, and its program counts it however the `with` block ends.
+
+    Args:
+        binding: The program and the agent. None: The call is a program of its own.
+        messages: The input.
+
+    Raises:
+        ProgramEndedError: The program has ended.
+    """
 
     def __init__(self, binding: Binding | None, messages: Sequence[LLMMessage]) -> None:
-        self._is_own = binding is None  # an unbound client's call is a program by itself
+        self._is_program = binding is None
         self.program = Program("chat") if binding is None else binding.program
         self._run = object()
-        self._gave = NOTHING
+        self._output = NOTHING
         self.program.start_run(self._run, None)
         self.program.note_tools(self._run, _tools_before(messages))
         label = binding.agent if binding is not None else None
-        self.identity = self.program.start_call(self._run, lambda: _given(messages), label=label)
+        self.identity = self.program.start_call(self._run, lambda: _input_content(messages), label=label)
 
-    def gave(self, result: CreateResult) -> None:
-        """Note its result, by which later calls that are given it are known to come after this one."""
-        self._gave = _gave(result)
+    def set_result(self, result: CreateResult) -> None:
+        """Record the result. A later call whose input contains it is known to come after this call."""
+        self._output = _output_content(result)
 
     def __enter__(self) -> Call:
         return self
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         if error is None:
-            self.program.end_call(self._run, self.identity, self._gave)
+            self.program.end_call(self._run, self.identity, self._output)
         self.program.end_run(self._run)
-        if self._is_own:
+        if self._is_program:
             self.program.end_with(error)
 
 
 def _tools_before(messages: Sequence[LLMMessage]) -> Iterator[str]:
-    """The tools that ran right before a call: those whose results end its messages."""
+    """The names of the tools whose results are the last messages, which are the tools that ran before this call."""
     for message in reversed(messages):
         if not isinstance(message, FunctionExecutionResultMessage):
             return
         yield from (result.name for result in message.content)
 
 
-def _given(messages: Sequence[LLMMessage]) -> Content:
-    """What a call is given: the texts of its messages, and the ids of the tool calls and results among them."""
+def _input_content(messages: Sequence[LLMMessage]) -> Content:
+    """The input of a call: the texts of its messages, and the ids of tool calls and tool results."""
     texts: list[str] = []
     ids: list[str] = []
     for message in messages:
@@ -99,8 +108,8 @@ def _given(messages: Sequence[LLMMessage]) -> Content:
     return Content(tuple(texts), tuple(ids))
 
 
-def _gave(result: CreateResult) -> Content:
-    """What a call gave: its text, or the texts in the arguments of its tool calls, and their ids."""
+def _output_content(result: CreateResult) -> Content:
+    """The output of a call: its text, or the texts in the arguments of its tool calls and the ids of these."""
     if isinstance(result.content, str):
         return Content((result.content,), ())
     texts = [text for call in result.content for text in _strings(call.arguments)]
@@ -108,7 +117,7 @@ def _gave(result: CreateResult) -> Content:
 
 
 def _strings(arguments: str) -> Iterator[str]:
-    """The strings in a JSON text, which agents that run as tools get as their task."""
+    """The strings in the JSON arguments of a tool call. An agent that runs as a tool gets its task in one of them."""
     try:
         parts = [json.loads(arguments)]
     except ValueError:
@@ -124,13 +133,18 @@ def _strings(arguments: str) -> Iterator[str]:
 async def until_cancelled(
     chunks: AsyncGenerator[dict[str, Any]], token: CancellationToken | None
 ) -> AsyncGenerator[dict[str, Any]]:
-    """The chunks of a stream, until a token is cancelled; then it is as if the caller had been."""
+    """Yield the chunks of a stream until a token is cancelled.
+
+    Raises:
+        asyncio.CancelledError: The token was cancelled.
+    """
     if token is None:
         async for chunk in chunks:
             yield chunk
         return
     step: asyncio.Future[Any] | None = None
-    stop = token.link_future(asyncio.get_running_loop().create_future())  # one link, as a token keeps them all
+    # A token keeps all futures that were linked to it, so the whole stream uses one.
+    stop = token.link_future(asyncio.get_running_loop().create_future())
     stop.add_done_callback(lambda _: step.cancel() if step is not None else None)
     while not stop.cancelled():
         step = asyncio.ensure_future(anext(chunks, None))
@@ -142,7 +156,11 @@ async def until_cancelled(
 
 
 class Usage:
-    """Tokens of a client's calls. Clients may be used on several threads."""
+    """The tokens of a client's calls. Thread-safe, since a client may be used on several threads.
+
+    Args:
+        parent: The usage of the client from which this client was bound. It counts the same calls.
+    """
 
     def __init__(self, parent: Usage | None = None) -> None:
         self._parent = parent
@@ -151,7 +169,7 @@ class Usage:
         self._completion_tokens = 0
 
     def add(self, usage: RequestUsage) -> None:
-        """Count a call, here and in the client that this one was bound from."""
+        """Count a call, here and in the parent."""
         with self._lock:
             self._prompt_tokens += usage.prompt_tokens
             self._completion_tokens += usage.completion_tokens
@@ -160,37 +178,38 @@ class Usage:
 
     @property
     def total(self) -> RequestUsage:
+        """The tokens of all calls so far."""
         with self._lock:
             return RequestUsage(self._prompt_tokens, self._completion_tokens)
 
 
 def check_fields(names: Iterable[str]) -> None:
-    """Refuse what is no field of vLLM's chat request, or not the user's to set.
+    """Check that a user may set these fields of vLLM's chat request.
 
     Raises:
-        InvalidRequestError: there is one; the message names it.
+        InvalidRequestError: vLLM's chat request has no such field, or the client fills it in. The message names it.
     """
     from weft.engine.vllm_compat.names import ChatCompletionRequest
 
-    wrong = [name for name in names if name in _TAKEN or name not in ChatCompletionRequest.model_fields]
+    wrong = [name for name in names if name in _RESERVED or name not in ChatCompletionRequest.model_fields]
     if wrong:
         raise InvalidRequestError(
-            f"{', '.join(wrong)}: no field of vLLM's chat request that can be set here. Fields are e.g. top_p, seed, "
-            "stop, min_tokens, parallel_tool_calls, structured_outputs."
+            f"{', '.join(wrong)}: not a field of vLLM's chat request that can be set here. Such fields are top_p, "
+            "seed, stop, min_tokens, parallel_tool_calls, structured_outputs and others."
         )
 
 
-def takes_several_system_messages(engine: Engine, fields: Mapping[str, Any]) -> bool:
-    """Whether the chat template renders a system message that comes after others.
+def takes_several_system_messages(engine: FrontEnd, fields: Mapping[str, Any]) -> bool:
+    """Whether the engine's chat template renders a system message that comes after other messages.
 
     Args:
-        engine: it has the template.
-        fields: of the chat request; those that the template sees count.
+        engine: The engine of the model.
+        fields: Fields of the chat request. Only those that the template reads matter.
     """
     messages = [{"role": role, "content": role} for role in ("system", "user", "system")]
-    seen = {name: value for name, value in fields.items() if name in ("chat_template", "chat_template_kwargs")}
+    template = {name: value for name, value in fields.items() if name in ("chat_template", "chat_template_kwargs")}
     try:
-        without, with_last = (engine.count_prompt_tokens({**seen, "messages": messages[:count]}) for count in (2, 3))
-    except InvalidRequestError:  # the template says no
+        without, with_last = (engine.count_prompt_tokens({**template, "messages": messages[:n]}) for n in (2, 3))
+    except InvalidRequestError:  # The template refuses the messages.
         return False
     return with_last > without

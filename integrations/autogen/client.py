@@ -1,7 +1,6 @@
-"""AutoGen: a chat completion client on a Weft engine, bound to a program and an agent, and whole teams bound at once.
+"""`WeftChatCompletionClient`: AutoGen's model client on a Weft engine.
 
-AutoGen runs agents in its runtime's own tasks, so nothing ambient says which program a call belongs to: the client that
-an agent holds does. How calls become a DAG is explained in docs/design.md.
+docs/design.md explains how calls become a DAG.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pydantic import BaseModel
 
 from weft.core.errors import InvalidRequestError
 from weft.core.program import Program
-from weft.engine.engine import Engine
+from weft.engine.frontend.frontend import FrontEnd
 from weft.integrations.autogen.calls import (
     Binding,
     Call,
@@ -46,11 +45,11 @@ from weft.integrations.autogen.messages import (
     to_tools,
 )
 from weft.integrations.autogen.results import (
-    Pieces,
-    check_whole,
-    tell_of_call,
-    tell_of_stream,
-    tell_of_stream_end,
+    StreamedResponse,
+    check_complete,
+    log_call,
+    log_stream_end,
+    log_stream_start,
     to_result,
 )
 
@@ -58,27 +57,27 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class WeftChatCompletionClient(ChatCompletionClient):
-    """AutoGen's model client on a `weft.Engine`. It is cheap, and so is a bound one.
+    """AutoGen's model client on a `weft.Engine`. Clients are cheap to make and to bind.
 
     ::
 
         client = WeftChatCompletionClient(engine, temperature=0)
         planner = AssistantAgent("planner", client.bind(program, agent="planner"))
 
-    An unbound client makes each call a program of its own.
+    Each call of an unbound client is a program of its own.
 
     Args:
-        engine: where the calls run. It is shared: `close` leaves it alone.
-        temperature: of sampling; None: the model's own.
-        max_tokens: the longest answer; None: what the context has room for.
-        model_info: what AutoGen may ask of the model; None: tools, JSON and structured output but no vision, and
-            several system messages if the chat template renders them.
-        add_name_prefixes: write "<source> said:" before each user message, since few chat templates show who speaks.
-        **fields: further fields of vLLM's chat request, e.g. `top_p`, `seed`, `parallel_tool_calls`, `tool_choice`
-            (for calls whose own is "auto"), `structured_outputs`, `chat_template_kwargs`.
+        engine: The engine on which the calls run. It is shared, so `close` does not shut it down.
+        temperature: The sampling temperature. None: the model's default.
+        max_tokens: The maximum number of output tokens. None: as many as fit into the context.
+        model_info: What AutoGen may ask of the model. None: tools, JSON and structured output, but no vision; several
+            system messages if the chat template renders them.
+        add_name_prefixes: Write "<source> said:" before each user message, since few chat templates show the source.
+        **fields: Further fields of vLLM's chat request, such as `top_p`, `seed`, `parallel_tool_calls`,
+            `structured_outputs` and `chat_template_kwargs`. `tool_choice` applies to calls whose own choice is "auto".
 
     Raises:
-        InvalidRequestError: vLLM's chat request has no such field.
+        InvalidRequestError: vLLM's chat request has no such field, or the client fills it in.
     """
 
     component_type = "model"
@@ -86,7 +85,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: FrontEnd,
         *,
         temperature: float | None = None,
         max_tokens: int | None = None,
@@ -95,10 +94,10 @@ class WeftChatCompletionClient(ChatCompletionClient):
         **fields: Any,
     ) -> None:
         check_fields(fields)
-        given = {"temperature": temperature, "max_tokens": max_tokens}
+        sampling = {"temperature": temperature, "max_tokens": max_tokens}
         self.engine = engine
         self.binding: Binding | None = None
-        self._fields = {**{name: value for name, value in given.items() if value is not None}, **fields}
+        self._fields = {**{name: value for name, value in sampling.items() if value is not None}, **fields}
         self._name_prefixes = add_name_prefixes
         self._usage = Usage()
         self._model_info = model_info or ModelInfo(
@@ -112,13 +111,13 @@ class WeftChatCompletionClient(ChatCompletionClient):
         validate_model_info(self._model_info)
 
     def bind(self, program: Program, *, agent: str | None = None) -> WeftChatCompletionClient:
-        """This client for one agent of one program: its calls are the program's, under the agent's name.
+        """Return a copy of this client whose calls belong to a program and carry an agent's name.
 
-        Its usage is its own; this client's total includes it.
+        The copy counts its own usage. The usage of this client includes it.
         """
         bound = copy.copy(self)
         bound.binding = Binding(program, agent)
-        bound._usage = Usage(self._usage)  # noqa: SLF001  its own class
+        bound._usage = Usage(self._usage)  # noqa: SLF001  an object of this class
         return bound
 
     # -- calls
@@ -133,20 +132,20 @@ class WeftChatCompletionClient(ChatCompletionClient):
         extra_create_args: Mapping[str, Any] = _NONE,
         cancellation_token: CancellationToken | None = None,
     ) -> CreateResult:
-        """One answer.
+        """Generate one answer.
 
         Args:
-            messages: the conversation so far.
-            tools: what the model may call.
+            messages: The conversation so far.
+            tools: The tools that the model may call.
             tool_choice: "auto" (the client's own `tool_choice`, if it has one), "required", "none" or one of `tools`.
-            json_output: True: any JSON; a pydantic class: JSON of that form; False: text.
-            extra_create_args: fields of vLLM's chat request for this call.
-            cancellation_token: cancelling it aborts the call in the engine, as cancelling the caller does.
+            json_output: True: any JSON. A pydantic class: JSON of its schema. False: text.
+            extra_create_args: Fields of vLLM's chat request for this call.
+            cancellation_token: Cancelling it aborts the call in the engine, as cancelling the caller does.
 
         Raises:
-            InvalidRequestError: a field or combination that the model does not take.
-            OutputParsingError: `max_tokens` cut off JSON that was asked for, or a tool call that had to be made.
-            CallError, ProgramError, EngineError: see `weft.core.errors`.
+            InvalidRequestError: The model does not take a field or a combination of fields.
+            OutputParsingError: `max_tokens` cut off the requested JSON or a required tool call.
+            CallError, ProgramError, EngineError: See `weft.core.errors`.
         """
         body = self._body(messages, tools, tool_choice, json_output, extra_create_args)
         with Call(self.binding, messages) as call:
@@ -155,10 +154,10 @@ class WeftChatCompletionClient(ChatCompletionClient):
                 cancellation_token.link_future(answer)
             response = await answer
             result = to_result(response, self._model_info["family"])
-            call.gave(result)
+            call.set_result(result)
         self._usage.add(result.usage)
-        tell_of_call(body, response, result)
-        check_whole(body, response, result)
+        log_call(body, response, result)
+        check_complete(body, response, result)
         return result
 
     async def create_stream(
@@ -171,23 +170,26 @@ class WeftChatCompletionClient(ChatCompletionClient):
         extra_create_args: Mapping[str, Any] = _NONE,
         cancellation_token: CancellationToken | None = None,
     ) -> AsyncGenerator[str | CreateResult, None]:
-        """The pieces of text as they come, then the whole answer; otherwise as `create`. Closing it aborts the call."""
+        """Yield pieces of text as they come, then the whole answer. Closing the stream aborts the call.
+
+        The arguments and errors are those of `create`.
+        """
         body = self._body(messages, tools, tool_choice, json_output, extra_create_args)
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        pieces = Pieces()
+        streamed = StreamedResponse()
         with Call(self.binding, messages) as call:
-            tell_of_stream(body)
+            log_stream_start(body)
             stream = self.engine.chat_stream(body, call.program, call.identity)
             async with aclosing(stream), aclosing(until_cancelled(stream, cancellation_token)) as chunks:
                 async for chunk in chunks:
-                    if text := pieces.add(chunk):
+                    if text := streamed.add(chunk):
                         yield text
-            response = pieces.joined()
+            response = streamed.joined()
             result = to_result(response, self._model_info["family"])
-            call.gave(result)
+            call.set_result(result)
         self._usage.add(result.usage)
-        tell_of_stream_end(response, result)
-        check_whole(body, response, result)
+        log_stream_end(response, result)
+        check_complete(body, response, result)
         yield result
 
     def _body(
@@ -216,20 +218,20 @@ class WeftChatCompletionClient(ChatCompletionClient):
     # -- tokens
 
     def count_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = ()) -> int:
-        """Tokens of the prompt that these messages and tools make, exactly; nothing is downloaded."""
+        """Count the tokens of the prompt of these messages and tools, exactly and without a download."""
         return self.engine.count_prompt_tokens(self._body(messages, tools))
 
     def remaining_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = ()) -> int:
-        """Tokens that the model's context still has room for, negative if the prompt is too long."""
+        """Return the number of tokens left in the model's context after the prompt; negative if it is too long."""
         return self.engine.max_model_len - self.count_tokens(messages, tools=tools)
 
     def actual_usage(self) -> RequestUsage:
-        """Tokens of this client's calls so far, those of the clients bound from it included."""
+        """Return the tokens of all calls so far, including those of the clients bound from this one."""
         return self._usage.total
 
-    total_usage = actual_usage  # nothing here answers from a cache of answers
+    total_usage = actual_usage  # The two differ only for clients that cache answers.
 
-    # -- what AutoGen asks of a component
+    # -- AutoGen's component interface
 
     @property
     def capabilities(self) -> ModelInfo:  # AutoGen's deprecated name
@@ -240,7 +242,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         return self._model_info
 
     async def close(self) -> None:
-        """Nothing: the engine is shared."""
+        """Do nothing, since the engine is shared."""
 
     def _to_config(self) -> NoReturn:
         raise ClientConfigError
@@ -248,4 +250,4 @@ class WeftChatCompletionClient(ChatCompletionClient):
 
 def _require(info: ModelInfo, ability: str, argument: str) -> None:
     if not info[ability]:  # type: ignore[literal-required]
-        raise InvalidRequestError(f"{argument} was given, and model_info says that the model has no {ability}.")
+        raise InvalidRequestError(f"{argument} was given, but model_info[{ability!r}] is False.")

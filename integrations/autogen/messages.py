@@ -1,4 +1,4 @@
-"""From AutoGen's messages, tools and formats to OpenAI's wire format."""
+"""Converts AutoGen's messages, tools and formats to OpenAI's format."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ ToolChoice = Tool | Literal["auto", "required", "none"]
 
 
 def to_messages(messages: Sequence[LLMMessage], model_info: ModelInfo, *, name_prefixes: bool) -> list[dict[str, Any]]:
-    """Messages in OpenAI's format.
+    """Convert messages to OpenAI's format.
 
     Raises:
-        InvalidRequestError: an image for a model without vision, or system messages that its template cannot render.
+        InvalidRequestError: A message has an image and the model has no vision, or the chat template cannot render the
+            system messages.
     """
     if not model_info.get("multiple_system_messages"):
         messages = _one_system_message(messages)
-    return [written for message in messages for written in _to_message(message, model_info, name_prefixes)]
+    return [converted for message in messages for converted in _to_message(message, model_info, name_prefixes)]
 
 
 def _one_system_message(messages: Sequence[LLMMessage]) -> list[LLMMessage]:
-    """System messages that follow each other as one, as AutoGen's own clients have it."""
-    places = [place for place, message in enumerate(messages) if isinstance(message, SystemMessage)]
-    if not places:
+    """Join consecutive system messages into one, as AutoGen's own clients do."""
+    indices = [index for index, message in enumerate(messages) if isinstance(message, SystemMessage)]
+    if not indices:
         return list(messages)
-    first, last = places[0], places[-1]
-    if last - first >= len(places):
+    first, last = indices[0], indices[-1]
+    if last - first >= len(indices):
         raise InvalidRequestError(
-            "the model's chat template takes system messages only at one place, and there are others between these. "
-            "Send what comes later as user messages, or say multiple_system_messages=True in model_info."
+            "the model's chat template takes one system message, and there are other messages between the system "
+            "messages. Send the later ones as user messages, or set multiple_system_messages=True in model_info."
         )
-    text = "\n".join(str(messages[place].content) for place in places)
+    text = "\n".join(str(messages[index].content) for index in indices)
     return [*messages[:first], SystemMessage(content=text), *messages[last + 1 :]]
 
 
@@ -71,15 +72,15 @@ def _user_content(message: UserMessage, prefix: str, model_info: ModelInfo) -> s
         return prefix + message.content
     if not model_info["vision"] and any(isinstance(part, Image) for part in message.content):
         raise InvalidRequestError(
-            "a message has an image and the model takes none (model_info['vision'] is False). Remove the images, or "
-            "give a client on a model with vision a model_info that says so."
+            "a message has an image, and the model takes none (model_info['vision'] is False). Remove the images, or "
+            "give the client of a model with vision a model_info in which it is True."
         )
     texts = [prefix, *message.content] if prefix else message.content
     return [part.to_openai_format() if isinstance(part, Image) else {"type": "text", "text": part} for part in texts]
 
 
 def to_tools(tools: Sequence[Tool | ToolSchema]) -> list[dict[str, Any]]:
-    """Tools in OpenAI's format."""
+    """Convert tools to OpenAI's format."""
     schemas = [tool.schema if isinstance(tool, Tool) else tool for tool in tools]
     return [
         {
@@ -95,10 +96,10 @@ def to_tools(tools: Sequence[Tool | ToolSchema]) -> list[dict[str, Any]]:
 
 
 def to_tool_choice(choice: ToolChoice, tools: list[dict[str, Any]]) -> str | dict[str, Any]:
-    """A tool choice in OpenAI's format.
+    """Convert a tool choice to OpenAI's format.
 
     Raises:
-        InvalidRequestError: it names a tool that is not among those offered, or is none of AutoGen's choices.
+        InvalidRequestError: The choice is a tool that is not offered, or not one of AutoGen's choices.
     """
     if isinstance(choice, str):
         if choice not in ("auto", "required", "none"):
@@ -106,15 +107,15 @@ def to_tool_choice(choice: ToolChoice, tools: list[dict[str, Any]]) -> str | dic
         return choice
     names = [tool["function"]["name"] for tool in tools]
     if choice.name not in names:
-        raise InvalidRequestError(f"tool_choice names {choice.name!r}, and the tools offered are {names}.")
+        raise InvalidRequestError(f"tool_choice names {choice.name!r}, which is not one of the offered tools {names}.")
     return {"type": "function", "function": {"name": choice.name}}
 
 
 def to_response_format(json_output: bool | type[BaseModel]) -> dict[str, Any]:
-    """AutoGen's `json_output` as OpenAI's `response_format`.
+    """Convert AutoGen's `json_output` to OpenAI's `response_format`.
 
     Raises:
-        InvalidRequestError: it is neither.
+        InvalidRequestError: `json_output` is neither a bool nor a class.
     """
     if isinstance(json_output, bool):
         return {"type": "json_object" if json_output else "text"}

@@ -1,4 +1,4 @@
-"""From OpenAI's responses, whole or in pieces, to AutoGen's results."""
+"""Converts OpenAI's responses, whole or streamed, to AutoGen's results, and writes AutoGen's event log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ _FINISH_REASONS: Final[dict[str, FinishReasons]] = {
 
 
 def to_result(response: dict[str, Any], family: str) -> CreateResult:
-    """The first choice of an OpenAI response."""
+    """Convert the first choice of an OpenAI response to AutoGen's result.
+
+    Args:
+        response: A chat completion.
+        family: The model family. Models of the R1 family write their reasoning into the text, between think tags.
+    """
     choice = response["choices"][0]
     message = choice["message"]
     text, thought = message.get("content") or "", message.get("reasoning")
@@ -66,29 +71,29 @@ def _logprobs(choice: dict[str, Any]) -> list[ChatCompletionTokenLogprob] | None
     ]
 
 
-def check_whole(body: dict[str, Any], response: dict[str, Any], result: CreateResult) -> None:
-    """Refuse an answer that was to have a form and was cut off: an agent would take the piece for a text.
+def check_complete(body: dict[str, Any], response: dict[str, Any], result: CreateResult) -> None:
+    """Check that `max_tokens` did not cut off JSON or a required tool call. An agent would take the rest for text.
 
     Raises:
-        OutputParsingError: it is one.
+        OutputParsingError: The answer was cut off.
     """
     if response["choices"][0].get("finish_reason") != "length":
         return
     must_call = body.get("tool_choice") not in (None, "auto", "none")
     must_be_json = (body.get("response_format") or {}).get("type") in ("json_object", "json_schema")
     if isinstance(result.content, str):
-        is_whole = not must_call and (not must_be_json or is_json(result.content))
+        is_complete = not must_call and (not must_be_json or is_json(result.content))
     else:
-        is_whole = not must_call or all(is_json(call.arguments) for call in result.content)
-    if not is_whole:
+        is_complete = not must_call or all(is_json(call.arguments) for call in result.content)
+    if not is_complete:
         raise OutputParsingError(
             f"the answer was cut off by max_tokens before its {'tool call' if must_call else 'JSON'} was complete; "
             f"allow more tokens. It begins {str(result.content)[:80]!r}."
         )
 
 
-class Pieces:
-    """The chunks of a stream, to be put together."""
+class StreamedResponse:
+    """A response that is put together from the chunks of a stream."""
 
     def __init__(self) -> None:
         self._report: dict[str, Any] | None = None
@@ -100,7 +105,7 @@ class Pieces:
         self._usage: dict[str, Any] = {}
 
     def add(self, chunk: dict[str, Any]) -> str:
-        """Take a chunk in, and return the piece of text that it brings."""
+        """Add a chunk, and return its text."""
         self._usage = chunk.get("usage") or self._usage
         self._report = chunk.get("weft", self._report)
         if not chunk["choices"]:
@@ -120,7 +125,7 @@ class Pieces:
         return text
 
     def joined(self) -> dict[str, Any]:
-        """The whole response, in OpenAI's format."""
+        """Return the whole response, in OpenAI's format."""
         message = {
             "content": "".join(self._texts),
             "reasoning": "".join(self._reasoning) or None,
@@ -130,31 +135,30 @@ class Pieces:
         return {"choices": [choice], "usage": self._usage, "weft": self._report}
 
 
-# -- AutoGen's event log, where its own clients tell of their calls
+# -- AutoGen's event log, to which its own clients write their calls
 
 
-def tell_of_call(body: dict[str, Any], response: dict[str, Any], result: CreateResult) -> None:
+def log_call(body: dict[str, Any], response: dict[str, Any], result: CreateResult) -> None:
     if _log.isEnabledFor(logging.INFO):
-        event = LLMCallEvent(
-            messages=body["messages"], tools=body.get("tools", []), **_told(response, response, result)
-        )
+        fields = _event_fields(response, response, result)
+        event = LLMCallEvent(messages=body["messages"], tools=body.get("tools", []), **fields)
         _log.info(event)
 
 
-def tell_of_stream(body: dict[str, Any]) -> None:
+def log_stream_start(body: dict[str, Any]) -> None:
     if _log.isEnabledFor(logging.INFO):
         _log.info(LLMStreamStartEvent(messages=body["messages"]))
 
 
-def tell_of_stream_end(response: dict[str, Any], result: CreateResult) -> None:
+def log_stream_end(response: dict[str, Any], result: CreateResult) -> None:
     if _log.isEnabledFor(logging.INFO):
-        _log.info(LLMStreamEndEvent(**_told(result.model_dump(), response, result)))
+        _log.info(LLMStreamEndEvent(**_event_fields(result.model_dump(), response, result)))
 
 
-def _told(told: dict[str, Any], response: dict[str, Any], result: CreateResult) -> dict[str, Any]:
+def _event_fields(logged: dict[str, Any], response: dict[str, Any], result: CreateResult) -> dict[str, Any]:
     return {
-        "response": told,
+        "response": logged,
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": result.usage.completion_tokens,
-        "weft": response["weft"],  # the call's ids and account
+        "weft": response["weft"],  # ids and account of the call
     }

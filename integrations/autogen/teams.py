@@ -1,4 +1,4 @@
-"""Teams of AutoGen that are bound to a program as a whole."""
+"""`bind_team`: binds all model clients of an AutoGen team to a program."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from weft.core.program import Program
 from weft.integrations.autogen.calls import Binding
 from weft.integrations.autogen.client import WeftChatCompletionClient
 
-_STOP_S: Final = 1.0  # for a team to stop in, when its calls have been aborted
+_STOP_S: Final = 1.0  # the time that a team has to stop after its calls have been aborted
 
 TeamT = TypeVar("TeamT", bound=ChatAgent | Team)
 
 
 class TeamBindingError(ProgramError):
-    """`bind_team` cannot bind an agent, and has bound nothing of its team.
+    """`bind_team` cannot bind an agent, and has bound no client of its team.
 
     Attributes:
-        agent: the agent's name, or the team's.
+        agent: The name of the agent or of the team.
     """
 
     def __init__(self, agent: str, reason: str) -> None:
@@ -35,72 +35,74 @@ class TeamBindingError(ProgramError):
 
 
 def bind_team(team: TeamT, program: Program) -> TeamT:
-    """Bind every model client of a team, or of an agent, to a program, in place; calls carry their agent's name.
+    """Bind every model client of a team or an agent to a program, in place. Calls carry the name of their agent.
 
-    Covers agents, nested teams, agents and teams that are tools, and the clients that teams call themselves (a
-    selector's, an orchestrator's): all that is an attribute of an AutoGen component, or in a list or dictionary that is
-    one. A client that a tool's function or an object of your own holds is not found: bind that one yourself.
+    Binds the clients of agents, of nested teams, of agents and teams that are tools, and of teams themselves (the
+    client of a selector or an orchestrator). A client is found if it is an attribute of an AutoGen component, or in a
+    list or dictionary that is such an attribute. A client inside a tool's function or inside an object of your own is
+    not found; bind that client yourself.
 
-    Cancelling the task that runs the team, or closing its stream, aborts the team's calls, where AutoGen by itself lets
-    the team go on to its end. When the program has ended, the team can be bound to another for its next run.
+    Cancelling the task that runs the team, or closing the team's stream, aborts the team's calls. AutoGen by itself
+    would let the team run to its end. After the end of the program, the team can be bound to another one for its next
+    run.
 
     Args:
-        team: made with `WeftChatCompletionClient`s, which may be bound or not.
-        program: a program, or a branch of one.
+        team: A team or agent with `WeftChatCompletionClient`s, bound or unbound.
+        program: A program, or a branch of one.
 
     Returns:
         The same team.
 
     Raises:
-        TeamBindingError: an agent's client is not Weft's, an agent belongs to another program that still runs, a team
-            has run unbound already, or there is no client at all.
-        ProgramEndedError: the program has ended.
+        TeamBindingError: An agent has another kind of client, an agent belongs to another program that still runs, a
+            team has run unbound before, or there is no client at all.
+        ProgramEndedError: The program has ended.
     """
-    if not _runs(program):
+    if not _is_running(program):
         raise ProgramEndedError(program.program_id, program.name)
-    places = list(_places(team, team.name, set()))
-    if not places:
+    slots = list(_client_slots(team, team.name, set()))
+    if not slots:
         raise TeamBindingError(team.name, "has no WeftChatCompletionClient to bind.")
-    for place in places:
-        _check(place, program)
-    for place in places:
-        binding = place.client.binding
+    for slot in slots:
+        _check_slot(slot, program)
+    for slot in slots:
+        binding = slot.client.binding
         if binding is not None and binding.by_team:
-            binding.program = program  # in place, since the team's manager keeps the client of its first run
+            binding.program = program  # changed in place, since the team's manager keeps the client of its first run
         else:
-            agent = (binding.agent if binding is not None else None) or place.owner
-            bound = place.client.bind(program)
+            agent = (binding.agent if binding is not None else None) or slot.owner
+            bound = slot.client.bind(program)
             bound.binding = Binding(program, agent, by_team=True)
-            place.container[place.key] = bound
+            slot.container[slot.key] = bound
     if isinstance(team, BaseGroupChat):
         _stop_with_caller(team)
     return team
 
 
-class _Place(NamedTuple):
-    """Where a client is."""
+class _ClientSlot(NamedTuple):
+    """An attribute or an element of a container that holds a client."""
 
     client: WeftChatCompletionClient
     container: MutableMapping[Any, Any] | MutableSequence[Any]
     key: Any
-    part: Any  # the component that it is in
-    owner: str  # the agent or team that this is a part of
+    component: Any  # the component that has the attribute or the container
+    owner: str  # the name of the agent or team to which the component belongs
 
 
-def _places(part: Any, owner: str, seen: set[int]) -> Iterator[_Place]:
-    """The clients in a component, and in the components that it is made of."""
-    if id(part) in seen:
+def _client_slots(component: Any, owner: str, visited: set[int]) -> Iterator[_ClientSlot]:
+    """Find the clients of a component and of the components inside it."""
+    if id(component) in visited:
         return
-    seen.add(id(part))
-    if isinstance(part, ChatAgent | Team):
-        owner = part.name
-    attributes = getattr(part, "__dict__", {})
+    visited.add(id(component))
+    if isinstance(component, ChatAgent | Team):
+        owner = component.name
+    attributes = getattr(component, "__dict__", {})
     for container in (attributes, *(value for value in attributes.values() if isinstance(value, list | dict))):
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
             if isinstance(value, WeftChatCompletionClient):
-                yield _Place(value, container, key, part, owner)
-            elif isinstance(value, ChatCompletionClient) and id(value) not in seen:
-                inside = list(_places(value, owner, seen))  # one that wraps another, as a cache does
+                yield _ClientSlot(value, container, key, component, owner)
+            elif isinstance(value, ChatCompletionClient) and id(value) not in visited:
+                inside = list(_client_slots(value, owner, visited))  # A cache, for example, wraps another client.
                 if not inside:
                     raise TeamBindingError(
                         owner,
@@ -109,32 +111,35 @@ def _places(part: Any, owner: str, seen: set[int]) -> Iterator[_Place]:
                     )
                 yield from inside
             elif isinstance(value, ComponentBase):
-                yield from _places(value, owner, seen)
+                yield from _client_slots(value, owner, visited)
 
 
-def _check(place: _Place, program: Program) -> None:
-    binding = place.client.binding
-    if binding is not None and binding.program.program_id != program.program_id and _runs(binding.program):
+def _check_slot(slot: _ClientSlot, program: Program) -> None:
+    binding = slot.client.binding
+    if binding is not None and binding.program.program_id != program.program_id and _is_running(binding.program):
         raise TeamBindingError(
-            place.owner,
+            slot.owner,
             f"belongs to program {binding.program.name!r} ({binding.program.program_id}), which still runs. Make a "
             "team for each program, or end that program first.",
         )
     by_team = binding is not None and binding.by_team
-    if isinstance(place.part, BaseGroupChat) and place.part._initialized and not by_team:  # noqa: SLF001
+    if isinstance(slot.component, BaseGroupChat) and slot.component._initialized and not by_team:  # noqa: SLF001
         raise TeamBindingError(
-            place.owner,
+            slot.owner,
             "has run before it was bound, and its manager keeps the client of that run. Bind a team before its first "
-            "run, or make a new one.",
+            "run, or make a new team.",
         )
 
 
-def _runs(program: Program) -> bool:
+def _is_running(program: Program) -> bool:
     return program.state in (ProgramState.IDLE, ProgramState.ACTIVE)
 
 
 def _stop_with_caller(team: BaseGroupChat) -> None:
-    """Have the team's runs cancelled with their caller: their calls are in the runtime's tasks, not in the caller's."""
+    """Cancel the team's runs with their caller.
+
+    AutoGen does not do so by itself, because the calls run in tasks of the runtime and not in the caller's task.
+    """
     if "run_stream" in vars(team):
         return
     run_stream = team.run_stream
@@ -154,20 +159,21 @@ def _stop_with_caller(team: BaseGroupChat) -> None:
                 yield message
         except asyncio.CancelledError:
             token.cancel()
-            await _over(step)
+            await _wait_for_stop(step)
             raise
         except GeneratorExit:
             token.cancel()
-            await _over(asyncio.ensure_future(messages.aclose()))
+            await _wait_for_stop(asyncio.ensure_future(messages.aclose()))
             raise
 
-    team.run_stream = stopping  # type: ignore[method-assign]  # `run` goes through it too
+    team.run_stream = stopping  # type: ignore[method-assign]  # `run` calls `run_stream`.
 
 
-async def _over(task: asyncio.Future[Any]) -> None:
-    """Wait for a cancelled team to stop. What it ends with is the cancellation of its runtime, and nobody's.
+async def _wait_for_stop(task: asyncio.Future[Any]) -> None:
+    """Wait until a cancelled team has stopped. Its exception is dropped: it is the cancellation of the team's runtime.
 
-    An agent of AutoGen 0.7.5 whose tool is cancelled waits for it for ever, and with it the team: such a one is left.
+    An agent of AutoGen 0.7.5 waits for a cancelled tool for ever, and so does its team. After a while, such a team is
+    abandoned.
     """
     await asyncio.wait({task}, timeout=_STOP_S)
     task.cancel()

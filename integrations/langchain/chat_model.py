@@ -19,7 +19,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, ConfigDict, Field
 
-from weft.engine.engine import Engine
+from weft.engine.frontend.frontend import FrontEnd
 from weft.integrations.langchain.handler import RUN_KWARG, ModelCall, Run, find_handler, run_of
 from weft.integrations.langchain.messages import (
     WholeJsonParser,
@@ -32,7 +32,7 @@ from weft.integrations.langchain.messages import (
 
 
 class ChatWeft(BaseChatModel):
-    """Chat model on a `weft.Engine`.
+    """A LangChain chat model on a `weft.Engine`.
 
     ::
 
@@ -42,14 +42,14 @@ class ChatWeft(BaseChatModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    engine: Engine = Field(exclude=True, repr=False)
+    engine: FrontEnd = Field(exclude=True, repr=False)
     temperature: float | None = None
     max_tokens: int | None = None
     top_p: float | None = None
     seed: int | None = None
     stop: list[str] | None = None
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of vLLM's chat request, e.g. `top_k`, `repetition_penalty`, `chat_template_kwargs`."""
+    """Further fields of vLLM's chat request, such as `top_k`, `repetition_penalty` and `chat_template_kwargs`."""
 
     @property
     def _llm_type(self) -> str:
@@ -74,7 +74,7 @@ class ChatWeft(BaseChatModel):
     def get_token_ids(self, text: str) -> list[int]:
         return self.engine.tokenize(text)
 
-    # -- identity: where LangChain streams, it calls `_stream` and `_astream` without saying which run it is
+    # -- identity: some of LangChain's paths call `_stream` and `_astream` without a run, so `kwargs` carry the run
 
     def _with_run(self, config: RunnableConfig | None, kwargs: dict[str, Any]) -> tuple[RunnableConfig, dict[str, Any]]:
         config = ensure_config(config)
@@ -92,7 +92,7 @@ class ChatWeft(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        kwargs[RUN_KWARG] = run_of(run_manager)  # it may stream, when a handler asks for tokens
+        kwargs[RUN_KWARG] = run_of(run_manager)  # LangChain streams here if a handler asks for tokens.
         return super()._generate_with_cache(messages, stop, run_manager, **kwargs)
 
     async def _agenerate_with_cache(
@@ -201,7 +201,7 @@ class ChatWeft(BaseChatModel):
         stream: bool = False,
     ) -> dict[str, Any]:
         body = {**self._defaults(), **kwargs, "messages": convert_to_openai_messages(messages)}
-        body.pop("stream", None)  # LangChain's own switch, already followed
+        body.pop("stream", None)  # LangChain's own switch, which LangChain has obeyed already
         if stop is not None:
             body["stop"] = stop
         if stream:
@@ -220,10 +220,11 @@ class ChatWeft(BaseChatModel):
         """Offer tools to the model.
 
         Args:
-            tools: in any form that LangChain takes.
+            tools: The tools, in any form that LangChain takes.
             tool_choice: "auto" (the model decides; needs the engine's `tool_call_parser`), "any", "required" or True
-                (some tool, held by structured output), "none", or a tool's name.
-            **kwargs: further fields of the request, e.g. `parallel_tool_calls=False` for at most one call an answer.
+                (some tool, enforced by structured output), "none", or the name of a tool.
+            **kwargs: Further fields of the request, such as `parallel_tool_calls=False` for at most one tool call an
+                answer.
         """
         formatted = [convert_to_openai_tool(tool) for tool in tools]
         if tool_choice in ("any", "required", True):
@@ -242,19 +243,19 @@ class ChatWeft(BaseChatModel):
         method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Answers in the form of `schema`, held to it by vLLM's structured output.
+        """Return a runnable whose answers have the form of `schema`, which vLLM's structured output enforces.
 
         Args:
-            schema: a pydantic class, a TypedDict, a JSON schema or an OpenAI tool.
-            include_raw: give `{"raw", "parsed", "parsing_error"}` and raise nothing.
-            method: "json_schema" holds the answer to the schema; "function_calling" asks for one tool call of that
-                form; "json_mode" holds it to be JSON only.
+            schema: A pydantic class, a TypedDict, a JSON schema or an OpenAI tool.
+            include_raw: Return `{"raw", "parsed", "parsing_error"}`, and raise no parsing error.
+            method: "json_schema" enforces the schema; "function_calling" enforces one tool call with arguments of the
+                schema; "json_mode" enforces JSON of any form.
 
         Raises:
-            OutputParsingError: (of the returned runnable) the answer was cut off by `max_tokens`.
+            OutputParsingError: (raised by the returned runnable) `max_tokens` cut off the answer.
         """
-        kwargs.pop("strict", None)  # always
-        is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)  # of pydantic 1 too
+        kwargs.pop("strict", None)  # The schema is always enforced.
+        is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)  # classes of pydantic 1 included
         json_schema = convert_to_json_schema(schema)
         kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": json_schema}
         model: Runnable[LanguageModelInput, AIMessage]

@@ -1,4 +1,4 @@
-"""The callback handler that carries a program through LangChain, and the calls that the chat model opens under it."""
+"""The callback handler that carries a program through LangChain, and the calls of the chat model."""
 
 from __future__ import annotations
 
@@ -15,71 +15,75 @@ from weft.core.process_table import CallIdentity
 from weft.core.program import Program, register_adapter
 from weft.core.program.lineage import Given
 from weft.core.program.run_tree import RunKind
-from weft.integrations.langchain.messages import Answer, said
+from weft.integrations.langchain.messages import Answer, input_content
 
-_SESSION_KEYS: Final = ("session_id", "conversation_id", "thread_id")  # as LangSmith reads them
-RUN_KWARG: Final = "_weft_run"  # private argument that carries a `Run` to the model
+_SESSION_KEYS: Final = ("session_id", "conversation_id", "thread_id")  # in the order in which LangSmith reads them
+RUN_KWARG: Final = "_weft_run"  # the private argument that carries a `Run` to the model
 
 
-class _Seen:
-    """A run under way, as far as the runs inside it need to know."""
+class _OpenRun:
+    """What the handler keeps of a run that has not ended, for the runs inside it."""
 
-    __slots__ = ("is_each", "is_task", "label", "namespace", "steps")
+    __slots__ = ("is_map", "is_task", "label", "namespace", "steps")
 
-    def __init__(self, metadata: dict[str, Any], name: str, above: _Seen | None) -> None:
+    def __init__(self, metadata: dict[str, Any], name: str, parent: _OpenRun | None) -> None:
         self.namespace = metadata.get("langgraph_checkpoint_ns")
-        # A node or @task of LangGraph: the first run of its namespace. What is tagged as its step is what it calls.
-        self.is_task = self.namespace is not None and (above is None or above.namespace != self.namespace)
-        self.is_each = name.startswith("RunnableEach<")  # `.map()`
+        # The first run of a namespace is a node or @task of LangGraph. Runs tagged as its steps are calls of its code.
+        self.is_task = self.namespace is not None and (parent is None or parent.namespace != self.namespace)
+        self.is_map = name.startswith("RunnableEach<")  # made by `.map()`
         self.label = name or metadata.get("lc_agent_name") or metadata.get("langgraph_node") or ""
-        self.steps: set[str] = set()
+        self.steps: set[str] = set()  # tags of the steps that have started inside
 
 
-def _place(tags: list[str] | None, above: _Seen | None) -> tuple[RunKind, str | None]:
-    """Who started a run, and its stage: LangChain and LangGraph tag the runs that they start themselves."""
+def _run_kind(tags: list[str] | None, parent: _OpenRun | None) -> tuple[RunKind, str | None]:
+    """The kind of a run and its stage, read from the tags that LangChain and LangGraph give to the runs they start."""
     for tag in tags or ():
         if tag.startswith("graph:step:"):
             return RunKind.STAGE, tag
         if tag.startswith("map:key:"):
             return RunKind.STAGE, "map"
         if tag.startswith("seq:step:"):
-            # A step that shows twice has no run of its own, and its code made both.
-            if above is None or above.is_task or tag in above.steps:
+            # Two runs with the tag of one step were started by the code of this step, which has no run of its own.
+            if parent is None or parent.is_task or tag in parent.steps:
                 return RunKind.CODE, None
-            above.steps.add(tag)
+            parent.steps.add(tag)
             return RunKind.STEP, None
-    return (RunKind.STAGE, "each") if above is not None and above.is_each else (RunKind.CODE, None)
+    return (RunKind.STAGE, "each") if parent is not None and parent.is_map else (RunKind.CODE, None)
 
 
 class ProgramCallbackHandler(BaseCallbackHandler):
     """Carries a program through LangChain: `config={"callbacks": [ProgramCallbackHandler()]}`.
 
     Args:
-        program: the program that all runs under it belong to, as `program.config()` sets it. None: each root run is a
-            program of its own, named as the run, in the session that its metadata names (`session_id`,
+        program: The program to which all runs belong; `program.config()` passes it. None: Each root run is a program
+            of its own. It has the name of the run, and the session that the run's metadata names (`session_id`,
             `conversation_id` or `thread_id`).
     """
 
-    run_inline = True  # on the caller's thread and at once, so that parents are known before their children
+    run_inline = True  # The handler runs at once on the caller's thread, so a parent is known before its children.
 
     def __init__(self, program: Program | None = None) -> None:
         self.program = program
         self._lock = threading.Lock()
-        self._programs: dict[UUID, Program] = {}  # of the runs under way, where each root is its own program
-        self._seen: dict[UUID, _Seen] = {}
+        self._programs: dict[UUID, Program] = {}  # by open run; used where each root run is a program
+        self._open_runs: dict[UUID, _OpenRun] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProgramCallbackHandler:
-        return self  # LangChain copies configs; the copy still carries the same program
+        return self  # LangChain copies configs, and a copy must carry the same program.
 
     def start_call(self, run_id: UUID, given: Given) -> tuple[Program, CallIdentity]:
-        """Name the call that a model run makes.
+        """Start the call of a model run.
+
+        Args:
+            run_id: The run.
+            given: The input of the call, for lineage.
 
         Raises:
-            ProgramEndedError: the program has ended.
+            ProgramEndedError: The program has ended.
         """
-        program = self._program_of(run_id) or self._open(run_id, None, "chat", None)
-        seen = self._seen.get(run_id)
-        return program, program.start_call(run_id, given, label=seen.label if seen is not None else None)
+        program = self._program_of(run_id) or self._open_program(run_id, None, "chat", None)
+        run = self._open_runs.get(run_id)
+        return program, program.start_call(run_id, given, label=run.label if run is not None else None)
 
     def _program_of(self, run_id: UUID | None) -> Program | None:
         if self.program is not None:
@@ -87,13 +91,16 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         with self._lock:
             return self._programs.get(run_id) if run_id is not None else None
 
-    def _open(self, run_id: UUID, parent_run_id: UUID | None, name: str, metadata: dict[str, Any] | None) -> Program:
+    def _open_program(
+        self, run_id: UUID, parent_run_id: UUID | None, name: str, metadata: dict[str, Any] | None
+    ) -> Program:
+        """The program of a new run: its parent's, or a new program."""
         program = self._program_of(parent_run_id)
         if program is None:
             session = next((metadata[key] for key in _SESSION_KEYS if metadata and metadata.get(key)), None)
             try:
                 program = Program(name, session_id=str(session) if session is not None else None, metadata=metadata)
-            except InvalidIdError as error:  # LangChain would swallow it, and the run would have no program
+            except InvalidIdError as error:  # LangChain would drop the error, and the run would have no program.
                 program = Program(name, metadata=metadata)
                 program.log.warning("the run's session id is not usable, so it gets its own", reason=str(error))
         if self.program is None:
@@ -112,11 +119,11 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         name: str | None = None,
         **_more: Any,
     ) -> Program:
-        above = self._seen.get(parent_run_id) if parent_run_id is not None else None
-        self._seen[run_id] = _Seen(metadata or {}, name or "", above)
-        named = name or (serialized or {}).get("name") or "program"
-        program = self._open(run_id, parent_run_id, named, metadata)
-        program.start_run(run_id, parent_run_id, *_place(tags, above))
+        parent = self._open_runs.get(parent_run_id) if parent_run_id is not None else None
+        self._open_runs[run_id] = _OpenRun(metadata or {}, name or "", parent)
+        program_name = name or (serialized or {}).get("name") or "program"
+        program = self._open_program(run_id, parent_run_id, program_name, metadata)
+        program.start_run(run_id, parent_run_id, *_run_kind(tags, parent))
         return program
 
     def _start_tool(self, serialized: dict[str, Any] | None, *_input: Any, run_id: UUID, **more: Any) -> None:
@@ -127,15 +134,17 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         self.finish(run_id, None)
 
     def _error(self, error: BaseException, *, run_id: UUID, **_kwargs: Any) -> None:
-        if any(kind.__name__ == "GraphInterrupt" for kind in type(error).__mro__):  # LangGraph need not be installed
+        if any(
+            kind.__name__ == "GraphInterrupt" for kind in type(error).__mro__
+        ):  # compared by name, since LangGraph may not be installed
             program = self._program_of(run_id)
             if program is not None:
                 program.note_tool(run_id, "human")
         self.finish(run_id, error)
 
     def finish(self, run_id: UUID, error: BaseException | None) -> None:
-        """A run ended; the last run of a program that was opened here ends the program. Finishing twice is harmless."""
-        self._seen.pop(run_id, None)
+        """End a run, and a program that this handler opened with its last run. Ending twice changes nothing."""
+        self._open_runs.pop(run_id, None)
         program = self._program_of(run_id)
         if program is None:
             return
@@ -157,22 +166,31 @@ register_adapter("langchain", ProgramCallbackHandler)
 
 
 class Run(NamedTuple):
-    """Which run a model call is, handed from the public methods to the private ones."""
+    """The run of a model call, passed from the model's public methods to its private ones."""
 
     handler: ProgramCallbackHandler
     run_id: UUID
 
 
 class ModelCall:
-    """One call of the model: opened when entered, and accounted to a program whatever happens inside."""
+    """A model call. It is named when it is made, and its program counts it however the `with` block ends.
+
+    Args:
+        name: The name of the program if there is no run.
+        run: The run of the call. None: The call is a program of its own.
+        messages: The input.
+
+    Raises:
+        ProgramEndedError: The program has ended.
+    """
 
     def __init__(self, name: str, run: Run | None, messages: list[BaseMessage]) -> None:
         self._run = run
         self.answer = Answer()
         if run is not None:
-            self.program, self.identity = run.handler.start_call(run.run_id, functools.partial(said, messages))
+            self.program, self.identity = run.handler.start_call(run.run_id, functools.partial(input_content, messages))
             self._key: Any = run.run_id
-        else:  # no handler anywhere: the call is a program of its own
+        else:
             self.program = Program(name)
             self._key = "call"
             self.identity = self.program.start_call(self._key, label=name)
@@ -186,11 +204,11 @@ class ModelCall:
         if self._run is None:
             self.program.end_with(error)
         elif error is not None and not isinstance(error, Exception):
-            self._run.handler.finish(self._run.run_id, error)  # LangChain reports no end of a cancelled model run
+            self._run.handler.finish(self._run.run_id, error)  # LangChain does not report the end of a cancelled run.
 
 
 def find_handler(*sources: Any) -> ProgramCallbackHandler | None:
-    """Our handler among callbacks, which are a list, a manager or None."""
+    """Find Weft's handler in callbacks, each of which is a list, a manager or None."""
     for source in sources:
         handlers = source.handlers if hasattr(source, "handlers") else source
         for handler in handlers or ():
@@ -200,5 +218,6 @@ def find_handler(*sources: Any) -> ProgramCallbackHandler | None:
 
 
 def run_of(run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None) -> Run | None:
+    """The run of a run manager, if Weft's handler is among its callbacks."""
     handler = find_handler(run_manager)
     return Run(handler, run_manager.run_id) if run_manager is not None and handler is not None else None

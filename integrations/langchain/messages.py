@@ -1,4 +1,4 @@
-"""Between OpenAI's wire format and LangChain's messages, and parsers that refuse an answer that was cut off."""
+"""Converts OpenAI's responses to LangChain's messages; parsers that reject an answer that was cut off."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from weft.core.errors import OutputParsingError
 from weft.core.program.lineage import Content
 from weft.integrations.answers import is_json
 
-_RUN_PREFIX: Final = "lc_run--"  # LangChain's id of a message is this, the run's id, and perhaps a number
+_RUN_PREFIX: Final = "lc_run--"  # LangChain's id of a message is this prefix, the id of the run, and perhaps a number.
 
 
-def said(messages: list[BaseMessage]) -> Content:
-    """What an input says of where it comes from: its texts, the runs that made its messages, ids of tool calls."""
+def input_content(messages: list[BaseMessage]) -> Content:
+    """The input of a call: its texts, the ids of the runs that made its messages, and the ids of tool calls."""
     texts: list[str] = []
     ids: list[str] = []
     for message in messages:
@@ -45,14 +45,14 @@ def said(messages: list[BaseMessage]) -> Content:
 
 
 class Answer:
-    """What the model gives, while it does: whole or in chunks, in OpenAI's format."""
+    """Collects the content of an answer from a whole response or from chunks, in OpenAI's format."""
 
     def __init__(self) -> None:
-        self._texts: dict[int, list[str]] = {}  # by the number of the choice
+        self._texts: dict[int, list[str]] = {}  # by index of the choice
         self._ids: list[str] = []
 
     def add(self, response: dict[str, Any]) -> dict[str, Any]:
-        """Take note of a completion or a chunk of one, and pass it on."""
+        """Add a completion or a chunk, and return it."""
         for choice in response["choices"]:
             message = choice.get("delta") or choice.get("message") or {}
             if message.get("content"):
@@ -61,7 +61,7 @@ class Answer:
         return response
 
     def content(self, run: object) -> Content:
-        """All of it, as the answer of a run."""
+        """The output of a run: the texts, the id of the run, and the ids of tool calls."""
         return Content(tuple("".join(parts) for parts in self._texts.values()), (str(run), *self._ids))
 
 
@@ -76,6 +76,7 @@ def _usage(usage: dict[str, Any]) -> UsageMetadata:
 
 
 def to_result(response: dict[str, Any]) -> ChatResult:
+    """Convert a chat completion, with all its choices."""
     usage = _usage(response["usage"])
     generations = []
     for choice in response["choices"]:
@@ -84,7 +85,7 @@ def to_result(response: dict[str, Any]) -> ChatResult:
         for raw in answer.get("tool_calls") or ():
             try:
                 tool_calls.append(cast("Any", parse_tool_call(raw, return_id=True)))
-            except Exception as error:  # not JSON: the agent may show it to the model
+            except Exception as error:  # The arguments are not JSON. The agent may show the error to the model.
                 invalid_tool_calls.append(make_invalid_tool_call(raw, str(error)))
         message = AIMessage(
             content=answer.get("content") or "",
@@ -101,6 +102,7 @@ def to_result(response: dict[str, Any]) -> ChatResult:
 
 
 def to_chunk(chunk: dict[str, Any]) -> ChatGenerationChunk:
+    """Convert a chunk of a chat completion."""
     usage = _usage(chunk["usage"]) if chunk.get("usage") else None
     if not chunk["choices"]:
         return ChatGenerationChunk(message=AIMessageChunk(content="", usage_metadata=usage))
@@ -144,7 +146,7 @@ def _reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Whole(BaseLLMOutputParser[Any]):
-    """Refuses an answer that was cut off, where LangChain's parsers would make up the rest or give None."""
+    """Rejects an answer that was cut off. LangChain's parsers would complete it or return None."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         message = cast("ChatGeneration", result[0]).message

@@ -4,10 +4,10 @@
 
     client = weft.openai_client(engine, program)
     answer = await client.chat.completions.create(model=engine.model, messages=[...])
-    answer.weft  # the call's ids and account
+    answer.weft  # ids and account of the call
 
-Served are `POST /chat/completions`, streaming or not, and `GET /models`. Every call belongs to the program whose client
-it was made with.
+The transport serves `POST /chat/completions`, streaming or not, and `GET /models`. Every call belongs to the program of
+its client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call of an OpenAI client, in the tree of its program's runs, and what it was given and gave."""
+"""One call of an OpenAI client: its place in the run tree, its input and its output."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from weft.core.program.lineage import Content
 
 
 class Call:
-    """A call: named when it is made, and accounted to its program whatever happens while it is entered.
+    """A model call. It is named when it is made, and its program counts it however the `with` block ends.
 
     Args:
-        program: what it belongs to; None: it is a program of its own.
-        body: the request.
+        program: The program. None: The call is a program of its own.
+        body: The request.
 
     Raises:
-        ProgramEndedError: the program has ended.
+        ProgramEndedError: The program has ended.
     """
 
     def __init__(self, program: Program | None, body: dict[str, Any]) -> None:
         self.program = program or Program("chat")
-        self._own = program is None
+        self._is_program = program is None
         self._run = object()
-        self._unfinished = body.get("n") or 1
+        self._unfinished = body.get("n") or 1  # choices without a finish reason
         self._texts: dict[int, list[str]] = {}
         self._ids: list[str] = []
         messages = _objects(body.get("messages"))
         self.program.start_run(self._run, None)
         self.program.note_tools(self._run, _tools_before(messages))
-        self.identity = self.program.start_call(self._run, lambda: _given(messages))
+        self.identity = self.program.start_call(self._run, lambda: _input_content(messages))
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every choice of the answer has come to its end."""
+    def is_complete(self) -> bool:
+        """Whether every choice of the answer has ended."""
         return self._unfinished <= 0
 
-    def hear_answer(self, response: dict[str, Any]) -> None:
-        """A whole `chat.completion` came."""
+    def add_answer(self, response: dict[str, Any]) -> None:
+        """Record a whole `chat.completion`."""
         for choice in response["choices"]:
-            self._hear(choice["index"], choice["message"])
+            self._add(choice["index"], choice["message"])
 
-    def hear_chunk(self, chunk: dict[str, Any]) -> None:
-        """A `chat.completion.chunk` came."""
+    def add_chunk(self, chunk: dict[str, Any]) -> None:
+        """Record a `chat.completion.chunk`."""
         for choice in chunk["choices"]:
-            self._hear(choice["index"], choice["delta"])
+            self._add(choice["index"], choice["delta"])
             self._unfinished -= bool(choice.get("finish_reason"))
 
-    def _hear(self, index: int, message: dict[str, Any]) -> None:
+    def _add(self, index: int, message: dict[str, Any]) -> None:
         if message.get("content"):
             self._texts.setdefault(index, []).append(message["content"])
         self._ids += [call["id"] for call in message.get("tool_calls") or () if call.get("id")]
@@ -60,17 +60,18 @@ class Call:
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if error is None:
-            gave = Content(tuple(map("".join, self._texts.values())), tuple(self._ids))
-            self.program.end_call(self._run, self.identity, gave)
+            output = Content(tuple(map("".join, self._texts.values())), tuple(self._ids))
+            self.program.end_call(self._run, self.identity, output)
         self.program.end_run(self._run)
-        if self._own:
+        if self._is_program:
             self.program.end_with(error)
 
 
-# What follows reads requests that nobody has checked yet, so it takes what it understands and leaves the rest.
+# The functions below read requests that have not been validated, so they skip everything that they do not understand.
 
 
-def _given(messages: list[dict[str, Any]]) -> Content:
+def _input_content(messages: list[dict[str, Any]]) -> Content:
+    """The input of a call: the texts of its messages, and the ids of tool calls and tool results."""
     texts: list[Any] = []
     ids: list[Any] = []
     for message in messages:
@@ -83,7 +84,7 @@ def _given(messages: list[dict[str, Any]]) -> Content:
 
 
 def _tools_before(messages: list[dict[str, Any]]) -> list[str]:
-    """The names of the tools whose results are the last messages."""
+    """The names of the tools whose results are the last messages, which are the tools that ran before this call."""
     results: list[str] = []
     for message in reversed(messages):
         if message.get("role") != "tool":

@@ -1,4 +1,4 @@
-"""Weft's errors as OpenAI's."""
+"""Converts Weft's errors to OpenAI's error responses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from weft.core.errors import (
     WeftError,
 )
 
-# The status and the code of each; the first that fits counts.
+# The status and the code of each error class. The first row that matches an error is used.
 _ERRORS: Final[tuple[tuple[type[WeftError], int, str], ...]] = (
-    (ContextLengthError, 400, "context_length_exceeded"),  # OpenAI's own code, which frameworks look for
-    (UnknownModelError, 404, "model_not_found"),  # likewise
+    (ContextLengthError, 400, "context_length_exceeded"),  # OpenAI's own code, which frameworks check
+    (UnknownModelError, 404, "model_not_found"),  # OpenAI's own code, too
     (InvalidRequestError, 400, "invalid_request"),
     (ProgramEndedError, 409, "program_ended"),
     (ProgramEngineError, 409, "program_engine"),
@@ -42,7 +42,7 @@ _ERRORS: Final[tuple[tuple[type[WeftError], int, str], ...]] = (
 _MAY_SUCCEED_LATER: Final = (CallFailedError, OverloadedError, ReplicaLostError, NoReplicaError)
 
 
-def _described(error: WeftError) -> tuple[int, str]:
+def _status_and_code(error: WeftError) -> tuple[int, str]:
     return next((status, code) for kind, status, code in _ERRORS if isinstance(error, kind))
 
 
@@ -52,22 +52,29 @@ def _body(status: int, message: str, code: str) -> dict[str, Any]:
 
 
 def error_body(error: WeftError) -> dict[str, Any]:
-    """An error as OpenAI's JSON."""
-    status, code = _described(error)
+    """Convert an error to OpenAI's JSON."""
+    status, code = _status_and_code(error)
     return _body(status, str(error), code)
 
 
 def error_response(error: WeftError) -> httpx2.Response:
-    """An error as a response, which says whether the call may succeed when it is sent again, and when."""
-    status, code = _described(error)
+    """Convert an error to a response. Its headers say whether a retry may succeed, and after how long."""
+    status, code = _status_and_code(error)
     response = refusal(status, str(error), code, retry=isinstance(error, _MAY_SUCCEED_LATER))
     if isinstance(error, OverloadedError):
-        response.headers["retry-after-ms"] = f"{error.retry_after_s * 1e3:.0f}"  # as OpenAI's SDK reads it
+        response.headers["retry-after-ms"] = f"{error.retry_after_s * 1e3:.0f}"  # read by OpenAI's SDK
         response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
     return response
 
 
 def refusal(status: int, message: str, code: str, *, retry: bool = False) -> httpx2.Response:
-    """An error response; `retry` is for a client whose user allows retries."""
-    headers = {"x-should-retry": str(retry).lower()}  # else the SDK would retry 409 and every 5xx
+    """Make an error response.
+
+    Args:
+        status: The HTTP status.
+        message: The message for the user.
+        code: The code for programs.
+        retry: Whether a client that allows retries should send the request again.
+    """
+    headers = {"x-should-retry": str(retry).lower()}  # Without it, the SDK retries 409 and every 5xx.
     return httpx2.Response(status, headers=headers, json=_body(status, message, code))

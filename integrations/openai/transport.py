@@ -1,4 +1,4 @@
-"""HTTP transports that serve OpenAI's chat completions from an engine in this process."""
+"""HTTP transports that answer OpenAI's chat completions from an engine in this process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from weft.integrations.openai.call import Call
 from weft.integrations.openai.errors import error_body, error_response, refusal
 
 if TYPE_CHECKING:
-    from weft.engine.engine import Engine
+    from weft.engine.frontend.frontend import FrontEnd
 
 T = TypeVar("T")
 
 
 class AsyncTransport(httpx2.AsyncBaseTransport):
-    """Serves the requests of an `httpx2.AsyncClient`, for OpenAI clients that are made by others.
+    """Answers the requests of an `httpx2.AsyncClient`. Use it for OpenAI clients that other code makes.
 
     ::
 
@@ -33,19 +33,19 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         ChatOpenAI(http_async_client=http, base_url="http://weft/v1", api_key="none", model=engine.model)
 
     Args:
-        engine: where the calls run.
-        program: what they belong to; None: each call is a program of its own.
+        engine: The engine on which the calls run.
+        program: The program to which the calls belong. None: Each call is a program of its own.
     """
 
-    def __init__(self, engine: Engine, program: Program | None = None) -> None:
+    def __init__(self, engine: FrontEnd, program: Program | None = None) -> None:
         self._engine = engine
         self._program = program
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Answer a request; Weft's errors become error responses.
+        """Answer a request. Weft's errors become error responses.
 
         Raises:
-            httpx2.ReadTimeout: the request's read timeout, in seconds, ran out; the call is aborted.
+            httpx2.ReadTimeout: The request's read timeout, in seconds, has passed. The call is aborted.
         """
         method, path = request.method, request.url.path
         try:
@@ -58,7 +58,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
             return httpx2.Response(200, json={"object": "list", "data": models})
         return refusal(
             404,
-            f"{method} {path} is not served in this process: only POST /chat/completions and GET /models are.",
+            f"{method} {path} is not served in this process; only POST /chat/completions and GET /models are.",
             "not_served",
         )
 
@@ -83,31 +83,33 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
             async with asyncio.timeout(timeout_s):
                 with call:
                     answer = await self._engine.chat(body, call.program, call.identity)
-                    call.hear_answer(answer)
-        except DeadlineError:  # the call's own time was up, not the client's patience
+                    call.add_answer(answer)
+        except DeadlineError:  # a TimeoutError as well, but of the call's deadline and not of the client's timeout
             raise
         except TimeoutError:
             raise _read_timeout(timeout_s) from None
         return httpx2.Response(200, headers=headers, json=answer)
 
     async def _events(self, call: Call, body: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events, each as soon as the engine has it."""
-        last = []
+        """Yield the answer as server-sent events, each as soon as the engine gives it."""
+        held_back = []
         with call:
             async with aclosing(self._engine.chat_stream(body, call.program, call.identity)) as chunks:
                 async for chunk in chunks:
-                    call.hear_chunk(chunk)
-                    if call.is_whole:  # the rest comes at once; a reader that stops here has cut nothing off
-                        last.append(_event(chunk))
+                    call.add_chunk(chunk)
+                    # Chunks are held back from the last finish reason on, until the call has ended. So a client that
+                    # stops reading at the finish reason does not abort the call.
+                    if call.is_complete:
+                        held_back.append(_event(chunk))
                     else:
                         yield _event(chunk)
-        for event in last:
+        for event in held_back:
             yield event
         yield b"data: [DONE]\n\n"
 
 
 class EventStream(httpx2.AsyncByteStream):
-    """The body of a streamed answer. Closing it aborts the call, also while another task waits for its next event."""
+    """The body of a streamed answer. Closing it aborts the call, even while another task waits for the next event."""
 
     def __init__(self, events: AsyncGenerator[bytes], timeout_s: float | None) -> None:
         self._events = events
@@ -117,11 +119,11 @@ class EventStream(httpx2.AsyncByteStream):
         self._closed = False
 
     async def begin(self) -> None:
-        """Wait for the first event, so that a request that is refused gets an error status and no stream.
+        """Wait for the first event, so that a rejected request gets an error status instead of a stream.
 
         Raises:
-            WeftError: it is refused.
-            httpx2.ReadTimeout: nothing came in time.
+            WeftError: The request is rejected.
+            httpx2.ReadTimeout: The first event did not come in time.
         """
         self._first = await self._next()
 
@@ -134,7 +136,7 @@ class EventStream(httpx2.AsyncByteStream):
             return first
         try:
             return await self._next()
-        except WeftError as error:  # the status has gone out; this is how OpenAI tells it then
+        except WeftError as error:  # The status has been sent, so the error is an event, as in OpenAI's API.
             return _event(error_body(error))
 
     async def _next(self) -> bytes:
@@ -148,14 +150,14 @@ class EventStream(httpx2.AsyncByteStream):
         except TimeoutError:
             raise _read_timeout(self._timeout_s) from None
         except asyncio.CancelledError:
-            if self._closed and reader.uncancel() <= cancelling:  # by `aclose` and by nobody else
+            if self._closed and reader.uncancel() <= cancelling:  # `aclose` alone has cancelled the task.
                 raise StopAsyncIteration from None
             raise
         finally:
             self._reader = None
 
     async def aclose(self) -> None:
-        """Abort the call, if it is still under way."""
+        """Abort the call, if it has not ended."""
         if self._reader is None:
             await self._events.aclose()
         elif not self._closed:
@@ -166,13 +168,13 @@ class EventStream(httpx2.AsyncByteStream):
 class Transport(httpx2.BaseTransport):
     """`AsyncTransport` for an `httpx2.Client`."""
 
-    def __init__(self, engine: Engine, program: Program | None = None) -> None:
-        self._serving = AsyncTransport(engine, program)
+    def __init__(self, engine: FrontEnd, program: Program | None = None) -> None:
+        self._transport = AsyncTransport(engine, program)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer a request, as `AsyncTransport` does."""
         request.read()
-        response = _wait(self._serving.handle_async_request(request))
+        response = _wait(self._transport.handle_async_request(request))
         if isinstance(response.stream, EventStream):
             response.stream = _SyncEventStream(response.stream)
         return response
@@ -195,7 +197,7 @@ class _SyncEventStream(httpx2.SyncByteStream):
 
 @functools.cache
 def _loop() -> LoopThread:
-    """Where the calls of sync clients are awaited, all on one thread."""
+    """The event loop of all sync clients, on a thread of its own."""
     loop = LoopThread("weft-openai")
     atexit.register(loop.stop)
     return loop
@@ -206,7 +208,7 @@ def _wait(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return future.result()
     finally:
-        future.cancel()  # a KeyboardInterrupt while waiting
+        future.cancel()  # has an effect only after a KeyboardInterrupt
 
 
 def _event(data: dict[str, Any]) -> bytes:
@@ -214,4 +216,4 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _read_timeout(timeout_s: float | None) -> httpx2.ReadTimeout:
-    return httpx2.ReadTimeout(f"the engine gave nothing for {timeout_s} s; the call was aborted.")
+    return httpx2.ReadTimeout(f"the engine sent nothing for {timeout_s} s, so the call was aborted. Allow more time.")

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, replace
 
-from weft.core.policies import Call, Policy, PolicyConfig
+from weft.core.policies import Call, Policy, ProgramView
 from weft.core.process_table import Account, Attained
 from weft.core.sim import ProgramResult, SimSettings, TraceCall, TraceProgram
 
@@ -31,14 +31,13 @@ class NaiveEngine:
     """Serves programs on one engine and keeps the results in `results`, and who ran in each step in `steps`."""
 
     def __init__(self, programs: list[TraceProgram], settings: SimSettings, policy: Policy) -> None:
-        assert isinstance(settings.policy, PolicyConfig)
         self.settings, self.policy = settings, policy
         self.token_s, self.decide_every = settings.policy.token_s, settings.policy.decide_every
         self.now = 0.0
         self.steps: list[tuple[float, tuple[str, ...]]] = []
         self.preemptions = 0
         self.programs = {program.program: program for program in programs}
-        self.attained = {name: Attained() for name in self.programs}
+        self.views = {name: ProgramView(name) for name in self.programs}
         self.ended: dict[str, set[str]] = {name: set() for name in self.programs}
         self.wait_s, self.service_s = dict.fromkeys(self.programs, 0.0), dict.fromkeys(self.programs, 0.0)
         self.results: dict[str, ProgramResult] = {}
@@ -72,10 +71,10 @@ class NaiveEngine:
             self._arrive(name, spec, now_s)
 
     def _arrive(self, name: str, spec: TraceCall, now_s: float) -> None:
-        attained = self.attained[name]
-        self.policy.program_changed(attained)
-        call = Call(f"{name}/{spec.call_id}", attained)
-        self.by_call[call] = _Call(spec, name, call, replace(attained), now_s)
+        view = self.views[name]
+        self.policy.program_changed(view)
+        call = Call(f"{name}/{spec.call_id}", view)
+        self.by_call[call] = _Call(spec, name, call, replace(view.attained), now_s)
         self.policy.arrive(call, now_s)
 
     def _is_resuming(self, each: _Call) -> bool:
@@ -84,7 +83,7 @@ class NaiveEngine:
     def _form_batch(self) -> dict[_Call, int]:
         """Returns: tokens to compute for each call of the batch."""
         if len(self.steps) % self.decide_every == 0:
-            self.policy.promote(self.now)
+            self.policy.decide(self.now)
             running = [each.call for each in self.batch if not self._is_resuming(each)]
             for call in self.policy.victims(running, self.settings.batch_size - len(self.batch)):
                 victim = self.by_call[call]
@@ -145,8 +144,8 @@ class NaiveEngine:
         name = each.program
         self.batch.remove(each)
         self.policy.leave(each.call)
-        self.attained[name].fold(each.inherited, Account(each.service_s, each.wait_s))
-        self.policy.program_changed(self.attained[name])
+        self.views[name].attained.fold(each.inherited, Account(each.service_s, each.wait_s))
+        self.policy.program_changed(self.views[name])
         self.wait_s[name] += each.wait_s
         self.service_s[name] += each.service_s
         ended, program = self.ended[name], self.programs[name]

@@ -161,7 +161,7 @@ async def assert_idle(engine: weft.AsyncMultiLLMEngine) -> None:
     assert engine.sessions == {}
     assert engine._in_flight == {}
     for group in engine._groups.values():
-        assert group.served.admission.calls == 0
+        assert group.endpoint.admission.calls == 0
         assert [health.calls for health in group.states.health(0.0)] == [0] * len(group.states)
         assert group.llm.failures == {}
         for replica in group.supervisor._replicas.values():

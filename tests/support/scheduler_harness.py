@@ -11,20 +11,23 @@ from collections import deque
 from pathlib import Path
 from typing import Any, cast
 
-from vllm import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.testing import FakeClock
 from weft.engine.kv_cache.connector import transfer_config
 from weft.engine.kv_cache.plan import SwapPlan
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
-from weft.engine.wire import ACCOUNT_KEY
+from weft.engine.vllm_compat.names import (
+    ModelRunnerOutput,
+    Request,
+    RequestStatus,
+    SamplingParams,
+    SchedulerOutput,
+    get_request_block_hasher,
+    init_none_hash,
+    sha256,
+)
+from weft.engine.wire import read_report
 
 BLOCK_TOKENS = 16
 _BLOCK_BYTES = 2 * BLOCK_TOKENS * 2  # key and value of one layer, one head and one bfloat16
@@ -212,7 +215,9 @@ class SchedulerHarness:
         for client in outputs.values():
             for output in client.outputs:
                 self.tokens[output.request_id].extend(output.new_token_ids)
-                self.accounts[output.request_id] = (output.kv_transfer_params or {})[ACCOUNT_KEY]
+                account = read_report(output.kv_transfer_params).account
+                assert account is not None
+                self.accounts[output.request_id] = account
                 if output.finish_reason is not None:
                     self.finished.append(output.request_id)
 

@@ -19,11 +19,11 @@ class Baseline:
     swaps: bool = False  # The KV of every preempted call is swapped to host memory; otherwise it is computed again.
 
     @property
-    def simulated(self) -> PolicyConfig | Literal["priority"]:
+    def simulated(self) -> PolicyConfig:
         """The policy with which the simulator schedules the same way."""
         if self.policy is not None:
             return self.policy
-        return "priority" if self.stock == "priority" else PolicyConfig("fcfs")
+        return PolicyConfig("priority" if self.stock == "priority" else "fcfs")
 
 
 BASELINES: Final[dict[str, Baseline]] = {

@@ -6,7 +6,7 @@ import bisect
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from weft.bench.baselines import BASELINES
 from weft.bench.clock import STEP_S
@@ -84,7 +84,7 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
                 SimComparison(round_.load, round_.number, name, engine_s, simulated_s, engine_steps, figures)
             )
             advance()
-        simulated_s, figures = _simulate(settings, programs, "srpt", step_time)
+        simulated_s, figures = _simulate(settings, programs, PolicyConfig("srpt"), step_time)
         comparisons.append(SimComparison(round_.load, round_.number, "srpt", None, simulated_s, None, figures))
         advance()
     return comparisons
@@ -93,7 +93,7 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
 def _simulate(
     settings: BenchSettings,
     programs: Sequence[TraceProgram],
-    policy: PolicyConfig | Literal["priority", "srpt"],
+    policy: PolicyConfig,
     step_time: StepTime,
     *,
     swaps: bool = False,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.policies import DEFAULT_BOUNDS_S, Atlas, Call, PolicyConfig
+from weft.core.policies import DEFAULT_BOUNDS_S, Atlas, Call, PolicyConfig, ProgramView
 from weft.core.policies.calibration import BoundsCalibration
 from weft.core.process_table import Attained
 
@@ -26,7 +26,7 @@ def observed(services_s: Sequence[float], queues: int = 4) -> Sequence[float] | 
 def serve(policy: Atlas, services_s: Sequence[float]) -> None:
     """Calls that run one after the other, each of a new program."""
     for service_s in services_s:
-        call = Call("c", Attained())
+        call = Call("c", ProgramView("p"))
         policy.arrive(call, 0.0)
         policy.start(call, 0.0)
         policy.charge(call, service_s, service_s)
@@ -69,12 +69,12 @@ def test_the_policy_takes_the_bounds_over() -> None:
     policy = PolicyConfig("atlas", bounds_s="auto").make()
     assert isinstance(policy, Atlas)
     assert policy.bounds_s == DEFAULT_BOUNDS_S
-    early = Call("early", Attained(service_s=0.3))
+    early = Call("early", ProgramView("p", attained=Attained(service_s=0.3)))
     policy.arrive(early, 0.0)
     serve(policy, [0.1] * 32)
     assert policy.bounds_s == pytest.approx([0.1 * 2**n for n in range(4)])
     assert policy.quanta_s[:3] == pytest.approx([0.1, 0.1, 0.2])
-    late = Call("late", Attained(service_s=0.3))
+    late = Call("late", ProgramView("p", attained=Attained(service_s=0.3)))
     policy.arrive(late, 0.0)
     assert (early.rank.level, late.rank.level) == (0, 2)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.core.errors import PolicyError
-from weft.core.policies import Atlas, Call, Fcfs, MultilevelPolicy, Plas, Policy
+from weft.core.policies import Atlas, Call, Fcfs, MultilevelPolicy, Plas, Policy, ProgramView
 from weft.core.process_table import Account, Attained
 
 BOUNDS = (1.0, 3.0)  # Q_1 [0, 1), Q_2 [1, 3), Q_3 [3, oo): quanta of 1, 2 and no end
@@ -20,7 +20,7 @@ BOUNDS = (1.0, 3.0)  # Q_1 [0, 1), Q_2 [1, 3), Q_3 [3, oo): quanta of 1, 2 and n
 
 def arrived(policy: Policy, key: str = "c", service_s: float = 0.0, *, wait_s: float = 0.0, now_s: float = 0.0) -> Call:
     """A call of a program of its own that has attained `service_s` and waited `wait_s`."""
-    call = Call(key, Attained(service_s, service_s, wait_s, wait_s))
+    call = Call(key, ProgramView(key, attained=Attained(service_s, service_s, wait_s, wait_s)))
     policy.arrive(call, now_s)
     return call
 
@@ -67,7 +67,7 @@ def test_an_arriving_call_keeps_the_service_it_arrived_with() -> None:
     """What the program attains later moves its next call, not one that waits already."""
     policy = Plas(BOUNDS)
     call = arrived(policy)
-    call.program.fold(Attained(), Account(service_s=5.0))
+    call.program.attained.fold(Attained(), Account(service_s=5.0))
     assert (call.service_s, call.rank.level) == (0.0, 0)
 
 
@@ -192,7 +192,7 @@ def test_only_the_calls_own_times_are_reset() -> None:
     assert promoted is call
     assert (call.wait_s, call.model_time_s, call.waiting_since_s) == (0.0, 0.0, 50.0)
     assert call.service_s == 2.0
-    assert call.program == Attained(2.0, 2.0, 1.0, 1.0)
+    assert call.program.attained == Attained(2.0, 2.0, 1.0, 1.0)
     policy.start(call, 51.0)
     assert call.wait_s == 1.0, "the wait before the promotion is forgotten"
 
@@ -248,7 +248,7 @@ def test_a_siblings_wait_brings_promotion_forward() -> None:
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
     assert policy.promote(1.0) == []
-    call.program.fold(Attained(4.0, 4.0), Account(service_s=1.0, wait_s=9.0))
+    call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=1.0, wait_s=9.0))
     policy.program_changed(call.program)
     assert policy.promote(0.999) == []
     assert policy.promote(1.0) == [call], "(9 + 1) / (5 + 0) = 2"
@@ -258,7 +258,7 @@ def test_a_siblings_service_puts_promotion_off() -> None:
     """What the program is served meanwhile counts as well."""
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
-    call.program.fold(Attained(4.0, 4.0), Account(service_s=4.0))
+    call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=4.0))
     policy.program_changed(call.program)
     assert policy.promote(15.999) == []
     assert policy.promote(16.0) == [call]
@@ -267,7 +267,7 @@ def test_a_siblings_service_puts_promotion_off() -> None:
 def test_threads_of_a_program_are_promoted_together() -> None:
     """Calls of one starving program that wait alike go up together, also again after they were demoted."""
     policy = Plas(BOUNDS, beta=1.0)
-    program = Attained(4.0, 4.0, 2.0, 2.0)
+    program = ProgramView("p", attained=Attained(4.0, 4.0, 2.0, 2.0))
     calls = [Call(key, program) for key in "abc"]
     for call in calls:
         policy.arrive(call, 0.0)
@@ -278,7 +278,7 @@ def test_threads_of_a_program_are_promoted_together() -> None:
 @pytest.mark.parametrize(("policy", "served_s"), [(Plas(BOUNDS, 1.0), 6.0), (Atlas(BOUNDS, 1.0), 2.0)])
 def test_the_ratio_is_over_the_service_that_ranks(policy: MultilevelPolicy, served_s: float) -> None:
     """PLAS weighs the wait against the total service, ATLAS against the critical path."""
-    call = Call("c", Attained(service_s=2.0, total_service_s=6.0))
+    call = Call("c", ProgramView("p", attained=Attained(service_s=2.0, total_service_s=6.0)))
     policy.arrive(call, 0.0)
     assert policy.promote(served_s - 0.001) == []
     assert policy.promote(served_s) == [call]
@@ -287,7 +287,8 @@ def test_the_ratio_is_over_the_service_that_ranks(policy: MultilevelPolicy, serv
 @pytest.mark.parametrize(("policy", "due_s"), [(Plas(BOUNDS, 1.0), 2.0), (Atlas(BOUNDS, 1.0), 1.0)])
 def test_wait_is_over_the_same_calls_as_service(policy: MultilevelPolicy, due_s: float) -> None:
     """A wide program's waits add up for PLAS, as its service does, and for ATLAS neither: width is no starvation."""
-    call = Call("c", Attained(service_s=2.0, total_service_s=6.0, wait_s=1.0, total_wait_s=4.0))
+    attained = Attained(service_s=2.0, total_service_s=6.0, wait_s=1.0, total_wait_s=4.0)
+    call = Call("c", ProgramView("p", attained=attained))
     policy.arrive(call, 0.0)
     assert policy.promote(due_s - 0.001) == []
     assert policy.promote(due_s) == [call]
@@ -417,17 +418,10 @@ def test_one_queue_is_first_come_first_served() -> None:
 # -- any sequence of events
 
 
-class Program:
-    """A program as the driver keeps it: what it attained, and its calls' total waits and services."""
-
-    def __init__(self) -> None:
-        self.attained = Attained()
-
-
 class Tracked:
     """What a call's place ought to be, worked out apart from the policy."""
 
-    def __init__(self, call: Call, program: Program, level: int, quantum_s: float, since_s: float) -> None:
+    def __init__(self, call: Call, program: ProgramView, level: int, quantum_s: float, since_s: float) -> None:
         self.call = call
         self.program = program
         self.inherited = replace(program.attained)
@@ -452,7 +446,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.programs = [Program() for _ in range(3)]
+        self.programs = [ProgramView("p") for _ in range(3)]
         self.calls: list[Tracked] = []
         self.made = 0
 
@@ -466,9 +460,13 @@ class PolicyMachine(RuleBasedStateMachine):
 
     # -- the model
 
-    def service_s(self, program: Program) -> float:
+    def service_s(self, program: ProgramView) -> float:
         attained = program.attained
         return attained.total_service_s if isinstance(self.policy, Plas) else attained.service_s
+
+    def program_wait_s(self, program: ProgramView) -> float:
+        attained = program.attained
+        return attained.total_wait_s if isinstance(self.policy, Plas) else attained.wait_s
 
     def width_s(self, level: int) -> float:
         edges = (0.0, *self.policy.bounds_s, math.inf)
@@ -496,7 +494,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def arrive(self, program: int) -> None:
         self.made += 1
         mine = self.programs[program]
-        call = Call(f"c{self.made}", mine.attained)
+        call = Call(f"c{self.made}", mine)
         self.policy.arrive(call, self.now_s)
         service_s = self.service_s(mine)
         level = sum(bound <= service_s for bound in self.policy.bounds_s)
@@ -563,12 +561,12 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy.leave(each.call)
         self.calls.remove(each)
         each.program.attained.fold(each.inherited, Account(each.all_service_s, each.all_wait_s))
-        self.policy.program_changed(each.program.attained)
+        self.policy.program_changed(each.program)
 
     @rule()
     def promote(self) -> None:
         def starved(each: Tracked) -> bool:
-            wait_s = each.program.attained.wait_s + each.wait_s + self.now_s - each.since_s
+            wait_s = self.program_wait_s(each.program) + each.wait_s + self.now_s - each.since_s
             service_s = self.service_s(each.program) + each.model_time_s
             return self.policy.beta is not None and each.level > 0 and wait_s / service_s >= self.policy.beta
 

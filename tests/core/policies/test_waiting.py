@@ -10,13 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft.core.policies import Call, Rank
+from weft.core.policies import Call, ProgramView, Rank
 from weft.core.policies.waiting import WaitingCalls
-from weft.core.process_table import Attained
 
 
 def call(key: str, level: int = 0, order: int = 0) -> Call:
-    return Call(key, Attained(), rank=Rank(level, order))
+    return Call(key, ProgramView("p"), rank=Rank(level, order))
 
 
 def queue_of(*calls: Call) -> WaitingCalls:
@@ -117,6 +116,30 @@ def test_a_partial_read_loses_nothing() -> None:
     assert keys(queue) == [str(number) for number in range(10)]
 
 
+def test_a_rank_that_changes_unannounced_is_found() -> None:
+    """The integrity check names a waiting call whose rank was changed without `update`."""
+    moved = call("moved", 1, 1)
+    queue = queue_of(moved, call("other", 2, 2))
+    moved.rank = Rank(3, 3)
+    with pytest.raises(AssertionError, match="call moved waits with rank"):
+        queue.check_integrity()
+    queue.update(moved)
+    queue.check_integrity()
+    assert keys(queue) == ["other", "moved"]
+
+
+def test_reranked_calls_do_not_pile_up() -> None:
+    """The heap stays within twice the calls that wait (and a few), however often their ranks change."""
+    calls = [call(str(number), 0, number) for number in range(5)]
+    queue = queue_of(*calls)
+    for number in range(1000):
+        moved = calls[number % 5]
+        moved.rank = Rank(0, number + 10)
+        queue.update(moved)
+        assert len(queue._heap) <= 2 * len(queue) + 17
+    assert keys(queue) == [str(number) for number in range(5)]
+
+
 def test_removed_calls_do_not_pile_up() -> None:
     """The heap stays within twice the calls that wait (and a few), however many come and go."""
     stay = [call(f"stay{number}", 5, number) for number in range(5)]
@@ -156,7 +179,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(rank=ranks)
     def push(self, rank: Rank) -> None:
-        self.push_call(Call(str(next(self.names)), Attained(), rank=rank))
+        self.push_call(Call(str(next(self.names)), ProgramView("p"), rank=rank))
 
     @rule(ranks=st.lists(ranks, min_size=10, max_size=40))
     def push_many(self, ranks: list[Rank]) -> None:
@@ -178,6 +201,30 @@ class QueueMachine(RuleBasedStateMachine):
         moved = self.out.pop()
         moved.rank = rank
         self.push_call(moved)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), rank=ranks)
+    def rerank(self, data: st.DataObject, rank: Rank) -> None:
+        """A waiting call gets another rank and stays in."""
+        moved = data.draw(st.sampled_from(self.expected))
+        if moved.rank != rank:
+            self.model = [item for item in self.model if item[2] is not moved]
+            self.model.append((rank, next(self.pushes), moved))
+        moved.rank = rank
+        self.queue.update(moved)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def update_without_a_change(self, data: st.DataObject) -> None:
+        self.queue.update(data.draw(st.sampled_from(self.expected)))
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), rank=ranks)
+    def rerank_absent(self, data: st.DataObject, rank: Rank) -> None:
+        """A call that does not wait gets another rank and stays out."""
+        moved = data.draw(st.sampled_from(self.out))
+        moved.rank = rank
+        self.queue.update(moved)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
@@ -236,6 +283,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(self.queue) == len(self.model)
         assert all(each in self.queue for each in self.expected)
         assert not any(each in self.queue for each in self.out)
+        self.queue.check_integrity()
 
 
 TestQueueMachine = QueueMachine.TestCase

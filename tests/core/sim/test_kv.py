@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
-from weft.core.sim.kv import KvCache, Stretch
+from weft.core.sim.kv import KvCache, Segment
 
 
 def test_a_prefix_is_shared_and_pinned_once() -> None:
@@ -17,9 +17,9 @@ def test_a_prefix_is_shared_and_pinned_once() -> None:
     kv = KvCache(100)
     kv.release(kv.reserve("a", None, 0, 40))
     for key in "bc":
-        stretch, hit = kv.find([("a", 30)])
+        segment, hit = kv.find([("a", 30)])
         assert hit == 30
-        kv.reserve(key, stretch, hit, 50)
+        kv.reserve(key, segment, hit, 50)
     assert (kv.pinned, kv.cached) == (30 + 20 + 20, 10)
     kv.check_integrity()
 
@@ -82,7 +82,7 @@ class Cache(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.kv = KvCache(self.CAPACITY)
-        self.running: dict[int, tuple[Stretch, int]] = {}  # with their tokens
+        self.running: dict[int, tuple[Segment, int]] = {}  # with their tokens
         self.paths: dict[int, list[tuple[int, int]]] = {}  # (ancestor, tokens shared with it), the nearest first
         self.lengths: dict[int, int] = {}
         self.number = 0
@@ -110,12 +110,12 @@ class Cache(RuleBasedStateMachine):
 
     def admit(self, number: int, path: list[tuple[int, int]], tokens: int) -> bool:
         """Let a call in if it fits."""
-        stretch, hit = self.kv.find(path)
+        segment, hit = self.kv.find(path)
         assert hit <= max((shared for _, shared in path), default=0)
-        fits = self.kv.cost(stretch, hit, tokens) <= self.kv.available
+        fits = self.kv.cost(segment, hit, tokens) <= self.kv.available
         if fits:
-            before, cost = self.kv.pinned, self.kv.cost(stretch, hit, tokens)
-            own = self.kv.reserve(number, stretch, hit, tokens)
+            before, cost = self.kv.pinned, self.kv.cost(segment, hit, tokens)
+            own = self.kv.reserve(number, segment, hit, tokens)
             assert own.end == tokens
             assert self.kv.pinned - before == cost
             self.running[number] = (own, tokens)

@@ -371,7 +371,7 @@ def test_progress_is_told() -> None:
         ({"kv_tokens": 0}, "kv_tokens must be at least 1"),
         ({"kv_tokens": math.nan}, "kv_tokens must be at least 1"),
         ({"swap_token_s": -1.0}, "swap_token_s must be seconds"),
-        ({"policy": "fcfs"}, 'a PolicyConfig, "priority" or "srpt"'),
+        ({"policy": 7}, "a PolicyConfig, or the name of a policy, not 7"),
     ],
 )
 def test_settings_that_make_no_sense(change: dict[str, object], message: str) -> None:

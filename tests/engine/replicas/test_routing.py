@@ -235,8 +235,8 @@ async def test_the_line_moves_when_a_call_leaves_a_full_replica() -> None:
     await house.until(gives_up.done)
     house.made[0].go_on.set()
     assert [await first, await second] == [[0, 1], [0, 1]]
-    assert await house.line.place(CALL, ()) == A
-    placing = asyncio.create_task(house.line.place(CALL, ()))
+    assert await house.line.dispatch(CALL, ()) == A
+    placing = asyncio.create_task(house.line.dispatch(CALL, ()))
     await house.until(lambda: len(house.line) == 1)
     house.line.leave(A)  # it is placed, and has not been told
     placing.cancel()

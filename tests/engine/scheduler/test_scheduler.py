@@ -234,10 +234,10 @@ def test_a_program_is_charged_by_its_critical_path_while_its_calls_run(make: Mak
         h.step()
     h.add("a3", program_id="a", max_tokens=1)
     entry = h.scheduler._entries["a3"]
-    assert entry.call.program.service_s == 3.0
+    assert entry.call.program.attained.service_s == 3.0
     assert entry.call.rank.level == 1
     h.run()
-    assert h.scheduler._programs == {}
+    assert h.scheduler._table._programs == {}
 
 
 def test_requests_without_ids_are_programs_of_their_own(make: Make) -> None:
@@ -276,7 +276,7 @@ def test_requests_without_ids_are_not_remembered(make: Make) -> None:
     for n in range(5):
         h.add(f"r{n}", max_tokens=1)
     h.run()
-    assert len(h.scheduler._idle) == 0
+    assert len(h.scheduler._table._idle) == 0
 
 
 def test_a_call_whose_input_comes_in_pieces_goes_on_among_others(make: Make) -> None:
@@ -296,7 +296,7 @@ def test_a_call_whose_input_comes_in_pieces_goes_on_among_others(make: Make) -> 
     assert h.accounts["text"]["service_s"] >= 6.0
     h.add("voice", program_id="a", resumable=False)
     h.run()
-    assert (h.scheduler._programs, h.scheduler._entries) == ({}, {})
+    assert (h.scheduler._table._programs, h.scheduler._entries) == ({}, {})
 
 
 def test_programs_may_choose_the_same_call_id(make: Make) -> None:
@@ -306,7 +306,7 @@ def test_programs_may_choose_the_same_call_id(make: Make) -> None:
     h.add("b1", program_id="b", call_id="x", max_tokens=5)
     h.run()
     assert (h.accounts["a1"]["service_s"], h.accounts["b1"]["service_s"]) == (2.0, 5.0)
-    assert (h.scheduler._programs, h.scheduler._ledgers) == ({}, {})
+    assert (h.scheduler._table._programs, h.scheduler._table._ledgers) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_an_aborted_call_leaves_nothing_behind(make: Make, when: str) -> None:
     h.run()
     assert h.finished == ["other"]
     s = h.scheduler
-    assert (s._entries, s._programs, s._ledgers, len(s.weft_policy.waiting)) == ({}, {}, {}, 0)
+    assert (s._entries, s._table._programs, s._table._ledgers, len(s.weft_policy.waiting)) == ({}, {}, {}, 0)
     assert s.kv_cache_manager.block_pool.get_num_free_blocks() == 199  # one is vLLM's null block
 
 
@@ -355,10 +355,12 @@ def test_random_programs_lose_and_change_nothing(  # noqa: PLR0917  one argument
     with its undisturbed tokens, nothing is left, and the same seed gives the same schedule."""
     from scheduler_harness import expected_output
 
+    parameters: dict[str, dict[str, Any]] = {"fcfs": {}, "rr": {"quanta_s": [2.0]}}
+
     def play() -> tuple[list[str], dict[str, Any], int, int]:
         rng = random.Random(seed)
         h = make(
-            {"name": policy, "bounds_s": [2.0, 8.0], "beta": 3.0},
+            {"name": policy} | parameters.get(policy, {"bounds_s": [2.0, 8.0], "beta": 3.0}),
             slots=3,
             blocks=24,
             in_flight=in_flight,

@@ -174,7 +174,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert {name: entry.call.rank.level for name, entry in entries.items()} == {
             call.name: call.level for call in self.naive.calls
         }
-        known = {name: each.attained for name, each in scheduler._programs.items()} | dict(scheduler._idle)
+        table = scheduler._table
+        known = {name: each.view.attained for name, each in table._programs.items()}
+        known |= {name: view.attained for name, view in table._idle.items()}
         for name, program in self.naive.programs.items():
             got = known[name]
             assert (got.service_s, got.total_service_s) == (program.service_s, program.total_service_s), name

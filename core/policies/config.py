@@ -1,0 +1,104 @@
+"""`PolicyConfig`: which policy an engine or a simulation uses, and the policy's own parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from weft.core.errors import PolicyError
+from weft.core.policies.base import Policy
+from weft.core.policies.parameters import check_number
+from weft.core.policies.registry import registration
+
+DEFAULT_POLICY = "atlas"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class PolicyConfig:
+    """A policy by name, with parameters: `PolicyConfig("atlas", beta=4)`.
+
+    Args:
+        name: One of `weft.core.policies.POLICIES`, in simulation also one of `SIMULATED_POLICIES`.
+        *values, **parameters: The policy's own parameters (docs/reference/policies.md).
+        decide_every: Engine steps from one promotion and preemption to the next (Autellix §4.2.2, multi-step
+            scheduling).
+        token_s: Count service in tokens instead of time: so many seconds for each token that is computed for the first
+            time, prompt and output alike. Astraea §4.3: a step's time depends on what else is in the batch, its tokens
+            do not. None: count time on the model executor.
+
+    Raises:
+        PolicyError: The name is unknown, the policy does not have a parameter, or a value makes no sense.
+    """
+
+    name: str
+    parameters: Any  # the policy's own frozen dataclass
+    decide_every: int
+    token_s: float | None
+
+    def __init__(
+        self,
+        name: str = DEFAULT_POLICY,
+        *values: Any,
+        decide_every: int = 1,
+        token_s: float | None = None,
+        **parameters: Any,
+    ) -> None:
+        kind = registration(name).parameters
+        allowed = [each.name for each in fields(kind)]
+        unknown = [key for key in parameters if key not in allowed]
+        if unknown or len(values) > len(allowed):
+            what = repr(unknown[0]) if unknown else f"number {len(values)}"
+            has = f"it has {', '.join(allowed)}" if allowed else "it has none of its own"
+            raise PolicyError(
+                f"policy {name!r} has no parameter {what}; {has}, and all policies have decide_every, token_s."
+            )
+        given = {**dict(zip(allowed, values, strict=False)), **parameters}
+        if type(decide_every) is not int or decide_every < 1:
+            raise PolicyError(f"decide_every must be a whole number of steps, at least 1, not {decide_every!r}.")
+        if token_s is not None and not 0 < check_number(token_s, "token_s") < math.inf:
+            raise PolicyError(f"token_s must be positive seconds, or None to count time, not {token_s}.")
+        # JSON has lists where Python has tuples.
+        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "parameters", kind(**tuples))
+        object.__setattr__(self, "decide_every", decide_every)
+        object.__setattr__(self, "token_s", token_s)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` wrote, or what a user gave as JSON.
+
+        Raises:
+            PolicyError: As for the constructor.
+        """
+        if not all(isinstance(key, str) for key in data):
+            raise PolicyError(f"the parameters of a policy have names, not {list(data)!r:.80}.")
+        return cls(**data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON scalars and tuples."""
+        own = {each.name: getattr(self.parameters, each.name) for each in fields(self.parameters)}
+        return {"name": self.name, **own, "decide_every": self.decide_every, "token_s": self.token_s}
+
+    def with_parameters(self, **changes: Any) -> Self:
+        """The same configuration with other parameters."""
+        return type(self)(**{**self.to_dict(), **changes})
+
+    def check_live(self) -> Self:
+        """Return this configuration if an engine can run it.
+
+        Raises:
+            PolicyError: The policy runs in simulation only.
+        """
+        if registration(self.name).simulation_only:
+            raise PolicyError(
+                f"policy {self.name!r} needs what only a simulation knows. Compare with it by `weft sim`, and start an "
+                "engine with another one."
+            )
+        return self
+
+    def make(self) -> Policy:
+        """Make a new policy object, for one engine."""
+        return registration(self.name).policy.from_parameters(self.parameters)

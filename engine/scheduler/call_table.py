@@ -1,0 +1,152 @@
+"""The programs and calls of one engine, as far as its scheduler knows them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Final
+
+from weft.core.ids import CallId, ProgramId
+from weft.core.policies import Call, Policy, ProgramView
+from weft.engine.scheduler.ledger import Entry, Ledger, ProgramEntry
+from weft.engine.wire import CallHeader
+
+# How many programs without a request are remembered, the latest used: clients may send ids and no figures.
+_REMEMBERED_PROGRAMS: Final = 10_000
+
+
+class CallTable:
+    """Keeps a program entry for each program, a ledger for each call and an entry for each request.
+
+    Args:
+        policy: It hears of changed and ended programs, and of requests that leave.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.entries: dict[str, Entry] = {}  # by request
+        self._policy = policy
+        self._programs: dict[ProgramId, ProgramEntry] = {}  # with requests under way
+        self._idle: OrderedDict[ProgramId, ProgramView] = OrderedDict()  # without, the latest used last
+        # Clients choose call ids, and two programs may choose the same.
+        self._ledgers: dict[tuple[ProgramId, CallId], Ledger] = {}
+        self._arrivals = itertools.count()
+
+    def open(self, request_id: str, header: CallHeader, prompt_tokens: int, now_s: float) -> Entry:
+        """Note a request that arrives.
+
+        Returns:
+            Its entry, with the call that the policy ranks.
+        """
+        identity = header.identity
+        program = self._program(header, now_s)
+        program.requests += 1
+        program.has_ended = False
+        key = identity.program_id, identity.call_id
+        ledger = self._ledgers.get(key)
+        if ledger is None:
+            view = program.view
+            view.calls = max(view.calls, header.program_calls) if header.program_calls else view.calls + 1
+            ledger = self._ledgers[key] = Ledger(identity.call_id, identity.program_id, replace(view.attained), now_s)
+        ledger.ends_program |= header.ends_program
+        ledger.sequences += 1
+        call = Call(request_id, program.view, prompt_tokens, deadline_s=now_s + header.time_left_s)
+        entry = self.entries[request_id] = Entry(call, ledger)
+        return entry
+
+    def _program(self, header: CallHeader, now_s: float) -> ProgramEntry:
+        program_id = header.identity.program_id
+        program = self._programs.get(program_id)
+        if program is None:
+            view = self._idle.pop(program_id, None)
+            if view is None:
+                view = ProgramView(program_id, arrival_s=now_s, arrival_order=next(self._arrivals))
+            program = self._programs[program_id] = ProgramEntry(view)
+        view = program.view
+        view.name = view.name or header.program_name
+        view.tenant = view.tenant or header.tenant
+        view.session_id = view.session_id or header.session_id
+        view.attained.merge(header.attained)
+        self._policy.program_changed(view)
+        return program
+
+    def close(self, request_id: str, now_s: float) -> Ledger | None:
+        """Note a request that leaves, finished or aborted.
+
+        Returns:
+            The ledger of its call; None if the request is unknown. The call is over when no sequence is left.
+        """
+        entry = self.entries.pop(request_id, None)
+        if entry is None:
+            return None
+        ledger = entry.ledger
+        if entry.running:
+            ledger.stop(now_s)
+        elif ledger.running == 0:  # aborted, or finished while it was preempted: its last wait counts too
+            ledger.wait_s += now_s - ledger.waiting_since_s
+            ledger.waiting_since_s = now_s
+        self._policy.leave(entry.call)
+        program = self._programs[ledger.program_id]
+        ledger.sequences -= 1
+        if ledger.sequences == 0:
+            del self._ledgers[ledger.program_id, ledger.call_id]
+            program.view.attained.fold(ledger.inherited, ledger.account())
+            self._policy.program_changed(program.view)
+        program.requests -= 1
+        if program.requests == 0:
+            self._remember(ledger.program_id, program, request_id)
+        if ledger.sequences == 0 and ledger.ends_program:
+            self.end_program(ledger.program_id)
+        return ledger
+
+    def _remember(self, program_id: ProgramId, program: ProgramEntry, request_id: str) -> None:
+        del self._programs[program_id]
+        if program.has_ended:
+            return
+        if program_id == request_id:  # a request without ids, which is a program of its own
+            self._policy.program_ended(program.view)
+            return
+        self._idle[program_id] = program.view
+        if len(self._idle) > _REMEMBERED_PROGRAMS:
+            _, forgotten = self._idle.popitem(last=False)
+            self._policy.program_ended(forgotten)
+
+    def end_program(self, program_id: ProgramId) -> bool:
+        """A program has ended: forget it now, or with its last request.
+
+        Returns:
+            Whether the program was known.
+        """
+        view = self._idle.pop(program_id, None)
+        program = self._programs.get(program_id)
+        if program is not None and not program.has_ended:
+            program.has_ended = True
+            view = program.view
+        if view is not None:
+            self._policy.program_ended(view)
+        return view is not None
+
+    def check_integrity(self, running: set[str]) -> None:
+        """Assert that the sums over programs, calls and requests agree. For tests.
+
+        Args:
+            running: The requests that vLLM runs.
+
+        Raises:
+            AssertionError: They do not; the message names what disagrees.
+        """
+        entries = self.entries.values()
+        checks = {
+            "a running mark is wrong": running == {key for key, entry in self.entries.items() if entry.running},
+            "a rank is taken twice": len({entry.call.rank for entry in entries}) == len(entries),
+            "a level has no queue": all(self._policy.has_level(entry.call.rank.level) for entry in entries),
+            "a quantum was used up": all(entry.call.quantum_s > 0 for entry in entries),
+            "a program's requests do not add up": sum(p.requests for p in self._programs.values()) == len(entries),
+            "a call's sequences do not add up": sum(x.sequences for x in self._ledgers.values()) == len(entries),
+            "a ledger's running count is wrong": sum(x.running for x in self._ledgers.values()) == len(running),
+            "a program is both idle and busy": not (self._programs.keys() & self._idle.keys()),
+        }
+        failed = [what for what, holds in checks.items() if not holds]
+        if failed:
+            raise AssertionError("; ".join(failed))
+        self._policy.waiting.check_integrity()
