@@ -1,6 +1,6 @@
 // The CUDA kernel, see swap_cuda.h. A batch is cut into chunks that fit a staging buffer. The pack stream gathers a
 // chunk from the engine's cache (or scatters it there), the copy stream moves it over the bus, and events keep both in
-// order with each other and with the engine's stream (docs/swap.md draws it).
+// order with each other and with the engine's stream (docs/explanation/swap-kernel.md has a drawing).
 #include "swap_cuda.h"
 
 #include <cuda_runtime.h>

@@ -1,6 +1,6 @@
 // The host kernel, see swap_host.h. A batch is cut into tasks of equal size, one thread works on a task, and a task is
 // a sequence of contiguous copies, four of which are made in step. The constants below were measured on cold memory,
-// because the slots of a swap are not in the caches (docs/swap.md has the figures).
+// because the slots of a swap are not in the caches (docs/results/swap-kernel.md has the figures).
 #include "swap_host.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-"""Names, places and logs for the replicas of an engine on this host."""
+"""The launcher of replicas on this host: their names, their cores and GPUs, and their logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.local import LocalReplica
     from weft.engine.vllm_compat.names import AsyncEngineArgs
 
-CORES_VARIABLE: Final = "VLLM_CPU_OMP_THREADS_BIND"  # of vLLM: cores for each rank, "0-3|4-7"
+CORES_VARIABLE: Final = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM's variable for the cores of each rank, such as "0-3|4-7"
 _DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
@@ -25,13 +25,13 @@ class LocalLauncher:
     """Makes the replicas of one engine.
 
     Args:
-        engine_id: the engine's; a replica's is this and a number.
-        cores: for each replica the CPU cores it runs on; further replicas run anywhere. For vLLM on CPU only.
-        devices: for each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; further replicas see all.
-        on_account: told of each call's account.
+        engine_id: the engine's name. A replica's name is this name and a number.
+        cores: sets of CPU cores, one for each replica, for vLLM on CPU only. Further replicas run on any core.
+        devices: GPUs as in CUDA_VISIBLE_DEVICES, one entry for each replica. Further replicas see all GPUs.
+        on_account: called with the account of each call.
 
     Attributes:
-        keep_logs: whether the logs outlive the engine.
+        keep_logs: whether `close` leaves the logs.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LocalLauncher:
         self._folder = Path(tempfile.mkdtemp(prefix="weft-"))
 
     def make(self, model: str, arguments: AsyncEngineArgs) -> LocalReplica:
-        """A replica with a new name, yet to start."""
+        """A replica with a new name. It is not started yet."""
         from weft.engine.replicas.local import LocalReplica
 
         engine_id = EngineId(f"{self._engine_id}/{next(self._numbers)}")
@@ -75,7 +75,7 @@ class LocalLauncher:
         return environment
 
     def release(self, engine_id: EngineId) -> None:
-        """A replica is gone for good, and its cores and GPUs are free."""
+        """Free the cores and GPUs of a replica that will not be started again."""
         self._cores.release(engine_id)
         self._devices.release(engine_id)
 

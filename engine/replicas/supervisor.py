@@ -1,4 +1,4 @@
-"""Keeps the replicas of one model running: starts them, sees them die, starts them again, adds and removes."""
+"""Keeps the replicas of one model running: starts them, starts dead ones again, adds and removes replicas."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _WATCH_S: Final = 0.2
 
 
 class Supervisor:
-    """Looks after the replicas of one model. Use it on the engine's event loop.
+    """Starts, watches and ends the replicas of one model. Use it on the engine's event loop.
 
     Args:
-        model: as errors name it.
-        replicas: their states.
+        model: the model's name, for errors.
+        replicas: the states of the replicas.
         queue: the calls that wait for a replica.
-        make: makes a replica that is yet to start, under a new name.
-        forget: told that a replica's KV is gone (False), or that the replica is gone for good (True).
-        start_timeout_s: how long a replica may take to start.
+        make: makes a replica with a new name, which is not started yet.
+        forget: called with a replica when its KV is gone. The second argument is True if the replica is removed, and
+            False if it will be started again.
+        start_timeout_s: seconds that a replica may take to start.
         clock: monotonic seconds.
     """
 
@@ -58,14 +59,15 @@ class Supervisor:
         """The replica of a name.
 
         Raises:
-            ReplicaError: there is none.
+            ReplicaError: there is no such replica.
         """
         if engine_id not in self._replicas:
-            raise ReplicaError(f"there is no replica {engine_id!r}; there are: {', '.join(self._replicas) or 'none'}.")
+            known = ", ".join(self._replicas) or "none"
+            raise ReplicaError(f"there is no replica {engine_id!r}; there are: {known}.")
         return self._replicas[engine_id]
 
     def log(self, engine_id: EngineId) -> str | None:
-        """Where a replica's processes write, if it is there and has been placed."""
+        """Where a replica's processes write. None if there is no such replica, or its host is not known yet."""
         replica = self._replicas.get(engine_id)
         return replica.log if replica is not None else None
 
@@ -74,19 +76,19 @@ class Supervisor:
         return list(self._replicas.values())
 
     def engines(self) -> list[ReplicaLLM]:
-        """vLLM's engines that run."""
+        """The vLLM engines of the replicas that run."""
         return [replica.llm for replica in list(self._replicas.values()) if replica.llm is not None]
 
-    # -- coming
+    # -- starting replicas
 
     async def begin(self, count: int) -> Replica:
-        """Start the first replicas, all at once as far as they can be.
+        """Start the first `count` replicas at the same time, and wait until all are ready.
 
         Returns:
-            One of them.
+            One of the replicas.
 
         Raises:
-            EngineError: one did not start.
+            EngineError: a replica did not start.
         """
         adding = [asyncio.ensure_future(self.add()) for _ in range(count)]
         try:
@@ -100,7 +102,7 @@ class Supervisor:
         """Start one more replica and wait until it is ready.
 
         Raises:
-            EngineError: it did not start, and is not there.
+            EngineError: the replica did not start. It is removed.
         """
         replica = self._make()
         self._replicas[replica.engine_id] = replica
@@ -124,10 +126,10 @@ class Supervisor:
         self._log.info("replica ready", replica=replica.engine_id)
         self._queue.dispatch_waiting()
 
-    # -- watching
+    # -- watching replicas
 
     def watch(self) -> None:
-        """Begin to look after the replicas, until `stop`."""
+        """Begin to watch the replicas and to start dead ones again, until `stop`."""
         self._tasks.add(asyncio.get_running_loop().create_task(self._watch()))
 
     async def _watch(self) -> None:
@@ -146,7 +148,7 @@ class Supervisor:
             await asyncio.sleep(_WATCH_S)
 
     def note_death(self, engine_id: EngineId) -> None:
-        """If a replica has died, it is out at once, and is started again after a pause."""
+        """If a replica has died, stop sending calls to it at once, and start it again after a pause."""
         replica = self._replicas.get(engine_id)
         if replica is not None and replica.is_dead:
             reason = replica.why_dead()
@@ -166,24 +168,25 @@ class Supervisor:
             self._log.warning("replica did not start", replica=replica.engine_id, reason=str(error))
             self._down(replica.engine_id, str(error))
 
-    # -- going
+    # -- ending replicas
 
     async def remove(self, engine_id: EngineId, timeout_s: float | None) -> None:
         """Let a replica finish its calls, then end it.
 
         Args:
-            engine_id: which.
-            timeout_s: seconds to wait for its calls; those left are moved to another replica or fail. None: for ever.
+            engine_id: the replica's name.
+            timeout_s: seconds to wait for the replica's calls. Calls that are left then are moved to another replica or
+                fail. None: wait without limit.
 
         Raises:
             ReplicaError: there is no such replica, it is the last one, or it is being removed already.
         """
         replica = self.replica(engine_id)
-        staying = [other for other in self._replicas if self._states.state(other) is not ReplicaState.DRAINING]
-        if engine_id not in staying:
-            raise ReplicaError(f"replica {engine_id} is being removed already; wait for that.")
-        if len(staying) == 1:
-            raise ReplicaError(f"{engine_id} is the last replica of {self._model!r}; shut the engine down instead.")
+        remaining = [other for other in self._replicas if self._states.state(other) is not ReplicaState.DRAINING]
+        if engine_id not in remaining:
+            raise ReplicaError(f"replica {engine_id} is being removed already. Wait until it is gone.")
+        if len(remaining) == 1:
+            raise ReplicaError(f"{engine_id} is the last replica of {self._model!r}. Shut the engine down instead.")
         self._states.drain(engine_id)
         self._queue.dispatch_waiting()
         with suppress(TimeoutError):
@@ -202,7 +205,7 @@ class Supervisor:
             self._forget(engine_id, True)
 
     async def stop(self) -> None:
-        """End every replica, all at once."""
+        """End all replicas at the same time."""
         tasks = {*self._tasks, *self._starting.values()}
         for task in tasks:
             task.cancel()

@@ -54,7 +54,7 @@ from weft.core.ids import EngineId
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
-LONG_PROMPT = "one two three four five " * 40  # above the threshold that these engines are given
+LONG_PROMPT = "one two three four five " * 40  # more tokens than THRESHOLD_TOKENS
 THRESHOLD_TOKENS = 100
 MAX_CALLS = 80
 
@@ -63,17 +63,18 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108
 
 
-def forgotten(names: set[str]) -> set[str]:
-    """Those that are not of what runs beside, but for semaphores, which are never mapped for long."""
-    theirs = set()
+def left_behind(names: set[str]) -> set[str]:
+    """The files that no background command uses, without semaphores, which are mapped for moments only."""
+    in_background = set()
     for process in filter(is_background, psutil.process_iter()):
-        with suppress(OSError):  # it has ended
-            theirs.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{process.pid}/maps").read_text()))  # noqa: S108
-    return {name for name in names - theirs if not name.startswith("sem.")}
+        with suppress(OSError):  # the process has ended
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            in_background.update(re.findall(r"/dev/shm/(\S+)", maps))  # noqa: S108
+    return {name for name in names - in_background if not name.startswith("sem.")}
 
 
-def family() -> set[psutil.Process]:
-    """The processes below this one, but for the tracker that Python keeps until its end and what runs beside."""
+def process_tree() -> set[psutil.Process]:
+    """The processes below this one, without background commands and Python's resource tracker, which stays."""
     return {
         process
         for process in psutil.Process().children(recursive=True)
@@ -83,10 +84,10 @@ def family() -> set[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
-    """Two replicas. When they are shut down, nothing of them is left, although some were killed on the way."""
+    """An engine with two replicas. When it is shut down, nothing of them is left, although tests have killed some."""
     from tiny_engine import ENGINE_ARGS
 
-    memory, before = shared_memory(), family()
+    memory, before = shared_memory(), process_tree()
     engine = weft.AsyncMultiLLMEngine(
         tiny_model,
         replicas=2,
@@ -99,7 +100,7 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
         yield engine
     finally:
         folder = Path(engine.health()[engine.model][0].log or "").parent
-        processes = family() - before
+        processes = process_tree() - before
         engine.shutdown()
     engine.shutdown()
     with weft.Program("late") as program, pytest.raises(EngineClosedError):
@@ -110,23 +111,23 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
     assert not engine.is_ready
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []
-    assert forgotten(shared_memory() - memory) == set()
+    assert left_behind(shared_memory() - memory) == set()
     assert not folder.exists()
 
 
 @pytest.fixture
 async def pair(started: weft.AsyncMultiLLMEngine) -> AsyncIterator[weft.AsyncMultiLLMEngine]:
-    """Both replicas serve again after each test, and nothing is left of its calls."""
+    """The engine. After each test both replicas are ready again, and no call is left."""
     yield started
     await both_ready(started)
     await assert_idle(started)
 
 
-# -- one engine to its users
+# -- replicas behind one engine
 
 
 async def test_calls_are_spread_and_the_program_has_one_service(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Four calls at once: two on each replica; the row lists both engines and adds up what both have charged."""
+    """Of four calls at once, two run on each replica. The row names both engines and adds up their accounts."""
     with weft.Program("wide") as program:
         answers = await asyncio.gather(*(ask(pair, program, "hello", f"run-{n}") for n in range(4)))
         row = program.row
@@ -138,31 +139,31 @@ async def test_calls_are_spread_and_the_program_has_one_service(pair: weft.Async
     assert len({content(answer) for answer in answers}) == 1
 
 
-async def test_what_a_program_has_attained_travels_to_either_replica(
+async def test_attained_service_travels_to_both_replicas(
     pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chain of calls that changes replicas: each scheduler is told what the calls on the other have cost, too."""
+    """In a chain of calls that changes replicas, each scheduler also gets the service of the other one's calls."""
     from weft.engine.replicas.local import LocalReplica
 
-    told: list[tuple[str, float]] = []
+    sent: list[tuple[str, float]] = []  # the replica and the attained service of each call
     generate = LocalReplica.generate
 
     def watched(self: LocalReplica, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        told.append((self.engine_id, sampling_params.extra_args["service_s"]))
+        sent.append((self.engine_id, sampling_params.extra_args["service_s"]))
         return generate(self, prompt, sampling_params, *args, **kwargs)
 
     monkeypatch.setattr(LocalReplica, "generate", watched)
     with weft.Program("chain") as program:
-        spent = [(await ask(pair, program, "hello"))["weft"]["service_s"] for _ in range(4)]
+        service = [(await ask(pair, program, "hello"))["weft"]["service_s"] for _ in range(4)]
         row = program.row
         assert row is not None
-        assert row.attained.service_s == pytest.approx(sum(spent)) == pytest.approx(row.attained.total_service_s)
-    assert len({engine_id for engine_id, _ in told}) == 2
-    assert [service_s for _, service_s in told] == pytest.approx([sum(spent[:n]) for n in range(4)])
+        assert row.attained.service_s == pytest.approx(sum(service)) == pytest.approx(row.attained.total_service_s)
+    assert len({engine_id for engine_id, _ in sent}) == 2
+    assert [service_s for _, service_s in sent] == pytest.approx([sum(service[:n]) for n in range(4)])
 
 
 async def test_long_calls_stay_with_their_program_and_find_its_prefix(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Algorithm 2: a growing conversation stays on one replica, where its prefix is cached."""
+    """A growing conversation stays on one replica, where its prefix is cached (Autellix, Algorithm 2)."""
     with weft.Program("conversation") as program:
         text, cached = LONG_PROMPT, []
         for _ in range(3):
@@ -176,7 +177,7 @@ async def test_long_calls_stay_with_their_program_and_find_its_prefix(pair: weft
 
 
 async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Everything that takes an Engine takes this one: the same answer each way."""
+    """Every interface that takes a `weft.Engine` takes this engine, too, and gets the same answer."""
     from autogen_core.models import UserMessage
     from langchain_core.messages import HumanMessage
 
@@ -212,7 +213,7 @@ async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEng
 
 
 async def test_a_cancelled_call_is_aborted_where_it_runs(pair: weft.AsyncMultiLLMEngine) -> None:
-    """And does not count as in flight there any more."""
+    """The call is no longer in flight on its replica."""
     with weft.Program("cancelled") as program:
         task = asyncio.create_task(ask(pair, program, "hello", max_tokens=1500))
         await until(lambda: any(health.calls for health in pair.health()[pair.model]))
@@ -226,11 +227,11 @@ async def test_a_cancelled_call_is_aborted_where_it_runs(pair: weft.AsyncMultiLL
 
 
 async def test_too_many_calls_are_refused_with_a_hint(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Two replicas of 80: of 170 calls at once ten are told when to come again, and all others are answered."""
+    """Two replicas take 80 calls each. Of 170 calls at once, ten fail with a time to wait, and 160 are answered."""
     engines = [replica_processes(pair, health.engine_id)[0] for health in pair.health()[pair.model]]
     with weft.Program("crowd") as program:
         for process in engines:
-            process.suspend()  # none of the calls ends before the last has come
+            process.suspend()  # no call ends before the last one has begun
         calls = [
             asyncio.create_task(ask(pair, program, "hello", f"run-{n}", max_tokens=2))
             for n in range(2 * MAX_CALLS + 10)
@@ -247,7 +248,7 @@ async def test_too_many_calls_are_refused_with_a_hint(pair: weft.AsyncMultiLLMEn
 
 
 async def test_a_call_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngine) -> None:
-    """`timeout_s` in the request, whole or streamed; the error says how much was delivered."""
+    """The request gives `timeout_s`. For whole and streamed answers the error says how much was delivered."""
     with weft.Program("slow") as program:
         with pytest.raises(DeadlineError, match=r"the call was not done within 0\.5 s") as caught:
             await ask(pair, program, "hello", max_tokens=1900, timeout_s=0.5)
@@ -258,7 +259,7 @@ async def test_a_call_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngin
 
         async def read() -> None:
             async for chunk in pair.chat_stream(request, program, program.start_call("s")):
-                tokens.append(chunk["usage"]["completion_tokens"])  # noqa: PERF401  those before an error count
+                tokens.append(chunk["usage"]["completion_tokens"])  # noqa: PERF401  the chunks before an error are kept
 
         with pytest.raises(DeadlineError) as caught:
             await read()
@@ -268,7 +269,7 @@ async def test_a_call_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngin
 
 
 async def test_a_program_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngine) -> None:
-    """`timeout_s` in its metadata counts from its first call; then no call of it begins any more."""
+    """`timeout_s` in the program's metadata counts from its first call. Afterwards none of its calls begins."""
     with weft.Program("slow", metadata={"timeout_s": 1.0}) as program:
         await ask(pair, program, "hello", max_tokens=2)
         with pytest.raises(DeadlineError, match="the program was not done within 1 s"):
@@ -278,7 +279,7 @@ async def test_a_program_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEn
 
 
 async def test_wrong_requests_fail_once_and_kill_nothing(pair: weft.AsyncMultiLLMEngine) -> None:
-    """They are the caller's mistake: no other replica is tried."""
+    """No other replica is tried, because the request itself is wrong."""
     with weft.Program("wrong") as program:
         with pytest.raises(ContextLengthError):
             await ask(pair, program, "hello " * 3000)
@@ -290,16 +291,16 @@ async def test_wrong_requests_fail_once_and_kill_nothing(pair: weft.AsyncMultiLL
     assert [health.deaths for health in pair.health()[pair.model]] == [0, 0]
 
 
-# -- replicas come and go
+# -- replicas die, are removed and added
 
 
 async def test_a_replica_is_killed_under_sixty_programs(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Every program finishes or is told how much it got; nothing is lost, doubled or left behind."""
+    """Every program finishes or gets the number of tokens delivered. No answer is lost, repeated or left behind."""
     seen = await chaos_round(pair, await references(pair), random.Random(7))
     assert seen.wrong == []
     assert seen.finished + seen.lost == 60
     assert seen.lost < 30
-    with weft.Program("after") as program:  # both take calls again
+    with weft.Program("after") as program:  # both replicas take calls again
         await asyncio.gather(*(ask(pair, program, "hello", f"run-{n}") for n in range(4)))
         assert program.row is not None
         assert len(program.row.engine_ids) == 2
@@ -307,8 +308,8 @@ async def test_a_replica_is_killed_under_sixty_programs(pair: weft.AsyncMultiLLM
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_twenty_rounds_of_it(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Other replicas, other processes of them, other moments."""
+async def test_twenty_rounds_of_kills(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Random replicas and random processes of them are killed, at random moments."""
     rng, expected = random.Random(11), await references(pair)
     for _ in range(20):
         seen = await chaos_round(pair, expected, rng)
@@ -317,9 +318,9 @@ async def test_twenty_rounds_of_it(pair: weft.AsyncMultiLLMEngine) -> None:
         await assert_idle(pair)
 
 
-@pytest.mark.soak  # in `make test`, tests/engine/test_routing.py has it with replicas that only pretend
-async def test_the_programs_of_a_dead_replica_are_assigned_anew(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Its KV is gone, and the table says so; a stream on it ends with how much was delivered, its next call works."""
+@pytest.mark.soak  # in `make test`, tests/engine/replicas/test_routing.py tests the same with fake replicas
+async def test_the_programs_of_a_dead_replica_are_assigned_again(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The replica's KV is gone, so the row no longer names it. A stream fails with a count; the next call works."""
     with weft.Program("pinned") as program:
         assert program.row is None
         await ask(pair, program, LONG_PROMPT, max_tokens=2)
@@ -343,11 +344,11 @@ async def test_the_programs_of_a_dead_replica_are_assigned_anew(pair: weft.Async
         assert program.row.engine_ids == [other]
 
 
-@pytest.mark.soak  # likewise
+@pytest.mark.soak  # with fake replicas in tests/engine/replicas/test_routing.py
 async def test_a_replica_is_drained_and_another_one_added(pair: weft.AsyncMultiLLMEngine) -> None:
-    """It finishes what it has and gets nothing new; the one that comes takes calls under a name of its own."""
+    """The drained replica finishes its calls and gets no new ones. The added replica has a new name."""
     names = [health.engine_id for health in pair.health()[pair.model]]
-    with weft.Program("witness") as program:
+    with weft.Program("drained") as program:
         stream = pair.chat_stream(body("hello", max_tokens=300), program, program.start_call("s"))
         first = await anext(stream)
         assert program.row is not None
@@ -357,17 +358,17 @@ async def test_a_replica_is_drained_and_another_one_added(pair: weft.AsyncMultiL
         await until(lambda: "draining" in [health.state for health in pair.health()[pair.model]])
         with pytest.raises(ReplicaError, match="being removed already"):
             await pair.remove_replica(leaving)
-        (staying,) = set(names) - {leaving}
+        (remaining,) = set(names) - {leaving}
         with pytest.raises(ReplicaError, match="is the last replica"):
-            await pair.remove_replica(staying)
+            await pair.remove_replica(remaining)
         await asyncio.gather(*(ask(pair, program, "hello", f"run-{n}", max_tokens=2) for n in range(3)))
         assert in_flight(pair, leaving) == 1
         text = [c["delta"].get("content") or "" for chunk in [first] for c in chunk["choices"]]
         text += [c["delta"].get("content") or "" async for chunk in stream for c in chunk["choices"]]
         assert len("".join(text)) > 300
         await removing
-        assert program.row.engine_ids == [staying]
-    assert [health.engine_id for health in pair.health()[pair.model]] == [staying]
+        assert program.row.engine_ids == [remaining]
+    assert [health.engine_id for health in pair.health()[pair.model]] == [remaining]
     _, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=20))
     assert alive == []
     added = await pair.add_replica()
@@ -377,11 +378,11 @@ async def test_a_replica_is_drained_and_another_one_added(pair: weft.AsyncMultiL
         await pair.remove_replica(EngineId("engine-x/9"))
 
 
-# -- starting, several models, the end
+# -- start, several models, shutdown
 
 
-def test_what_makes_no_sense_is_refused_before_anything_starts(tiny_model: Path) -> None:
-    """Zero replicas, an unknown balancer, a model that is not there, two of one name."""
+def test_arguments_that_make_no_sense_are_refused_before_anything_starts(tiny_model: Path) -> None:
+    """Zero replicas, an unknown balancer, a model that does not exist, and two models of one name are refused."""
     with pytest.raises(ReplicaError, match="has 0 replicas; give it 1 or more"):
         weft.AsyncMultiLLMEngine(tiny_model, replicas=0)
     with pytest.raises(BalancerError, match="unknown balancer 'best'"):
@@ -397,15 +398,15 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(tiny_model: Path)
 
 
 def test_a_replica_that_never_becomes_ready_names_its_log(tiny_model: Path) -> None:
-    """The time-out ends its processes and leaves the log to be read."""
+    """The timeout ends the replica's processes and keeps its log."""
     from tiny_engine import ENGINE_ARGS
 
-    before = family()
+    before = process_tree()
     with pytest.raises(EngineStartError, match=r"not ready within 2 s\. Its log, (\S+),") as caught:
         weft.AsyncMultiLLMEngine(tiny_model, start_timeout_s=2.0, swap=None, **ENGINE_ARGS)
     log = Path(str(caught.value).split("Its log, ")[1].split(",")[0])
     assert log.is_file()
-    _, alive = psutil.wait_procs(family() - before, timeout=20)
+    _, alive = psutil.wait_procs(process_tree() - before, timeout=20)
     assert alive == []
 
 
@@ -434,7 +435,7 @@ async def main():
     children = [p.pid for p in psutil.Process().children(recursive=True)]
     print(json.dumps({"answers": answers, "engines": engines, "models": engine.models, "calls": calls,
                       "service_s": service_s, "children": children}))
-    globals()["engine"] = engine  # and exits without engine.shutdown()
+    globals()["engine"] = engine  # the interpreter exits without engine.shutdown()
 
 if __name__ == "__main__":
     asyncio.run(main())
@@ -442,8 +443,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.soak
-def test_two_models_side_by_side_and_a_forgotten_engine_ends_with_its_host(tiny_model: Path, tmp_path: Path) -> None:
-    """A call names its model, a program uses both and has one row; no process outlives the interpreter."""
+def test_two_models_together_and_an_engine_without_shutdown_ends_with_its_host(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """A call names its model. A program that uses both models has one row. No process outlives the interpreter."""
     from tiny_engine import make_tiny_llama
 
     other = make_tiny_llama(tmp_path / "other", seed=1)

@@ -1,4 +1,4 @@
-"""`backend="ray"`: two replicas of the embedded model on a cluster of several nodes, all of them this machine."""
+"""`backend="ray"`: two replicas of the embedded model on a cluster of several nodes, all of them on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from weft.core.errors import (
 )
 from weft.core.ids import EngineId
 from weft.core.trace.format import read
-from weft.engine.replicas.ray_launcher import RayLauncher, room
+from weft.engine.replicas.ray_cluster import default_resources
+from weft.engine.replicas.ray_launcher import RayLauncher
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -47,14 +48,14 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
     ],
 )
 def test_an_address_that_does_not_answer(address: str, message: str) -> None:
-    """It is told in seconds, and nothing has been started."""
+    """The error comes within seconds, and no process has been started."""
     launcher = partial(RayLauncher, EngineId("e"), address, {}, 1, lambda _call, _account: None)
     with pytest.raises(ClusterError, match=message):
         launcher()
 
 
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says which extra."""
+    """The error names the extra to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ClusterError, match=r"pip install 'weft\[ray\]'"):
         RayLauncher(EngineId("e"), None, {}, 1, lambda _call, _account: None)
@@ -69,32 +70,32 @@ def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_arguments_that_do_not_go_together(tiny_model: Path, arguments: dict[str, Any], message: str) -> None:
-    """Told before anything is started."""
+    """They are refused before anything is started."""
     with pytest.raises(ReplicaError, match=message):
         weft.AsyncMultiLLMEngine(tiny_model, **arguments)
 
 
-def test_what_a_replica_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU for each rank; on CPU as many cores as all can have, of the nodes that live."""
+def test_default_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica gets a GPU for each rank, or on CPU the most cores of living nodes that all replicas can have."""
     import ray
 
     from weft.engine.vllm_compat import names as vllm_api
 
     arguments: Any = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=3)
     monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    assert room(arguments, 4) == {"num_gpus": 6}
+    assert default_resources(arguments, 4) == {"num_gpus": 6}
     nodes = [{"Resources": {"CPU": 8.0}, "Alive": True}, {"Resources": {"CPU": 4.0}, "Alive": True}]
     nodes += [{"Resources": {"CPU": 64.0}, "Alive": False}, {"Resources": {}, "Alive": True}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: True))
-    assert room(arguments, 3) == {"num_cpus": 4}
+    assert default_resources(arguments, 3) == {"num_cpus": 4}
 
 
 # -- on a cluster
 
 
 def engine_processes() -> set[psutil.Process]:
-    """vLLM's, wherever Ray has put them: a worker of Ray's may have another parent than this test."""
+    """vLLM's processes on this machine. A worker of Ray may have another parent than this test."""
     found = set()
     for process in psutil.process_iter():
         try:
@@ -108,7 +109,7 @@ def engine_processes() -> set[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head that runs nothing, and two nodes with room for a replica each."""
+    """A head without resources, and two nodes with resources for one replica each."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
@@ -120,7 +121,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[weft.AsyncMultiLLMEngine]:
-    """Two replicas, which leave nothing in the cluster when they are shut down; what their programs did is recorded."""
+    """Two replicas, which leave nothing in the cluster when they are shut down. Their programs are recorded."""
     import ray
 
     trace = tmp_path_factory.mktemp("recorded") / "trace.jsonl"
@@ -154,7 +155,7 @@ def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 async def pair(started: weft.AsyncMultiLLMEngine) -> AsyncIterator[weft.AsyncMultiLLMEngine]:
-    """Nothing is left of a test's calls."""
+    """The engine. After each test, no call and no program is left in it."""
     yield started
     await idle(started)
     assert len(started.table) == 0
@@ -164,7 +165,7 @@ async def pair(started: weft.AsyncMultiLLMEngine) -> AsyncIterator[weft.AsyncMul
 def lose_a_node(cluster: Any) -> None:
     import ray
 
-    own = ray.get_runtime_context().get_node_id()  # losing this one ends the test's process, too
+    own = ray.get_runtime_context().get_node_id()  # the test's process would end with this node
     cluster.remove_node(next(node for node in cluster.worker_nodes if node.node_id != own), allow_graceful=False)
 
 
@@ -173,7 +174,7 @@ def engine_ids(engine: weft.AsyncMultiLLMEngine) -> set[EngineId]:
 
 
 async def test_the_react_example_runs_unchanged(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Two agents at once, which use their tools; together they are on both replicas, each with a row of its own."""
+    """Two agents that use tools run at once. Together they use both replicas, and each program has its own row."""
     from weft.examples.react_langchain import react
     from weft.integrations.langchain import ChatWeft
 
@@ -190,7 +191,7 @@ async def test_the_react_example_runs_unchanged(pair: weft.AsyncMultiLLMEngine) 
 
 
 async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: weft.AsyncMultiLLMEngine) -> None:
-    """The pieces make the whole answer; a stream that is closed is over in the engine, too."""
+    """The pieces make up the whole answer, and closing a stream ends its call in the engine, too."""
     with weft.Program("stream") as program:
         whole = await pair.chat(body(QUESTION), program, program.start_call("whole"))
         stream = pair.chat_stream(body(QUESTION), program, program.start_call("stream"))
@@ -203,8 +204,8 @@ async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: wef
         await idle(pair)
 
 
-async def test_a_cancelled_call_is_aborted_and_its_cost_is_told(pair: weft.AsyncMultiLLMEngine) -> None:
-    """With a later answer of the same replica."""
+async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Its account arrives with a later answer of the same replica."""
     with weft.Program("cancelled") as program:
         identity = program.start_call("cancelled")
         task = asyncio.create_task(pair.chat(body(QUESTION, max_tokens=900), program, identity))
@@ -222,8 +223,8 @@ async def test_a_cancelled_call_is_aborted_and_its_cost_is_told(pair: weft.Async
         assert row.account.service_s - sum(answer["weft"]["service_s"] for answer in answers) > 0.3
 
 
-async def test_wrong_requests_are_told_as_ever(pair: weft.AsyncMultiLLMEngine) -> None:
-    """The renderer is on this side, and says what vLLM would."""
+async def test_wrong_requests_are_refused_as_elsewhere(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The renderer runs in this process and raises the same errors as without Ray."""
     with weft.Program("wrong") as program:
         with pytest.raises(ContextLengthError):
             await pair.chat(body("hello " * 3000), program, program.start_call("long"))
@@ -232,10 +233,10 @@ async def test_wrong_requests_are_told_as_ever(pair: weft.AsyncMultiLLMEngine) -
     assert [health.deaths for health in pair.health()[pair.model]] == [0, 0]
 
 
-async def test_a_replica_that_fits_nowhere_is_told(
+async def test_a_replica_that_fits_on_no_node_is_an_error(
     pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both nodes are taken: the error says what is asked for, and the others go on."""
+    """Both nodes are in use. The error names the resources that are needed, and the other replicas go on."""
     (group,) = pair._groups.values()
     monkeypatch.setattr(group.supervisor, "_start_timeout_s", 2.0)
     with pytest.raises(EngineStartError, match=r"no place for replica .* within 2 s: it needs num_cpus 1"):
@@ -245,7 +246,7 @@ async def test_a_replica_that_fits_nowhere_is_told(
 
 
 async def test_a_node_is_lost(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> None:
-    """Whole calls begin again on the other node; streams that had begun say how much came."""
+    """Whole calls begin again on the other node. Streams that had begun fail with the number of tokens delivered."""
     with weft.Program("survivor") as program:
         expected = content(await pair.chat(body(QUESTION), program, program.start_call("reference")))
         delivered: dict[str, int] = {}
@@ -271,14 +272,14 @@ async def test_a_node_is_lost(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> N
         for key, error in lost.items():
             assert isinstance(error, ReplicaLostError)
             assert delivered[key] <= error.delivered_tokens <= delivered[key] + HELD_BACK
-        # It may have been started once more on the node that was lost, before Ray knew.
+        # The replica may have been started again on the lost node, before Ray noticed the loss.
         assert sum(health.deaths > 0 for health in pair.health()[pair.model]) == 1
 
 
 @pytest.mark.soak
-async def test_a_replica_comes_back_when_there_is_room(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> None:
-    """On a node that has just joined; calls go to both again."""
-    if pair.health()[pair.model][0].state == pair.health()[pair.model][1].state:  # the test above was not run
+async def test_a_replica_comes_back_when_there_is_a_free_node(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> None:
+    """The replica starts on a node that has just joined, and calls go to both replicas again."""
+    if pair.health()[pair.model][0].state == pair.health()[pair.model][1].state:  # the previous test did not run
         lose_a_node(cluster)
         await until(lambda: any(health.deaths for health in pair.health()[pair.model]))
     cluster.add_node(**NODE)
@@ -293,7 +294,7 @@ async def test_a_replica_comes_back_when_there_is_room(pair: weft.AsyncMultiLLME
 
 @pytest.mark.soak
 async def test_an_engine_process_is_killed_inside_its_actor(pair: weft.AsyncMultiLLMEngine) -> None:
-    """The actor lives on and says so; the replica is started again in a new one."""
+    """The actor lives on and reports the death, and the replica is started again in a new actor."""
     before = {health.engine_id: health.deaths for health in pair.health()[pair.model]}
     with weft.Program("killed") as program:
         calls = [

@@ -1,4 +1,4 @@
-"""Routing and supervision with replicas that only pretend: every way to die, at any moment, in milliseconds."""
+"""Routing and supervision with fake replicas, which can die in every way and at any moment within milliseconds."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ A, B = EngineId("e/0"), EngineId("e/1")
 
 
 class FakeReplica:
-    """Gives two tokens a call, when `go_on` is set, and dies when told to."""
+    """Gives two tokens for each call while `go_on` is set. A test can let it die."""
 
     def __init__(self, engine_id: EngineId, starts: list[Exception | None]) -> None:
         self.engine_id = engine_id
         self.is_dead = False
         self.is_running = False
-        self.starts = starts  # what comes of the next starts, of all replicas; well when there is nothing left
+        self.starts = starts  # outcomes of the next starts of all replicas; a start succeeds if the list is empty
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.go_on = asyncio.Event()
         self.go_on.set()
-        self.dies_at: int | None = None  # after so many tokens of a call
+        self.dies_at: int | None = None  # tokens of a call after which the replica dies
         self.begun = 0
 
     async def start(self, timeout_s: float) -> None:
@@ -68,8 +68,8 @@ class FakeReplica:
             yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
 
 
-class House:
-    """A supervisor with fake replicas on a clock that stands still."""
+class Harness:
+    """A supervisor and a router with fake replicas, on a clock that only a test advances."""
 
     def __init__(self, balancer: Balancer | None = None, max_calls: int = 10) -> None:
         from weft.engine.replicas.dispatch_queue import DispatchQueue
@@ -78,25 +78,25 @@ class House:
 
         self.clock = FakeClock()
         self.states = ReplicaSet(balancer or LeastUsed(), max_calls=max_calls, backoff=Backoff())
-        self.line = DispatchQueue("m", self.states)
+        self.queue = DispatchQueue("m", self.states)
         self.made: list[FakeReplica] = []
         self.starts: list[Exception | None] = []
         self.starts_hang = False
         self.forgotten: list[tuple[EngineId, bool]] = []
-        self.placed: list[EngineId] = []
+        self.assigned: list[EngineId] = []
         self.supervisor = Supervisor(
             "m",
             replicas=self.states,
-            line=self.line,
+            queue=self.queue,
             make=self.make,
             forget=lambda engine_id, gone: self.forgotten.append((engine_id, gone)),
             start_timeout_s=600,
             clock=self.clock,
         )
         self.router = Router(
-            self.line,
+            self.queue,
             self.supervisor.replica,
-            lambda _call, engine_id: self.placed.append(engine_id),
+            lambda _call, engine_id: self.assigned.append(engine_id),
             self.supervisor.note_death,
         )
 
@@ -112,7 +112,7 @@ class House:
         self.supervisor.watch()
 
     async def call(self, call_id: str = "c") -> list[int]:
-        """One call's tokens."""
+        """Make one call and return its tokens."""
         from weft.engine.vllm_compat.names import SamplingParams
 
         params = SamplingParams(extra_args={"call_id": call_id, "program_id": "p"})
@@ -134,186 +134,186 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    """Two replicas, ready."""
-    house = House()
-    await house.begin()
-    yield house
-    await house.supervisor.stop()
+async def harness() -> AsyncIterator[Harness]:
+    """A harness with two replicas that are ready."""
+    harness = Harness()
+    await harness.begin()
+    yield harness
+    await harness.supervisor.stop()
 
 
-async def test_a_call_of_which_nothing_was_delivered_begins_again_elsewhere(house: House) -> None:
-    """Its caller notices nothing; the dead replica is out at once and its KV forgotten."""
-    house.made[0].dies_at = 0
-    assert await house.call() == [0, 1]
-    assert house.placed == [A, B]
-    assert [health.state for health in house.health()] == ["down", "ready"]
-    assert house.forgotten == [(A, False)]
-    assert [health.calls for health in house.health()] == [0, 0]
+async def test_a_call_of_which_nothing_was_delivered_begins_again_elsewhere(harness: Harness) -> None:
+    """The caller notices nothing. The dead replica gets no more calls at once, and its KV is forgotten."""
+    harness.made[0].dies_at = 0
+    assert await harness.call() == [0, 1]
+    assert harness.assigned == [A, B]
+    assert [health.state for health in harness.health()] == ["down", "ready"]
+    assert harness.forgotten == [(A, False)]
+    assert [health.calls for health in harness.health()] == [0, 0]
 
 
-async def test_a_call_of_which_something_was_delivered_is_lost_with_a_count(house: House) -> None:
-    """It is not begun again: its caller would get the beginning twice."""
-    house.made[0].dies_at = 1
+async def test_a_call_of_which_something_was_delivered_is_lost_with_a_count(harness: Harness) -> None:
+    """The call is not begun again, because its caller would get the beginning twice."""
+    harness.made[0].dies_at = 1
     with pytest.raises(ReplicaLostError, match="replica e/0 died during this call, after 1 tokens") as caught:
-        await house.call()
+        await harness.call()
     assert (caught.value.delivered_tokens, caught.value.attempts) == (1, 1)
-    assert house.made[1].begun == 0
-    assert house.router.failures == {CallId("c"): caught.value}
-    assert [health.calls for health in house.health()] == [0, 0]
+    assert harness.made[1].begun == 0
+    assert harness.router.failures == {CallId("c"): caught.value}
+    assert [health.calls for health in harness.health()] == [0, 0]
 
 
 async def test_a_call_that_kills_everything_ends_after_three_attempts() -> None:
     """The fourth replica stays alive."""
-    house = House()
-    await house.begin(4)
-    for replica in house.made:
+    harness = Harness()
+    await harness.begin(4)
+    for replica in harness.made:
         replica.dies_at = 0
     with pytest.raises(ReplicaLostError, match="2 earlier attempts"):
-        await house.call()
-    assert house.placed == [A, B, EngineId("e/2")]
-    assert house.states.ready_count == 1
-    await house.supervisor.stop()
+        await harness.call()
+    assert harness.assigned == [A, B, EngineId("e/2")]
+    assert harness.states.ready_count == 1
+    await harness.supervisor.stop()
 
 
-async def test_a_dead_replica_is_started_again_after_its_pause(house: House) -> None:
-    """Not before; and again, after a longer one, when it fails to start."""
-    house.starts += [EngineStartError("no memory"), None]
-    house.made[0].is_dead = True
-    await house.until(lambda: house.states.ready_count == 1)
-    assert (house.health()[0].reason, house.health()[0].restart_in_s) == ("exit code -9", 1.0)
+async def test_a_dead_replica_is_started_again_after_its_pause(harness: Harness) -> None:
+    """It is not started earlier. If it fails to start, it is started again after a longer pause."""
+    harness.starts += [EngineStartError("no memory"), None]
+    harness.made[0].is_dead = True
+    await harness.until(lambda: harness.states.ready_count == 1)
+    assert (harness.health()[0].reason, harness.health()[0].restart_in_s) == ("exit code -9", 1.0)
     await asyncio.sleep(0.5)
-    assert house.health()[0].state == "down"
-    house.clock.advance(1.0)
-    await house.until(lambda: house.health()[0].deaths == 2)
-    assert (house.health()[0].reason, house.health()[0].restart_in_s) == ("no memory", 2.0)
-    house.clock.advance(2.0)
-    await house.ready(2)
-    assert await house.call() == [0, 1]
+    assert harness.health()[0].state == "down"
+    harness.clock.advance(1.0)
+    await harness.until(lambda: harness.health()[0].deaths == 2)
+    assert (harness.health()[0].reason, harness.health()[0].restart_in_s) == ("no memory", 2.0)
+    harness.clock.advance(2.0)
+    await harness.ready(2)
+    assert await harness.call() == [0, 1]
 
 
-async def test_calls_wait_for_a_replica_when_none_is_ready(house: House) -> None:
-    """First come, first served, once one is back."""
-    for replica in house.made:
+async def test_calls_wait_for_a_replica_when_none_is_ready(harness: Harness) -> None:
+    """They are dispatched in order of arrival when a replica is ready again."""
+    for replica in harness.made:
         replica.is_dead = True
         replica.may_start.clear()
-    await house.ready(0)
-    calls = [asyncio.create_task(house.call(call_id=f"c{n}")) for n in range(3)]
-    await house.until(lambda: len(house.line) == 3)
-    house.clock.advance(1.0)
-    house.made[1].may_start.set()
+    await harness.ready(0)
+    calls = [asyncio.create_task(harness.call(call_id=f"c{n}")) for n in range(3)]
+    await harness.until(lambda: len(harness.queue) == 3)
+    harness.clock.advance(1.0)
+    harness.made[1].may_start.set()
     assert await asyncio.gather(*calls) == [[0, 1]] * 3
-    assert house.placed == [B, B, B]
-    house.made[0].may_start.set()
+    assert harness.assigned == [B, B, B]
+    harness.made[0].may_start.set()
 
 
-async def test_calls_are_sent_away_when_none_becomes_ready(house: House) -> None:
-    """After as long as a replica may take to start; the error says why the last one died."""
-    for replica in house.made:
+async def test_waiting_calls_fail_when_no_replica_becomes_ready(harness: Harness) -> None:
+    """They fail after the time that a replica may take to start. The error says why the last replica died."""
+    for replica in harness.made:
         replica.is_dead = True
         replica.may_start.clear()
-    await house.ready(0)
-    call = asyncio.create_task(house.call())
-    await house.until(lambda: len(house.line) == 1)
-    house.clock.advance(599.0)
+    await harness.ready(0)
+    call = asyncio.create_task(harness.call())
+    await harness.until(lambda: len(harness.queue) == 1)
+    harness.clock.advance(599.0)
     await asyncio.sleep(0.5)
     assert not call.done()
-    house.clock.advance(2.0)
+    harness.clock.advance(2.0)
     with pytest.raises(NoReplicaError, match=r"was ready within 601 s \(the last one: exit code -9\)"):
         await call
-    assert len(house.line) == 0
+    assert len(harness.queue) == 0
 
 
-async def test_the_line_moves_when_a_call_leaves_a_full_replica() -> None:
-    """And a call that gives up in the line, or at the moment it is placed, takes no place with it."""
-    house = House(Locality(), max_calls=1)
-    await house.begin(1)
-    house.made[0].go_on.clear()
-    first, gives_up, second = [asyncio.create_task(house.call(call_id=name)) for name in "abc"]
-    await house.until(lambda: len(house.line) == 2)
-    gives_up.cancel()
-    await house.until(gives_up.done)
-    house.made[0].go_on.set()
+async def test_a_waiting_call_is_dispatched_when_a_call_leaves_a_full_replica() -> None:
+    """A call that is cancelled while it waits, or at the moment it is dispatched, does not stay in flight."""
+    harness = Harness(Locality(), max_calls=1)
+    await harness.begin(1)
+    harness.made[0].go_on.clear()
+    first, cancelled_call, second = [asyncio.create_task(harness.call(call_id=name)) for name in "abc"]
+    await harness.until(lambda: len(harness.queue) == 2)
+    cancelled_call.cancel()
+    await harness.until(cancelled_call.done)
+    harness.made[0].go_on.set()
     assert [await first, await second] == [[0, 1], [0, 1]]
-    assert await house.line.dispatch(CALL, ()) == A
-    placing = asyncio.create_task(house.line.dispatch(CALL, ()))
-    await house.until(lambda: len(house.line) == 1)
-    house.line.leave(A)  # it is placed, and has not been told
-    placing.cancel()
+    assert await harness.queue.dispatch(CALL, ()) == A
+    dispatching = asyncio.create_task(harness.queue.dispatch(CALL, ()))
+    await harness.until(lambda: len(harness.queue) == 1)
+    harness.queue.leave(A)  # the second call is dispatched now, and its task has not run yet
+    dispatching.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await placing
-    assert [health.calls for health in house.health()] == [0]
-    await house.supervisor.stop()
+        await dispatching
+    assert [health.calls for health in harness.health()] == [0]
+    await harness.supervisor.stop()
 
 
-async def test_a_replica_is_drained_and_then_removed(house: House) -> None:
-    """Its call goes on to its end, new ones go elsewhere, its name is free no more."""
-    house.made[0].go_on.clear()
-    call = asyncio.create_task(house.call())
-    await house.until(lambda: house.placed == [A])
-    removing = asyncio.create_task(house.supervisor.remove(A, None))
-    await house.until(lambda: house.health()[0].state == "draining")
-    assert await house.call() == [0, 1]
-    assert house.placed == [A, B]
-    house.made[0].go_on.set()
+async def test_a_replica_is_drained_and_then_removed(harness: Harness) -> None:
+    """Its call runs to its end, new calls go elsewhere, and the replica that remains cannot be removed."""
+    harness.made[0].go_on.clear()
+    call = asyncio.create_task(harness.call())
+    await harness.until(lambda: harness.assigned == [A])
+    removing = asyncio.create_task(harness.supervisor.remove(A, None))
+    await harness.until(lambda: harness.health()[0].state == "draining")
+    assert await harness.call() == [0, 1]
+    assert harness.assigned == [A, B]
+    harness.made[0].go_on.set()
     assert await call == [0, 1]
     await removing
-    assert [health.engine_id for health in house.health()] == [B]
-    assert house.forgotten == [(A, True)]
+    assert [health.engine_id for health in harness.health()] == [B]
+    assert harness.forgotten == [(A, True)]
     with pytest.raises(ReplicaError, match="is the last replica"):
-        await house.supervisor.remove(B, None)
+        await harness.supervisor.remove(B, None)
 
 
-async def test_draining_ends_at_its_time_out(house: House) -> None:
-    """The replica is stopped under the call, which begins again on the other one."""
-    house.made[0].go_on.clear()
-    call = asyncio.create_task(house.call())
-    await house.until(lambda: house.placed == [A])
-    await house.supervisor.remove(A, 0.05)
-    house.made[0].dies_at = 0
-    house.made[0].go_on.set()
+async def test_draining_ends_at_its_timeout(harness: Harness) -> None:
+    """The replica is stopped although it runs a call, and the call begins again on the other replica."""
+    harness.made[0].go_on.clear()
+    call = asyncio.create_task(harness.call())
+    await harness.until(lambda: harness.assigned == [A])
+    await harness.supervisor.remove(A, 0.05)
+    harness.made[0].dies_at = 0
+    harness.made[0].go_on.set()
     assert await call == [0, 1]
-    assert house.placed == [A, B]
+    assert harness.assigned == [A, B]
 
 
-async def test_a_replica_that_is_starting_again_can_be_removed(house: House) -> None:
-    """Its start is waited for, and then it is ended: nothing runs that nobody looks after."""
-    house.made[0].may_start.clear()
-    house.made[0].is_dead = True
-    await house.ready(1)
-    house.clock.advance(1.0)
-    await house.until(lambda: house.health()[0].state == "starting")
-    removing = asyncio.create_task(house.supervisor.remove(A, None))
-    await house.until(lambda: house.health()[0].state == "draining")
-    house.made[0].may_start.set()
+async def test_a_replica_that_is_starting_again_can_be_removed(harness: Harness) -> None:
+    """The removal waits for the start and then ends the replica, so no process is left without an owner."""
+    harness.made[0].may_start.clear()
+    harness.made[0].is_dead = True
+    await harness.ready(1)
+    harness.clock.advance(1.0)
+    await harness.until(lambda: harness.health()[0].state == "starting")
+    removing = asyncio.create_task(harness.supervisor.remove(A, None))
+    await harness.until(lambda: harness.health()[0].state == "draining")
+    harness.made[0].may_start.set()
     await removing
-    assert not house.made[0].is_running
-    assert [health.engine_id for health in house.health()] == [B]
+    assert not harness.made[0].is_running
+    assert [health.engine_id for health in harness.health()] == [B]
 
 
-async def test_one_that_does_not_start_is_not_added(house: House) -> None:
-    """The others are not affected."""
-    house.starts.append(EngineStartError("no memory"))
+async def test_a_replica_that_does_not_start_is_not_added(harness: Harness) -> None:
+    """The other replicas are not affected."""
+    harness.starts.append(EngineStartError("no memory"))
     with pytest.raises(EngineStartError, match="no memory"):
-        await house.supervisor.add()
-    assert [health.engine_id for health in house.health()] == [A, B]
-    assert house.forgotten == [(EngineId("e/2"), True)]
+        await harness.supervisor.add()
+    assert [health.engine_id for health in harness.health()] == [A, B]
+    assert harness.forgotten == [(EngineId("e/2"), True)]
     with pytest.raises(ReplicaError, match="no replica 'e/2'; there are: e/0, e/1"):
-        house.supervisor.replica(EngineId("e/2"))
+        harness.supervisor.replica(EngineId("e/2"))
 
 
-async def test_stopping_ends_starts_too(house: House) -> None:
-    """A replica that is being added is given up."""
-    house.starts_hang = True
-    adding = asyncio.create_task(house.supervisor.add())
-    await house.until(lambda: len(house.made) == 3)
-    await house.supervisor.stop()
+async def test_stopping_ends_starts_too(harness: Harness) -> None:
+    """A replica that is being added is ended."""
+    harness.starts_hang = True
+    adding = asyncio.create_task(harness.supervisor.add())
+    await harness.until(lambda: len(harness.made) == 3)
+    await harness.supervisor.stop()
     assert adding.cancelled()
-    assert not any(replica.is_running for replica in house.made)
+    assert not any(replica.is_running for replica in harness.made)
 
 
 def test_each_replica_gets_cores_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the environment of its processes; a further one gets none, until another is gone."""
+    """Environment variables carry them to its processes. A third replica gets none until another one is gone."""
     from weft.engine.vllm_compat import names as vllm_api
 
     monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: True))
