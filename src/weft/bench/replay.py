@@ -28,7 +28,10 @@ class EngineCall(NamedTuple):
 
 
 class SteppedEngine(Protocol):
-    """What a replay needs of an engine, such as `weft.bench.stepper.Stepper`."""
+    """What a replay needs of an engine, such as `weft.bench.stepper.Stepper`.
+
+    `is_program_aware` says whether calls carry their program's header, and whether `end_program` is called.
+    """
 
     clock: Clock
     is_program_aware: bool
@@ -36,6 +39,8 @@ class SteppedEngine(Protocol):
     def activate(self) -> None: ...
 
     def send(self, call: EngineCall, extra_args: dict[str, Any] | None) -> None: ...
+
+    def end_program(self, program_id: ProgramId) -> None: ...
 
     def step(self) -> list[Any]: ...
 
@@ -146,7 +151,15 @@ class Replay:
         if self._engine.is_program_aware:
             identity = CallIdentity(_program_id(index), ThreadId(_program_id(index)), CallId(f"c{number}"))
             row, attained = self._table.arrive(identity, EngineId("engine"), clock.now_s)
-            extra_args = encode_call(CallHeader(identity, attained, program_name=program.spec.name or ""))
+            row_of_program = self._table.get(identity.program_id)
+            header = CallHeader(
+                identity,
+                attained,
+                program_name=program.spec.name or "",
+                tenant=program.spec.tenant,
+                program_calls=row_of_program.calls if row_of_program is not None else 0,
+            )
+            extra_args = encode_call(header)
         self._engine.send(EngineCall(request_id, prompt, call.output_tokens, program.arrival_rank, number), extra_args)
         self._in_flight[request_id] = index, call_id, row
 
@@ -172,6 +185,8 @@ class Replay:
     def _end_program(self, index: int) -> None:
         program, clock = self._active.pop(index), self._engine.clock
         self._table.close(_program_id(index), ProgramState.FINISHED, clock.now_s)
+        if self._engine.is_program_aware:
+            self._engine.end_program(_program_id(index))
         self.outcomes.append(
             Outcome(
                 program=program.spec.program,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from weft.bench.clock import Clock
 from weft.bench.meter import Meter, metered
 from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
+from weft.core.ids import ProgramId
 from weft.core.kv_cache.config import SwapConfig
+from weft.engine.wire import ProgramsEnded, encode_control
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,14 @@ class Stepper:
         except Exception as error:
             raise start_error(str(model), error) from error
         self._connector = self._transfer._KV_CONNECTOR_AGENT  # noqa: SLF001
+        self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
 
     def _scheduling_args(self) -> dict[str, Any]:
         if self._baseline.policy is None:
             return {"scheduling_policy": self._baseline.stock}
         from weft.engine.scheduler import WeftScheduler
 
-        arguments = {"scheduler_cls": WeftScheduler, "additional_config": {"weft": asdict(self._baseline.policy)}}
+        arguments = {"scheduler_cls": WeftScheduler, "additional_config": {"weft": self._baseline.policy.to_dict()}}
         if self._baseline.swaps:
             from weft.engine.kv_cache.connector import transfer_config
 
@@ -129,7 +132,7 @@ class Stepper:
         self.activate()
         self._engine.reset_prefix_cache()
         if self._baseline.policy is not None:
-            self._engine.engine_core.engine_core.scheduler.reset_weft(self._baseline.policy.make())
+            self._scheduler.reset_weft(self._baseline.policy.make())
 
     def activate(self) -> None:
         """Make this engine the one that runs next in this process."""
@@ -154,6 +157,10 @@ class Stepper:
         (rendered,) = self._engine.renderer.render_cmpl([{"prompt_token_ids": call.prompt}])
         priority = call.arrival_rank if self._baseline.stock == "priority" else 0
         self._engine.add_request(call.request_id, rendered, params, arrival_time=float(call.number), priority=priority)
+
+    def end_program(self, program_id: ProgramId) -> None:
+        """Tell Weft's scheduler that a program has ended."""
+        self._scheduler(encode_control(ProgramsEnded((program_id,))))
 
     def step(self) -> list[Any]:
         """Run one engine step; returns vLLM's `RequestOutput` of each call that ended in the step."""
