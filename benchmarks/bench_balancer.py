@@ -1,26 +1,25 @@
 """Load balancers on two real replicas: prefix-cache hits, program latency and recomputed tokens.
 
     python benchmarks/bench_balancer.py --out bench_balancer.json
-    python benchmarks/bench_balancer.py --programs 6 --rounds 1      # a look, a minute
+    python benchmarks/bench_balancer.py --programs 6 --rounds 1      # a quick look, a minute
 
-Every round draws new programs, which all balancers play one after the other, in an order that rotates; the prefix
-caches are emptied in between. Programs arrive at random (Poisson). The model is the tests' tiny random Llama on CPU,
-where decoding costs more than prefill, so that a cache hit saves less time than on a GPU: read hit rates and recomputed
-tokens first.
+Every round has new programs, which arrive at random (Poisson). The balancers serve them one after the other, in an
+order that rotates from round to round, and before each of them the prefix caches are emptied. The model is the tests'
+tiny random Llama on CPU. There, decoding costs more than prefill, so a cache hit saves less time than on a GPU: hit
+rates and recomputed tokens say more than latencies.
 
-`conversation`: turns that append to one history. `search`: a tree of levels whose calls go out in parallel and share
-the path above them. Both begin with a system prompt that all programs share.
+- `conversation`: turns that append to one history.
+- `search`: a tree, in which the calls of a level run in parallel and share the path above them.
+
+The prompts of both begin with a system prompt that all programs share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,18 +29,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from common import TINY_ENGINE_ARGS, balancer_config, machine
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from tiny_model import ENGINE_ARGS, make_tiny_llama
 
 import weft
 from weft.core.ids import EngineId
 from weft.core.routing import BALANCERS, Arrival, Balancer, EngineLoad
+from weft.engine.models.tiny import make_tiny_llama
 
 WORDS = ["one", "two", "three", "four", "hello", "thanks", "tools", "answer", "weather", "city"]
-BLOCK_TOKENS = 128  # vLLM's on CPU: the prefix cache keeps whole blocks
+BLOCK_TOKENS = 128  # the block size of vLLM on CPU; the prefix cache keeps whole blocks
 OUTPUT_TOKENS = 24
 SYSTEM_WORDS, TURN_WORDS, NODE_WORDS = 120, 140, 250
 TURNS, LEVELS, WIDTH = 8, 4, 4
@@ -52,7 +50,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is asked for."""
+    """The options of the command."""
 
     programs: int
     programs_per_s: float
@@ -63,14 +61,14 @@ class Options:
 
 
 @dataclass
-class Tally:
-    """What came of one balancer in one round."""
+class Measurement:
+    """One balancer in one round."""
 
     latencies_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    recomputed_tokens: int = 0  # of whole blocks that an earlier call of the same program had in its prompt
-    calls: Counter[str] = field(default_factory=Counter)  # by replica
+    recomputed_tokens: int = 0  # in whole blocks that an earlier call of the same program had in its prompt
+    calls: Counter[str] = field(default_factory=Counter)  # number of calls by replica
 
     def summary(self) -> dict[str, float]:
         latencies = sorted(self.latencies_s)
@@ -86,11 +84,11 @@ class Tally:
 
 
 class Agent:
-    """A program, whose words come from its own seed."""
+    """A program whose words are random, from a seed of its own."""
 
-    def __init__(self, engine: weft.AsyncMultiLLMEngine, tally: Tally, seed: int) -> None:
+    def __init__(self, engine: weft.AsyncMultiLLMEngine, measurement: Measurement, seed: int) -> None:
         self.engine = engine
-        self.tally = tally
+        self.measurement = measurement
         self.rng = random.Random(seed)
 
     def words(self, count: int) -> str:
@@ -99,16 +97,20 @@ class Agent:
     async def call(
         self, program: weft.Program, key: str, messages: list[Message], known_tokens: int
     ) -> tuple[str, int]:
-        """One call, of whose prompt `known_tokens` were the prompt of an earlier one: its answer and prompt tokens."""
+        """Make one call; returns its answer and the number of its prompt tokens.
+
+        Args:
+            known_tokens: the number of its first prompt tokens that were an earlier call's prompt.
+        """
         request = {"messages": messages, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0}
         identity = program.start_call(key)
         answer = await self.engine.chat(request, program, identity)
         program.end_call(key, identity)
         account = answer["weft"]
-        self.tally.prompt_tokens += account["prompt_tokens"]
-        self.tally.cached_tokens += account["cached_tokens"]
+        self.measurement.prompt_tokens += account["prompt_tokens"]
+        self.measurement.cached_tokens += account["cached_tokens"]
         whole_blocks = known_tokens // BLOCK_TOKENS * BLOCK_TOKENS
-        self.tally.recomputed_tokens += max(0, whole_blocks - account["cached_tokens"])
+        self.measurement.recomputed_tokens += max(0, whole_blocks - account["cached_tokens"])
         return answer["choices"][0]["message"]["content"], account["prompt_tokens"]
 
     async def conversation(self, program: weft.Program, system: str) -> None:
@@ -117,7 +119,7 @@ class Agent:
             messages.append({"role": "user", "content": self.words(TURN_WORDS)})
             answer, known_tokens = await self.call(program, "talk", messages, known_tokens)
             messages.append({"role": "assistant", "content": answer})
-            await asyncio.sleep(self.rng.expovariate(1 / 0.2))  # the user reads
+            await asyncio.sleep(self.rng.expovariate(1 / 0.2))  # The user reads the answer.
 
     async def search(self, program: weft.Program, system: str) -> None:
         path, known_tokens = [{"role": "system", "content": system}], 0
@@ -132,65 +134,68 @@ class Agent:
             known_tokens = results[best][1]
 
 
-def counting(balancer: Balancer, calls: Counter[str]) -> Balancer:
-    """The balancer, which counts its choices from now on."""
+def count_choices(balancer: Balancer, calls: Counter[str]) -> Balancer:
+    """Make a balancer count the calls that it assigns to each replica; returns the balancer."""
     choose = balancer.choose
 
-    def chosen(arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
+    def choose_and_count(arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
         engine_id = choose(arrival, loads)
         calls[engine_id] += 1
         return engine_id
 
-    balancer.choose = chosen  # type: ignore[method-assign]
+    balancer.choose = choose_and_count  # type: ignore[method-assign]
     return balancer
 
 
-async def play(engine: weft.AsyncMultiLLMEngine, workload: str, balancer: str, seed: int, options: Options) -> Tally:
-    """All programs of a round under one balancer."""
-    group = engine._groups[engine.model]  # noqa: SLF001  no user changes the balancer of a running engine
-    tally, rng = Tally(), random.Random(seed)
-    own = {"threshold_tokens": options.threshold_tokens} if balancer == "locality" else {}
-    group.states.balancer = counting(weft.BalancerConfig(balancer, **own).make(), tally.calls)
+async def serve(
+    engine: weft.AsyncMultiLLMEngine, workload: str, balancer: str, seed: int, options: Options
+) -> Measurement:
+    """Serve all programs of a round under one balancer."""
+    group = engine._groups[engine.model]  # noqa: SLF001  users cannot change the balancer of a running engine
+    measurement, rng = Measurement(), random.Random(seed)
+    config = balancer_config(balancer, options.threshold_tokens)
+    group.states.balancer = count_choices(config.make(), measurement.calls)
     for replica in group.supervisor._replicas.values():  # noqa: SLF001
         await asyncio.wrap_future(engine._loop.submit(replica.llm.reset_prefix_cache()))  # noqa: SLF001
     system = " ".join(rng.choices(WORDS, k=SYSTEM_WORDS))
 
     async def one(number: int, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        agent = Agent(engine, tally, seed * 1000 + number)
+        agent = Agent(engine, measurement, seed * 1000 + number)
         began_s = time.perf_counter()
         with weft.Program(f"{workload}-{number}") as program:
             await getattr(agent, workload)(program, system)
-        tally.latencies_s.append(time.perf_counter() - began_s)
+        measurement.latencies_s.append(time.perf_counter() - began_s)
 
     arrivals_s, now_s = [], 0.0
     for _ in range(options.programs):
         arrivals_s.append(now_s)
         now_s += rng.expovariate(options.programs_per_s)
     await asyncio.gather(*(one(number, delay_s) for number, delay_s in enumerate(arrivals_s)))
-    return tally
+    return measurement
 
 
 async def measure(workloads: list[str], options: Options) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """By workload and balancer, a summary of each round."""
+    """Returns a summary of each round, by workload and balancer."""
     results: dict[str, dict[str, list[dict[str, float]]]] = {w: {b: [] for b in BALANCERS} for w in workloads}
     with tempfile.TemporaryDirectory() as folder:
-        arguments = {**ENGINE_ARGS, "max_model_len": 4096, "kv_cache_memory_bytes": options.kv_mib << 20}
+        arguments = {**TINY_ENGINE_ARGS, "max_model_len": 4096, "kv_cache_memory_bytes": options.kv_mib << 20}
         engine = await weft.AsyncMultiLLMEngine.create(make_tiny_llama(Path(folder)), swap=None, **arguments)
         async with engine:
             for number in range(options.rounds):
                 for workload in workloads:
-                    turn = number % len(BALANCERS)
-                    for balancer in BALANCERS[turn:] + BALANCERS[:turn]:
-                        tally = await play(engine, workload, balancer, options.seed + number, options)
-                        results[workload][balancer].append(tally.summary())
-                        Console(stderr=True).print(f"round {number + 1} {workload} {balancer}: {tally.summary()}")
+                    first = number % len(BALANCERS)
+                    for balancer in BALANCERS[first:] + BALANCERS[:first]:
+                        measurement = await serve(engine, workload, balancer, options.seed + number, options)
+                        summary = measurement.summary()
+                        results[workload][balancer].append(summary)
+                        Console(stderr=True).print(f"round {number + 1} {workload} {balancer}: {summary}")
     return results
 
 
 def show(results: dict[str, dict[str, list[dict[str, float]]]]) -> None:
     for workload, balancers in results.items():
-        table = Table("balancer", title=f"{workload}: median of rounds")
+        table = Table("balancer", title=f"{workload}: medians over rounds")
         columns = ("hit_rate", "recomputed_tokens", "mean_s", "p95_s", "p99_s", "busiest_share")
         for column in columns:
             table.add_column(column, justify="right")
@@ -204,12 +209,12 @@ def show(results: dict[str, dict[str, list[dict[str, float]]]]) -> None:
 def main(
     workload: Annotated[str, typer.Option(help="conversation, search or both.")] = "both",
     programs: Annotated[int, typer.Option(help="Programs in a round.")] = 16,
-    programs_per_s: Annotated[float, typer.Option(help="How fast they arrive.")] = 2.0,
-    rounds: Annotated[int, typer.Option(help="Rounds, each with new programs.")] = 3,
-    threshold_tokens: Annotated[int, typer.Option(help="Of Algorithm 2: longer prompts are long.")] = 2048,
-    kv_mib: Annotated[int, typer.Option(help="KV cache of each replica in MiB; 2 KiB a token.")] = 24,
-    seed: Annotated[int, typer.Option(help="Of programs and arrivals.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to write every round, as JSON.")] = None,
+    programs_per_s: Annotated[float, typer.Option(help="Programs that arrive per second.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Number of rounds, each with new programs.")] = 3,
+    threshold_tokens: Annotated[int, typer.Option(help="Algorithm 2 (locality) treats longer prompts as long.")] = 2048,
+    kv_mib: Annotated[int, typer.Option(help="KV cache of each replica in MiB, at 2 KiB per token.")] = 24,
+    seed: Annotated[int, typer.Option(help="Seed of programs and arrivals.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the results of all rounds.")] = None,
 ) -> None:
     """Compare load balancers on two real replicas."""
     options = Options(programs, programs_per_s, rounds, threshold_tokens, kv_mib, seed)
@@ -217,8 +222,7 @@ def main(
     results = asyncio.run(measure(workloads, options))
     show(results)
     if out is not None:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-        out.write_text(json.dumps({"options": asdict(options), "machine": machine, "results": results}, indent=1))
+        out.write_text(json.dumps({"options": asdict(options), "machine": machine(), "results": results}, indent=1))
 
 
 if __name__ == "__main__":

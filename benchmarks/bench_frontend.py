@@ -1,13 +1,16 @@
-"""CPU that one LLM call costs its caller: Weft's own LangChain and AutoGen clients against those of OpenAI's SDK.
+"""CPU time of one LLM call in its caller: Weft's LangChain and AutoGen clients compared with those of OpenAI's SDK.
 
     python benchmarks/bench_frontend.py --out bench_frontend.json
 
-All baselines call the same engine, with a tiny random Llama that answers with 8 tokens, each inside a program. Those on
-OpenAI's SDK use `weft.integrations.openai.AsyncTransport`, so there is no socket, and vLLM's chat serving layer, on
-the engine's own thread, is the same for all. *caller* is the CPU time of the thread that makes the calls: framework,
-client, and for OpenAI's SDK its HTTP machinery and JSON. *process* is that of the whole host process, the serving layer
-included, but not vLLM's other processes. The baselines take turns (A B C A B C ...); what counts is the ratio of
-medians to the baseline of the same framework.
+All baselines call the same engine inside a program. The engine has a tiny random Llama that answers with 8 tokens. The
+baselines on OpenAI's SDK use `weft.integrations.openai.AsyncTransport`, so there is no socket, and vLLM's chat serving
+layer, on the engine's own thread, is the same for all baselines.
+
+- *caller* is the CPU time of the thread that makes the calls: framework, client, and for OpenAI's SDK its HTTP code and
+  JSON.
+- *process* is the CPU time of the whole host process, including the serving layer, but not vLLM's other processes.
+
+The baselines alternate (A B C A B C ...). The result is the ratio of medians to the baseline of the same framework.
 """
 
 from __future__ import annotations
@@ -16,9 +19,7 @@ import asyncio
 import gc
 import json
 import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,6 +31,7 @@ import httpx2
 import typer
 from autogen_core.models import ModelInfo, SystemMessage, UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
+from common import TINY_ENGINE_ARGS, machine, pyplot
 from langchain_core.runnables import RunnableConfig
 from langchain_openai import ChatOpenAI
 from rich.console import Console
@@ -37,41 +39,39 @@ from rich.progress import Progress
 from rich.table import Table
 
 import weft
+from weft.engine.models.tiny import make_tiny_llama
 from weft.integrations.langchain import ChatWeft
 from weft.integrations.openai import AsyncTransport, openai_client
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from tiny_model import ENGINE_ARGS, make_tiny_llama
 
 SYSTEM, QUESTION = "You answer questions about ships.", "How many ships passed the lighthouse in the night?"
 TOKENS = 8
 SAMPLING: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
-ENDLESS: dict[str, Any] = {"ignore_eos": True}  # so that it is 8 tokens always
+ENDLESS: dict[str, Any] = {"ignore_eos": True}  # Every answer has 8 tokens.
 AT_ONCE = 64
 
 Ask = Callable[[bool], Awaitable[object]]  # one call, streamed or not
 
 
 def engine_alone(engine: weft.Engine, program: weft.Program) -> Ask:
-    """No framework: what is left of a call when nobody makes objects of it."""
+    """No framework: the cost of a call without a client's objects."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     body = {"messages": messages, **SAMPLING, **ENDLESS}
 
     async def ask(stream: bool) -> None:
-        run = object()
-        identity = program.start_call(run)
+        key = object()
+        identity = program.start_call(key)
         if stream:
             async for _ in engine.chat_stream(body, program, identity):
                 pass
         else:
             await engine.chat(body, program, identity)
-        program.end_call(run, identity)
+        program.end_call(key, identity)
 
     return ask
 
 
 def openai_sdk(engine: weft.Engine, program: weft.Program) -> Ask:
-    """`weft.openai_client`, which the baselines below are built upon."""
+    """`weft.openai_client`, without a framework."""
     completions = openai_client(engine, program).chat.completions
     messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     request: dict[str, Any] = {"model": engine.model, "messages": messages, **SAMPLING, "extra_body": ENDLESS}
@@ -111,7 +111,7 @@ def chat_openai(engine: weft.Engine, program: weft.Program) -> Ask:
         base_url="http://weft/v1",
         api_key=cast("Any", "none"),
         http_async_client=httpx2.AsyncClient(transport=AsyncTransport(engine, program), timeout=None),
-        stream_usage=True,  # as ChatWeft
+        stream_usage=True,  # as ChatWeft does
         max_retries=0,
         extra_body=ENDLESS,
         **SAMPLING,
@@ -134,7 +134,7 @@ def _autogen(client: Any, **stream_options: Any) -> Ask:
 
 def autogen_weft(engine: weft.Engine, program: weft.Program) -> Ask:
     """AutoGen on Weft, bound to a program and an agent."""
-    from weft.integrations.autogen import WeftChatCompletionClient  # imports vLLM, which reads its settings then
+    from weft.integrations.autogen import WeftChatCompletionClient  # vLLM reads its settings when it is imported.
 
     return _autogen(WeftChatCompletionClient(engine, **SAMPLING, **ENDLESS).bind(program, agent="keeper"))
 
@@ -152,14 +152,14 @@ def autogen_openai(engine: weft.Engine, program: weft.Program) -> Ask:
         extra_body=ENDLESS,
         **SAMPLING,
     )
-    return _autogen(client, include_usage=True)  # as Weft's
+    return _autogen(client, include_usage=True)  # as Weft's client does
 
 
 class Baseline(NamedTuple):
-    """One client, and the one it is compared with."""
+    """One client."""
 
     make: Callable[[weft.Engine, weft.Program], Ask]
-    base: str
+    base: str  # the baseline with which it is compared
 
 
 BASELINES = {
@@ -181,7 +181,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"caller": time.thread_time, "process":
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """A collection of what others left behind is nobody's cost."""
+    """Collect garbage before a measurement and not in it, because earlier calls left the garbage."""
     gc.collect()
     gc.disable()
     try:
@@ -191,7 +191,7 @@ def no_garbage() -> Iterator[None]:
 
 
 async def sample(ask: Ask, at_once: int, stream: bool) -> dict[str, float]:
-    """CPU milliseconds of a call, by clock; the mean, if there are several at once."""
+    """CPU milliseconds of a call, by clock; of several calls at once, their mean."""
     with no_garbage():
         before = {name: clock() for name, clock in CLOCKS.items()}
         if at_once == 1:
@@ -216,35 +216,36 @@ async def measure(engine: weft.Engine, calls: int, batches: int, console: Consol
                     await sample(ask, at_once, stream)
             for _ in range(calls if at_once == 1 else batches):
                 for name, ask in asks.items():
-                    for clock, taken_ms in (await sample(ask, at_once, stream)).items():
-                        samples[mode][name][clock].append(taken_ms)
+                    for clock, time_ms in (await sample(ask, at_once, stream)).items():
+                        samples[mode][name][clock].append(time_ms)
                 progress.advance(total)
             for program in programs.values():
                 program.end()
     return {
         mode: {
-            name: {clock: summary(taken) for clock, taken in by_clock.items()} for name, by_clock in baselines.items()
+            name: {clock: summary(times_ms) for clock, times_ms in by_clock.items()}
+            for name, by_clock in baselines.items()
         }
         for mode, baselines in samples.items()
     }
 
 
-def summary(taken_ms: list[float]) -> dict[str, float]:
+def summary(times_ms: list[float]) -> dict[str, float]:
     """Median and spread."""
-    quantiles = statistics.quantiles(taken_ms, n=100, method="inclusive")
+    quantiles = statistics.quantiles(times_ms, n=100, method="inclusive")
     return {
-        "median_ms": statistics.median(taken_ms),
+        "median_ms": statistics.median(times_ms),
         "iqr_ms": quantiles[74] - quantiles[24],
         "p95_ms": quantiles[94],
         "p99_ms": quantiles[98],
-        "samples": len(taken_ms),
+        "samples": len(times_ms),
     }
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures (JSON) and, beside it, a plot.")] = None,
-    calls: Annotated[int, typer.Option(min=2, help="Calls measured one at a time, for each baseline.")] = 40,
-    batches: Annotated[int, typer.Option(min=2, help="Batches of calls at once, likewise.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the results; a plot is written next to it.")] = None,
+    calls: Annotated[int, typer.Option(min=2, help="Calls to measure one by one, for each baseline.")] = 40,
+    batches: Annotated[int, typer.Option(min=2, help="Batches of calls at once to measure, for each baseline.")] = 5,
 ) -> None:
     """Measure, print a table, and write JSON and a plot."""
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
@@ -253,7 +254,7 @@ def main(
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_llama(Path(folder) / "tiny")
-        with weft.Engine(model, **{**ENGINE_ARGS, "max_num_seqs": AT_ONCE}) as engine:
+        with weft.Engine(model, **{**TINY_ENGINE_ARGS, "max_num_seqs": AT_ONCE}) as engine:
             results = asyncio.run(measure(engine, calls, batches, console))
     table = Table(title=f"CPU of a call of {TOKENS} tokens, milliseconds: median p95/p99, ratio of medians")
     table.add_column("", no_wrap=True)
@@ -272,32 +273,21 @@ def main(
             table.add_row(f"  {name}", *cells)
     console.print(table)
     if out is not None:
-        machine = {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "system": platform.platform(),
-            "cores": os.cpu_count(),
-        }
-        out.write_text(json.dumps({"machine": machine, "tokens": TOKENS, "results": results}, indent=1))
+        out.write_text(json.dumps({"machine": machine(), "tokens": TOKENS, "results": results}, indent=1))
         plot(results, out.with_suffix(".svg"))
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Bars of the caller's medians, with the 95th percentile as a whisker."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(10, 4), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(10, 4), layout="constrained")
     width = 0.8 / len(BASELINES)
     for offset, name in enumerate(BASELINES):
-        taken = [baselines[name]["caller"] for baselines in results.values()]
-        medians = [each["median_ms"] for each in taken]
-        tails = [max(0.0, each["p95_ms"] - each["median_ms"]) for each in taken]
-        places = [place + offset * width for place in range(len(taken))]
-        axes.bar(places, medians, width, yerr=[[0.0] * len(taken), tails], label=name, capsize=2)
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(results))], list(results))
+        rows = [baselines[name]["caller"] for baselines in results.values()]
+        medians = [row["median_ms"] for row in rows]
+        tails = [max(0.0, row["p95_ms"] - row["median_ms"]) for row in rows]
+        positions = [group + offset * width for group in range(len(rows))]
+        axes.bar(positions, medians, width, yerr=[[0.0] * len(rows), tails], label=name, capsize=2)
+    axes.set_xticks([group + 0.4 - width / 2 for group in range(len(results))], list(results))
     axes.set_ylabel("CPU of the calling thread for a call, ms (median, p95)")
     axes.legend()
     figure.savefig(path)

@@ -1,16 +1,16 @@
-"""Scheduling policies in simulation: program latency of ATLAS against its baselines, on the workloads of Autellix §6.1.
+"""Scheduling policies in simulation: program latency of ATLAS and its baselines on the workloads of Autellix §6.1.
 
     python benchmarks/bench_policies_sim.py --out bench_policies_sim.json   # ten minutes of one core
-    python benchmarks/bench_policies_sim.py --seeds 1 --programs 150   # a look, two minutes
+    python benchmarks/bench_policies_sim.py --seeds 1 --programs 150   # a quick look, two minutes
 
-For each workload and seed the arrival rate is found at which first come, first served is at three times the mean
-latency that programs have alone. There all policies get the same programs and arrivals, and ratios are taken seed by
-seed. Then a curve over arrival rates, as in Autellix Fig. 12; what ATLAS does on other machines, each at its own such
-rate; and what its parameters do.
+For each workload and seed, the benchmark searches for the arrival rate at which first come, first served (FCFS) has
+three times the mean latency that programs have alone. At this rate, all policies serve the same programs and arrivals,
+and ratios are taken for each seed. Three more parts follow: ATLAS on other machines, each at its own such rate; ATLAS
+with other parameters; and a curve over arrival rates, as in Autellix Fig. 12.
 
-Latency per token is a program's response time by the output tokens on its longest chain of calls (for a program of
-calls one after the other, all its tokens). The engine runs `--slots` calls at once, and by default its KV cache never
-fills, so that only scheduling is compared; `machines` has one that does.
+Latency per token is a program's response time divided by the output tokens on its longest chain of calls. For a program
+whose calls follow each other, these are all its tokens. The engine runs `--slots` calls at once. Its KV cache never
+fills, so that only scheduling is compared; one of the other machines has a KV cache that does.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from bench_balancer_sim import ALONE_PER_S, highest_rate, spread
+from arrival_rates import ALONE_PER_S, arriving, highest_rate
+from common import pyplot, spread
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from weft.bench.measures import summarise
-from weft.core.policies import Atlas, Call, Policy, PolicyConfig, Rank
+from weft.core.policies import SIMULATED_POLICIES, Atlas, Call, MultilevelParameters, PolicyConfig, Rank, register
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
 from weft.core.trace.format import path_tokens
 from weft.core.trace.workloads import WORKLOADS, generate, poisson
 
-POLICIES = ("fcfs", "priority", "mlfq", "plas", "atlas", "rr", "srpt")
-SHARE = {"chat": 2, "tools": 2, "search": 0.2, "mixed": 1}  # of the programs asked for: short ones are many
-GUESSES = {"chat": 0.7, "tools": 1.0, "search": 0.065, "mixed": 0.2}  # programs a second, where the search begins
-OF_RATE = (0.4, 0.6, 0.8, 1.0, 1.2)  # the curve, as parts of the rate at which FCFS is at 3 times
+# A workload's number of programs as a multiple of `--programs`: more of the short ones.
+SHARE = {"chat": 2, "tools": 2, "search": 0.2, "mixed": 1}
+GUESSES = {"chat": 0.7, "tools": 1.0, "search": 0.065, "mixed": 0.2}  # programs per second where the search begins
+RATE_FACTORS = (0.4, 0.6, 0.8, 1.0, 1.2)  # the curve's rates, as multiples of the rate of the comparison
 KEYS = ("mean", "p95", "p99")
 COUNTS = ("preemptions", "recomputed_tokens")
-Named = Literal["priority", "srpt"]
 Summary = dict[str, Any]
-# Workload or machine, what is compared, its summaries, and those that they are divided by, seed by seed.
+# Workload or machine, policy or variant, and its summaries and those of the base, one for each seed.
 Ratio = tuple[str, str, Sequence[Summary], Sequence[Summary]]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is asked for."""
+    """The options of the command."""
 
     seeds: int
     programs: int
@@ -60,55 +60,46 @@ class Options:
 
 @dataclass(frozen=True)
 class Load:
-    """Programs of a workload and seed, and how fast they arrive."""
+    """The programs of a workload and seed, and their arrival rate."""
 
     workload: str
     seed: int
     programs: tuple[TraceProgram, ...]
     rate: float = math.nan
 
-    def arriving(self) -> list[TraceProgram]:
-        """At another rate, the same arrivals closer together or further apart."""
-        arrivals_s = poisson(random.Random(f"arrivals {self.seed}"), self.rate)
-        return [replace(program, arrival_s=next(arrivals_s)) for program in self.programs]
-
     def call_service_s(self, settings: SimSettings) -> float:
-        """The 90th percentile of the service of its calls under FCFS: the first bound that calibration aims at."""
-        runs = simulate(self.arriving(), with_policy(settings, "fcfs"), runs=True).runs
+        """The 90th percentile of the service of calls under FCFS, which is the first bound that calibration finds."""
+        programs = arriving(self.programs, self.rate, self.seed)
+        runs = simulate(programs, with_policy(settings, "fcfs"), runs=True).runs
         return statistics.quantiles((run.end_s - run.start_s for run in runs), n=10)[-1]
 
-    def play(self, settings: SimSettings, policy: PolicyConfig | str) -> Summary:
-        """Simulate it under a policy."""
-        return summary(self.programs, simulate(self.arriving(), with_policy(settings, policy)))
+    def simulate(self, settings: SimSettings, policy: PolicyConfig | str) -> Summary:
+        """Simulate the programs under a policy."""
+        programs = arriving(self.programs, self.rate, self.seed)
+        return summary(programs, simulate(programs, with_policy(settings, policy)))
 
 
-class InTurn(Atlas):
-    """ATLAS whose queues are first come, first served by program, not by call: an experiment, not Algorithm 1."""
+@register("by_program", "ATLAS with queues in the order of programs", MultilevelParameters, simulation_only=True)
+class ByProgram(Atlas):
+    """ATLAS whose queues are first come, first served by program and not by call. An experiment, not Algorithm 1."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._places: dict[int, int] = {}  # by identity; the simulator keeps all of them
+        self._program_orders: dict[int, int] = {}  # by the program's identity; the simulator keeps all programs alive
 
     def _enter(self, call: Call, level: int) -> None:
         super()._enter(call, level)
-        place = self._places.setdefault(id(call.program), len(self._places))
-        call.rank = Rank(call.rank.level, place + call.rank.order * 1e-9)
-
-
-class InTurnConfig(PolicyConfig):
-    """Makes that."""
-
-    def make(self) -> Policy:
-        return InTurn(() if isinstance(self.bounds_s, str) else self.bounds_s, self.beta)
+        order = self._program_orders.setdefault(id(call.program), len(self._program_orders))
+        call.rank = Rank(call.rank.level, order + call.rank.order * 1e-9)
 
 
 def bounds(first_s: float, queues: int, ratio: float = 2.0) -> tuple[float, ...]:
     return tuple(first_s * ratio**number for number in range(queues - 1))
 
 
-# By the first bound: where calibration puts it, the 90th percentile of the service of calls.
+# Functions of the first bound, which is the 90th percentile of the service of calls, as calibration finds it.
 VARIANTS: dict[str, Callable[[float], PolicyConfig]] = {
-    "as it is (5 queues)": lambda _: PolicyConfig(),
+    "default (5 queues)": lambda _: PolicyConfig(),
     "7 queues": lambda b: PolicyConfig(bounds_s=bounds(b, 7)),
     "4 queues": lambda b: PolicyConfig(bounds_s=bounds(b, 4)),
     "3 queues": lambda b: PolicyConfig(bounds_s=bounds(b, 3)),
@@ -120,17 +111,17 @@ VARIANTS: dict[str, Callable[[float], PolicyConfig]] = {
     "token_s 0.02": lambda _: PolicyConfig(token_s=0.02),
     "PLAS": lambda _: PolicyConfig("plas"),
     "PLAS, 4 queues": lambda b: PolicyConfig("plas", bounds_s=bounds(b, 4)),
-    "programs in turn, 5 queues": lambda b: InTurnConfig(bounds_s=bounds(b, 5)),
+    "queues by program, 5 queues": lambda b: PolicyConfig("by_program", bounds_s=bounds(b, 5)),
 }
 
 
 def engine(slots: int) -> SimSettings:
-    """Whose KV cache never fills."""
+    """An engine whose KV cache never fills."""
     return SimSettings(batch_size=slots, kv_tokens=math.inf)
 
 
 def machines(slots: int) -> dict[str, SimSettings]:
-    """Other engines to compare on. KV of 262,144 tokens is 32 GiB at 128 KiB a token."""
+    """The other engines. KV of 262,144 tokens is 32 GiB at 128 KiB per token."""
     base = engine(slots)
     return {
         "8 slots": replace(base, batch_size=8),
@@ -140,14 +131,14 @@ def machines(slots: int) -> dict[str, SimSettings]:
 
 
 def with_policy(settings: SimSettings, policy: PolicyConfig | str) -> SimSettings:
-    if isinstance(policy, PolicyConfig):
-        return replace(settings, policy=policy)
-    named: dict[str, Named] = {"priority": "priority", "srpt": "srpt"}
-    return replace(settings, policy=named[policy] if policy in named else PolicyConfig(policy))
+    return replace(settings, policy=PolicyConfig(policy) if isinstance(policy, str) else policy)
 
 
 def summary(programs: Sequence[TraceProgram], result: SimResult) -> Summary:
-    """What a simulation is compared by, times in seconds. By kind: mean latency of the programs of each name."""
+    """The figures by which policies are compared, with times in seconds.
+
+    `kinds` has the mean latency of all programs with the same name.
+    """
     latencies = [result.programs[program.program].latency for program in programs]
     kinds: dict[str, list[float]] = {}
     for program, latency in zip(programs, latencies, strict=True):
@@ -169,56 +160,68 @@ def summary(programs: Sequence[TraceProgram], result: SimResult) -> Summary:
 
 
 def loaded(workload: str, seed: int, options: Options, settings: SimSettings) -> Load:
-    """Programs that arrive so fast that FCFS is at `options.load` times their mean latency alone."""
+    """Programs with the arrival rate at which FCFS has `options.load` times the mean latency that they have alone."""
     count = math.ceil(options.programs * SHARE[workload])
-    drawn = generate(workload, count, poisson(random.Random(0), 1.0), random.Random(f"{workload} {seed}"))
-    load = Load(workload, seed, tuple(drawn))
-    allowed_s = options.load * replace(load, rate=ALONE_PER_S).play(settings, "fcfs")["latency"]["mean"]
+    programs = generate(workload, count, poisson(random.Random(0), 1.0), random.Random(f"{workload} {seed}"))
+    load = Load(workload, seed, tuple(programs))
+    allowed_s = options.load * replace(load, rate=ALONE_PER_S).simulate(settings, "fcfs")["latency"]["mean"]
 
     def ratio(rate: float) -> float:
-        return float(replace(load, rate=rate).play(settings, "fcfs")["latency"]["mean"] / allowed_s)
+        return float(replace(load, rate=rate).simulate(settings, "fcfs")["latency"]["mean"] / allowed_s)
 
     return replace(load, rate=highest_rate(ratio, GUESSES[workload]))
 
 
-# -- the parts
+# -- the four parts
 
 
 def compare(options: Options, progress: Progress) -> tuple[dict[str, list[Load]], dict[str, Any]]:
-    """All policies at that load: for each workload and policy, a summary for each seed."""
+    """All policies at the rate of the comparison.
+
+    Returns:
+        The loads of each workload, one for each seed; and by workload and policy, a summary for each seed.
+    """
     settings = engine(options.slots)
-    task = progress.add_task("policies", total=len(WORKLOADS) * options.seeds * len(POLICIES))
+    task = progress.add_task("policies", total=len(WORKLOADS) * options.seeds * len(SIMULATED_POLICIES))
     loads: dict[str, list[Load]] = {}
     found: dict[str, Any] = {}
     for workload in WORKLOADS:
         for seed in range(options.seeds):
             load = loaded(workload, seed, options, settings)
             loads.setdefault(workload, []).append(load)
-            for policy in POLICIES:
-                found.setdefault(workload, {}).setdefault(policy, []).append(load.play(settings, policy))
+            for policy in SIMULATED_POLICIES:
+                found.setdefault(workload, {}).setdefault(policy, []).append(load.simulate(settings, policy))
                 progress.advance(task)
     return loads, found
 
 
 def sweep(loads: dict[str, list[Load]], options: Options, progress: Progress) -> dict[str, Any]:
-    """Over arrival rates, as parts of the one at which FCFS is at 3 times: for each workload, part and policy a summary
-    for each of the first two seeds. Its rate is the median over all seeds."""
+    """All policies over arrival rates, which are multiples of the rate of the comparison.
+
+    Returns:
+        For each workload a list with one entry for each rate: the rate, which is a median over all seeds, and by policy
+        a summary for each of the first two seeds.
+    """
     settings = engine(options.slots)
-    task = progress.add_task("arrival rates", total=len(loads) * len(OF_RATE) * len(POLICIES))
+    task = progress.add_task("arrival rates", total=len(loads) * len(RATE_FACTORS) * len(SIMULATED_POLICIES))
     found: dict[str, Any] = {}
     for workload, each in loads.items():
-        middle = statistics.median(load.rate for load in each)
-        for part in OF_RATE:
-            row: dict[str, Any] = {"rate": part * middle}
-            for policy in POLICIES:
-                row[policy] = [replace(load, rate=part * load.rate).play(settings, policy) for load in each[:2]]
+        median = statistics.median(load.rate for load in each)
+        for factor in RATE_FACTORS:
+            row: dict[str, Any] = {"rate": factor * median}
+            for policy in SIMULATED_POLICIES:
+                row[policy] = [replace(load, rate=factor * load.rate).simulate(settings, policy) for load in each[:2]]
                 progress.advance(task)
             found.setdefault(workload, []).append(row)
     return found
 
 
 def compare_machines(options: Options, progress: Progress) -> dict[str, Any]:
-    """On other machines, each at the rate at which FCFS is at 3 times there: summaries of up to two seeds."""
+    """FCFS, ATLAS and SRPT on other machines, each at its own rate of the comparison.
+
+    Returns:
+        By machine, workload and policy, a summary for each of the first two seeds.
+    """
     kinds, seeds = machines(options.slots), range(min(options.seeds, 2))
     task = progress.add_task("machines", total=len(kinds) * len(WORKLOADS) * len(seeds))
     found: dict[str, Any] = {}
@@ -229,13 +232,17 @@ def compare_machines(options: Options, progress: Progress) -> dict[str, Any]:
                 load = loaded(workload, seed, options, settings)
                 seven = VARIANTS["7 queues"](load.call_service_s(settings))
                 for name, policy in (("fcfs", "fcfs"), ("atlas", "atlas"), ("7 queues", seven), ("srpt", "srpt")):
-                    row.setdefault(name, []).append(load.play(settings, policy))
+                    row.setdefault(name, []).append(load.simulate(settings, policy))
                 progress.advance(task)
     return found
 
 
 def vary(loads: dict[str, list[Load]], options: Options, progress: Progress) -> dict[str, Any]:
-    """ATLAS with other parameters, at the load of the comparison: a summary for each of up to three seeds."""
+    """ATLAS with other parameters, at the rate of the comparison.
+
+    Returns:
+        By variant and workload, a summary for each of the first three seeds.
+    """
     settings = engine(options.slots)
     task = progress.add_task("parameters", total=len(VARIANTS) * sum(len(each[:3]) for each in loads.values()))
     found: dict[str, Any] = {}
@@ -243,22 +250,22 @@ def vary(loads: dict[str, list[Load]], options: Options, progress: Progress) -> 
         for load in each[:3]:
             first_s = load.call_service_s(settings)
             for name, make in VARIANTS.items():
-                result = load.play(settings, make(first_s))
+                result = load.simulate(settings, make(first_s))
                 found.setdefault(name, {}).setdefault(workload, []).append(result)
                 progress.advance(task)
     return found
 
 
-# -- showing it
+# -- tables and plot
 
 
 def ratios(ours: Sequence[Summary], theirs: Sequence[Summary], what: str, key: str) -> str:
-    """Of the same seeds: median (lowest, highest)."""
-    return spread([own[what][key] / its[what][key] for own, its in zip(ours, theirs, strict=False)])
+    """The ratios of a figure, taken for each seed: median (lowest, highest)."""
+    return spread([our[what][key] / their[what][key] for our, their in zip(ours, theirs, strict=False)])
 
 
 def show_policies(loads: dict[str, list[Load]], found: dict[str, Any], console: Console) -> None:
-    table = Table(title="medians over seeds: latency in s, then in ms a token")
+    table = Table(title="medians over seeds: latency in s, then in ms per token")
     for heading in ("workload (rate)", "policy", *(["mean", "p50", "p95", "p99"] * 2), "tok/s", "preempted"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     table.add_column("recomputed", justify="right")
@@ -286,33 +293,49 @@ def show_ratios(title: str, rows: Iterable[Ratio], console: Console) -> None:
     console.print(table)
 
 
+def compared_with_atlas(found: dict[str, Any]) -> Iterator[Ratio]:
+    for workload, by_policy in found.items():
+        for policy, summaries in by_policy.items():
+            if policy != "atlas":
+                yield workload, policy, by_policy["atlas"], summaries
+
+
+def compared_on_machines(found: dict[str, Any]) -> Iterator[Ratio]:
+    for machine, by_workload in found.items():
+        for workload, by_policy in by_workload.items():
+            for policy in ("atlas", "7 queues", "srpt"):
+                yield machine, f"{workload}, {policy}", by_policy[policy], by_policy["fcfs"]
+
+
 def plot(curve: dict[str, Any], path: Path) -> None:
-    """Mean latency a token over arrival rate, dotted its 99th percentile; one panel for each workload."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.fonttype"] = "none"  # text stays text: a smaller file
-    from matplotlib import pyplot as plt
-
+    """Mean latency per token over arrival rate, dotted its 99th percentile; one panel for each workload."""
+    plt = pyplot()
+    plt.rcParams["svg.fonttype"] = "none"  # Text that is not drawn as curves makes a smaller file.
     figure, axes = plt.subplots(1, len(curve), figsize=(4 * len(curve), 3.8), layout="constrained")
     for axis, (workload, rows) in zip(axes, curve.items(), strict=True):
-        for number, policy in enumerate(POLICIES):
+        for number, policy in enumerate(SIMULATED_POLICIES):
             for key, style in (("mean", "o-"), ("p99", ":")):
                 ys = [1000 * statistics.median(one["per_token"][key] for one in row[policy]) for row in rows]
                 label = policy if key == "mean" else None
                 axis.plot([row["rate"] for row in rows], ys, style, color=f"C{number}", label=label, markersize=3)
-        axis.set(title=workload, xlabel="programs a second", yscale="log")
-    axes[0].set_ylabel("latency, ms a token (mean; dotted: p99)")
+        axis.set(title=workload, xlabel="programs per second", yscale="log")
+    axes[0].set_ylabel("latency, ms per token (mean; dotted: p99)")
     axes[0].legend()
     figure.savefig(path)
 
 
 def main(
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the comparison; the other parts take fewer.")] = 5,
-    programs: Annotated[int, typer.Option(min=20, help="Programs of the mixed workload; the others go by it.")] = 300,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of seeds of the comparison; the other parts use fewer.")
+    ] = 5,
+    programs: Annotated[
+        int, typer.Option(min=20, help="Programs of the mixed workload; the other workloads have multiples of it.")
+    ] = 300,
     slots: Annotated[int, typer.Option(min=1, help="Calls that the engine runs at once.")] = 16,
-    load: Annotated[float, typer.Option(help="Latency of FCFS at the load of the comparison, times that alone.")] = 3.0,
-    out: Annotated[Path | None, typer.Option(help="Where to write all of it (JSON) and, beside it, a plot.")] = None,
+    load: Annotated[
+        float, typer.Option(help="Mean latency of FCFS at the rate of the comparison, as a multiple of that alone.")
+    ] = 3.0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for all results; a plot is written next to it.")] = None,
 ) -> None:
     """Compare scheduling policies in simulation, print tables, and write JSON and a plot."""
     options = Options(seeds, programs, slots, load)
@@ -320,19 +343,16 @@ def main(
     with Progress(console=Console(stderr=True)) as progress:
         loads, found = compare(options, progress)
         show_policies(loads, found, console)
-        baselines = ((w, p, each["atlas"], each[p]) for w, each in found.items() for p in POLICIES if p != "atlas")
-        show_ratios("ATLAS ÷ each", baselines, console)
+        show_ratios("ATLAS ÷ each", compared_with_atlas(found), console)
         by_machine = compare_machines(options, progress)
-        pairs = ((m, w, each) for m, row in by_machine.items() for w, each in row.items())
-        three = ((m, f"{w}, {p}", each[p], each["fcfs"]) for m, w, each in pairs for p in ("atlas", "7 queues", "srpt"))
-        show_ratios("other machines: ÷ FCFS", three, console)
-        varied = vary(loads, options, progress)
-        those = ((w, name, row[w], found[w]["fcfs"]) for w in WORKLOADS for name, row in varied.items())
-        show_ratios("ATLAS with other parameters ÷ FCFS", those, console)
+        show_ratios("other machines: ÷ FCFS", compared_on_machines(by_machine), console)
+        by_variant = vary(loads, options, progress)
+        variants = ((w, name, row[w], found[w]["fcfs"]) for w in WORKLOADS for name, row in by_variant.items())
+        show_ratios("ATLAS with other parameters ÷ FCFS", variants, console)
         curve = sweep(loads, options, progress)
     if out is not None:
         rates = {workload: [load.rate for load in each] for workload, each in loads.items()}
-        parts = {"policies": found, "machines": by_machine, "parameters": varied, "curve": curve}
+        parts = {"policies": found, "machines": by_machine, "parameters": by_variant, "curve": curve}
         out.write_text(json.dumps({"options": asdict(options), "rates": rates, **parts}, indent=1))
         plot(curve, out.with_suffix(".svg"))
 

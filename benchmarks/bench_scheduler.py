@@ -1,16 +1,15 @@
-"""Time of one `schedule()`: Weft against stock vLLM, first come first served and priority. No model is needed.
+"""Time of one `schedule()`: Weft compared with stock vLLM, first come first served and priority. No model is needed.
 
     python benchmarks/bench_scheduler.py --out bench_scheduler.json
 
-The baselines take turns step by step (A B C A B C ...), so that a drift of the machine hits all alike; what counts is
-the ratio of medians. Every step decodes one token for each running request; all requests are long enough to go on.
+The baselines step alternately (A B C A B C ...), so that other load on the machine affects all of them alike. The
+result is the ratio of medians. Every step decodes one token for each running request, and no request ends.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import platform
 import random
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from common import machine, pyplot
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -36,7 +36,7 @@ BASELINES: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
 
 
 class Bench:
-    """One scheduler with a full batch and some waiting requests."""
+    """One baseline's scheduler, with a full batch and some waiting requests."""
 
     def __init__(self, baseline: str, folder: Path, running: int, waiting: int, seed: int) -> None:
         kind, arguments = BASELINES[baseline]
@@ -54,14 +54,16 @@ class Bench:
         )
         rng = random.Random(seed)
         for n in range(running + waiting):
-            ids = {"program_id": f"p{rng.randrange(1000)}", "call_id": f"c{n}", "service_s": rng.uniform(0, 100)}
+            header = {"program_id": f"p{rng.randrange(1000)}", "call_id": f"c{n}", "service_s": rng.uniform(0, 100)}
             if n < running:
-                ids["service_s"] = 0.0  # what runs goes on running: no preemption is measured here
+                header["service_s"] = (
+                    0.0  # The running requests are not preempted, because preemption is not measured here.
+                )
             self.scheduler.add_request(
                 Request(
                     f"r{n}",
                     [1] * 16,
-                    sampling_params=SamplingParams(max_tokens=4000, ignore_eos=True, extra_args=ids),
+                    sampling_params=SamplingParams(max_tokens=4000, ignore_eos=True, extra_args=header),
                     pooling_params=None,
                     priority=n if "priority" in baseline else 0,
                 )
@@ -70,19 +72,19 @@ class Bench:
                 self.step()
 
     def step(self) -> float:
-        """One engine step; seconds that `schedule()` took."""
+        """Run one engine step; returns the seconds that `schedule()` took."""
         start = time.perf_counter()
         output = self.scheduler.schedule()
-        took_s = time.perf_counter() - start
+        schedule_s = time.perf_counter() - start
         ids = list(output.num_scheduled_tokens)
         self.scheduler.update_from_output(
             output, ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, [[5]] * len(ids))
         )
-        return took_s
+        return schedule_s
 
 
 def measure(running: int, waiting: int, steps: int, seed: int) -> dict[str, dict[str, float]]:
-    """Microseconds of one `schedule()` for each baseline."""
+    """Statistics of the microseconds of one `schedule()`, for each baseline."""
     with tempfile.TemporaryDirectory() as folder:
         benches = {baseline: Bench(baseline, Path(folder), running, waiting, seed) for baseline in BASELINES}
         times: dict[str, list[float]] = {baseline: [] for baseline in BASELINES}
@@ -109,9 +111,9 @@ def measure(running: int, waiting: int, steps: int, seed: int) -> dict[str, dict
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures (JSON) and, beside it, a plot.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps measured for each baseline and size.")] = 400,
-    seed: Annotated[int, typer.Option(help="Of the requests' programs and services.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the results; a plot is written next to it.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps to measure for each baseline and size.")] = 400,
+    seed: Annotated[int, typer.Option(help="Seed of the requests' programs and services.")] = 0,
 ) -> None:
     """Measure, print a table, and write JSON and a plot."""
     console = Console()
@@ -119,7 +121,9 @@ def main(
     results = []
     for running, waiting in track(sizes, "measuring", console=console, transient=True):
         results.append({"running": running, "waiting": waiting, "baselines": measure(running, waiting, steps, seed)})
-    table = Table(title=f"one schedule(), microseconds: median (p95, p99), {steps} steps; ratio to stock fcfs")
+    table = Table(
+        title=f"one schedule(), microseconds: median (p95, p99), {steps} steps; ratio of medians to stock fcfs"
+    )
     for heading in ("running", "waiting", *BASELINES):
         table.add_column(heading, justify="right")
     for result in results:
@@ -135,28 +139,22 @@ def main(
         )
     console.print(table)
     if out is not None:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.platform()}
-        out.write_text(json.dumps({"machine": machine, "steps": steps, "seed": seed, "results": results}, indent=1))
+        out.write_text(json.dumps({"machine": machine(), "steps": steps, "seed": seed, "results": results}, indent=1))
         plot(results, out.with_suffix(".svg"))
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
     """Bars of the medians, with the 95th percentile as a whisker."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(9, 4), layout="constrained")
     width = 0.8 / len(BASELINES)
     for offset, baseline in enumerate(BASELINES):
         rows = [result["baselines"][baseline] for result in results]
         medians = [row["median_us"] for row in rows]
         tails = [max(0.0, row["p95_us"] - row["median_us"]) for row in rows]
-        places = [place + offset * width for place in range(len(results))]
-        axes.bar(places, medians, width, yerr=[[0.0] * len(rows), tails], label=baseline, capsize=2)
+        positions = [group + offset * width for group in range(len(results))]
+        axes.bar(positions, medians, width, yerr=[[0.0] * len(rows), tails], label=baseline, capsize=2)
     labels = [f"{result['running']} running\n{result['waiting']} waiting" for result in results]
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(results))], labels)
+    axes.set_xticks([group + 0.4 - width / 2 for group in range(len(results))], labels)
     axes.set_ylabel("one schedule(), microseconds (median, p95)")
     axes.legend()
     figure.savefig(path)

@@ -1,24 +1,23 @@
-"""Bytes per second of swap-out and swap-in, against a copy for each block and layer, vLLM's own, and the limit.
+"""Bytes per second of swap-out and swap-in, compared with one copy per block and layer, vLLM's own, and the limit.
 
     python benchmarks/bench_swap.py --out bench_swap.json
 
-Four layers, each with pages of one size; random blocks go to consecutive slots, and back. The baselines:
+There are four layers with pages of one size. Random blocks are copied to consecutive slots, and back. The baselines:
 
-- *each*: one `copy_` of PyTorch for each block of each layer, as vLLM once did; making the views is not timed.
-- *vllm*: `swap_blocks_batch` of vLLM 0.32, on a GPU where vLLM is installed; making its lists is not timed.
-- *limit*: the same number of bytes in one piece: on a GPU one copy from or to page-locked memory, else the faster of
-  PyTorch's copy with as many threads and the C library's memcpy on one.
+- *each*: one `copy_` of PyTorch for each block of each layer, as vLLM once did it. Making the views is not measured.
+- *vllm*: `swap_blocks_batch` of vLLM 0.32, on a GPU with vLLM installed. Making its lists is not measured.
+- *limit*: the same number of bytes in one piece. On a GPU, this is one copy from or to page-locked memory. On a CPU, it
+  is the faster of PyTorch's copy with as many threads and the C library's memcpy on one.
 
-A call counts from before its start until every byte has arrived. Before each, a CPU's caches are filled with something
-else. The baselines take turns (A B C, B C A, ...), and what counts is the median over rounds of the ratio in one round.
-Needs no vLLM; it uses a GPU where there is one.
+A copy is measured from before its start until every byte has arrived. Before each copy, a CPU's caches are filled with
+other data. The baselines alternate (A B C, B C A, ...). The result is the median over rounds of the ratio in one round.
+Needs no vLLM; uses a GPU where there is one.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -28,11 +27,13 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from common import machine, pyplot
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from weft import _csrc
+from weft.core.errors import UnsupportedVllmError
 from weft.engine.kv_cache import HostPool, Swapper, describe
 
 LAYERS = 4
@@ -44,7 +45,7 @@ Copy = Callable[[], object]  # returns when every byte has arrived
 
 
 class Bench:
-    """Caches with twice as many blocks as are swapped, a pool for those, and each baseline's way between the two."""
+    """KV caches with twice as many blocks as are swapped, a pool for the swapped blocks, and each baseline's copy."""
 
     def __init__(self, device: torch.device, page_bytes: int, blocks: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -58,7 +59,7 @@ class Bench:
         self.blocks, self.slots = rng.permutation(2 * blocks)[:blocks], np.arange(blocks)
         self.arena = self.pool.arena.view(torch.bfloat16)
         page = page_bytes // 2  # elements
-        # A page in the cache, and its place in the pool.
+        # Pairs of a page in the cache and its part of the pool.
         self.pages = [
             (self.memory[layer, block], self.arena[slot, layer * page : (layer + 1) * page])
             for block, slot in zip(self.blocks.tolist(), self.slots.tolist(), strict=True)
@@ -66,12 +67,12 @@ class Bench:
         ]
         self.evict = np.zeros(EVICT_BYTES, np.uint8) if device.type == "cpu" else None
 
-    def baselines(self, out: bool) -> dict[str, list[Copy]]:
-        """Ways to swap all blocks out or in, by name; of several the fastest counts."""
-        swap = self.swapper.swap_out if out else self.swapper.swap_in
+    def baselines(self, swap_out: bool) -> dict[str, list[Copy]]:
+        """Copies that swap all blocks out or in, by baseline. The fastest copy of a baseline counts."""
+        swap = self.swapper.swap_out if swap_out else self.swapper.swap_in
         flat, arena = self.memory.view(-1)[: self.total_bytes // 2], self.arena.view(-1)
-        target, source = (arena, flat) if out else (flat, arena)
-        pages = [(slot, page) if out else (page, slot) for page, slot in self.pages]
+        target, source = (arena, flat) if swap_out else (flat, arena)
+        pages = [(slot, page) if swap_out else (page, slot) for page, slot in self.pages]
 
         def each() -> None:
             for to, page in pages:
@@ -86,7 +87,7 @@ class Bench:
         if self.device.type == "cpu":
             to, memory = target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy()
             return {**baselines, "limit": [whole, lambda: np.copyto(to, memory)]}
-        if vllm := vllm_swap(pages, out):
+        if vllm := vllm_swap(pages, swap_out):
             baselines["vllm"] = [lambda: (vllm(), self.finish())]
         return {**baselines, "limit": [whole]}
 
@@ -96,40 +97,41 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, copy: Copy) -> float:
-        """That one call takes from cold."""
+        """Seconds that one copy takes with cold caches."""
         if self.evict is not None:
-            self.evict += 1  # long enough for OpenMP's threads to stop spinning, too
+            self.evict += 1  # This also takes long enough for OpenMP's threads to stop spinning.
         self.finish()
         start = time.perf_counter()
         copy()
         return time.perf_counter() - start
 
 
-def vllm_swap(pages: list[tuple[torch.Tensor, torch.Tensor]], out: bool) -> Copy | None:
-    """vLLM's own batched copy of (target, source) pages, if it is here."""
+def vllm_swap(pages: list[tuple[torch.Tensor, torch.Tensor]], swap_out: bool) -> Copy | None:
+    """vLLM's own batched copy of (target, source) pages. None: vLLM is not installed, or does not have it."""
     try:
-        import vllm._custom_ops as ops
+        from weft.engine.vllm_compat.names import custom_ops as ops
 
         getattr(torch.ops, "_C_cache_ops").swap_blocks_batch  # noqa: B009, B018  raises if vLLM has none
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, UnsupportedVllmError):
         return None
     targets, sources = (torch.tensor([pair[i].data_ptr() for pair in pages], dtype=torch.int64) for i in range(2))
     sizes = torch.tensor([page.nbytes for page, _ in pages], dtype=torch.int64)
-    return lambda: ops.swap_blocks_batch(sources, targets, sizes, is_src_access_order_any=not out)
+    return lambda: ops.swap_blocks_batch(sources, targets, sizes, is_src_access_order_any=not swap_out)
 
 
-def measure(bench: Bench, out: bool, rounds: int) -> dict[str, dict[str, Any]]:
-    """Bytes per second of each baseline, and Weft's ratio to it, in each round."""
-    baselines = bench.baselines(out)
+def measure(bench: Bench, swap_out: bool, rounds: int) -> dict[str, dict[str, Any]]:
+    """Bytes per second of each baseline in each round, and the ratios of Weft's to it."""
+    baselines = bench.baselines(swap_out)
     for copies in baselines.values():
         for copy in copies:
             copy()
     rates: dict[str, list[float]] = {name: [] for name in baselines}
     names = list(baselines)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            taken_s = min(bench.seconds(copy) for copy in baselines[name])
-            rates[name].append(bench.total_bytes / taken_s)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            copy_s = min(bench.seconds(copy) for copy in baselines[name])
+            rates[name].append(bench.total_bytes / copy_s)
     return {
         name: {
             "bytes_per_s": rate,
@@ -139,22 +141,22 @@ def measure(bench: Bench, out: bool, rounds: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def middle(values: list[float]) -> tuple[float, float, float]:
+def quartiles(values: list[float]) -> tuple[float, float, float]:
     """Lower quartile, median and upper quartile."""
     low, median, high = statistics.quantiles(values, n=4)
     return low, median, high
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="Where to write the figures (JSON) and, beside it, a plot.")] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds for each size and direction.")] = 21,
-    most_mib: Annotated[int, typer.Option(help="Leave out sizes that swap more than this.")] = 1024,
-    seed: Annotated[int, typer.Option(help="Of which blocks are swapped.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the results; a plot is written next to it.")] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds for each size and direction.")] = 21,
+    most_mib: Annotated[int, typer.Option(help="Leave out sizes that swap more than this, in MiB.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of blocks.")] = 0,
 ) -> None:
     """Measure, print a table, and write JSON and a plot."""
     console = Console()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(min(len(os.sched_getaffinity(0)), 8))  # as many as Swapper takes
+    torch.set_num_threads(min(len(os.sched_getaffinity(0)), 8))  # the number of threads that Swapper uses
     sizes = [(kib, n) for kib in PAGES_KIB for n in BLOCKS if LAYERS * kib * n <= most_mib << 10]
     results = []
     for kib, blocks in track(sizes, "measuring", console=console, transient=True):
@@ -167,59 +169,51 @@ def main(
         bench.pool.close()
     console.print(tabulate(results, rounds))
     if not any("vllm" in result["baselines"] for result in results):
-        console.print("vllm did not run: its swap_blocks_batch copies to and from a GPU, and needs vLLM for CUDA.")
+        console.print("vllm was not measured: its swap_blocks_batch copies to and from a GPU, and needs vLLM for CUDA.")
     if out is not None:
-        machine = {
-            "python": platform.python_version(),
+        setup = machine() | {
             "torch": torch.__version__,
-            "machine": platform.machine(),
-            "system": platform.platform(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "cuda_kernel": _csrc.cuda_available(),
             "threads": torch.get_num_threads(),
         }
-        out.write_text(json.dumps({"machine": machine, "layers": LAYERS, "seed": seed, "results": results}, indent=1))
+        out.write_text(json.dumps({"machine": setup, "layers": LAYERS, "seed": seed, "results": results}, indent=1))
         plot(results, out.with_suffix(".svg"))
 
 
 def tabulate(results: list[dict[str, Any]], rounds: int) -> Table:
-    """A line for each size and direction."""
+    """A table with a row for each size and direction."""
     table = Table(title=f"{LAYERS} layers; medians of {rounds} rounds (quartiles); GB is 10^9 bytes")
     for heading in ("page KiB", "blocks", "MiB", "swap", "weft GB/s", "x each", "x vllm", "% of limit", "limit GB/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         baselines = result["baselines"]
-        low, rate, high = (each / 1e9 for each in middle(baselines["weft"]["bytes_per_s"]))
-        part_low, part, part_high = (100 * each for each in middle(baselines["limit"]["ratios"]))
+        low, rate, high = (each / 1e9 for each in quartiles(baselines["weft"]["bytes_per_s"]))
+        part_low, part, part_high = (100 * each for each in quartiles(baselines["limit"]["ratios"]))
         table.add_row(
             str(result["page_kib"]),
             str(result["blocks"]),
             f"{LAYERS * result['page_kib'] * result['blocks'] / 1024:.3g}",
             result["swap"],
             f"{rate:.2f} ({low:.2f}-{high:.2f})",
-            f"{middle(baselines['each']['ratios'])[1]:.2f}",
-            f"{middle(baselines['vllm']['ratios'])[1]:.2f}" if "vllm" in baselines else "-",
+            f"{quartiles(baselines['each']['ratios'])[1]:.2f}",
+            f"{quartiles(baselines['vllm']['ratios'])[1]:.2f}" if "vllm" in baselines else "-",
             f"{part:.0f} ({part_low:.0f}-{part_high:.0f})",
-            f"{middle(baselines['limit']['bytes_per_s'])[1] / 1e9:.2f}",
+            f"{quartiles(baselines['limit']['bytes_per_s'])[1] / 1e9:.2f}",
         )
     return table
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Bytes per second over the bytes swapped, a panel for each page size, swap-out solid and swap-in dashed."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
+    """Bytes per second over the bytes swapped: a panel for each page size, swap-out solid, swap-in dashed."""
     pages = sorted({result["page_kib"] for result in results})
-    figure, axes = plt.subplots(1, len(pages), figsize=(12, 4), sharey=True, squeeze=False, layout="constrained")
+    figure, axes = pyplot().subplots(1, len(pages), figsize=(12, 4), sharey=True, squeeze=False, layout="constrained")
     for panel, kib in zip(axes[0], pages, strict=True):
         for swap, line in (("out", "-"), ("in", "--")):
             chosen = [each for each in results if (each["page_kib"], each["swap"]) == (kib, swap)]
             total_mib = [LAYERS * kib * each["blocks"] / 1024 for each in chosen]
             for colour, name in enumerate(chosen[0]["baselines"]):
-                rates = [middle(each["baselines"][name]["bytes_per_s"])[1] / 1e9 for each in chosen]
+                rates = [quartiles(each["baselines"][name]["bytes_per_s"])[1] / 1e9 for each in chosen]
                 panel.plot(total_mib, rates, line, marker=".", color=f"C{colour}", label=f"{name}, {swap}")
         panel.set_xscale("log", base=2)
         panel.set_title(f"pages of {kib} KiB")
