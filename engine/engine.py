@@ -15,7 +15,7 @@ from weft.core.routing.admission import Admission
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.frontend import FrontEnd, weakly
 from weft.engine.frontend.start import DEFAULT_SWAP, resolve_model, start_vllm
-from weft.engine.processes.host import child_processes, end_processes, host_untouched, shut_down
+from weft.engine.processes.host import child_processes, end_processes, restored_environment, shut_down
 
 
 class Engine(FrontEnd):
@@ -68,7 +68,7 @@ class Engine(FrontEnd):
         self._start_loop()
         before = child_processes()
         try:
-            with host_untouched():
+            with restored_environment():
                 self._llm, chat = start_vllm(
                     self._loop,
                     model=self.model,

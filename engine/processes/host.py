@@ -19,7 +19,7 @@ from weft.engine.processes.loop_thread import LoopThread
 
 
 @contextmanager
-def host_untouched() -> Iterator[None]:
+def restored_environment() -> Iterator[None]:
     """Restore the environment variables at the end of the block.
 
     vLLM sets LD_PRELOAD, LOCAL_WORLD_SIZE and other variables for the processes that it starts. Other children of the

@@ -17,7 +17,7 @@ from weft.core.errors import EngineError, EngineStartError
 from weft.core.ids import EngineId
 from weft.engine.frontend.accounting import AccountingLLM, OnAccount
 from weft.engine.frontend.start import calibrate, start_error
-from weft.engine.processes.host import child_processes, end_processes, host_untouched
+from weft.engine.processes.host import child_processes, end_processes, restored_environment
 from weft.engine.processes.loop_thread import in_thread
 from weft.engine.processes.tree import ProcessTree
 from weft.engine.replicas.base import Replica, ReplicaGoneError
@@ -136,7 +136,7 @@ class LocalReplica(Replica):
     def _construct(self) -> AccountingLLM:
         with self._log.open("a") as log:
             log.write(f"--- {self.engine_id} of {self._model} starts\n")
-        with host_untouched():
+        with restored_environment():
             config = self._arguments.create_engine_config()
             if not config.logging_config.configure_logging:  # otherwise the user has configured it
                 config.logging_config = _ChildLogging(self._log)
