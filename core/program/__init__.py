@@ -1,4 +1,4 @@
-"""What a program is: the handle, the decorator, and how the structure of its calls is inferred."""
+"""Programs: the handle, the decorator, and how the graph of a program's calls is inferred."""
 
 from __future__ import annotations
 

@@ -14,16 +14,16 @@ from weft.core.program import Program
 
 R_co = TypeVar("R_co", covariant=True)
 
-# An annotation that cannot be evaluated (a name imported only for type checkers, say) is judged by its text.
+# For annotations that cannot be evaluated, e.g. because a name is imported for type checkers only.
 _UNION_TEXT = re.compile(r"(?:[\w.]+\.)?(?:Optional|Union)\[(.*)\]")
 _PROGRAM_TEXT = re.compile(r"(?:[\w.]+\.)?Program")
 
 
 class Entrypoint(Protocol[R_co]):
-    """What `@program` makes of a function: the same function, of the same kind, without the `Program` parameter."""
+    """The result of `@program`: a function of the same kind as the decorated one, without the `Program` parameter."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
-        """Run it as a program of its own, or, given `program=`, as a branch of that one."""
+        """Run the function as a new program, or with `program=` as a branch of that program."""
 
     def options(
         self,
@@ -34,9 +34,10 @@ class Entrypoint(Protocol[R_co]):
         tags: Iterable[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Entrypoint[R_co]:
-        """The same entrypoint with other options for this use, e.g. `answer.options(session_id=user)(question)`.
+        """Return the same entrypoint with other options, e.g. `answer.options(session_id=user)(question)`.
 
-        A method's belong to its class: `Agent.answer.options(session_id=user)(agent, question)`.
+        Options that are None stay as they are. For a method, use the class:
+        `Agent.answer.options(session_id=user)(agent, question)`.
         """
 
 
@@ -52,21 +53,23 @@ def program(
     metadata: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., R_co]], Entrypoint[R_co]]: ...
 def program(function: Any = None, /, **options: Any) -> Any:
-    """Make a function the entrypoint of a program: each call of it is one program.
+    """Make a function the entrypoint of a program: each call of the function is one program.
 
-    The function must have exactly one parameter annotated with `weft.Program`; Weft fills it in, and it disappears from
-    the signature. Works on functions and methods, sync and async, and on generators of both kinds. The program ends
-    when the function returns, raises or is cancelled, and when a generator is exhausted, closed or collected.
+    The function must have exactly one parameter annotated with `weft.Program`. Weft fills the parameter in and removes
+    it from the signature. The decorator works on functions and methods, sync and async, and on generators of both
+    kinds. The program ends when the function returns, raises or is cancelled, or when a generator is exhausted, closed
+    or garbage-collected.
 
     Args:
-        name: shown in the process table; default: the function's name.
-        session_id: the session that all runs belong to; default: a session for each run.
-        tenant: who the run is for.
-        tags: shown in traces and handed to the framework.
-        metadata: likewise.
+        name: shown in the process table. Default: the function's name.
+        session_id: the session that all runs belong to. Default: a new session for each run.
+        tenant: the user or customer that the run is for.
+        tags: shown in traces and passed to the framework.
+        metadata: shown in traces and passed to the framework.
 
     Raises:
         ProgramParameterError: the function has no such parameter, or several.
+        InvalidIdError: `session_id` or `tenant` cannot travel with a request.
     """
     if function is None:
         return functools.partial(_decorate, options=options)
@@ -80,13 +83,13 @@ def _decorate(function: Any, options: dict[str, Any]) -> Any:
     parameter = _program_parameter(function, full)
     public = full.replace(parameters=[p for name, p in full.parameters.items() if name != parameter])
     options = {**options, "name": options.get("name") or getattr(function, "__name__", type(function).__name__)}
-    Program(**options)  # a mistake in the options is told here, not at the first call
+    Program(**options)  # invalid options raise here, not at the first call
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, tuple[Any, ...], dict[str, Any]]:
-        """Open the program and put it among the arguments."""
+        """Open the program, or a branch of `outer`, and add it to the arguments."""
         outer = kwargs.pop(parameter, None)
         if outer is not None and not isinstance(outer, Program):
-            raise TypeError(f"{parameter}= takes a weft.Program to run under, not {type(outer).__name__}.")
+            raise TypeError(f"{parameter}= must be the weft.Program to run under, not {type(outer).__name__}.")
         arguments = public.bind(*args, **kwargs).arguments
         handle = Program(**options) if outer is None else outer.branch()
         arguments[parameter] = handle
@@ -110,7 +113,7 @@ _Begin = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Program, tuple[Any, .
 
 
 def _wrapper(function: Any, begin: _Begin) -> Any:
-    """A function of the same kind as `function` around it."""
+    """Return a function of the same kind as `function` that runs `function` in a program."""
     if inspect.isasyncgenfunction(function):
 
         async def run_async_generator(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
@@ -160,10 +163,10 @@ def _wrapper(function: Any, begin: _Begin) -> Any:
 
 
 def _program_parameter(function: Any, signature: inspect.Signature) -> str:
-    """Name of the parameter that takes the program."""
+    """Return the name of the parameter that takes the program."""
     try:
         evaluated = inspect.signature(function, eval_str=True)
-    except Exception:  # any name in any annotation may be missing at run time
+    except Exception:  # evaluating an annotation may raise anything
         evaluated = signature
     found = [
         name

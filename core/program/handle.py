@@ -1,7 +1,7 @@
-"""A program: one run of an agent entrypoint, from its start to its end, and the handle that names it.
+"""A program: one run of an agent entrypoint, and the handle that identifies it.
 
-Identity is handed over, never looked up: `@program` opens a `Program` and passes it to the entrypoint as an argument;
-the entrypoint hands it on to a framework as `program.config()` or to a client bound to it.
+Identity is passed explicitly, never looked up: `@program` opens a `Program` and passes it to the entrypoint as an
+argument. The entrypoint passes it on to a framework as `program.config()`, or to a client bound to it.
 """
 
 from __future__ import annotations
@@ -19,35 +19,40 @@ from weft.core.ids import CallId, IdSource, ProgramId, SessionId, check_id
 from weft.core.log import get_logger
 from weft.core.process_table import Account, Attained, CallIdentity, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
-from weft.core.program.lineage import NOTHING, Content, Given
+from weft.core.program.lineage import NOTHING, Content, Inputs
 from weft.core.program.run_tree import ROOT, RunKind, RunTree
 
 
 class Backend(Protocol):
-    """What a program needs of an engine. Both operations return at once and may be called from any thread."""
+    """The interface of an engine to programs. The methods return at once and may be called from any thread."""
 
     def start_session(self, info: ProgramInfo) -> None:
         """Register a program under its session (Autellix §5, `start_session`)."""
 
     def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
-        """Abort the program's calls in flight and take its row out of the table (`end_session`)."""
+        """Abort the program's calls in flight and return its last row, which leaves the table (`end_session`)."""
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
-        """The program's live row."""
+        """Return the row of a running program, None if there is none."""
 
 
-# Adapters by framework, e.g. "langchain" -> handler class. An integration enters its own when it is imported, so that
-# `program.config()` needs no import from core up to a framework.
+# Adapters by framework, e.g. "langchain" -> handler class. An integration registers its adapter when it is imported, so
+# that `program.config()` does not import a framework into core.
 _adapters: dict[str, Callable[[Program], Any]] = {}
 
 
 def register_adapter(framework: str, adapter: Callable[[Program], Any]) -> None:
-    """Say how a program is handed to a framework: `adapter(program)` makes the object that the framework takes."""
+    """Register how a program is passed to a framework.
+
+    Args:
+        framework: the framework's name, e.g. "langchain".
+        adapter: makes the object that the framework takes, such as a callback handler, from a program.
+    """
     _adapters[framework] = adapter
 
 
-class _Run:
-    """What the handles of one program (itself and its branches) share."""
+class _SharedState:
+    """The state that a program's own handle and the handles of its branches share."""
 
     def __init__(self, info: ProgramInfo, ids: IdSource) -> None:
         self.info = info
@@ -64,16 +69,24 @@ class _Run:
 class Program:
     """One run of an agent entrypoint, or a branch of it.
 
-    Made by `@weft.program`; make one yourself to open a program where no function can be decorated::
+    `@weft.program` makes a program for each call of a function. Without a function, open one in a `with` block::
 
         with weft.Program(name="nightly") as program:
             model.invoke("...", config=program.config())
 
+    Args:
+        name: shown in the process table.
+        session_id: the session that the program belongs to. Default: a new session.
+        tenant: the user or customer that the program runs for.
+        tags: shown in traces and passed to the framework.
+        metadata: shown in traces and passed to the framework.
+        ids: makes the ids. Default: random ids.
+
     Attributes:
-        program_id: unique to this run.
-        session_id: the session it belongs to: given, or its own.
-        name, tenant, tags, metadata: as given.
-        log: a structlog logger with the program's and the session's id bound.
+        program_id: the id of this run.
+        session_id: the id of the session.
+        name, tenant, tags, metadata: the arguments.
+        log: a structlog logger with the program's name and id and the session's id bound.
 
     Raises:
         InvalidIdError: `session_id` or `tenant` cannot travel with a request.
@@ -98,48 +111,55 @@ class Program:
             tags=(tags,) if isinstance(tags, str) else tuple(tags),
             metadata=MappingProxyType(dict(metadata or {})),
         )
-        self._set_up(_Run(info, ids), anchor=ROOT)
+        self._set_up(_SharedState(info, ids), anchor=ROOT)
 
-    def _set_up(self, run: _Run, anchor: Hashable) -> None:
-        self._run = run
-        self._anchor = anchor
-        self._handed: dict[str, Any] = {}
-        self.program_id = run.info.program_id
-        self.session_id = run.info.session_id
-        self.name = run.info.name
-        self.tenant = run.info.tenant
-        self.tags = run.info.tags
-        self.metadata = run.info.metadata
+    def _set_up(self, shared: _SharedState, anchor: Hashable) -> None:
+        self._shared = shared
+        self._anchor = anchor  # the run that this handle stands for
+        self._adapted: dict[str, Any] = {}  # by framework
+        self.program_id = shared.info.program_id
+        self.session_id = shared.info.session_id
+        self.name = shared.info.name
+        self.tenant = shared.info.tenant
+        self.tags = shared.info.tags
+        self.metadata = shared.info.metadata
         self.log: BoundLogger = get_logger().bind(
             program=self.name, program_id=self.program_id, session_id=self.session_id
         )
 
-    # -- handing the program to a framework
+    # -- passing the program to a framework
 
     def adapter(self, framework: str) -> Any:
-        """The object that carries this handle into a framework, one per handle.
+        """Return the object that carries this handle into a framework; the same object each time.
 
         Raises:
             LookupError: `weft.integrations.<framework>` has not been imported.
         """
-        with self._run.lock:
-            if framework not in self._handed:
+        with self._shared.lock:
+            if framework not in self._adapted:
                 if framework not in _adapters:
-                    raise LookupError(f"import weft.integrations.{framework} before handing a program to it")
-                self._handed[framework] = _adapters[framework](self)
-            return self._handed[framework]
+                    raise LookupError(f"import weft.integrations.{framework} before passing a program to it")
+                self._adapted[framework] = _adapters[framework](self)
+            return self._adapted[framework]
 
     @property
     def callbacks(self) -> list[Any]:
-        """LangChain callbacks that carry this program, for `config={"callbacks": program.callbacks}`."""
+        """LangChain callbacks that carry this program, for `config={"callbacks": program.callbacks}`.
+
+        Raises:
+            LookupError: `weft.integrations.langchain` has not been imported.
+        """
         return [self.adapter("langchain")]
 
     def config(self, **extra: Any) -> dict[str, Any]:
-        """A LangChain `RunnableConfig` that carries this program.
+        """Return a LangChain `RunnableConfig` that carries this program.
 
         Args:
-            **extra: further entries, e.g. `recursion_limit=50`; `callbacks` (a list), `tags` and `metadata` are joined
-                with the program's own.
+            **extra: further entries, e.g. `recursion_limit=50`. `callbacks` (a list), `tags` and `metadata` are added
+                to the program's own.
+
+        Raises:
+            LookupError: `weft.integrations.langchain` has not been imported.
         """
         ids = {"session_id": self.session_id, "program_id": self.program_id}
         return {
@@ -150,149 +170,158 @@ class Program:
         }
 
     def branch(self) -> Program:
-        """A handle for a part that runs beside others, used as `with` or `async with`; its calls form threads of their
-        own, and what the program does after it comes after them."""
-        with self._run.lock:
+        """Return a handle for a part of the program that runs concurrently with other parts.
+
+        Use it in `with` or `async with`. The calls under the handle form threads of their own. Calls that the program
+        makes after the branch has ended come after the branch's calls.
+        """
+        with self._shared.lock:
             branch = object.__new__(Program)
-            anchor = ("branch", next(self._run.anchors))
-            self._run.tree.start(anchor, None, self._anchor, RunKind.STAGE)
-            branch._set_up(self._run, anchor)
+            anchor = ("branch", next(self._shared.anchors))
+            self._shared.tree.start(anchor, None, self._anchor, RunKind.STAGE)
+            branch._set_up(self._shared, anchor)
             return branch
 
-    # -- what integrations report
+    # -- reports from integrations
 
     def start_run(
-        self, run: Hashable, parent: Hashable | None, place: RunKind = RunKind.CODE, stage: Hashable = None
+        self, run: Hashable, parent: Hashable | None, kind: RunKind = RunKind.CODE, stage: Hashable = None
     ) -> None:
-        """A run of the framework started inside another (None: at this handle's top).
+        """Report that a run of the framework starts.
 
         Args:
-            run: any key of the framework's, used once.
-            parent: the run around it.
-            place: who started it, where the framework says so.
-            stage: for `RunKind.STAGE`: the same for runs that the framework starts side by side.
+            run: the run's key in the framework, used once.
+            parent: the enclosing run; None: the top of this handle.
+            kind: how the run was started, if the framework states it.
+            stage: for `RunKind.STAGE`: the same value for runs that the framework starts to run concurrently.
         """
-        with self._run.lock:
-            self._run.tree.start(run, parent, self._anchor, place, stage)
+        with self._shared.lock:
+            self._shared.tree.start(run, parent, self._anchor, kind, stage)
 
     def end_run(self, run: Hashable) -> None:
-        """A run of the framework ended, well or not."""
-        with self._run.lock:
-            self._run.tree.end(run)
+        """Report that a run of the framework ended, with or without success."""
+        with self._shared.lock:
+            self._shared.tree.end(run)
 
     def note_tool(self, run: Hashable, name: str) -> None:
-        """A run is a tool's, or a human's ("human"): the graph says so of the interception that it is part of."""
-        with self._run.lock:
-            self._run.tree.note_tool(run, name)
+        """Report that a run is a tool, or a human's answer ("human"). The graph names it in the interception."""
+        with self._shared.lock:
+            self._shared.tree.note_tool(run, name)
 
     def note_tools(self, run: Hashable, names: Iterable[str]) -> None:
-        """Inside a run, tools ran one after another that nobody reported while they did."""
+        """Report tools that have run inside a run, one after another, without a report while they ran."""
         for name in names:
             tool = object()
             self.start_run(tool, run)
             self.note_tool(tool, name)
             self.end_run(tool)
 
-    def start_call(self, run: Hashable, given: Given = NOTHING, *, label: str | None = None) -> CallIdentity:
-        """A run of the framework calls the LLM: name the call.
+    def start_call(self, run: Hashable, inputs: Inputs = NOTHING, *, label: str | None = None) -> CallIdentity:
+        """Report that a run of the framework calls the LLM, and return the ids of the call.
 
         Args:
-            run: the run. One that was not reported is at this handle's top, and ends with the call.
-            given: what the call is given, or a function that tells, which is called only if the runs leave something
-                open.
-            label: what the graph calls it, e.g. the name of the agent.
+            run: the run. A run that was not reported is at the top of this handle, and ends with the call.
+            inputs: the content of the call's messages, or a function that returns it. The function is called only if
+                the runs leave the call's parents in doubt.
+            label: the call's name in the graph, e.g. the name of the agent.
 
         Raises:
             ProgramEndedError: the program has ended.
         """
-        with self._run.lock:
+        with self._shared.lock:
             self._check_running()
-            call_id = self._run.ids.call()
-            thread_id, parents, inexact, tools = self._run.tree.start_call(run, call_id, self._anchor, given)
+            call_id = self._shared.ids.call()
+            thread_id, parents, inexact, tools = self._shared.tree.start_call(run, call_id, self._anchor, inputs)
             guesses = set(inexact)
             edges = tuple(Edge(parent, parent not in guesses) for parent in parents)
-            self._run.graph.open(CallNode(call_id, thread_id, edges, label or "", tools))
+            self._shared.graph.open(CallNode(call_id, thread_id, edges, label or "", tools))
             return CallIdentity(self.program_id, thread_id, call_id, parents)
 
-    def end_call(self, run: Hashable, identity: CallIdentity, gave: Content = NOTHING) -> None:
-        """A call gave its result: what follows in the run comes after it.
+    def end_call(self, run: Hashable, identity: CallIdentity, output: Content = NOTHING) -> None:
+        """Report that a call has a result. The next call in the run comes after it.
 
-        A call that failed, was cancelled or broken off gives none: what follows stands where it stood.
+        Do not report a call that failed, was cancelled or broken off: the next call then has the same parents.
+
+        Args:
+            run: the run that made the call.
+            identity: the result of `start_call`.
+            output: the content of the call's result.
         """
-        del run  # the call knows
-        with self._run.lock:
-            self._run.tree.end_call(identity.call_id, gave)
+        del run  # the tree knows the run of the call
+        with self._shared.lock:
+            self._shared.tree.end_call(identity.call_id, output)
 
-    # -- what an engine reports, in seconds of its clock
+    # -- reports from an engine, in seconds of its monotonic clock
 
     def call_arrived(self, call_id: CallId, now_s: float) -> None:
-        """A call reached the engine."""
-        with self._run.lock:
-            self._run.graph.arrive(call_id, now_s)
+        """Report that a call reached the engine."""
+        with self._shared.lock:
+            self._shared.graph.arrive(call_id, now_s)
 
     def call_left(self, call_id: CallId, now_s: float, account: Account, state: CallState) -> None:
-        """A call left the engine, or was refused by it, before its caller hears of it."""
-        with self._run.lock:
-            self._run.graph.leave(call_id, now_s, account, state)
+        """Report that a call left the engine, or that the engine refused it, before the caller gets the result."""
+        with self._shared.lock:
+            self._shared.graph.leave(call_id, now_s, account, state)
             if state is CallState.FAILED:
-                self._run.tree.fail_call(call_id)
+                self._shared.tree.fail_call(call_id)
             elif state is CallState.CANCELLED:
-                self._run.tree.drop_call(call_id)
+                self._shared.tree.drop_call(call_id)
 
     def call_settled(self, call_id: CallId, account: Account) -> None:
-        """A call that was aborted turned out to have cost more."""
-        with self._run.lock:
-            self._run.graph.settle(call_id, account)
+        """Report the final account of an aborted call, which exceeds that of its latest output."""
+        with self._shared.lock:
+            self._shared.graph.settle(call_id, account)
 
-    # -- life
+    # -- start, state and end
 
     def bind(self, backend: Backend) -> None:
-        """Begin the program's session on the engine of its first call; later calls check that it is the same engine.
+        """Start the program's session on the engine of its first call. Later calls must use the same engine.
 
         Raises:
             ProgramEndedError: the program has ended.
-            ProgramEngineError: it runs on another engine.
+            ProgramEngineError: the program runs on another engine.
         """
-        with self._run.lock:
+        with self._shared.lock:
             self._check_running()
-            if self._run.backend is backend:
+            if self._shared.backend is backend:
                 return
-            if self._run.backend is not None:
+            if self._shared.backend is not None:
                 raise ProgramEngineError(self.program_id, self.name)
-            backend.start_session(self._run.info)
-            self._run.backend = backend
+            backend.start_session(self._shared.info)
+            self._shared.backend = backend
 
     def _check_running(self) -> None:
-        if self._run.state is not ProgramState.IDLE:
+        if self._shared.state is not ProgramState.IDLE:
             raise ProgramEndedError(self.program_id, self.name)
 
     @property
     def is_branch(self) -> bool:
+        """Whether this handle stands for a branch, not for the whole program."""
         return self._anchor is not ROOT
 
     @property
     def state(self) -> ProgramState:
-        """Idle or active while it runs, then how it ended."""
+        """Idle or active while the program runs, then the state in which it ended."""
         row = self.row
-        return row.state if row is not None else self._run.state
+        return row.state if row is not None else self._shared.state
 
     @property
     def row(self) -> ProgramRow | None:
-        """The program's row in the process table, after its end the last one. None before its first call."""
-        with self._run.lock:
-            if self._run.backend is None:
+        """The program's row in the process table, after its end the last row. None before the first call."""
+        with self._shared.lock:
+            if self._shared.backend is None:
                 return None
-            return self._run.last_row or self._run.backend.row(self.program_id)
+            return self._shared.last_row or self._shared.backend.row(self.program_id)
 
     @property
     def graph(self) -> ProgramGraph:
-        """The calls so far as a graph: threads, forks, joins, interceptions, critical path; also after the end."""
-        return self._run.graph
+        """The calls so far as a graph: threads, forks, joins, interceptions, critical path. Readable after the end."""
+        return self._shared.graph
 
     @property
     def attained(self) -> Attained:
         """Service and wait so far, in seconds."""
-        row = self.row  # read once: it may go while the program ends
+        row = self.row  # read once, because the row disappears when the program ends
         return row.attained if row is not None else Attained()
 
     def end(self, state: ProgramState = ProgramState.FINISHED) -> None:
@@ -303,22 +332,22 @@ class Program:
         if self.is_branch:
             self.end_run(self._anchor)
             return
-        with self._run.lock:
-            if self._run.state is not ProgramState.IDLE:
+        with self._shared.lock:
+            if self._shared.state is not ProgramState.IDLE:
                 return
-            self._run.state = state
-            backend = self._run.backend
+            self._shared.state = state
+            backend = self._shared.backend
         if backend is not None:
-            self._run.last_row = backend.end_session(self.program_id, state)
+            self._shared.last_row = backend.end_session(self.program_id, state)
         self.log.debug("program ended", state=str(state))
 
     def end_with(self, error: BaseException | None) -> None:
-        """End as an entrypoint does that returned (None) or let `error` out."""
+        """End the program in the state of an entrypoint that returned (None) or raised `error`."""
         if error is None:
             self.end(ProgramState.FINISHED)
         elif isinstance(error, Exception):
             self.end(ProgramState.FAILED)
-        else:  # CancelledError, GeneratorExit, KeyboardInterrupt: nobody waits for the result any more
+        else:  # CancelledError, GeneratorExit or KeyboardInterrupt: the result is not wanted any more
             self.end(ProgramState.CANCELLED)
 
     def __enter__(self) -> Program:

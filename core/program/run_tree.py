@@ -1,14 +1,14 @@
-"""Which calls a call had to wait for, and which thread it belongs to, inferred from the tree of runs and from lineage.
+"""Infers the parents and the thread of a call from the tree of runs and from lineage.
 
-Agent frameworks report a tree: a run starts inside a parent run and ends. Weft keeps a *frontier* per run: the calls
-that everything started next inside it comes after. A run enters with its parent's frontier, and when it ends, the calls
-it added take the place of those they came after. Siblings that overlap enter with the same frontier, so they come out
-as branches; siblings one after another come out as a chain; what follows branches joins them. A call is a run of its
-own.
+Agent frameworks report a tree: a run starts inside a parent run, and ends. Weft keeps a *frontier* for each run: the
+calls that the next call inside the run comes after. A run starts with its parent's frontier, which is the run's
+*entry*. When the run ends, the calls that it added replace its entry in the parent's frontier. Siblings that overlap
+start with the same frontier, so their calls become branches. Siblings that run one after another become a chain. A call
+after branches joins them. Each call is a run of its own.
 
-Where a framework says in which order it starts runs, that is certain. Where somebody's code does, calls that overlapped
-may belong to strands that know nothing of each other. What had ended is then a *guess* at what comes next, too much
-rather than too little, and lineage, if it names some of the guesses, drops the others.
+If a framework states the order of its runs, the parents are certain. If user code decides the order, calls that
+overlapped may belong to independent strands. Then all calls that had ended are *guesses* for the parents of the next
+call, because too many parents are better than too few. If lineage names some of the guesses, the others are dropped.
 """
 
 from __future__ import annotations
@@ -19,55 +19,66 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ThreadId
-from weft.core.program.lineage import NOTHING, Ancestry, Calls, Content, Given, Lineage
+from weft.core.program.ancestry import Ancestry, Calls
+from weft.core.program.lineage import NOTHING, Content, Inputs, Lineage
 
 ROOT: Final[Hashable] = ("weft", "root")
-_KEEP_ENDED: Final = 1000  # ended runs whose place is still known, for runs that start inside them all the same
+_KEEP_ENDED: Final = 1000  # ended runs that are kept, because a run may still start inside them
 
 
 class RunKind(Enum):
-    """Who starts a run, and so what it has to wait for."""
+    """How a run was started. This decides which calls the run comes after, and which calls come after the run."""
 
-    CODE = "code"  # somebody's code, which may run other things beside it and wait for none of them
-    STEP = "step"  # a sequence: after the steps before it, however early it was opened (streams open all at once)
-    STAGE = "stage"  # a framework or a branch: after the stages before it, and waited for by the stages after it
+    # User code started the run. The code may run other things at the same time and need not wait for them.
+    CODE = "code"
+    # The run is a step of a sequence. It comes after the steps before it, even if it was opened before they ended: a
+    # sequence that streams opens all its steps at once.
+    STEP = "step"
+    # A framework started the run, or it is a branch. It comes after all stages before it, and later stages wait for it.
+    STAGE = "stage"
 
 
-# How sure it is that what comes next waits for a call of the frontier.
-_GUESS, _SEEN, _SAID = range(3)  # calls overlapped; they did not; a framework said so
+class _Certainty(Enum):
+    """How certain it is that the next call comes after a call of the frontier."""
+
+    GUESS = "the calls of the frontier overlapped"
+    OBSERVED = "no other call overlapped"
+    STATED = "a framework stated it"
 
 
 @dataclass(frozen=True, slots=True)
 class _Frontier:
-    calls: Mapping[CallId, int] = field(default_factory=dict)
-    tools: tuple[str, ...] = ()  # that have run since
+    """The calls that the next call inside a run comes after."""
+
+    calls: Mapping[CallId, _Certainty] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()  # the tools that ran after these calls
 
 
 @dataclass(eq=False, slots=True)
 class _Run:
     key: Hashable
     parent: _Run | None
-    place: RunKind
-    entry: _Frontier | None = None  # None: not settled before the first call inside
-    frontier: _Frontier | None = None  # None: as the entry
+    kind: RunKind
+    entry: _Frontier | None = None  # None until the first call inside determines it
+    frontier: _Frontier | None = None  # None: the same as the entry
     is_open: bool = True
-    is_calling: bool = False  # a call began inside
-    busy: int = 0  # its open children that are calling
-    in_doubt: bool = False  # a call inside comes after guesses of the runs around
+    is_calling: bool = False  # a call has begun inside
+    calling_children: int = 0  # open runs directly inside in which a call has begun
+    follows_guesses: bool = False  # a call inside comes after guesses of the enclosing runs
     tool: str | None = None
-    is_implicit: bool = False  # never reported; ends with its last call
-    stage: Hashable = None  # the latest stage inside, and what all of it comes after
-    stage_entry: _Frontier | None = None
-    calls: set[CallId] = field(default_factory=set)  # in flight, made by the run itself
+    is_implicit: bool = False  # the framework did not report it; it ends with its last call
+    stage: Hashable = None  # the latest stage among the runs inside
+    stage_entry: _Frontier | None = None  # the entry of all runs of that stage
+    calls: set[CallId] = field(default_factory=set)  # the calls in flight that the run itself has made
 
 
 class Opened(NamedTuple):
-    """What is known of a call when it starts."""
+    """The position of a new call in the program's graph."""
 
     thread_id: ThreadId
     parents: Calls  # the oldest first; none is an ancestor of another
     inexact: Calls  # the parents that are guesses
-    tools: tuple[str, ...]  # that ran since the parents ended
+    tools: tuple[str, ...]  # the tools that ran after the parents
 
 
 class RunTree:
@@ -81,9 +92,9 @@ class RunTree:
         self._root = _Run(ROOT, None, RunKind.STAGE, entry=_Frontier())
         self._runs: dict[Hashable, _Run] = {ROOT: self._root}
         self._ended: dict[Hashable, _Run] = {}
-        self._calls: dict[CallId, _Run] = {}  # in flight
+        self._calls: dict[CallId, _Run] = {}  # the runs of the calls in flight
         self._lineage = Lineage()
-        self._past = Ancestry(new_thread)
+        self._ancestry = Ancestry(new_thread)
 
     # -- runs
 
@@ -92,33 +103,38 @@ class RunTree:
         run: Hashable,
         parent: Hashable | None,
         anchor: Hashable = ROOT,
-        place: RunKind = RunKind.CODE,
+        kind: RunKind = RunKind.CODE,
         stage: Hashable = None,
     ) -> None:
-        """A run starts inside `parent`, or where that has ended, inside the nearest run around it that has not; if it
-        was never reported, inside `anchor` (the top, or a branch).
+        """Start a run inside `parent`. If `parent` has ended, the run is inside the nearest enclosing open run.
 
-        Runs of one `stage` do not wait for each other, even when they are run one by one. None: a stage of its own.
+        Args:
+            run: the key of the new run.
+            parent: the enclosing run.
+            anchor: the enclosing run if `parent` was never reported: the top, or a branch.
+            kind: how the run was started.
+            stage: the stage of a run of kind `STAGE`. Runs of one stage do not wait for each other, even if they run
+                one after another. None: the run is a stage by itself.
         """
-        up = self._living(parent, anchor)
-        self._runs[run] = node = _Run(run, up, place)
-        if place is not RunKind.STEP and up.entry is not None:  # else settled by the first call inside
-            node.entry = self._frontier(up)
-        if place is RunKind.STAGE and stage is not None:
-            if stage != up.stage:
-                up.stage, up.stage_entry = stage, node.entry
-            node.entry = up.stage_entry
+        enclosing = self._nearest_open(parent, anchor)
+        self._runs[run] = node = _Run(run, enclosing, kind)
+        if kind is not RunKind.STEP and enclosing.entry is not None:  # otherwise the first call inside determines it
+            node.entry = self._frontier(enclosing)
+        if kind is RunKind.STAGE and stage is not None:
+            if stage != enclosing.stage:
+                enclosing.stage, enclosing.stage_entry = stage, node.entry
+            node.entry = enclosing.stage_entry
 
     def note_tool(self, run: Hashable, tool: str) -> None:
-        """The run is a tool, or a human's answer. The next calls say that it ran before them."""
+        """Note that the run is a tool, or a human's answer. The next calls name it as having run before them."""
         node = self._runs.get(run)
         if node is not None:
             node.tool = tool
-            now = self._frontier(node)
-            node.frontier = _Frontier(now.calls, _joined(now.tools, (tool,)))
+            frontier = self._frontier(node)
+            node.frontier = _Frontier(frontier.calls, _merged(frontier.tools, (tool,)))
 
     def end(self, run: Hashable) -> None:
-        """A run ends, well or not; its calls still in flight gave no result. Unknown runs are ignored."""
+        """End a run, with or without success. Its calls in flight have no result. Unknown runs are ignored."""
         node = self._runs.pop(run, None)
         if node is None:
             return
@@ -129,24 +145,24 @@ class RunTree:
         if len(self._ended) > _KEEP_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def _living(self, run: Hashable | None, anchor: Hashable) -> _Run:
+    def _nearest_open(self, run: Hashable | None, anchor: Hashable) -> _Run:
         for key in (run, anchor):
             node = self._runs.get(key) or self._ended.get(key)
             if node is not None:
-                return node if node.is_open else self._up(node)
+                return node if node.is_open else self._enclosing(node)
         return self._root
 
-    def _up(self, node: _Run) -> _Run:
-        """The nearest run around one that has not ended."""
-        up = node.parent
-        while up is not None and not up.is_open:
-            up = up.parent
-        return up or self._root
+    def _enclosing(self, node: _Run) -> _Run:
+        """Return the nearest enclosing run that is open."""
+        enclosing = node.parent
+        while enclosing is not None and not enclosing.is_open:
+            enclosing = enclosing.parent
+        return enclosing or self._root
 
     def _entry(self, node: _Run) -> _Frontier:
-        if node.entry is None and node.place is RunKind.STEP:
-            node.entry = self._frontier(self._up(node))  # what its sequence has come to by now
-        elif node.entry is None:  # it started when nothing had been called in its parent: they begin after the same
+        if node.entry is None and node.kind is RunKind.STEP:
+            node.entry = self._frontier(self._enclosing(node))  # the present frontier of the sequence
+        elif node.entry is None:  # no call had begun in the parent when this run started, so both have the same entry
             node.entry = self._entry(node.parent or self._root)
         return node.entry
 
@@ -155,133 +171,139 @@ class RunTree:
 
     # -- calls
 
-    def start_call(self, run: Hashable, call_id: CallId, anchor: Hashable = ROOT, given: Given = NOTHING) -> Opened:
-        """The run makes a call. It need not have been reported, nor to be ended then.
+    def start_call(self, run: Hashable, call_id: CallId, anchor: Hashable = ROOT, inputs: Inputs = NOTHING) -> Opened:
+        """Start a call of a run. A run that was not reported starts here, and ends with its last call.
 
         Args:
             run: the run.
-            call_id: of the new call.
-            anchor: where a run that was not reported is.
-            given: what the call is given; read only if the runs leave something open.
+            call_id: the new call.
+            anchor: the enclosing run of a run that was not reported.
+            inputs: the input of the call. It is read only if the runs leave the parents in doubt.
 
         Returns:
-            Its thread and its parents. It continues the thread of the first parent that is still the last call of its
-            thread, looking at those that lineage proves before the others, and at older ones before younger; if there
-            is none, the thread of a failed call with the same parents; else it begins a new one.
+            The call's thread and parents. The call continues the thread of the first parent that is still the last call
+            of its thread. Parents that lineage proves come first, then older parents before younger ones. If there is
+            no such parent, the call continues the thread of a failed call with the same parents. Otherwise it begins a
+            new thread.
         """
         if run not in self._runs:
             self.start(run, run, anchor)
             self._runs[run].is_implicit = True
         node = self._runs[run]
         before = self._frontier(node)
-        parents, proven = self._choose(before.calls, given)
-        ordered = self._past.in_order(parents)
-        inexact = tuple(call for call in ordered if parents[call] == _GUESS)
-        leaf = self._calls[call_id] = _Run(call_id, node, RunKind.CODE, entry=before)
+        parents, proven = self._choose_parents(before.calls, inputs)
+        ordered = self._ancestry.in_order(parents)
+        inexact = tuple(call for call in ordered if parents[call] is _Certainty.GUESS)
+        call_run = self._calls[call_id] = _Run(call_id, node, RunKind.CODE, entry=before)
         node.calls.add(call_id)
-        self._mark_calling(leaf)
-        self._doubt(leaf, inexact)
-        thread_id = self._past.add(call_id, ordered, proven)
-        self._past.forget(self._in_use)
+        self._mark_calling(call_run)
+        self._mark_guesses(call_run, inexact)
+        thread_id = self._ancestry.add(call_id, ordered, proven)
+        self._ancestry.forget(self._calls_in_use)
         return Opened(thread_id, ordered, inexact, before.tools)
 
-    def end_call(self, call_id: CallId, gave: Content = NOTHING) -> None:
-        """The call gave its result: what follows in its run comes after it. Ignored if the call is not in flight."""
-        leaf = self._calls.get(call_id)
-        if leaf is not None:
-            self._past.finish(call_id)
-            self._lineage.gave(call_id, gave)
-            leaf.frontier = _Frontier({call_id: _SEEN})
+    def end_call(self, call_id: CallId, output: Content = NOTHING) -> None:
+        """End a call that has a result: the next call in its run comes after it. Ignored if it is not in flight."""
+        call_run = self._calls.get(call_id)
+        if call_run is not None:
+            self._ancestry.finish(call_id)
+            self._lineage.add_output(call_id, output)
+            call_run.frontier = _Frontier({call_id: _Certainty.OBSERVED})
             self.drop_call(call_id)
 
     def fail_call(self, call_id: CallId) -> None:
-        """The call failed: what follows stands where it stood, and may continue its thread."""
+        """End a call that failed: the next call has the same parents and may continue the thread."""
         if call_id in self._calls:
-            self._past.give_back(call_id)
+            self._ancestry.release_thread(call_id)
             self.drop_call(call_id)
 
     def drop_call(self, call_id: CallId) -> None:
-        """The call is over, without a result if it gave none yet. Ignored if the call is not in flight."""
-        leaf = self._calls.pop(call_id, None)
-        if leaf is not None:
-            self._close(leaf)
-            node = leaf.parent or self._root
+        """End a call, without a result unless `end_call` gave one. Ignored if the call is not in flight."""
+        call_run = self._calls.pop(call_id, None)
+        if call_run is not None:
+            self._close(call_run)
+            node = call_run.parent or self._root
             node.calls.discard(call_id)
             if node.is_implicit and not node.calls:
                 self.end(node.key)
 
     def _mark_calling(self, node: _Run) -> None:
-        """A call begins in a run: so does it in those around it."""
+        """Note that a call begins in a run, and therefore in the enclosing runs."""
         while not node.is_calling:
             node.is_calling = True
             if node is self._root:
                 return
-            node = self._up(node)
-            node.busy += 1
+            node = self._enclosing(node)
+            node.calling_children += 1
 
-    def _choose(self, frontier: Mapping[CallId, int], given: Given) -> tuple[dict[CallId, int], Calls]:
-        """A call's parents and how sure they are, and the calls that lineage proves.
+    def _mark_guesses(self, node: _Run, guesses: Calls) -> None:
+        """Note that a call begins after guesses, in its run and in all enclosing runs that start with these guesses."""
+        while node.entry is not None and not node.entry.calls.keys().isdisjoint(guesses):
+            node.follows_guesses = True
+            node = self._enclosing(node)
 
-        Lineage has a say if there are guesses, or if calls have finished that the frontier does not come after. If it
-        names calls of the frontier, it drops the other guesses; what it names beside the frontier, it adds.
+    def _choose_parents(
+        self, frontier: Mapping[CallId, _Certainty], inputs: Inputs
+    ) -> tuple[dict[CallId, _Certainty], Calls]:
+        """Choose the parents of a call with their certainty, and return the calls that lineage proves as well.
+
+        Lineage is asked if the frontier has guesses or several calls, or if calls outside the frontier's past have
+        finished. If lineage names calls of the frontier, the other guesses are dropped. Other calls that it names are
+        added.
         """
-        past = self._past
-        covered = past.up_to(frontier)
-        guesses = {call for call, sure in frontier.items() if sure == _GUESS}
-        if not guesses and len(frontier) < 2 and not past.finished & ~covered:
+        ancestry = self._ancestry
+        covered = ancestry.with_ancestors(frontier)
+        guesses = {call for call, certainty in frontier.items() if certainty is _Certainty.GUESS}
+        if not guesses and len(frontier) < 2 and not ancestry.finished & ~covered:
             return dict(frontier), ()
-        content = given() if callable(given) else given
+        content = inputs() if callable(inputs) else inputs
         if not content.texts and not content.ids:
             return dict(frontier), ()
         proven = certain = self._lineage.certain(content)
-        if guesses or not frontier:  # only then is a text inside a longer one worth a search
+        if guesses or not frontier:  # only then is a search inside longer texts worth its time
             proven = self._lineage.origins(content, quoted_from=frontier or None)
         named = frontier.keys() & set(proven)
-        dropped = guesses - named - self._lineage.shared(content, guesses - named) if named else ()
-        parents = {call: sure for call, sure in frontier.items() if call not in dropped}
-        parents |= {call: _SEEN for call in named if parents[call] == _GUESS}
+        dropped = guesses - named - self._lineage.ambiguous(content, guesses - named) if named else ()
+        parents = {call: certainty for call, certainty in frontier.items() if call not in dropped}
+        parents |= dict.fromkeys(named & guesses, _Certainty.OBSERVED)
         for call in certain if frontier else proven:
-            if past.has_finished(call) and not past.contains(covered, call):
-                parents[call] = _SEEN
-        return self._reduced(parents), proven
+            if ancestry.has_finished(call) and not ancestry.contains(covered, call):
+                parents[call] = _Certainty.OBSERVED
+        return self._without_implied(parents), proven
 
-    def _reduced(self, calls: Mapping[CallId, int]) -> dict[CallId, int]:
-        """Without the calls that others imply."""
-        behind = self._past.before(calls)
-        return {call: sure for call, sure in calls.items() if not self._past.contains(behind, call)}
-
-    def _doubt(self, node: _Run, guesses: Calls) -> None:
-        """A call begins after guesses: so does all that it is part of, up to the run where the guesses were made."""
-        while node.entry is not None and not node.entry.calls.keys().isdisjoint(guesses):
-            node.in_doubt = True
-            node = self._up(node)
+    def _without_implied(self, calls: Mapping[CallId, _Certainty]) -> dict[CallId, _Certainty]:
+        """Return the calls that are not ancestors of others among them."""
+        implied = self._ancestry.ancestors(calls)
+        return {call: certainty for call, certainty in calls.items() if not self._ancestry.contains(implied, call)}
 
     def _close(self, node: _Run) -> None:
-        """What a run added to its frontier takes, around it, the place of what that came after."""
+        """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry."""
         node.is_open = False
-        up = self._up(node)
-        others = up.busy
+        enclosing = self._enclosing(node)
+        calling_siblings = enclosing.calling_children
         if node.is_calling:
-            others -= 1
-            up.busy = others + node.busy  # what goes on inside a run that has ended goes on around it
+            calling_siblings -= 1
+            enclosing.calling_children = calling_siblings + node.calling_children  # open runs inside move up
         if node.frontier is None:
             return
-        entry, here, now = self._entry(node), self._frontier(up), node.frontier
-        tools = now.tools if node.tool is None else _joined(now.tools, (node.tool,))
-        gained = [call for call in now.calls if call not in entry.calls]
-        if not gained:
-            up.frontier = _Frontier(here.calls, _joined(here.tools, tools))
+        entry, around, inside = self._entry(node), self._frontier(enclosing), node.frontier
+        tools = inside.tools if node.tool is None else _merged(inside.tools, (node.tool,))
+        added = [call for call in inside.calls if call not in entry.calls]
+        if not added:
+            enclosing.frontier = _Frontier(around.calls, _merged(around.tools, tools))
             return
-        beside = {call for call in here.calls if call not in entry.calls}  # of runs that ended while this one ran
-        calls = self._reduced({**here.calls, **dict.fromkeys(gained, _SAID)})
-        if node.place is RunKind.CODE:
-            left = _GUESS in calls.values()  # a strand that this call has nothing to do with, and that may go on
-            tangled = bool(beside or others) or node.in_doubt or left
-            calls |= {call: _GUESS for call in beside & calls.keys() if tangled and calls[call] == _SEEN}
-            calls |= {call: _GUESS if tangled else _SEEN for call in gained if call in calls}
-        up.frontier = _Frontier(calls, tools)
+        concurrent = {call for call in around.calls if call not in entry.calls}  # of runs that ended during this run
+        calls = self._without_implied({**around.calls, **dict.fromkeys(added, _Certainty.STATED)})
+        if node.kind is RunKind.CODE:
+            # Another strand may go on independently: a concurrent run, or one that a remaining guess belongs to.
+            strands = bool(concurrent or calling_siblings) or node.follows_guesses or _Certainty.GUESS in calls.values()
+            if strands:
+                calls |= {call: _Certainty.GUESS for call in concurrent if calls.get(call) is _Certainty.OBSERVED}
+            certainty = _Certainty.GUESS if strands else _Certainty.OBSERVED
+            calls |= {call: certainty for call in added if call in calls}
+        enclosing.frontier = _Frontier(calls, tools)
 
-    def _in_use(self) -> set[CallId]:
+    def _calls_in_use(self) -> set[CallId]:
         nodes: set[_Run] = set()
         for leaf in (*self._runs.values(), *self._calls.values()):
             node: _Run | None = leaf
@@ -292,5 +314,5 @@ class RunTree:
         return {*self._calls, *(call for each in frontiers if each is not None for call in each.calls)}
 
 
-def _joined(tools: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+def _merged(tools: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tools + more))

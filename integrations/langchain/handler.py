@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage
 from weft.core.errors import InvalidIdError
 from weft.core.process_table import CallIdentity
 from weft.core.program import Program, register_adapter
-from weft.core.program.lineage import Given
+from weft.core.program.lineage import Inputs
 from weft.core.program.run_tree import RunKind
 from weft.integrations.langchain.messages import Answer, input_content
 
@@ -71,7 +71,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
     def __deepcopy__(self, memo: dict[int, Any]) -> ProgramCallbackHandler:
         return self  # LangChain copies configs, and a copy must carry the same program.
 
-    def start_call(self, run_id: UUID, given: Given) -> tuple[Program, CallIdentity]:
+    def start_call(self, run_id: UUID, given: Inputs) -> tuple[Program, CallIdentity]:
         """Start the call of a model run.
 
         Args:

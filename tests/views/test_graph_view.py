@@ -91,10 +91,10 @@ def test_no_such_program(trace: Path) -> None:
         (None, "cannot be read: No such file"),
         (b"\xff\xfe\x00", "cannot be read: it is not UTF-8 text"),
         (b"", "has no program"),
-        (b"# not a trace", "line 1: no graph as"),
-        (b'{"format": "other"}', "line 1: no graph as"),
-        (graph().to_json().encode() + b"\n{", "line 2: no graph as"),
-        (b"[" * 100_000, "line 1: no graph as"),
+        (b"# not a trace", "line 1: not a graph that"),
+        (b'{"format": "other"}', "line 1: not a graph that"),
+        (graph().to_json().encode() + b"\n{", "line 2: not a graph that"),
+        (b"[" * 100_000, "line 1: not a graph that"),
     ],
 )
 def test_no_trace(tmp_path: Path, content: bytes | None, message: str) -> None:

@@ -1,7 +1,7 @@
-"""`@program`: on every kind of function, from the first argument to the last end."""
+"""`@program` on every kind of function."""
 
-# No `from __future__ import annotations` here: annotations are real objects, as in most users' code. What differs when
-# they are text is tested on files written for it (see `written`).
+# No `from __future__ import annotations` here: annotations are real objects, as in most users' code. Tests of
+# annotations that are text write their own modules (see `written`).
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ def backend() -> RecordingBackend:
     return RecordingBackend()
 
 
-# -- the four kinds of function, as one
+# -- the four kinds of function
 
 
 def function_of(act: Callable[[Program], Any]) -> Any:
@@ -75,7 +75,7 @@ KINDS = [function_of, coroutine_of, generator_of, async_generator_of]
 
 
 def run(entry: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of any kind of function; what a generator yields is put together."""
+    """Return the result of any kind of function; the items of a generator are joined."""
     result = entry(*args, **kwargs)
     if inspect.isasyncgen(result):
 
@@ -94,7 +94,7 @@ def run(entry: Any, *args: Any, **kwargs: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_runs_as_a_program(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
-    """A function of any kind gets a running program, gives what it gave before, and the program ends with it."""
+    """A function of any kind gets a running program and returns its result, and the program ends with it."""
     seen: list[Program] = []
 
     def act(program: Program) -> None:
@@ -111,8 +111,8 @@ def test_each_kind_runs_as_a_program(backend: RecordingBackend, kind: Callable[.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_call_is_a_program_of_its_own(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
-    """Calling an entrypoint twice gives two programs in two sessions."""
+def test_each_call_is_a_new_program(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
+    """Two calls of an entrypoint are two programs in two sessions."""
     entry = kind(backend.call)
     run(entry, "one")
     run(entry, "two")
@@ -125,7 +125,7 @@ def test_each_call_is_a_program_of_its_own(backend: RecordingBackend, kind: Call
 def test_errors_pass_and_end_the_program(
     backend: RecordingBackend, kind: Callable[..., Any], error: BaseException
 ) -> None:
-    """An error reaches the caller as itself; the program failed, or was cancelled if nobody waits any more."""
+    """An error reaches the caller unchanged; the program has failed, or was cancelled for a cancellation."""
 
     def act(program: Program) -> None:
         backend.call(program)
@@ -139,16 +139,16 @@ def test_errors_pass_and_end_the_program(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kind_stays_what_it_was(kind: Callable[..., Any]) -> None:
-    """Code that asks what kind of function an entrypoint is gets the answer it got before."""
+def test_the_kind_of_function_stays(kind: Callable[..., Any]) -> None:
+    """`inspect` reports the same kind of function for an entrypoint as for the decorated function."""
     entry = kind(lambda program: None)
     for ask in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
         assert ask(entry) == ask(entry.__wrapped__)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_program_given_by_hand_makes_a_branch(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
-    """With `program=` an entrypoint is a part of that program: a branch, whose end does not end the whole."""
+def test_passing_a_program_makes_a_branch(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
+    """With `program=` an entrypoint runs as a branch of that program, and its end does not end the program."""
     seen: list[Program] = []
 
     def act(program: Program) -> None:
@@ -171,8 +171,8 @@ def test_a_program_given_by_hand_makes_a_branch(backend: RecordingBackend, kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failing_part_does_not_end_the_whole(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
-    """An error in an entrypoint that is part of another leaves that one to decide."""
+def test_a_failing_branch_does_not_end_the_program(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
+    """The error reaches the outer entrypoint, which decides."""
 
     def act(program: Program) -> None:
         backend.call(program)
@@ -186,25 +186,25 @@ def test_a_failing_part_does_not_end_the_whole(backend: RecordingBackend, kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_none_given_by_hand_makes_a_program(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
-    """`program=None`, as passed on from an optional parameter, is the same as nothing."""
+def test_passing_none_makes_a_program(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
+    """`program=None`, e.g. from an optional parameter, is the same as no argument."""
     run(kind(backend.call), "why?", program=None)
     assert [state for _, state in backend.ended] == [FINISHED]
 
 
-def test_the_program_is_over_for_what_it_leaked(backend: RecordingBackend) -> None:
-    """A call made through a handle that outlived its entrypoint is refused."""
+def test_a_leaked_handle_takes_no_calls(backend: RecordingBackend) -> None:
+    """A call through a handle that outlived its entrypoint is refused."""
     kept: list[Program] = []
     run(function_of(kept.append), "why?")
     with pytest.raises(ProgramEndedError, match="'entry'"):
         backend.call(kept[0])
 
 
-# -- cancellation and generators that are not run to their end
+# -- cancellation and unfinished generators
 
 
 def test_a_cancelled_task_cancels_its_program(backend: RecordingBackend) -> None:
-    """Cancelling the task of an entrypoint ends its program, the call in flight included."""
+    """Cancelling the task of an entrypoint ends its program and the call in flight."""
     seen: list[Program] = []
 
     @weft.program
@@ -229,8 +229,8 @@ def test_a_cancelled_task_cancels_its_program(backend: RecordingBackend) -> None
 
 
 @pytest.mark.parametrize("how", ["close", "collect", "throw"])
-def test_a_generator_given_up_ends_its_program(backend: RecordingBackend, how: str) -> None:
-    """A generator that is closed early or dropped is cancelled; one that lets an error out has failed."""
+def test_an_abandoned_generator_ends_its_program(backend: RecordingBackend, how: str) -> None:
+    """The program of a generator that is closed early or dropped is cancelled; if it raises, the program has failed."""
     cleaned: list[str] = []
 
     @weft.program
@@ -257,16 +257,16 @@ def test_a_generator_given_up_ends_its_program(backend: RecordingBackend, how: s
     assert cleaned == ["inner"]
 
 
-def test_a_generator_never_started_opens_nothing(backend: RecordingBackend) -> None:
-    """A generator that nobody reads from makes no program."""
+def test_a_generator_that_is_never_started_opens_no_program(backend: RecordingBackend) -> None:
+    """The program begins with the first item."""
     generator = generator_of(backend.call)("why?")
     del generator
     gc.collect()
     assert backend.started == []
 
 
-def test_a_generator_hands_everything_through() -> None:
-    """Values sent in, errors thrown in and the return value pass between the caller and the function."""
+def test_a_generator_passes_everything_through() -> None:
+    """Sent values, thrown errors and the return value pass between the caller and the function."""
 
     @weft.program
     def entry(program: Program) -> Generator[Any, Any, str]:
@@ -290,9 +290,9 @@ def test_a_generator_hands_everything_through() -> None:
 
 
 @pytest.mark.parametrize("how", ["aclose", "collect", "break", "throw", "cancel"])
-def test_an_async_generator_given_up_ends_its_program(backend: RecordingBackend, how: str) -> None:
-    """An async generator that is closed, dropped or cancelled cancels its program, once its clean-up has run; one that
-    lets an error out has failed."""
+def test_an_abandoned_async_generator_ends_its_program(backend: RecordingBackend, how: str) -> None:
+    """An async generator that is closed, dropped or cancelled cancels its program after its clean-up; if it raises, the
+    program has failed."""
     cleaned: list[str] = []
 
     @weft.program
@@ -328,7 +328,7 @@ def test_an_async_generator_given_up_ends_its_program(backend: RecordingBackend,
         else:
             del generator
             gc.collect()
-            for _ in range(5):  # the loop closes it in a task of its own
+            for _ in range(5):  # the loop closes it in a new task
                 await asyncio.sleep(0)
         assert [state for _, state in backend.ended] == [FAILED if how == "throw" else CANCELLED]
         assert cleaned == ["inner"]
@@ -336,8 +336,8 @@ def test_an_async_generator_given_up_ends_its_program(backend: RecordingBackend,
     asyncio.run(main())
 
 
-def test_an_async_generator_hands_everything_through(backend: RecordingBackend) -> None:
-    """Values sent in and errors thrown in reach the function, and it may go on after either."""
+def test_an_async_generator_passes_everything_through(backend: RecordingBackend) -> None:
+    """Sent values and thrown errors reach the function, which may continue after either."""
 
     @weft.program
     async def entry(program: Program) -> AsyncGenerator[Any, Any]:
@@ -366,8 +366,8 @@ def test_an_async_generator_hands_everything_through(backend: RecordingBackend) 
 
 
 @pytest.mark.parametrize("kind", [generator_of, async_generator_of])
-def test_an_error_in_the_reader_is_not_the_programs(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
-    """A reader that fails while it holds an unfinished generator gives it up: cancelled, not failed."""
+def test_an_error_in_the_reader_cancels_the_program(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
+    """A reader that fails abandons its unfinished generator: the program is cancelled, it has not failed."""
     entry = kind(backend.call)
 
     async def read() -> None:
@@ -387,7 +387,7 @@ def test_an_error_in_the_reader_is_not_the_programs(backend: RecordingBackend, k
     assert [state for _, state in backend.ended] == [CANCELLED]
 
 
-# -- how it is written
+# -- forms of the decorator
 
 
 def test_bare_with_parentheses_and_with_options(backend: RecordingBackend) -> None:
@@ -413,7 +413,7 @@ def test_bare_with_parentheses_and_with_options(backend: RecordingBackend) -> No
 
 
 def test_options_for_one_use(backend: RecordingBackend) -> None:
-    """`options` makes the same entrypoint with other options, and leaves the first as it was; None means as before."""
+    """`options` returns a new entrypoint and does not change the old one; None leaves an option as it was."""
 
     @weft.program(name="answer", tags=["a"], tenant="acme")
     def answer(question: str, program: Program) -> str:
@@ -467,13 +467,13 @@ class Agent:
 
     @staticmethod
     @weft.program
-    def of_nobody(question: str, program: Program) -> tuple[str, str]:
+    def of_none(question: str, program: Program) -> tuple[str, str]:
         assert isinstance(program, Program)
         return "static", question
 
     @weft.program(name="outside")
     @staticmethod
-    def of_nobody_outside(question: str, program: Program) -> tuple[str, str]:
+    def of_none_outside(question: str, program: Program) -> tuple[str, str]:
         assert program.name == "outside"
         return "static", question
 
@@ -484,12 +484,12 @@ class Agent:
         ("of_instance", "instance"),
         ("of_class", "class"),
         ("of_class_outside", "class"),
-        ("of_nobody", "static"),
-        ("of_nobody_outside", "static"),
+        ("of_none", "static"),
+        ("of_none_outside", "static"),
     ],
 )
 def test_methods_of_each_kind(backend: RecordingBackend, method: str, owner: str) -> None:
-    """Instance, class and static methods are entrypoints, whichever decorator stands outside."""
+    """Instance, class and static methods can be entrypoints, in either order of the decorators."""
     agent = Agent(backend)
     bound: Any = getattr(agent, method)
     assert bound("why?") == (owner, "why?")
@@ -500,13 +500,13 @@ def test_methods_of_each_kind(backend: RecordingBackend, method: str, owner: str
 
 
 def test_an_async_method(backend: RecordingBackend) -> None:
-    """A coroutine method is an entrypoint, each call of it one program."""
+    """A coroutine method can be an entrypoint; each call of it is one program."""
     assert asyncio.run(Agent(backend).of_instance_async("why?")) == ("instance", "why?")
     assert [info.name for info in backend.started] == ["of_instance_async"]
 
 
 def test_options_of_a_method_take_the_instance_first(backend: RecordingBackend) -> None:
-    """`options` of a method makes a function: the instance is its first argument."""
+    """`options` of a method returns a function whose first argument is the instance."""
     entry = Agent.of_instance.options(session_id="user-1")
     assert entry(Agent(backend), "why?") == ("instance", "why?")
     assert backend.started[0].session_id == "user-1"
@@ -523,7 +523,7 @@ def in_the_middle(a: int, program: Program, b: int = 2) -> Any:
     return (a, b)
 
 
-def after_a_default(a: int = 1, program: Optional[Program] = None, b: int = 2) -> Any:  # noqa: UP045 - as users write it
+def after_a_default(a: int = 1, program: Optional[Program] = None, b: int = 2) -> Any:  # noqa: UP045 - users write Optional
     assert program is not None
     return (a, b)
 
@@ -536,7 +536,7 @@ def only_by_name(a: int, *, program: Program, b: int = 2) -> Any:
     return (a, b)
 
 
-def only_by_place(a: int, program: Program, /, b: int = 2) -> Any:
+def only_by_position(a: int, program: Program, /, b: int = 2) -> Any:
     return (a, b)
 
 
@@ -558,14 +558,14 @@ def with_any_names(a: int, program: Program, **rest: int) -> Any:
         (before_more, (1,), {}, (1, (), 3)),
         (before_more, (1, 2, 3), {"c": 4}, (1, (2, 3), 4)),
         (only_by_name, (1,), {"b": 5}, (1, 5)),
-        (only_by_place, (1, 5), {}, (1, 5)),
+        (only_by_position, (1, 5), {}, (1, 5)),
         (with_any_names, (1,), {"x": 5}, (1, {"x": 5})),
     ],
 )
-def test_callers_need_not_know_where_the_program_goes(
+def test_callers_pass_the_other_arguments_only(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
-    """Callers pass the other arguments, by place or by name, as if the parameter were not there."""
+    """Arguments are passed by position or by name, as if the program's parameter did not exist."""
     entry: Any = weft.program(function)
     assert entry(*args, **kwargs) == result
     assert entry(*args, **kwargs, program=Program("outer")) == result
@@ -584,8 +584,8 @@ def test_wrong_arguments_are_a_type_error(
     assert backend.started == []
 
 
-def test_the_parameter_is_gone_from_what_others_see() -> None:
-    """Signature, annotations and type hints have the other parameters, in order; name and text are the function's."""
+def test_the_parameter_is_removed_from_the_signature() -> None:
+    """Signature, annotations and type hints have the other parameters; name and docstring are the function's."""
 
     @weft.program
     def answer(question: str, program: Program, *, limit: int = 3) -> str:
@@ -599,18 +599,18 @@ def test_the_parameter_is_gone_from_what_others_see() -> None:
     entry: Any = answer
     assert (entry.__name__, entry.__doc__, entry.__module__) == ("answer", "Answer a question.", __name__)
     assert entry.__qualname__.endswith("<locals>.answer")
-    assert "program" in entry.__wrapped__.__annotations__, "the function itself is left alone"
+    assert "program" in entry.__wrapped__.__annotations__, "the function itself is not changed"
 
 
 # -- which parameter
 
 
 class Special(Program):
-    """Some host's own kind of program."""
+    """A subclass, as a user might write it."""
 
 
 def written(folder: Path, source: str) -> ModuleType:
-    """A module with this source, imported from a file, as a user's would be."""
+    """Import a module with this source from a file, as a user's module is."""
     path = folder / "users_agent.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location("users_agent", path)
@@ -656,20 +656,20 @@ ANNOTATIONS = [
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations"], ids=["objects", "text"])
 @pytest.mark.parametrize("annotation", [*ANNOTATIONS, "Renamed"])
 def test_the_parameter_is_found_by_its_annotation(tmp_path: Path, future: str, annotation: str) -> None:
-    """The annotation may be the class or text, optional or not, under any name, evaluated late or at once."""
+    """The annotation may be the class or its text, optional or not, under any name."""
     module = written(tmp_path, SOURCE.format(future=future, annotation=annotation, other="str"))
     assert module.entry("why?", 5) == ("why?", Program, 5)
     assert list(inspect.signature(module.entry).parameters) == ["question", "extra"]
 
 
 @pytest.mark.parametrize("annotation", ANNOTATIONS)
-def test_the_parameter_is_found_beside_names_that_are_missing(tmp_path: Path, annotation: str) -> None:
-    """Where another annotation cannot be evaluated, say as it is imported for type checkers only, the text decides."""
+def test_the_parameter_is_found_although_another_name_is_missing(tmp_path: Path, annotation: str) -> None:
+    """If another annotation cannot be evaluated, e.g. a name for type checkers only, the text is compared."""
     source = SOURCE.format(future="from __future__ import annotations", annotation=annotation, other="Missing")
     assert written(tmp_path, source).entry("why?", 5) == ("why?", Program, 5)
 
 
-def test_the_parameter_is_found_where_program_itself_is_for_type_checkers(tmp_path: Path) -> None:
+def test_the_parameter_is_found_if_program_is_imported_for_type_checkers(tmp_path: Path) -> None:
     """`Program` may be imported under TYPE_CHECKING only."""
     source = """
 from __future__ import annotations
@@ -686,13 +686,13 @@ def entry(question: str, program: Program) -> str:
 
 
 def test_the_parameter_may_have_any_name() -> None:
-    """The annotation decides, not the name; a parameter named `program` may be anything."""
+    """Only the annotation counts; a parameter named `program` may have any other type."""
 
     @weft.program
     def entry(program: str, handle: weft.Program) -> tuple[str, str]:
         return program, handle.name
 
-    assert entry("by place") == ("by place", "entry")
+    assert entry("by position") == ("by position", "entry")
     assert entry(program="by name") == ("by name", "entry")
 
 
@@ -724,9 +724,10 @@ def three(first: Program, second: Optional[Program], third: "weft.Program") -> N
     "function", [no_parameter, not_annotated, in_a_list, any_number, any_names, alike], ids=lambda f: f.__name__
 )
 def test_a_function_without_the_parameter_is_refused(function: Callable[..., None]) -> None:
-    """Decorating a function that has nowhere to put the program fails at once and says what to add."""
+    """Decorating a function without the parameter fails at once, and the error says what to add."""
     with pytest.raises(
-        TypeError, match=rf"{function.__name__}\(\) has no parameter annotated with weft\.Program\. Give"
+        TypeError,
+        match=rf"{function.__name__}\(\) has no parameter annotated with weft\.Program\. Give the function exactly one",
     ):
         weft.program(function)
     with pytest.raises(ProgramParameterError):
@@ -734,24 +735,24 @@ def test_a_function_without_the_parameter_is_refused(function: Callable[..., Non
 
 
 @pytest.mark.parametrize(("function", "count"), [(two, 2), (three, 3)])
-def test_a_function_with_several_is_refused(function: Callable[..., None], count: int) -> None:
-    """Several parameters leave open which one is meant; the message counts them."""
+def test_a_function_with_several_such_parameters_is_refused(function: Callable[..., None], count: int) -> None:
+    """It is not clear which one takes the program; the error states their number."""
     with pytest.raises(ProgramParameterError, match=rf"{function.__name__}\(\) has {count} parameters annotated"):
         weft.program(function)
 
 
 def test_decorating_twice_is_refused() -> None:
-    """An entrypoint has no Program parameter left, so it cannot be made one again."""
+    """An entrypoint has no Program parameter any more, so it cannot be decorated again."""
     with pytest.raises(ProgramParameterError):
         weft.program(weft.program(in_the_middle))
 
 
-# -- many at once
+# -- concurrency
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs_at_once_do_not_mix(backend: RecordingBackend, kind: Callable[..., Any]) -> None:
-    """Twenty runs of one entrypoint at a time, of each kind, are twenty programs that each see only themselves."""
+    """Twenty concurrent runs of one entrypoint are twenty separate programs."""
     seen: list[Program] = []
 
     def act(program: Program) -> None:

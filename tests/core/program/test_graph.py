@@ -1,4 +1,4 @@
-"""The graph of a program: threads, forks, joins, interceptions, the critical path, and what it looks like on paper."""
+"""The graph of a program: threads, forks, joins, interceptions, the critical path, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def graph(name: str = "answer") -> ProgramGraph:
 
 
 def node(call: str, *parents: str, thread: str = "t0", tools: tuple[str, ...] = ()) -> CallNode:
-    """A call that has just been named; a parent that ends in "?" is a guess."""
+    """Return a call that has only ids yet; a parent that ends in "?" is a guess."""
     edges = tuple(Edge(CallId(parent.rstrip("?")), not parent.endswith("?")) for parent in parents)
     return CallNode(CallId(call), ThreadId(thread), edges, label=call, tools=tools)
 
 
 def run(made: ProgramGraph, call: CallNode, start_s: float, end_s: float, service_s: float | None = None) -> None:
-    """A call from its start to its end; by default all of it is service."""
+    """Add a call that starts and ends; by default its whole time is service."""
     made.open(call)
     made.arrive(call.call_id, start_s)
     account = Account(service_s=end_s - start_s if service_s is None else service_s, output_tokens=3)
@@ -36,7 +36,7 @@ def run(made: ProgramGraph, call: CallNode, start_s: float, end_s: float, servic
 
 @pytest.fixture
 def react() -> ProgramGraph:
-    """Think, two tools at once with a call each, answer; the second edge into the answer is a guess."""
+    """Think, two concurrent tools with a call each, answer; the second edge into the answer is a guess."""
     made = graph()
     run(made, node("think"), 0.0, 1.0)
     run(made, node("search", "think", tools=("web",)), 1.5, 2.5)
@@ -48,8 +48,8 @@ def react() -> ProgramGraph:
 # -- reading
 
 
-def test_calls_stand_in_order(react: ProgramGraph) -> None:
-    """Calls are there in the order they started, each by its id."""
+def test_calls_are_in_order(react: ProgramGraph) -> None:
+    """Calls are in the order in which they started, and can be looked up by id."""
     assert [call.call_id for call in react.calls] == ["think", "search", "compute", "answer"]
     assert len(react) == 4
     assert react[CallId("answer")].parents == (Edge(CallId("search"), True), Edge(CallId("compute"), False))
@@ -57,13 +57,13 @@ def test_calls_stand_in_order(react: ProgramGraph) -> None:
 
 
 def test_threads_forks_and_joins(react: ProgramGraph) -> None:
-    """A thread is its calls in order; a fork has several children, a join several parents."""
+    """A thread has its calls in order, a fork has several children, and a join has several parents."""
     assert react.threads == {"t0": ("think", "search", "answer"), "t1": ("compute",)}
     assert (react.forks, react.joins) == (("think",), ("answer",))
 
 
 def test_interceptions(react: ProgramGraph) -> None:
-    """The time before a call counts from the end of the last of its parents, and names the tools."""
+    """An interception begins at the end of the last parent and names the tools."""
     assert react.interceptions == (
         Interception(CallId("think"), CallId("search"), 1.0, 1.5, ("web",)),
         Interception(CallId("think"), CallId("compute"), 1.0, 1.25, ()),
@@ -73,12 +73,12 @@ def test_interceptions(react: ProgramGraph) -> None:
 
 
 def test_critical_path(react: ProgramGraph) -> None:
-    """The longest chain by service, not by time: waits and tools do not count."""
+    """It is the longest chain by service; waits and tools do not count."""
     assert react.critical_path() == (4.5, ("think", "compute", "answer"))
 
 
 def test_an_empty_graph() -> None:
-    """A program that has made no call has a graph with nothing in it."""
+    """A program without calls has an empty graph."""
     made = graph()
     assert (made.calls, made.threads, made.forks, made.joins, made.interceptions) == ((), {}, (), (), ())
     assert made.critical_path() == (0.0, ())
@@ -89,8 +89,8 @@ def test_an_empty_graph() -> None:
 # -- writing
 
 
-def test_the_life_of_a_call() -> None:
-    """Named, running, finished; a node that was read before stays as it was."""
+def test_the_states_of_a_call() -> None:
+    """A call is named, running, finished; a node that was read before stays as it was."""
     made = graph()
     made.open(node("a"))
     named = made[CallId("a")]
@@ -107,8 +107,8 @@ def test_the_life_of_a_call() -> None:
     assert finished.account == Account(service_s=0.5, wait_s=1.0)
 
 
-def test_a_call_that_was_refused_was_never_there() -> None:
-    """A call that no engine took has no times, and makes no interception."""
+def test_a_refused_call_has_no_times() -> None:
+    """A call that no engine took does not end or begin an interception."""
     made = graph()
     made.open(node("a"))
     made.leave(CallId("a"), 1.0, Account(), CallState.FAILED)
@@ -118,7 +118,7 @@ def test_a_call_that_was_refused_was_never_there() -> None:
 
 
 def test_the_path_grows_as_calls_complete() -> None:
-    """A call counts when it leaves, also one that was cancelled, and again when it turns out to have cost more."""
+    """A call counts when it leaves, also if it was cancelled, and when its account is settled."""
     made = graph()
     run(made, node("a"), 0.0, 1.0)
     made.open(node("b", "a"))
@@ -131,8 +131,8 @@ def test_the_path_grows_as_calls_complete() -> None:
     assert made[CallId("b")].state is CallState.CANCELLED
 
 
-def test_a_call_that_cost_more_makes_the_chains_through_it_longer() -> None:
-    """Also those of calls that have left meanwhile."""
+def test_settling_a_call_makes_the_chains_through_it_longer() -> None:
+    """This includes the chains of calls that have left since."""
     made = graph()
     run(made, node("a"), 0.0, 1.0)
     run(made, node("b", "a"), 1.0, 2.0)
@@ -140,8 +140,8 @@ def test_a_call_that_cost_more_makes_the_chains_through_it_longer() -> None:
     assert made.critical_path() == (2.5, ("a", "b"))
 
 
-def test_calls_of_others_change_nothing() -> None:
-    """What an engine says of a call that this program never named is ignored."""
+def test_unknown_calls_change_nothing() -> None:
+    """Reports of a call that this program has not opened are ignored."""
     made = graph()
     made.arrive(CallId("x"), 1.0)
     made.leave(CallId("x"), 2.0, Account(), CallState.FINISHED)
@@ -153,8 +153,8 @@ def test_calls_of_others_change_nothing() -> None:
 
 shapes = st.lists(
     st.tuples(
-        st.lists(st.integers(1, 6), max_size=3, unique=True),  # how far back its parents are
-        st.integers(0, 100).map(lambda eighths: eighths / 8),  # service, in seconds that add up without rounding
+        st.lists(st.integers(1, 6), max_size=3, unique=True),  # distances to its parents
+        st.integers(0, 100).map(lambda eighths: eighths / 8),  # service in seconds, exact in binary
         st.booleans(),
         st.sampled_from(CallState),
         st.text(max_size=5),
@@ -177,14 +177,14 @@ def build(shape: list[Any]) -> ProgramGraph:
 
 
 def chains(made: ProgramGraph, call_id: CallId) -> list[tuple[CallId, ...]]:
-    """Every chain of calls that have left the engine, up to one."""
+    """Return every chain of calls that have left the engine and that ends with one call."""
     parents = [edge.parent for edge in made[call_id].parents if made[edge.parent].completion_s is not None]
     return [(call_id,), *((*chain, call_id) for parent in parents for chain in chains(made, parent))]
 
 
 @given(shapes)
 def test_the_critical_path_is_the_longest_of_all_chains(shape: list[Any]) -> None:
-    """It is as long as the longest of all chains that there are, and is one of them."""
+    """Its service is that of the longest of all chains, and it is one of them."""
     made = build(shape)
     ended = [call.call_id for call in made.calls if call.completion_s is not None]
     every = [chain for call_id in ended for chain in chains(made, call_id)]
@@ -195,8 +195,8 @@ def test_the_critical_path_is_the_longest_of_all_chains(shape: list[Any]) -> Non
 
 
 @given(shapes)
-def test_json_brings_the_graph_back(shape: list[Any]) -> None:
-    """A graph that is written and read is the same graph, in one line of standard JSON."""
+def test_a_graph_survives_json(shape: list[Any]) -> None:
+    """A graph that is written and read is equal, and its text is one line of standard JSON."""
     made = build(shape)
     text = made.to_json()
     again = ProgramGraph.from_json(text)
@@ -209,7 +209,7 @@ def test_json_brings_the_graph_back(shape: list[Any]) -> None:
 
 @given(shapes)
 def test_pictures_have_every_call_and_edge(shape: list[Any]) -> None:
-    """Whatever the labels, Mermaid and DOT name each call once and draw each edge, guesses dashed."""
+    """With any labels, Mermaid and DOT name each call once and draw each edge, guesses dashed."""
     made = build(shape)
     edges = [edge for call in made.calls for edge in call.parents]
     guesses = sum(not edge.exact for edge in edges)
@@ -222,11 +222,11 @@ def test_pictures_have_every_call_and_edge(shape: list[Any]) -> None:
     assert sum("style=dashed" in line for line in dot if line.startswith("    c")) == guesses
 
 
-# -- on paper
+# -- JSON and pictures
 
 
 def test_json_schema(react: ProgramGraph) -> None:
-    """The file is as its documentation says."""
+    """The file has the keys that `to_json` documents."""
     data = json.loads(react.to_json())
     assert list(data) == ["format", "version", "program", "calls"]
     assert (data["format"], data["version"]) == ("weft.graph", 1)
@@ -254,7 +254,7 @@ def test_json_schema(react: ProgramGraph) -> None:
 
 
 def test_mermaid(react: ProgramGraph) -> None:
-    """A box for each thread, the guess dashed, the critical path thick, tools beside the edges."""
+    """Each thread has a box, the guess is dashed, the critical path is thick, and edges name the tools."""
     assert react.to_mermaid() == (
         "flowchart TD\n"
         '    subgraph t0["thread 0"]\n'
@@ -274,7 +274,7 @@ def test_mermaid(react: ProgramGraph) -> None:
 
 
 def test_dot(react: ProgramGraph) -> None:
-    """Likewise."""
+    """Each thread has a box, the guess is dashed, the critical path is thick, and edges name the tools."""
     assert react.to_dot() == (
         'digraph "answer" {\n'
         "    node [shape=box];\n"
@@ -295,7 +295,7 @@ def test_dot(react: ProgramGraph) -> None:
 
 
 def test_labels_are_escaped() -> None:
-    """A label cannot break out of its quotes, and a call that did not finish says so."""
+    """A label cannot break out of its quotes, and a call that has not finished shows its state."""
     made = graph('say "hi"\\')
     made.open(CallNode(CallId("a"), ThreadId("t"), label='"]; <b>\\\n#x'))
     assert '"#34;#93;#59; #60;b#62;#92;#10;#35;x<br/>0.000 s<br/>named"' in made.to_mermaid()
@@ -304,7 +304,7 @@ def test_labels_are_escaped() -> None:
 
 
 def broken(change: Callable[[Any], object]) -> str:
-    """A graph of one call, written and then changed."""
+    """Return the JSON of a graph of one call, after a change."""
     made = graph()
     run(made, node("a"), 0.0, 1.0)
     data = json.loads(made.to_json())
@@ -342,8 +342,8 @@ def broken(change: Callable[[Any], object]) -> str:
         broken(lambda data: data["calls"][0].update(tools=[1])),
     ],
 )
-def test_what_is_no_graph_is_refused(text: str) -> None:
-    """A text that is no graph, of another version or inconsistent is a TraceError in one line."""
+def test_invalid_graphs_are_refused(text: str) -> None:
+    """A text that is not a graph, has another version, or is inconsistent raises a TraceError of one line."""
     with pytest.raises(TraceError) as caught:
         ProgramGraph.from_json(text)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Programs and their branches: what they hand over, and what is left of them at the end."""
+"""Programs and their branches: identity, config, session, branches, graph and end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.core.testing import FakeClock, RecordingBackend
 
 
 class Carrier:
-    """What an adapter makes: the program, in the framework's own dress."""
+    """Stands for the object that a framework takes."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -36,23 +36,23 @@ def backend() -> RecordingBackend:
 
 @pytest.fixture
 def langchain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter for LangChain: the real one where its integration was imported, else a stub for this test."""
+    """An adapter for LangChain: the real one if its integration was imported, otherwise a stub for this test."""
     if "langchain" not in program_module._adapters:
         monkeypatch.setitem(program_module._adapters, "langchain", Carrier)
 
 
 @pytest.fixture
 def framework() -> Iterator[str]:
-    """The name of a framework that only this test knows."""
+    """The name of a framework that exists in this test only."""
     yield "some framework"
     program_module._adapters.pop("some framework", None)
 
 
-# -- who it is
+# -- identity
 
 
-def test_a_program_has_ids_of_its_own() -> None:
-    """Two programs of one name are two programs, each in a session of its own."""
+def test_each_program_has_its_own_ids() -> None:
+    """Two programs of one name have different ids and sessions."""
     first, second = Program("answer"), Program("answer")
     assert first.program_id != second.program_id
     assert first.session_id != second.session_id
@@ -60,8 +60,8 @@ def test_a_program_has_ids_of_its_own() -> None:
     assert Program().name == "program"
 
 
-def test_what_is_given_is_kept() -> None:
-    """Session, tenant, tags and metadata can be read back; metadata is a copy that cannot be written to."""
+def test_the_arguments_can_be_read_back() -> None:
+    """Session, tenant, tags and metadata are attributes; metadata is a read-only copy."""
     metadata = {"user": 7}
     program = Program("answer", session_id="s", tenant="acme", tags=iter(["a", "b"]), metadata=metadata)
     metadata["user"] = 8
@@ -74,14 +74,14 @@ def test_what_is_given_is_kept() -> None:
 @pytest.mark.parametrize("field", ["session_id", "tenant"])
 @pytest.mark.parametrize("value", ["", "x" * 257, "a\nb", 5])
 def test_ids_that_cannot_travel_are_refused(field: str, value: object) -> None:
-    """A session or a tenant that is no id is refused when the program is made, by its name."""
+    """The constructor refuses an invalid session or tenant and names it."""
     options: dict[str, Any] = {field: value}
     with pytest.raises(InvalidIdError, match=f"^{field} must be"):
         Program(**options)
 
 
 def test_a_seeded_id_source_gives_the_same_program_again() -> None:
-    """Ids of program, session, threads and calls all come from the source that is passed in."""
+    """The ids of program, session, threads and calls come from the source that is passed in."""
 
     def run(seed: int) -> list[Any]:
         program, backend = Program(ids=IdSource(random.Random(seed))), RecordingBackend()
@@ -91,8 +91,8 @@ def test_a_seeded_id_source_gives_the_same_program_again() -> None:
     assert not set(run(3)) & set(run(4))
 
 
-def test_repr_says_what_it_is() -> None:
-    """A program shows its name, id and state; a branch says that it is one."""
+def test_repr() -> None:
+    """A program shows its name, id and state; a branch also shows that it is one."""
     program = Program("answer")
     assert repr(program) == f"<weft.Program 'answer' {program.program_id} idle>"
     assert repr(program.branch()) == f"<weft.Program 'answer' {program.program_id} branch idle>"
@@ -100,7 +100,7 @@ def test_repr_says_what_it_is() -> None:
     assert repr(program).endswith(" finished>")
 
 
-# -- handing over
+# -- passing the program to a framework
 
 
 def test_config_carries_the_program(langchain: None) -> None:
@@ -115,8 +115,8 @@ def test_config_carries_the_program(langchain: None) -> None:
     assert set(config) == {"callbacks", "tags", "metadata"}
 
 
-def test_config_joins_what_is_given(langchain: None) -> None:
-    """Further callbacks, tags and metadata are joined with the program's own, other entries are passed on."""
+def test_config_adds_entries(langchain: None) -> None:
+    """Callbacks, tags and metadata are added to the program's own; other entries are passed through."""
     del langchain
     program = Program("answer", tags=["a"], metadata={"user": 7, "try": 1})
     given: dict[str, Any] = {"callbacks": ["mine"], "tags": ["b"], "metadata": {"try": 2}}
@@ -126,12 +126,12 @@ def test_config_joins_what_is_given(langchain: None) -> None:
     assert config["metadata"]["try"] == 2
     assert config["metadata"]["user"] == 7
     assert (config["recursion_limit"], config["configurable"]) == (50, {"thread_id": "t"})
-    assert given == {"callbacks": ["mine"], "tags": ["b"], "metadata": {"try": 2}}, "the caller's lists stay his"
+    assert given == {"callbacks": ["mine"], "tags": ["b"], "metadata": {"try": 2}}, "the caller's lists are not changed"
     assert program.metadata == {"user": 7, "try": 1}
 
 
 def test_one_adapter_per_handle(framework: str) -> None:
-    """A handle gives a framework the same object each time; a branch gives its own."""
+    """A handle returns the same object for a framework each time; a branch returns another object."""
     register_adapter(framework, Carrier)
     program = Program()
     branch = program.branch()
@@ -141,7 +141,7 @@ def test_one_adapter_per_handle(framework: str) -> None:
 
 
 def test_an_adapter_is_made_once_for_many_threads(framework: str) -> None:
-    """Threads that hand the same handle over at once get one object."""
+    """Threads that request an adapter concurrently get one object."""
     together = threading.Barrier(8)
     register_adapter(framework, Carrier)
     program = Program()
@@ -155,7 +155,7 @@ def test_an_adapter_is_made_once_for_many_threads(framework: str) -> None:
 
 
 def test_a_framework_must_be_imported_first() -> None:
-    """Handing a program to a framework that is not there says which import is missing."""
+    """The error names the missing import."""
     with pytest.raises(LookupError, match=r"import weft\.integrations\.nowhere before"):
         Program().adapter("nowhere")
 
@@ -164,7 +164,7 @@ def test_a_framework_must_be_imported_first() -> None:
 
 
 def test_a_session_begins_with_the_first_call(backend: RecordingBackend) -> None:
-    """A program that makes no call touches no engine; the first call opens its row, the next ones find it."""
+    """A program without calls does not use an engine; the first call opens its row, and later calls use it."""
     program = Program("answer", tenant="acme")
     assert program.row is None
     assert program.attained == Attained()
@@ -175,7 +175,7 @@ def test_a_session_begins_with_the_first_call(backend: RecordingBackend) -> None
     assert program.row is backend.row(program.program_id)
 
 
-def test_a_program_knows_what_it_has_attained(backend: RecordingBackend) -> None:
+def test_a_program_shows_its_attained_service(backend: RecordingBackend) -> None:
     """Service and wait can be read while the program runs and after its end."""
     with Program() as program:
         backend.call(program, service_s=2.0)
@@ -187,7 +187,7 @@ def test_a_program_knows_what_it_has_attained(backend: RecordingBackend) -> None
 
 
 def test_state_follows_the_calls(backend: RecordingBackend) -> None:
-    """Idle, active while a call is in flight, idle again, and at last how it ended."""
+    """A program is idle, active while a call is in flight, idle again, and then has the state of its end."""
     program = Program()
     states = [program.state]
     program.start_run("model", None)
@@ -201,7 +201,7 @@ def test_state_follows_the_calls(backend: RecordingBackend) -> None:
 
 
 def test_one_program_runs_on_one_engine(backend: RecordingBackend) -> None:
-    """A call on a second engine is refused, nothing begins there, and the first engine goes on."""
+    """A call on a second engine is refused without starting a session, and the first engine still works."""
     other = RecordingBackend()
     program = Program("answer")
     backend.call(program)
@@ -213,8 +213,8 @@ def test_one_program_runs_on_one_engine(backend: RecordingBackend) -> None:
     assert (len(backend.ended), other.ended) == (1, [])
 
 
-def test_an_engine_that_refuses_the_session_is_not_the_programs(backend: RecordingBackend) -> None:
-    """If the session could not begin, the program is not bound: another engine may take it."""
+def test_a_program_is_not_bound_to_an_engine_that_refuses_the_session(backend: RecordingBackend) -> None:
+    """Another engine may still take the program."""
 
     class Closed(RecordingBackend):
         def start_session(self, info: object) -> None:
@@ -228,15 +228,15 @@ def test_an_engine_that_refuses_the_session_is_not_the_programs(backend: Recordi
 
 
 def test_the_recorder_is_a_backend() -> None:
-    """The public stand-in for an engine has what the protocol asks for."""
+    """`RecordingBackend` implements the protocol `Backend`."""
     backend: Backend = RecordingBackend()
     program = Program()
     program.bind(backend)
     assert backend.row(program.program_id) is program.row
 
 
-def test_the_fake_clock_only_goes_on() -> None:
-    """It stands still, goes on when told, and refuses to go back."""
+def test_the_fake_clock_never_goes_back() -> None:
+    """It stands still, advances on request, and refuses negative seconds."""
     clock = FakeClock(5.0)
     assert (clock(), clock()) == (5.0, 5.0)
     clock.advance(0.5)
@@ -262,7 +262,7 @@ ENDINGS: list[tuple[BaseException | None, ProgramState]] = [
 def test_leaving_the_block_ends_the_program(
     backend: RecordingBackend, error: BaseException | None, state: ProgramState, bound: bool
 ) -> None:
-    """`with` ends the program by how the block ended, lets the error through, and tells the engine if there is one."""
+    """`with` ends the program with the state of the block, re-raises the error, and ends the session on the engine."""
     program = Program()
 
     def block() -> None:
@@ -285,7 +285,7 @@ def test_leaving_the_block_ends_the_program(
 
 @pytest.mark.parametrize(("error", "state"), ENDINGS[:2])
 def test_leaving_the_async_block_ends_the_program(error: BaseException | None, state: ProgramState) -> None:
-    """`async with` does the same."""
+    """`async with` ends the program with the state of the block."""
 
     async def block() -> ProgramState:
         program = Program()
@@ -302,7 +302,7 @@ def test_leaving_the_async_block_ends_the_program(error: BaseException | None, s
 
 
 def test_ending_twice_changes_nothing(backend: RecordingBackend) -> None:
-    """The first end stands; the engine hears of it once."""
+    """The state of the first end stays, and the engine's session ends once."""
     program = Program()
     backend.call(program)
     program.end(ProgramState.FAILED)
@@ -312,7 +312,7 @@ def test_ending_twice_changes_nothing(backend: RecordingBackend) -> None:
 
 
 def test_many_threads_end_a_program_once(backend: RecordingBackend) -> None:
-    """A program that is ended on several threads at once ends once, and its last row can be read on all."""
+    """A program that several threads end at once ends once, and its last row stays readable."""
     program = Program()
     backend.call(program, service_s=1.0)
     with ThreadPoolExecutor(8) as pool:
@@ -321,8 +321,8 @@ def test_many_threads_end_a_program_once(backend: RecordingBackend) -> None:
     assert program.attained.service_s == 1.0
 
 
-def test_what_a_program_attained_can_be_read_while_it_ends() -> None:
-    """A reader that meets the end half-way (no live row any more, no last row yet) gets an answer, not an error."""
+def test_attained_service_can_be_read_while_the_program_ends() -> None:
+    """A reader between the removal of the live row and the arrival of the last row gets zeros, not an error."""
 
     class EndsAfterOneLook(RecordingBackend):
         def row(self, program_id: ProgramId) -> ProgramRow | None:
@@ -350,7 +350,7 @@ def test_what_a_program_attained_can_be_read_while_it_ends() -> None:
 def test_an_ended_program_takes_no_calls(
     backend: RecordingBackend, use: Callable[[Program, RecordingBackend], object], bound: bool
 ) -> None:
-    """A call after the end is refused with the program's name and id, whether it had an engine or not."""
+    """A call after the end is refused with the program's name and id, with or without an engine."""
     program = Program("answer")
     if bound:
         backend.call(program)
@@ -362,7 +362,7 @@ def test_an_ended_program_takes_no_calls(
 
 
 def test_a_call_in_flight_at_the_end_counts(backend: RecordingBackend) -> None:
-    """What an aborted call had used is in the program's last row; its result is not waited for."""
+    """The program's last row includes the cost of an aborted call, without waiting for its result."""
     program = Program()
     program.start_run("model", None)
     call = backend.begin(program, "model")
@@ -377,8 +377,8 @@ def test_a_call_in_flight_at_the_end_counts(backend: RecordingBackend) -> None:
 # -- branches
 
 
-def test_branches_fork_threads_and_what_follows_joins_them(backend: RecordingBackend) -> None:
-    """Calls in branches come after what was before the fork, on threads of their own; what follows comes after all."""
+def test_branches_fork_threads_and_the_next_call_joins_them(backend: RecordingBackend) -> None:
+    """The first calls of branches have the same parent and different threads; the next call comes after all."""
     with Program() as program:
         before = backend.call(program)
         with program.branch() as left, program.branch() as right:
@@ -393,8 +393,8 @@ def test_branches_fork_threads_and_what_follows_joins_them(backend: RecordingBac
     assert {call.program_id for call in backend.calls} == {program.program_id}
 
 
-def test_parallel_branches_have_the_longest_ones_path(backend: RecordingBackend) -> None:
-    """Branches that ran at the same time count once for the critical path, and all for the total."""
+def test_the_longest_of_parallel_branches_is_the_critical_path(backend: RecordingBackend) -> None:
+    """Of concurrent branches, the longest counts for the critical path, and all count for the total."""
     with Program() as program:
         with program.branch() as left, program.branch() as right:
             for run in ("left", "right"):
@@ -407,7 +407,7 @@ def test_parallel_branches_have_the_longest_ones_path(backend: RecordingBackend)
 
 @pytest.mark.parametrize("error", [None, ValueError("boom")])
 def test_a_branch_does_not_end_its_program(backend: RecordingBackend, error: Exception | None) -> None:
-    """However a branch ends, the program runs on, and what follows still comes after the branch's calls."""
+    """After any end of a branch, the program continues, and its next call comes after the branch's calls."""
     program = Program()
 
     def part() -> None:
@@ -429,7 +429,7 @@ def test_a_branch_does_not_end_its_program(backend: RecordingBackend, error: Exc
 
 
 def test_a_branch_is_the_same_program(backend: RecordingBackend) -> None:
-    """A branch has the program's ids, options and row, and ends with it."""
+    """A branch has the program's ids, options and row, and has ended when the program has ended."""
     program = Program("answer", session_id="s", tenant="t", tags=["a"], metadata={"k": 1})
     branch = program.branch()
     for name in ("program_id", "session_id", "name", "tenant", "tags", "metadata"):
@@ -441,7 +441,7 @@ def test_a_branch_is_the_same_program(backend: RecordingBackend) -> None:
 
 
 def test_branches_of_branches(backend: RecordingBackend) -> None:
-    """A branch forks and joins like a program does, inside itself."""
+    """A branch inside a branch joins the outer branch."""
     with Program() as program:
         first = backend.call(program)
         with program.branch() as outer:
@@ -454,8 +454,8 @@ def test_branches_of_branches(backend: RecordingBackend) -> None:
     assert [call.parents for call in chain] == [(), *((call.call_id,) for call in chain[:-1])]
 
 
-def test_runs_that_were_not_reported_are_where_their_handle_is(backend: RecordingBackend) -> None:
-    """A call, or a run, whose place is not known is inside the branch through which it came."""
+def test_unreported_runs_are_inside_their_handle(backend: RecordingBackend) -> None:
+    """A call or run whose enclosing run is unknown is inside the branch whose handle reports it."""
     program = Program()
     first = backend.call(program)
     with program.branch() as branch:
@@ -464,13 +464,13 @@ def test_runs_that_were_not_reported_are_where_their_handle_is(backend: Recordin
         backend.finish(branch, "not started", call, Account())
         branch.end_run("not started")
         assert call.identity.parents == (inside.call_id,)
-        beside = backend.call(program)
-        assert beside.parents == (first.call_id,)
-    assert set(backend.call(program).parents) == {call.identity.call_id, beside.call_id}
+        outside = backend.call(program)
+        assert outside.parents == (first.call_id,)
+    assert set(backend.call(program).parents) == {call.identity.call_id, outside.call_id}
 
 
 def test_runs_of_a_framework_nest(backend: RecordingBackend) -> None:
-    """Calls under one run of a framework are as one; what follows comes after the last of them."""
+    """A call after a run of a framework comes after the last call inside the run."""
     program = Program()
     program.start_run("chain", None)
     first, second = (backend.call(program, parent="chain") for _ in range(2))
@@ -483,16 +483,16 @@ def test_runs_of_a_framework_nest(backend: RecordingBackend) -> None:
 
 
 class Engine:
-    """What an engine tells a program of its calls; each takes as long as is said."""
+    """Makes the reports of an engine to a program; each call takes a given time."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
 
     def call(
-        self, program: Program, run: str, given: Content, seconds: float, label: str | None = None
+        self, program: Program, run: str, inputs: Content, seconds: float, label: str | None = None
     ) -> CallIdentity:
-        """A whole call, which gives a message that is named as its run."""
-        identity = program.start_call(run, given, label=label)
+        """Make a whole call, whose output is a message with the id of the run."""
+        identity = program.start_call(run, inputs, label=label)
         program.call_arrived(identity.call_id, self.clock())
         self.clock.advance(seconds)
         program.call_left(identity.call_id, self.clock(), Account(service_s=seconds), CallState.FINISHED)
@@ -502,7 +502,7 @@ class Engine:
 
 
 def test_the_graph_of_a_program() -> None:
-    """Calls stand in it with labels, parents, times and what they cost; a tool between them with its name."""
+    """The graph has the calls with labels, parents, times and accounts, and the names of the tools in between."""
     engine = Engine()
     with Program("answer") as program:
         think = engine.call(program, "think", Content(), 1.0, label="planner")
@@ -513,7 +513,7 @@ def test_the_graph_of_a_program() -> None:
         answer = engine.call(program, "answer", Content(ids=("think",)), 2.0)
         live = program.graph
     graph = program.graph
-    assert graph is live, "also after the end"
+    assert graph is live, "the graph is still there after the end"
     first, second = graph.calls
     assert (first.call_id, first.thread_id, first.label) == (think.call_id, think.thread_id, "planner")
     assert (second.label, second.tools, second.parents) == ("", ("web",), (Edge(think.call_id, True),))
@@ -525,19 +525,19 @@ def test_the_graph_of_a_program() -> None:
 
 
 def test_guesses_are_marked_in_the_graph() -> None:
-    """Two calls at once at the top, then one: its edges are guesses, unless what it is given proves them."""
-    for given, exact in ((Content(), False), (Content(ids=("x", "y")), True)):
+    """The edges of a call after two concurrent calls at the top are guesses, unless its input proves them."""
+    for inputs, exact in ((Content(), False), (Content(ids=("x", "y")), True)):
         engine, program = Engine(), Program()
         calls = {run: program.start_call(run) for run in ("x", "y")}
         for run, identity in calls.items():
             program.end_call(run, identity, Content(ids=(run,)))
-        join = engine.call(program, "join", given, 1.0)
+        join = engine.call(program, "join", inputs, 1.0)
         assert set(join.parents) == {identity.call_id for identity in calls.values()}
         assert {edge.exact for edge in program.graph[join.call_id].parents} == {exact}
 
 
-def test_branches_are_waited_for() -> None:
-    """What follows branches comes after all of them for sure, whatever is made of their results."""
+def test_edges_from_branches_are_exact() -> None:
+    """The call after branches comes after all of them, even if its input has the result of only one."""
     engine, program = Engine(), Program()
     with program.branch() as left, program.branch() as right:
         calls = [engine.call(branch, f"{branch is left}", Content(), 1.0) for branch in (left, right)]
@@ -545,25 +545,25 @@ def test_branches_are_waited_for() -> None:
     assert program.graph[join.call_id].parents == tuple(Edge(call.call_id, True) for call in calls)
 
 
-def test_what_a_call_is_given_may_be_told_later() -> None:
-    """A function is asked only when the runs leave something open."""
+def test_the_inputs_of_a_call_may_be_a_function() -> None:
+    """The function is called only if the runs leave the parents in doubt."""
     engine, program = Engine(), Program()
-    asked: list[str] = []
+    read: list[str] = []
 
-    def given() -> Content:
-        asked.append("what")
+    def inputs() -> Content:
+        read.append("inputs")
         return Content(ids=("x",))
 
-    program.start_call("alone", given)
-    assert asked == []
+    program.start_call("alone", inputs)
+    assert read == []
     engine.call(program, "x", Content(), 1.0)
-    program.start_call("in doubt", given)
-    assert asked == ["what"]
+    program.start_call("in doubt", inputs)
+    assert read == ["inputs"]
 
 
 @pytest.mark.parametrize(("state", "threads"), [(CallState.FAILED, 1), (CallState.CANCELLED, 2)])
-def test_a_call_that_the_engine_could_not_do(state: CallState, threads: int) -> None:
-    """A retry of a failed call stands where that stood, on its thread; what follows a cancelled one, on another."""
+def test_a_call_that_failed_or_was_cancelled(state: CallState, threads: int) -> None:
+    """A retry of a failed call has its parents and thread; a call after a cancelled call has another thread."""
     engine, program = Engine(), Program()
     failed = program.start_call("run", label="failed")
     program.call_arrived(failed.call_id, 0.0)
@@ -579,8 +579,8 @@ def test_a_call_that_the_engine_could_not_do(state: CallState, threads: int) -> 
     ]
 
 
-def test_the_graph_hears_of_the_end_of_calls_after_the_programs_end() -> None:
-    """An aborted call leaves the engine after its program has ended; the graph has it all the same."""
+def test_a_call_may_leave_after_its_program_has_ended() -> None:
+    """An aborted call leaves the engine after the end of its program, and the graph still gets its account."""
     program = Program()
     identity = program.start_call("run")
     program.call_arrived(identity.call_id, 0.0)
@@ -588,11 +588,11 @@ def test_the_graph_hears_of_the_end_of_calls_after_the_programs_end() -> None:
     program.call_left(identity.call_id, 1.0, Account(service_s=1.0), CallState.CANCELLED)
     assert program.graph[identity.call_id].state is CallState.CANCELLED
     assert program.graph.critical_path().calls == (identity.call_id,)
-    program.call_left(CallId("of nobody"), 1.0, Account(), CallState.CANCELLED)
+    program.call_left(CallId("unknown"), 1.0, Account(), CallState.CANCELLED)
 
 
-def test_frameworks_may_say_who_starts_a_run() -> None:
-    """Runs that a framework starts side by side are waited for by what follows, for sure."""
+def test_frameworks_may_state_the_kind_of_a_run() -> None:
+    """The next call comes after all runs that a framework starts concurrently, without guesses."""
     engine, program = Engine(), Program()
     for run in ("x", "y"):
         program.start_run(run, None, RunKind.STAGE)
@@ -601,12 +601,12 @@ def test_frameworks_may_say_who_starts_a_run() -> None:
     assert program.graph[join.call_id].parents == tuple(Edge(call.call_id, True) for call in calls)
 
 
-# -- many at once
+# -- concurrency
 
 
 @pytest.mark.parametrize("where", ["one event loop", "threads"])
 def test_twenty_programs_at_once_do_not_mix(backend: RecordingBackend, where: str) -> None:
-    """Programs that interleave keep to themselves: ids, parents, threads and accounts."""
+    """Programs that interleave have separate ids, parents, threads and accounts."""
 
     async def agent(number: int) -> Program:
         with Program(f"agent {number}", session_id=f"user {number}") as program:

@@ -1,4 +1,4 @@
-"""The run tree: which calls a call comes after, how sure that is, and which thread it continues."""
+"""The run tree: the parents of a call, how certain they are, and the thread that the call continues."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.ids import CallId, ThreadId
-from weft.core.program.lineage import NOTHING, Content, Given
+from weft.core.program.lineage import NOTHING, Content, Inputs
 from weft.core.program.run_tree import ROOT, RunKind, RunTree
 
 
 class Runs:
-    """A run tree with readable names: threads are t0, t1, ... and a call is named as its run."""
+    """A run tree with readable names: threads are t0, t1, ..., and a call has the name of its run."""
 
     def __init__(self) -> None:
         count = itertools.count()
@@ -32,10 +32,10 @@ class Runs:
         run: Hashable,
         parent: Hashable | None = None,
         anchor: Hashable = ROOT,
-        place: RunKind = RunKind.CODE,
+        kind: RunKind = RunKind.CODE,
         stage: Hashable = None,
     ) -> None:
-        self.tree.start(run, parent, anchor, place, stage)
+        self.tree.start(run, parent, anchor, kind, stage)
 
     def end(self, *runs: Hashable) -> None:
         for run in runs:
@@ -46,40 +46,40 @@ class Runs:
         call: str,
         parent: Hashable | None = None,
         anchor: Hashable = ROOT,
-        given: Given = NOTHING,
+        inputs: Inputs = NOTHING,
         *,
-        place: RunKind = RunKind.CODE,
+        kind: RunKind = RunKind.CODE,
         stage: Hashable = None,
     ) -> None:
-        """A run that is a call begins."""
-        self.tree.start(call, parent, anchor, place, stage)
-        self.open(call, call, anchor, given)
+        """Start a run that is a call."""
+        self.tree.start(call, parent, anchor, kind, stage)
+        self.open(call, call, anchor, inputs)
 
-    def open(self, run: Hashable, call: str, anchor: Hashable = ROOT, given: Given = NOTHING) -> None:
-        """A run begins a call."""
-        opened = self.tree.start_call(run, CallId(call), anchor, given)
+    def open(self, run: Hashable, call: str, anchor: Hashable = ROOT, inputs: Inputs = NOTHING) -> None:
+        """Start a call of a run."""
+        opened = self.tree.start_call(run, CallId(call), anchor, inputs)
         assert len(set(opened.parents)) == len(opened.parents)
         assert set(opened.inexact) <= set(opened.parents)
         self.threads[call], self.parents[call] = opened.thread_id, set(opened.parents)
         self.inexact[call], self.tools[call] = set(opened.inexact), opened.tools
 
     def finish(self, *calls: str) -> None:
-        """Runs that are calls end well; what each gives is named as it is."""
+        """End runs that are calls with success; the output of each has the id of the call."""
         for call in calls:
-            self.tree.end_call(CallId(call), gave(call))
+            self.tree.end_call(CallId(call), content_of(call))
             self.tree.end(call)
 
     def call(
-        self, call: str, parent: Hashable | None = None, anchor: Hashable = ROOT, given: Given = NOTHING
+        self, call: str, parent: Hashable | None = None, anchor: Hashable = ROOT, inputs: Inputs = NOTHING
     ) -> set[CallId]:
-        """A whole call; gives its parents."""
-        self.begin(call, parent, anchor, given)
+        """Make a whole call and return its parents."""
+        self.begin(call, parent, anchor, inputs)
         self.finish(call)
         return self.parents[call]
 
 
-def gave(*calls: str) -> Content:
-    """What calls gave, or what one is given that comes from them."""
+def content_of(*calls: str) -> Content:
+    """Return the outputs of some calls, or an input that contains them."""
     return Content(ids=calls)
 
 
@@ -92,13 +92,13 @@ def runs() -> Runs:
 
 
 def test_one_after_another_is_a_chain(runs: Runs) -> None:
-    """Each call comes after the one before it, on one thread; the first comes after none."""
+    """Each call comes after the call before it, on one thread; the first call has no parent."""
     assert [runs.call(name) for name in ("a", "b", "c")] == [set(), {"a"}, {"b"}]
     assert set(runs.threads.values()) == {"t0"}
 
 
 def test_overlapping_siblings_are_branches(runs: Runs) -> None:
-    """Calls that overlap come after the same call, each on a thread of its own."""
+    """Calls that overlap have the same parent, and each has its own thread."""
     runs.call("a")
     runs.begin("x")
     runs.begin("y")
@@ -107,8 +107,8 @@ def test_overlapping_siblings_are_branches(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations("xyz")))
-def test_what_follows_branches_joins_them(runs: Runs, order: tuple[str, ...]) -> None:
-    """A call after branches comes after all of them, in whatever order they finished, and of nothing older."""
+def test_a_call_after_branches_joins_them(runs: Runs, order: tuple[str, ...]) -> None:
+    """Its parents are all branches, in any order in which they finished, and no older call."""
     runs.call("a")
     for name in "xyz":
         runs.begin(name)
@@ -118,7 +118,7 @@ def test_what_follows_branches_joins_them(runs: Runs, order: tuple[str, ...]) ->
 
 
 def test_a_call_between_two_finishes_waits_for_one(runs: Runs) -> None:
-    """A call that starts while a branch still runs comes only after what has finished."""
+    """A call that starts while a branch still runs comes only after the branch that has finished."""
     runs.begin("slow")
     runs.call("quick")
     assert runs.call("next") == {"quick"}
@@ -126,8 +126,8 @@ def test_a_call_between_two_finishes_waits_for_one(runs: Runs) -> None:
     assert runs.call("join") == {"next", "slow"}
 
 
-def test_a_run_is_as_its_last_call(runs: Runs) -> None:
-    """What follows a run comes after the run's last call, not after those inside it."""
+def test_a_call_after_a_run_comes_after_the_last_call_of_the_run(runs: Runs) -> None:
+    """The earlier calls inside the run are not parents."""
     runs.start("chain")
     assert runs.call("a", "chain") == set()
     assert runs.call("b", "chain") == {"a"}
@@ -136,7 +136,7 @@ def test_a_run_is_as_its_last_call(runs: Runs) -> None:
 
 
 def test_runs_nest_to_any_depth(runs: Runs) -> None:
-    """Calls deep inside runs are parents of what comes after the outermost one."""
+    """A call deep inside runs is the parent of the call after the outermost run."""
     runs.call("before")
     parent: Hashable = None
     for depth in range(20):
@@ -148,7 +148,7 @@ def test_runs_nest_to_any_depth(runs: Runs) -> None:
 
 
 def test_overlapping_runs_branch_as_their_calls_do(runs: Runs) -> None:
-    """Two runs that overlap are branches, each a chain inside; what follows joins their last calls."""
+    """Two runs that overlap are branches, each a chain inside; the next call joins their last calls."""
     runs.call("a")
     runs.start("left")
     runs.start("right")
@@ -160,7 +160,7 @@ def test_overlapping_runs_branch_as_their_calls_do(runs: Runs) -> None:
 
 
 def test_a_run_without_calls_changes_nothing(runs: Runs) -> None:
-    """Tools and chains that call no model leave the graph as it was, alone or beside others."""
+    """Tools and chains that call no model leave the graph as it was, alone or concurrent with others."""
     runs.call("a")
     runs.start("short tool")
     runs.start("long tool")
@@ -171,8 +171,8 @@ def test_a_run_without_calls_changes_nothing(runs: Runs) -> None:
     assert runs.call("c") == {"b"}
 
 
-def test_a_retry_comes_after_what_the_failed_call_came_after(runs: Runs) -> None:
-    """A call that gave no result is nobody's parent."""
+def test_a_retry_has_the_parents_of_the_failed_call(runs: Runs) -> None:
+    """A call without a result is not a parent."""
     runs.call("a")
     runs.begin("failed")
     runs.end("failed")
@@ -180,8 +180,8 @@ def test_a_retry_comes_after_what_the_failed_call_came_after(runs: Runs) -> None
     assert runs.call("b") == {"retry"}
 
 
-def test_a_call_that_failed_beside_others_leaves_them_alone(runs: Runs) -> None:
-    """A branch that gave no result is not waited for, nor is what it came after."""
+def test_a_failed_branch_does_not_affect_the_others(runs: Runs) -> None:
+    """Neither a branch without a result nor its parent is a parent of the next call."""
     runs.call("a")
     runs.begin("b")
     runs.begin("failed")
@@ -191,7 +191,7 @@ def test_a_call_that_failed_beside_others_leaves_them_alone(runs: Runs) -> None:
 
 
 def test_a_retry_inside_the_same_run(runs: Runs) -> None:
-    """A run may try its call again: the second try comes after what the first came after."""
+    """A run may retry its call: the second attempt has the parents of the first."""
     runs.call("a")
     runs.start("model")
     for attempt in ("first", "second"):
@@ -203,7 +203,7 @@ def test_a_retry_inside_the_same_run(runs: Runs) -> None:
 
 
 def test_two_calls_of_one_run_are_a_chain(runs: Runs) -> None:
-    """What follows a finished call inside its own run comes after it, as `end_call` says."""
+    """A call comes after a finished call of the same run, as `end_call` says."""
     runs.start("client")
     runs.open("client", "first")
     runs.tree.end_call(CallId("first"))
@@ -215,18 +215,18 @@ def test_two_calls_of_one_run_are_a_chain(runs: Runs) -> None:
 
 def test_ending_twice_or_an_unknown_run_is_harmless(runs: Runs) -> None:
     """Ends without a start, and second ends, change nothing."""
-    runs.end("nobody")
+    runs.end("unknown")
     runs.tree.end_call(CallId("x"))
     runs.tree.fail_call(CallId("x"))
     runs.tree.drop_call(CallId("x"))
-    runs.tree.note_tool("nobody", "search")
+    runs.tree.note_tool("unknown", "search")
     runs.call("a")
     runs.end("a", "a")
     assert runs.call("b") == {"a"}
 
 
-def test_a_run_that_outlives_its_parent_counts_at_the_top(runs: Runs) -> None:
-    """A call whose enclosing run ended first is still a parent of what comes after."""
+def test_the_call_of_a_run_that_outlives_its_parent_counts_at_the_top(runs: Runs) -> None:
+    """A call whose enclosing run ended first is still a parent of the next call."""
     runs.start("chain")
     runs.begin("late", "chain")
     runs.end("chain")
@@ -240,18 +240,18 @@ def test_a_run_that_outlives_its_parent_counts_at_the_top(runs: Runs) -> None:
 
 @pytest.mark.parametrize("parent", [None, "never reported"])
 def test_an_unknown_parent_means_the_anchor(runs: Runs, parent: str | None) -> None:
-    """A run whose parent was not reported is inside the branch it was handed to."""
+    """A run whose parent was not reported is inside the branch that it was passed to."""
     runs.call("a")
     runs.start("branch")
     assert runs.call("b", parent, anchor="branch") == {"a"}
     assert runs.call("c", parent, anchor="branch") == {"b"}
-    assert runs.call("background", parent) == {"a"}, "not before the branch has ended"
+    assert runs.call("background", parent) == {"a"}, "the branch has not ended"
     runs.end("branch")
     assert runs.call("join") == {"c", "background"}
 
 
 def test_an_ended_anchor_means_the_top(runs: Runs) -> None:
-    """A handle that is used after its branch ended goes on at the program's top."""
+    """A handle that is used after its branch ended continues at the top of the program."""
     runs.start("branch")
     runs.call("a", anchor="branch")
     runs.end("branch")
@@ -260,18 +260,18 @@ def test_an_ended_anchor_means_the_top(runs: Runs) -> None:
 
 
 def test_a_call_of_a_run_that_was_not_reported(runs: Runs) -> None:
-    """A call need not have been started as a run first."""
+    """A call may start in a run that was not reported."""
     runs.call("a")
     runs.open("unreported", "x")
     assert (runs.threads["x"], runs.parents["x"]) == ("t0", {"a"})
     runs.tree.end_call(CallId("x"))
-    assert runs.call("b") == {"x"}, "nobody need end a run that nobody reported"
+    assert runs.call("b") == {"x"}, "an unreported run ends with its call"
     runs.end("unreported")
     assert runs.call("c") == {"b"}
 
 
 def test_branches_inside_a_branch(runs: Runs) -> None:
-    """A branch of a branch joins into it, and both into the top."""
+    """A branch of a branch joins the outer branch, and the outer branch joins the top."""
     runs.start("outer")
     runs.call("o1", anchor="outer")
     runs.start("inner", None, anchor="outer")
@@ -287,7 +287,7 @@ def test_branches_inside_a_branch(runs: Runs) -> None:
 
 @pytest.mark.parametrize("order", ["xy", "yx"])
 def test_a_join_continues_the_oldest_thread(runs: Runs, order: str) -> None:
-    """The call after branches goes on with the thread of the branch that started first; the other thread is over."""
+    """The call after branches continues the thread of the branch that started first; the other thread ends."""
     runs.call("a")
     runs.begin("x")
     runs.begin("y")
@@ -298,7 +298,7 @@ def test_a_join_continues_the_oldest_thread(runs: Runs, order: str) -> None:
 
 
 def test_a_branch_is_one_thread(runs: Runs) -> None:
-    """A chain inside a branch stays on the branch's thread, whatever runs beside it."""
+    """A chain inside a branch stays on the branch's thread while other branches run."""
     runs.start("left")
     runs.start("right")
     for name in ("l1", "r1", "l2", "r2"):
@@ -307,7 +307,7 @@ def test_a_branch_is_one_thread(runs: Runs) -> None:
 
 
 def test_a_continued_thread_cannot_be_continued_again(runs: Runs) -> None:
-    """Only one of the calls that come after a call takes its thread on; the others begin new ones."""
+    """Only one of the calls after a call continues its thread; the others begin new threads."""
     runs.call("a")
     for name in "xyz":
         runs.begin(name)
@@ -315,7 +315,7 @@ def test_a_continued_thread_cannot_be_continued_again(runs: Runs) -> None:
 
 
 def test_react(runs: Runs) -> None:
-    """Model, two tools at once with a call each, model again: one fork, one join, two threads."""
+    """A model, two concurrent tools with a call each, and the model again: one fork, one join, two threads."""
     runs.start("agent")
     runs.start("model node", "agent")
     runs.call("think", "model node")
@@ -346,7 +346,7 @@ def test_react(runs: Runs) -> None:
 
 @pytest.mark.parametrize("before", [[], ["a"]])
 def test_a_retry_continues_the_thread_of_the_failed_call(runs: Runs, before: list[str]) -> None:
-    """A call that failed gives its thread back, also one that it had begun itself."""
+    """A call that failed releases its thread, also a thread that it had begun itself."""
     for name in before:
         runs.call(name)
     runs.begin("failed")
@@ -356,8 +356,8 @@ def test_a_retry_continues_the_thread_of_the_failed_call(runs: Runs, before: lis
     assert set(runs.threads.values()) == {"t0"}
 
 
-def test_a_retry_beside_others_continues_the_failed_calls_thread(runs: Runs) -> None:
-    """Among branches too, and each thread that failed calls leave is continued once."""
+def test_a_retry_among_branches_continues_the_failed_calls_thread(runs: Runs) -> None:
+    """Each thread that a failed call releases is continued once."""
     runs.call("a")
     for name in ("x", "y", "z"):
         runs.begin(name)
@@ -372,8 +372,8 @@ def test_a_retry_beside_others_continues_the_failed_calls_thread(runs: Runs) -> 
     assert runs.threads["new"] == "t3"
 
 
-def test_a_call_that_was_given_up_keeps_its_thread(runs: Runs) -> None:
-    """What follows a cancelled call is no second try at it, so it begins a thread of its own."""
+def test_a_cancelled_call_keeps_its_thread(runs: Runs) -> None:
+    """The call after a cancelled call is not a retry, so it begins a new thread."""
     runs.begin("cancelled")
     runs.tree.drop_call(CallId("cancelled"))
     runs.end("cancelled")
@@ -382,7 +382,7 @@ def test_a_call_that_was_given_up_keeps_its_thread(runs: Runs) -> None:
 
 
 def test_a_failed_call_leaves_no_doubt(runs: Runs) -> None:
-    """A call that failed does not run beside what follows, even while its run goes on."""
+    """A failed call does not overlap the next call, even while its run continues."""
     runs.start("client")
     runs.open("client", "failed")
     runs.tree.fail_call(CallId("failed"))
@@ -392,51 +392,51 @@ def test_a_failed_call_leaves_no_doubt(runs: Runs) -> None:
     assert (runs.parents["next"], runs.inexact["next"]) == ({"retry"}, set())
 
 
-# -- how sure
+# -- certainty
 
 
-def test_what_ran_one_by_one_is_exact(runs: Runs) -> None:
-    """Calls that never overlap are a chain without a doubt."""
+def test_calls_that_do_not_overlap_are_exact(runs: Runs) -> None:
+    """They are a chain without guesses."""
     for name in "abc":
         runs.call(name)
     assert not any(runs.inexact.values())
 
 
 def test_a_join_in_code_is_a_guess(runs: Runs) -> None:
-    """After calls that overlapped in one run, the next may be the join or one strand's next step."""
+    """After calls that overlapped in one run, the next call may be their join or the next step of one strand."""
     runs.call("a")
     runs.begin("x")
     runs.begin("y")
-    assert runs.inexact["y"] == set(), "a fork is none"
+    assert runs.inexact["y"] == set(), "a fork is exact"
     runs.finish("x", "y")
     assert runs.call("join") == {"x", "y"}
     assert runs.inexact["join"] == {"x", "y"}
 
 
-def test_a_text_that_two_gave_rules_nobody_out(runs: Runs) -> None:
-    """A join that is given x's text, and one that both y and z gave, may come after all three; w's it was not given."""
+def test_a_text_of_two_calls_excludes_neither(runs: Runs) -> None:
+    """A join whose input has the text of x, and a text of both y and z, may come after these three, not after w."""
     same, other = Content(texts=("two of them say just this",)), Content(texts=("and one says that",))
     for call in "wxyz":
         runs.begin(call)
     for call, content in (("w", Content(texts=("a fourth thing altogether",))), ("x", other), ("y", same), ("z", same)):
         runs.tree.end_call(CallId(call), content)
         runs.tree.end(call)
-    assert runs.call("join", given=Content(texts=("and one says that; two of them say just this",))) == {"x", "y", "z"}
+    assert runs.call("join", inputs=Content(texts=("and one says that; two of them say just this",))) == {"x", "y", "z"}
     assert runs.inexact["join"] == {"y", "z"}
 
 
-def test_a_doubt_goes_on_until_something_settles_it(runs: Runs) -> None:
-    """After a guess, what follows may still be of another strand; the end of the run, or lineage, makes it certain."""
-    runs.start("node", place=RunKind.STAGE)
+def test_guesses_continue_until_lineage_or_the_end_of_the_run(runs: Runs) -> None:
+    """After a guess, the next calls are guesses as well, until the run ends or lineage proves a parent."""
+    runs.start("node", kind=RunKind.STAGE)
     runs.begin("x", "node")
     runs.begin("y", "node")
     runs.finish("x", "y")
     runs.call("join", "node")
     assert runs.call("after", "node") == {"join"}
     assert runs.inexact["after"] == {"join"}
-    assert runs.call("told", "node", given=gave("after")) == {"after"}
-    assert runs.inexact["told"] == set()
-    assert runs.call("next", "node") == {"told"}
+    assert runs.call("proven", "node", inputs=content_of("after")) == {"after"}
+    assert runs.inexact["proven"] == set()
+    assert runs.call("next", "node") == {"proven"}
     assert runs.inexact["next"] == set()
     runs.end("node")
     runs.call("last")
@@ -444,7 +444,7 @@ def test_a_doubt_goes_on_until_something_settles_it(runs: Runs) -> None:
 
 
 def test_a_join_after_a_run_is_exact(runs: Runs) -> None:
-    """Whatever overlapped inside a run, it has ended with the run."""
+    """Calls that overlapped inside a run have all ended when the run has ended."""
     runs.start("node")
     runs.begin("x", "node")
     runs.begin("y", "node")
@@ -455,21 +455,21 @@ def test_a_join_after_a_run_is_exact(runs: Runs) -> None:
 
 
 def test_stages_are_exact(runs: Runs) -> None:
-    """Where a framework starts runs side by side, each waited for all before, and all are waited for."""
+    """If a framework starts runs concurrently, each waits for all stages before, and the next stage waits for all."""
     for stage in ("ab", "cd", "e"):
         for name in stage:
-            runs.begin(name, place=RunKind.STAGE)
+            runs.begin(name, kind=RunKind.STAGE)
         runs.finish(*stage)
     assert runs.parents == {"a": set(), "b": set(), "c": {"a", "b"}, "d": {"a", "b"}, "e": {"c", "d"}}
     assert not any(runs.inexact.values())
 
 
 def test_runs_of_one_stage_do_not_wait_for_each_other(runs: Runs) -> None:
-    """With room for one at a time they run one by one, and are branches all the same."""
+    """If only one of them can run at a time, they run one after another, and are still branches."""
     runs.call("before")
     for number, stage in enumerate(("ab", "cd", "e")):
         for name in stage:
-            runs.begin(name, place=RunKind.STAGE, stage=number)
+            runs.begin(name, kind=RunKind.STAGE, stage=number)
             runs.finish(name)
     assert {name: runs.parents[name] for name in "abcde"} == {
         "a": {"before"},
@@ -481,22 +481,22 @@ def test_runs_of_one_stage_do_not_wait_for_each_other(runs: Runs) -> None:
     assert not any(runs.inexact.values())
 
 
-def test_a_stage_beside_code(runs: Runs) -> None:
-    """What a framework waits for stays certain beside what code runs at the same time."""
-    runs.begin("stage", place=RunKind.STAGE)
+def test_a_stage_that_overlaps_user_code(runs: Runs) -> None:
+    """A call that a framework waits for stays certain while user code runs a concurrent call."""
+    runs.begin("stage", kind=RunKind.STAGE)
     runs.begin("code")
     runs.finish("stage", "code")
     assert runs.call("join") == {"stage", "code"}
     assert runs.inexact["join"] == {"code"}
 
 
-def test_a_guess_is_one_inside_the_next_run_too(runs: Runs) -> None:
-    """A run that starts after guesses comes after guesses; what follows inside is certain, what follows it is not."""
+def test_a_guess_stays_a_guess_inside_the_next_run(runs: Runs) -> None:
+    """The first call of the run comes after guesses; the next call inside is certain, the call after the run is not."""
     runs.begin("x")
     runs.begin("y")
     runs.finish("x", "y")
     runs.start("chain")
-    runs.start("step", "chain", place=RunKind.STEP)
+    runs.start("step", "chain", kind=RunKind.STEP)
     runs.call("first", "step")
     runs.end("step")
     assert runs.inexact["first"] == {"x", "y"}
@@ -507,8 +507,8 @@ def test_a_guess_is_one_inside_the_next_run_too(runs: Runs) -> None:
     assert (runs.parents["after"], runs.inexact["after"]) == ({"second"}, {"second"})
 
 
-def test_a_tool_without_calls_raises_no_doubt(runs: Runs) -> None:
-    """Only what calls can be a strand."""
+def test_a_tool_without_calls_causes_no_guesses(runs: Runs) -> None:
+    """Only a run with calls can be a strand."""
     runs.start("tool")
     for name in "ab":
         runs.call(name)
@@ -518,7 +518,7 @@ def test_a_tool_without_calls_raises_no_doubt(runs: Runs) -> None:
 
 
 def test_calls_of_one_run_at_once(runs: Runs) -> None:
-    """Each call of a run is a branch of its own: none forgets the other."""
+    """Each concurrent call of a run is a branch, and the next call joins all of them."""
     runs.start("node")
     for name in "xyz":
         runs.open("node", name)
@@ -530,7 +530,7 @@ def test_calls_of_one_run_at_once(runs: Runs) -> None:
 
 
 def test_calls_of_an_unreported_run_at_once(runs: Runs) -> None:
-    """So it is where the run was never reported; it ends with the last of them."""
+    """The same holds for a run that was not reported; it ends with its last call."""
     runs.open("client", "x")
     runs.open("client", "y")
     runs.tree.end_call(CallId("x"))
@@ -543,11 +543,11 @@ def test_calls_of_an_unreported_run_at_once(runs: Runs) -> None:
 
 
 def test_a_step_that_was_opened_early(runs: Runs) -> None:
-    """A sequence that streams opens its steps at once; each begins after what the steps before it have come to."""
+    """A sequence that streams opens all steps at once; each step still comes after the calls of the step before it."""
     runs.call("a")
     runs.start("sequence")
     for step in ("one", "two", "three"):
-        runs.start(step, "sequence", place=RunKind.STEP)
+        runs.start(step, "sequence", kind=RunKind.STEP)
     for step in ("one", "two", "three"):
         runs.call(f"call of {step}", step)
         runs.end(step)
@@ -560,10 +560,10 @@ def test_a_step_that_was_opened_early(runs: Runs) -> None:
 
 
 def test_a_step_that_streams_before_the_one_before_it_ends(runs: Runs) -> None:
-    """A step that calls while the one before it is still at it runs beside it; what follows waits for both."""
+    """A step that calls before the previous step has ended overlaps it; the next call waits for both."""
     runs.start("sequence")
-    runs.begin("one", "sequence", place=RunKind.STEP)
-    runs.start("two", "sequence", place=RunKind.STEP)
+    runs.begin("one", "sequence", kind=RunKind.STEP)
+    runs.start("two", "sequence", kind=RunKind.STEP)
     assert runs.call("early", "two") == set()
     runs.finish("one")
     assert runs.call("late", "two") == {"early"}
@@ -572,13 +572,13 @@ def test_a_step_that_streams_before_the_one_before_it_ends(runs: Runs) -> None:
 
 
 def test_branches_in_a_step_that_was_opened_early(runs: Runs) -> None:
-    """Branches that were opened with their step come after what the step comes after, the slow one not after the
-    quick one."""
+    """Branches that were opened with their step have the step's parents; the slow branch does not come after the quick
+    one."""
     runs.start("sequence")
-    runs.begin("one", "sequence", place=RunKind.STEP)
-    runs.start("fork", "sequence", place=RunKind.STEP)
-    runs.start("left", "fork", place=RunKind.STAGE)
-    runs.start("right", "fork", place=RunKind.STAGE)
+    runs.begin("one", "sequence", kind=RunKind.STEP)
+    runs.start("fork", "sequence", kind=RunKind.STEP)
+    runs.start("left", "fork", kind=RunKind.STAGE)
+    runs.start("right", "fork", kind=RunKind.STAGE)
     runs.finish("one")
     assert runs.call("l", "left") == {"one"}
     runs.end("left")
@@ -588,24 +588,24 @@ def test_branches_in_a_step_that_was_opened_early(runs: Runs) -> None:
     assert not any(runs.inexact.values())
 
 
-# -- runs that outlive those around them
+# -- runs that outlive their enclosing runs
 
 
-def test_a_run_that_outlives_its_parent_joins_the_nearest_run_around(runs: Runs) -> None:
-    """It counts where its parent would have, not at the top."""
+def test_a_run_that_outlives_its_parent_joins_the_nearest_enclosing_run(runs: Runs) -> None:
+    """Its call counts in the run that encloses its parent, not at the top."""
     runs.start("outer")
     runs.start("inner", "outer")
     runs.begin("late", "inner")
     runs.end("inner")
     runs.finish("late")
-    assert runs.call("background") == set(), "the top has not waited"
+    assert runs.call("background") == set(), "the top has not waited for it"
     assert runs.call("in outer", "outer") == {"late"}
     runs.end("outer")
     assert runs.call("after") == {"background", "in outer"}
 
 
 def test_a_run_that_starts_in_one_that_has_ended(runs: Runs) -> None:
-    """It belongs to the nearest run around that goes on."""
+    """The new run is inside the nearest enclosing run that is open."""
     runs.start("outer")
     runs.start("inner", "outer")
     runs.call("a", "inner")
@@ -615,8 +615,8 @@ def test_a_run_that_starts_in_one_that_has_ended(runs: Runs) -> None:
     assert runs.call("c", "outer") == {"b"}
 
 
-def test_what_outlives_its_parent_leaves_a_doubt(runs: Runs) -> None:
-    """Whether anybody waits for it is not known."""
+def test_a_call_that_outlives_its_parent_run_is_a_guess(runs: Runs) -> None:
+    """It is not known whether the next call waits for it."""
     runs.start("inner")
     runs.begin("late", "inner")
     runs.end("inner")
@@ -626,8 +626,8 @@ def test_what_outlives_its_parent_leaves_a_doubt(runs: Runs) -> None:
     assert runs.inexact["join"] == {"late", "background"}
 
 
-def test_what_outlives_its_parent_runs_beside_what_follows(runs: Runs) -> None:
-    """While it goes on, calls around it may be strands of their own."""
+def test_a_call_that_outlives_its_parent_run_overlaps_the_next_calls(runs: Runs) -> None:
+    """While it runs, the calls of the enclosing run may be an independent strand."""
     runs.start("inner")
     runs.begin("late", "inner")
     runs.end("inner")
@@ -639,7 +639,7 @@ def test_what_outlives_its_parent_runs_beside_what_follows(runs: Runs) -> None:
 
 
 def two_strands(runs: Runs) -> None:
-    """Two calls at once in one run, both over."""
+    """Make two concurrent calls in one run, and end both."""
     runs.call("plan")
     runs.begin("a1")
     runs.begin("b1")
@@ -647,12 +647,12 @@ def two_strands(runs: Runs) -> None:
 
 
 def test_lineage_tells_strands_apart(runs: Runs) -> None:
-    """Helpers of several steps that run at once under one run: what a call is given says whose next step it is."""
+    """When helpers of several steps run concurrently in one run, the input of a call tells which helper made it."""
     two_strands(runs)
-    runs.begin("a2", given=gave("plan", "a1"))
-    runs.begin("b2", given=gave("plan", "b1"))
+    runs.begin("a2", inputs=content_of("plan", "a1"))
+    runs.begin("b2", inputs=content_of("plan", "b1"))
     runs.finish("a2", "b2")
-    runs.call("join", given=gave("a2", "b2"))
+    runs.call("join", inputs=content_of("a2", "b2"))
     assert runs.parents == {
         "plan": set(),
         "a1": {"plan"},
@@ -666,100 +666,100 @@ def test_lineage_tells_strands_apart(runs: Runs) -> None:
     assert runs.threads["b2"] == runs.threads["b1"]
 
 
-def test_without_lineage_all_that_had_ended_stays(runs: Runs) -> None:
-    """Where nothing tells strands apart, a call comes after both, as a guess."""
+def test_without_lineage_all_ended_calls_are_guesses(runs: Runs) -> None:
+    """If nothing tells the strands apart, a call comes after both, as a guess."""
     two_strands(runs)
     for name in ("a2", "b2"):
-        runs.begin(name, given=gave("plan"))
+        runs.begin(name, inputs=content_of("plan"))
         assert runs.parents[name] == runs.inexact[name] == {"a1", "b1"}
 
 
-def test_a_strand_that_goes_on_alone(runs: Runs) -> None:
-    """A strand's next steps do not hide that another strand may go on later."""
+def test_a_strand_that_continues_alone(runs: Runs) -> None:
+    """The next steps of one strand do not hide that another strand may continue later."""
     two_strands(runs)
-    runs.call("a2", given=gave("a1"))
-    runs.call("a3", given=gave("a2"))
-    assert runs.call("b2", given=gave("b1")) == {"b1"}
+    runs.call("a2", inputs=content_of("a1"))
+    runs.call("a3", inputs=content_of("a2"))
+    assert runs.call("b2", inputs=content_of("b1")) == {"b1"}
     assert runs.call("join") == {"a3", "b2"}
     assert runs.inexact["join"] == {"a3", "b2"}
 
 
-def test_lineage_adds_what_the_runs_do_not_know(runs: Runs) -> None:
-    """A result that comes by another way, such as a queue, is a dependency all the same."""
+def test_lineage_adds_parents_that_the_runs_do_not_show(runs: Runs) -> None:
+    """A result that is passed in another way, such as a queue, is a dependency as well."""
     runs.start("producer")
     runs.call("made", "producer")
     assert runs.call("unaware") == set()
-    assert runs.call("taker", given=gave("made")) == {"unaware", "made"}
-    assert runs.inexact["taker"] == {"unaware"}, "the producer still runs beside it"
+    assert runs.call("taker", inputs=content_of("made")) == {"unaware", "made"}
+    assert runs.inexact["taker"] == {"unaware"}, "the producer still runs"
 
 
-def test_lineage_takes_the_place_of_what_it_implies(runs: Runs) -> None:
-    """A call of the frontier that came before a proven one is no parent beside it."""
+def test_a_proven_parent_replaces_its_ancestors(runs: Runs) -> None:
+    """A call of the frontier that is an ancestor of a proven call is not a parent."""
     runs.call("a")
     runs.start("producer")
     runs.call("made", "producer")
-    assert runs.call("taker", given=gave("a", "made")) == {"made"}
+    assert runs.call("taker", inputs=content_of("a", "made")) == {"made"}
 
 
-def test_lineage_cannot_name_what_has_not_ended(runs: Runs) -> None:
-    """Parents have finished; chunks of a running call prove nothing."""
+def test_lineage_ignores_calls_that_have_not_ended(runs: Runs) -> None:
+    """A parent has finished; chunks of a running call are not evidence."""
     runs.begin("running")
     runs.call("background")
-    assert runs.call("next", given=gave("running", "background", "nobody")) == {"background"}
+    assert runs.call("next", inputs=content_of("running", "background", "unknown")) == {"background"}
 
 
 def test_a_join_continues_the_thread_that_lineage_proves(runs: Runs) -> None:
-    """Of the branches that end in a join, the one whose answer it is given goes on; else the oldest."""
+    """A join continues the branch whose answer is in its input; without such a branch, the oldest."""
     for name in ("x", "y"):
-        runs.begin(name, place=RunKind.STAGE)
+        runs.begin(name, kind=RunKind.STAGE)
     runs.finish("x", "y")
-    assert runs.call("join", given=gave("y")) == {"x", "y"}
+    assert runs.call("join", inputs=content_of("y")) == {"x", "y"}
     assert runs.threads["join"] == runs.threads["y"]
-    assert runs.inexact["join"] == set(), "stages are waited for, used or not"
+    assert runs.inexact["join"] == set(), "a stage is waited for even if its answer is not used"
 
 
 def test_a_quoted_text_settles_guesses(runs: Runs) -> None:
-    """A text inside a longer one is looked for among the guesses, and where nothing else is known."""
+    """Outputs of the guesses are searched for inside longer texts."""
     answers = {name: Content((f"the answer that {name} gave",)) for name in ("x", "y", "z")}
     for name in answers:
         runs.begin(name)
     for name, answer in answers.items():
         runs.tree.end_call(CallId(name), answer)
         runs.end(name)
-    runs.call("next", given=Content(("Improve: the answer that y gave!",)))
+    runs.call("next", inputs=Content(("Improve: the answer that y gave!",)))
     assert (runs.parents["next"], runs.inexact["next"]) == ({"y"}, set())
 
 
 def test_a_quoted_text_adds_nothing_to_certain_parents(runs: Runs) -> None:
-    """Where the runs leave no guess, only ids and whole texts add parents."""
+    """If the runs leave no guess, only ids and whole texts add parents."""
     runs.start("producer")
     runs.open("producer", "made")
     runs.tree.end_call(CallId("made"), Content(("a text of some length",)))
     runs.call("known")
-    assert runs.call("quoting", given=Content(("Improve: a text of some length",))) == {"known"}
-    assert runs.call("given", given=Content(("a text of some length",))) == {"quoting", "made"}
+    assert runs.call("quoting", inputs=Content(("Improve: a text of some length",))) == {"known"}
+    assert runs.call("given", inputs=Content(("a text of some length",))) == {"quoting", "made"}
 
 
-def test_what_a_call_is_given_is_read_only_in_doubt(runs: Runs) -> None:
-    """A program of one thread never looks at its messages."""
+def test_inputs_are_read_only_in_doubt(runs: Runs) -> None:
+    """In a program of one thread, messages are never read."""
 
     def read() -> Content:
         raise AssertionError("read")
 
     for name in "abc":
-        runs.call(name, given=read)
-    runs.begin("x", given=read)
-    runs.begin("y", given=read)
+        runs.call(name, inputs=read)
+    runs.begin("x", inputs=read)
+    runs.begin("y", inputs=read)
     runs.finish("x", "y")
     with pytest.raises(AssertionError, match="read"):
-        runs.call("join", given=read)
+        runs.call("join", inputs=read)
 
 
 # -- tools
 
 
 def test_a_call_names_the_tools_before_it(runs: Runs) -> None:
-    """Tools that ran since a call's parents ended are noted with it, once."""
+    """Tools that ran after a call's parents are noted with the call, each once."""
     runs.call("think")
     for tool in ("search", "calculator"):
         runs.start(tool)
@@ -774,8 +774,8 @@ def test_a_call_names_the_tools_before_it(runs: Runs) -> None:
     assert runs.tools["more"] == ()
 
 
-def test_a_call_inside_a_tool_names_it(runs: Runs) -> None:
-    """So is the tool around a call, before it and after it."""
+def test_a_call_inside_a_tool_names_the_tool(runs: Runs) -> None:
+    """The enclosing tool is noted with the first call inside it, and with the call after it."""
     runs.call("think")
     runs.start("expert")
     runs.tree.note_tool("expert", "expert")
@@ -789,15 +789,15 @@ def test_a_call_inside_a_tool_names_it(runs: Runs) -> None:
 # -- memory
 
 
-def test_a_long_program_is_forgotten_piece_by_piece() -> None:
-    """Old calls go, those that something still stands on stay."""
+def test_a_long_program_forgets_old_calls() -> None:
+    """Old calls are forgotten, except those that an open run still needs."""
     runs = Runs()
     runs.call("first")
     runs.start("slow")
     runs.start("other")
     for number in range(5000):
         runs.call(f"c{number}", "other")
-    assert len(runs.tree._past._calls) < 2500
+    assert len(runs.tree._ancestry._calls) < 2500
     assert len(runs.tree._ended) <= 1000
     assert runs.call("late", "slow") == {"first"}
     runs.end("slow", "other")
@@ -808,7 +808,7 @@ def test_a_long_program_is_forgotten_piece_by_piece() -> None:
 
 
 class Plan:
-    """A program of branches in sequences in branches, that is run in any order that it allows."""
+    """A program of branches in sequences in branches, which runs in any order that it allows."""
 
     def __init__(self, seed: random.Random) -> None:
         self.seed = seed
@@ -817,27 +817,27 @@ class Plan:
         self.names = (f"n{number}" for number in itertools.count())
 
     def make(self, depth: int) -> Any:
-        """A call (a name), or a kind with parts."""
+        """Make a call (a name), or a tuple of kind, name and parts."""
         kind = self.seed.choice(["call", "sequence", "stream", "fork"]) if depth else "call"
         if kind == "call":
             return next(self.names)
         return kind, next(self.names), [self.make(depth - 1) for _ in range(self.seed.randint(1, 3))]
 
-    def open(self, part: Any, parent: Hashable, place: RunKind) -> None:
-        """Start its run; a stream starts those of all its parts."""
+    def open(self, part: Any, parent: Hashable, kind: RunKind) -> None:
+        """Start the run of a part; a stream also starts the runs of all its parts."""
         name = part if isinstance(part, str) else part[1]
-        self.runs.start(name, parent, place=place, stage="fork" if place is RunKind.STAGE else None)
+        self.runs.start(name, parent, kind=kind, stage="fork" if kind is RunKind.STAGE else None)
         if not isinstance(part, str) and part[0] == "stream":
             for each in part[2]:
                 self.open(each, name, RunKind.STEP)
 
     def branch(self, part: Any, parent: Hashable, entry: set[str]) -> Generator[None, None, set[str]]:
-        """Go through a branch of a fork, when there is room for it."""
+        """Run a branch of a fork."""
         self.open(part, parent, RunKind.STAGE)
         return (yield from self.run(part, entry))
 
     def run(self, part: Any, entry: set[str]) -> Generator[None, None, set[str]]:
-        """Go through it, with a stop wherever another part may go on; gives the calls that what follows waits for."""
+        """Run a part and yield wherever another part may continue. Return the calls that the next part waits for."""
         if isinstance(part, str):
             self.runs.open(part, part)
             self.expected[part] = entry
@@ -848,16 +848,16 @@ class Plan:
         if kind == "fork":
             exits: set[str] = set()
             waiting = [self.branch(each, name, entry) for each in parts]
-            under_way: list[Generator[None, None, set[str]]] = []
-            room = self.seed.randint(1, 3)
-            while waiting or under_way:
-                while waiting and len(under_way) < room:
-                    under_way.append(waiting.pop())
-                branch = self.seed.choice(under_way)
+            running: list[Generator[None, None, set[str]]] = []
+            most = self.seed.randint(1, 3)
+            while waiting or running:
+                while waiting and len(running) < most:
+                    running.append(waiting.pop())
+                branch = self.seed.choice(running)
                 try:
                     next(branch)
                 except StopIteration as stop:
-                    under_way.remove(branch)
+                    running.remove(branch)
                     exits |= stop.value
                 yield
         else:
@@ -871,9 +871,9 @@ class Plan:
 
 
 @given(st.randoms(use_true_random=False))
-def test_a_structured_program_comes_out_as_it_is(seed: random.Random) -> None:
-    """Sequences and branches in each other to any depth, in any interleaving: exactly their edges, without a doubt, and
-    threads that are chains."""
+def test_the_graph_of_a_structured_program_is_exact(seed: random.Random) -> None:
+    """For sequences and branches nested to any depth, in any interleaving, the edges are exactly the expected ones,
+    without guesses, and the threads are chains."""
     plan = Plan(seed)
     top = ("sequence", "top", [plan.make(4) for _ in range(3)])
     plan.open(top, None, RunKind.CODE)
@@ -885,7 +885,7 @@ def test_a_structured_program_comes_out_as_it_is(seed: random.Random) -> None:
 
 
 def check_threads(runs: Runs) -> None:
-    """A thread is a chain, and no call begins one that could have continued one."""
+    """Assert that threads are chains, and that a call which can continue a thread does not begin a new one."""
     tails: dict[ThreadId, str] = {}
     for call, parents in runs.parents.items():  # in the order they started
         thread = runs.threads[call]
@@ -897,9 +897,9 @@ def check_threads(runs: Runs) -> None:
 
 
 @given(st.randoms(use_true_random=False), st.booleans())
-def test_strands_in_one_run(seed: random.Random, told: bool) -> None:
-    """Chains of calls that start at once in one run, which says nothing of them. If what calls are given says whose
-    they are, the chains come out; if not, each call comes after all that it could, as a guess."""
+def test_strands_in_one_run(seed: random.Random, with_lineage: bool) -> None:
+    """Chains of calls run concurrently in one run, which does not report them. If the inputs show the chains, the edges
+    are exactly those of the chains. If not, each call comes after all possible parents, as guesses."""
     runs = Runs()
     runs.start("node")
     strands = [[f"{letter}{number}" for number in range(seed.randint(1, 4))] for letter in "abcd"[: seed.randint(2, 4)]]
@@ -911,21 +911,21 @@ def test_strands_in_one_run(seed: random.Random, told: bool) -> None:
     while in_flight or waiting:
         if waiting and (not in_flight or seed.random() < 0.5):
             before, (call, *rest) = waiting.pop(seed.randrange(len(waiting)))
-            runs.open("node", call, given=gave(before) if told else NOTHING)
+            runs.open("node", call, inputs=content_of(before) if with_lineage else NOTHING)
             in_flight[call] = rest
         else:
             call = seed.choice(list(in_flight))
             rest = in_flight.pop(call)
-            runs.tree.end_call(CallId(call), gave(call))
+            runs.tree.end_call(CallId(call), content_of(call))
             if rest:
                 waiting.append((call, rest))
     above = ancestors(runs)
-    if told:
+    if with_lineage:
         assert runs.parents == truth
         assert not any(runs.inexact.values())
     for call, parents in truth.items():
         assert parents <= above[call], "no true edge is lost"
-        assert runs.parents[call] - runs.inexact[call] <= parents, "what is called exact is true"
+        assert runs.parents[call] - runs.inexact[call] <= parents, "an exact edge is a true edge"
     runs.end("node")
     runs.call("join")
     assert {last for *_, last in strands} <= above.setdefault("join", ancestors(runs)["join"])
@@ -934,7 +934,7 @@ def test_strands_in_one_run(seed: random.Random, told: bool) -> None:
 
 
 def ancestors(runs: Runs) -> dict[str, set[str]]:
-    """All that came before each call, by its parents."""
+    """Return the ancestors of each call."""
     above: dict[str, set[str]] = {}
     for call, parents in runs.parents.items():
         above[call] = set(parents).union(*(above[parent] for parent in parents))
@@ -946,28 +946,28 @@ step = st.tuples(st.sampled_from(["start", "begin", "open", "finish", "fail", "e
 
 @given(st.lists(step, min_size=10, max_size=80), st.sampled_from([1, 1000]))
 def test_any_tree_of_runs_gives_a_dag_in_order(steps: list[tuple[str, int]], keep: int) -> None:
-    """However runs nest, overlap, outlive each other and fail, whatever calls are given, and however little of the past
-    is kept: parents had finished before, none is an ancestor of another, and each thread is a chain."""
+    """Runs nest, overlap, outlive each other and fail at random, with random inputs and with little or much memory. The
+    parents of a call had finished before it, none is an ancestor of another, and each thread is a chain."""
     runs = Runs()
-    runs.tree._past._keep = runs.tree._past._limit = keep
+    runs.tree._ancestry._keep = runs.tree._ancestry._limit = keep
     containers: list[Hashable] = [ROOT, "never reported"]
     in_flight: list[str] = []
     finished: list[str] = []
     names = itertools.count()
     for action, number in steps:
         parent = containers[number % len(containers)]
-        place = list(RunKind)[number % 3]
+        kind = list(RunKind)[number % 3]
         if action == "start":
             fresh = next(names)
-            runs.start(fresh, parent, place=place)
+            runs.start(fresh, parent, kind=kind)
             containers.append(fresh)
         elif action in ("begin", "open"):
             call = f"c{next(names)}"
-            known = gave(*(each for each in finished if (number >> finished.index(each) % 20) & 1), *in_flight)
+            known = content_of(*(each for each in finished if (number >> finished.index(each) % 20) & 1), *in_flight)
             if action == "begin":
-                runs.begin(call, parent, given=known, place=place)
+                runs.begin(call, parent, inputs=known, kind=kind)
             else:
-                runs.open(parent, call, given=known)
+                runs.open(parent, call, inputs=known)
             assert runs.parents[call] <= set(finished)
             in_flight.append(call)
         elif action in ("finish", "fail") and in_flight:
@@ -985,17 +985,21 @@ def test_any_tree_of_runs_gives_a_dag_in_order(steps: list[tuple[str, int]], kee
 
     above = ancestors(runs)
     for parents in runs.parents.values():
-        assert not any(parent in above[other] for parent in parents for other in parents), "implied by another"
+        assert not any(parent in above[other] for parent in parents for other in parents), (
+            "a parent is an ancestor of another parent"
+        )
     last: dict[ThreadId, str] = {}
     for call, parents in runs.parents.items():
         before = last.get(runs.threads[call])
-        assert before is None or before in parents or before not in finished, "a chain, but for failed tries"
+        assert before is None or before in parents or before not in finished, (
+            "a thread is a chain, except for failed attempts"
+        )
         if call in finished:
             last[runs.threads[call]] = call
 
 
 def test_thread_ids_come_from_the_source_that_was_passed_in() -> None:
-    """The tree makes no ids itself, and asks for no more than it needs."""
+    """The tree makes no ids itself, and requests only the ids that it uses."""
     made: list[str] = []
 
     def make() -> ThreadId:

@@ -1,0 +1,92 @@
+"""Pictures of a program's graph in text: Mermaid and DOT.
+
+A picture has a box for each thread. Guesses are dashed, the critical path is thick, and edges are labelled with the
+tools that ran in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.core.ids import CallId
+
+if TYPE_CHECKING:
+    from weft.core.program.graph import ProgramGraph
+
+
+def mermaid(graph: ProgramGraph) -> str:
+    """Return a graph as a Mermaid flowchart."""
+    lines = ["flowchart TD"]
+    for number, calls in enumerate(_threads(graph)):
+        lines.append(f'    subgraph t{number}["thread {number}"]')
+        lines += [f'        {call}["{"<br/>".join(map(_mermaid_text, caption))}"]' for call, caption in calls]
+        lines.append("    end")
+    thick = []
+    for number, edge in enumerate(_edges(graph)):
+        arrow = "-->" if edge.exact else "-.->"
+        label = f'|"{_mermaid_text(edge.label)}"|' if edge.label else ""
+        lines.append(f"    {edge.parent} {arrow}{label} {edge.call}")
+        thick += [str(number)] if edge.critical else []
+    if thick:
+        lines.append(f"    linkStyle {','.join(thick)} stroke-width:4px")
+    return "\n".join(lines) + "\n"
+
+
+def dot(graph: ProgramGraph) -> str:
+    """Return a graph in the DOT language of Graphviz."""
+    lines = [f'digraph "{_dot_text(graph.name)}" {{', "    node [shape=box];"]
+    for number, calls in enumerate(_threads(graph)):
+        lines.append(f'    subgraph cluster_{number} {{ label="thread {number}";')
+        captions = ((call, "\\n".join(map(_dot_text, caption))) for call, caption in calls)
+        lines += [f'        {call} [label="{caption}"];' for call, caption in captions]
+        lines.append("    }")
+    for edge in _edges(graph):
+        style = [f'label="{_dot_text(edge.label)}"'] if edge.label else []
+        style += [] if edge.exact else ["style=dashed"]
+        style += ["penwidth=3"] if edge.critical else []
+        lines.append(f"    {edge.parent} -> {edge.call}" + (f" [{', '.join(style)}]" if style else "") + ";")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+class _Edge(NamedTuple):
+    parent: str  # short name
+    call: str  # short name
+    exact: bool
+    critical: bool  # on the critical path
+    label: str  # the tools that ran in between, and for how long
+
+
+def _threads(graph: ProgramGraph) -> Iterator[list[tuple[str, tuple[str, ...]]]]:
+    """For each thread, yield its calls, each as a short name and the lines of its caption."""
+    names = _short_names(graph)
+    for calls in graph.threads.values():
+        yield [(names[call_id], graph[call_id].caption) for call_id in calls]
+
+
+def _edges(graph: ProgramGraph) -> Iterator[_Edge]:
+    names = _short_names(graph)
+    critical = set(itertools.pairwise(graph.critical_path().calls))
+    gaps = {(gap.after, gap.before): gap for gap in graph.interceptions if gap.tools}
+    for node in graph.calls:
+        for edge in node.parents:
+            pair = (edge.parent, node.call_id)
+            gap = gaps.get(pair)
+            label = f"{', '.join(gap.tools)} {gap.duration_s:.3f} s" if gap else ""
+            yield _Edge(names[edge.parent], names[node.call_id], edge.exact, pair in critical, label)
+
+
+def _short_names(graph: ProgramGraph) -> dict[CallId, str]:
+    return {node.call_id: f"c{number}" for number, node in enumerate(graph.calls)}
+
+
+def _mermaid_text(text: str) -> str:
+    """Escape a text for Mermaid, which reads `#code;` as a character."""
+    return "".join(each if each.isalnum() or each in " .,-_:()/" else f"#{ord(each)};" for each in text)
+
+
+def _dot_text(text: str) -> str:
+    """Escape a text for a quoted DOT string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return "".join(each if each.isprintable() else " " for each in escaped)
