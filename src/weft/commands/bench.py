@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from weft.bench.baselines import DEFAULT_BASELINES
+from weft.bench.baselines import BASELINES, DEFAULT_BASELINES
 from weft.commands.progress import BenchProgress
 from weft.core.errors import BenchError, VllmUnavailableError
 
@@ -15,7 +15,7 @@ from weft.core.errors import BenchError, VllmUnavailableError
 def bench(  # noqa: PLR0917  typer reads options off the signature
     source: Annotated[str, typer.Argument(help="chat, tools, search, mixed, or a program trace (docs/simulator.md).")],
     out: Annotated[
-        Path, typer.Option(help="Folder for results.json, report.md and pictures; the same folder resumes a benchmark.")
+        Path, typer.Option(help="Folder for results.json, report.md and plots; the same folder resumes a benchmark.")
     ],
     programs: Annotated[int, typer.Option(help="Programs in a round (of a trace: at most).")] = 40,
     seed: Annotated[int, typer.Option(help="The same seed draws the same programs.")] = 0,
@@ -29,7 +29,8 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         typer.Option(
             "--baselines",
             "--rivals",  # the option's former name, still accepted
-            help="Schedulers to compare, the first as the base of all ratios. Also: stock-again, atlas-swap.",
+            help="Schedulers to compare, the first as the base of all ratios. Also: "
+            f"{', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}.",
         ),
     ] = ",".join(DEFAULT_BASELINES),
     batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 8,
@@ -39,9 +40,11 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; each draws new programs.")] = 3,
     clock: Annotated[
         Literal["steps", "seconds"],
-        typer.Option(help="The clock of arrivals; with steps, a run can be repeated to the digit."),
+        typer.Option(help="The clock of arrivals; with steps, results repeat to the digit."),
     ] = "steps",
-    closed: Annotated[bool, typer.Option("--closed", help="Also play all programs at once, for the makespan.")] = False,
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Also replay all programs at once, for the makespan.")
+    ] = False,
     model: Annotated[str, typer.Option(help="tiny (random), embedded, or a folder in Hugging Face format.")] = "tiny",
 ) -> None:
     """Replay programs on real vLLM under baseline schedulers, and compare their latency."""
@@ -68,12 +71,12 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         raise VllmUnavailableError("it is not installed")
     plots.pyplot()  # A missing matplotlib is reported now and not after hours.
     journal = Journal(out, settings.to_json() | {"vllm": version})
-    units = [(name, number) for number in range(rounds) for name in names]
+    keys = [(name, number) for number in range(rounds) for name in names]
     with BenchProgress() as progress:
-        replay_missing(settings, journal, units, progress)
-        played = [journal.rounds[name, number] for name in names for number in range(rounds)]
-        progress.begin("simulating", len(played) * (len(settings.baselines) + 1))
-        path = report.write(settings, played, out, progress.advance)
+        replay_missing(settings, journal, keys, progress)
+        replayed = [journal.rounds[name, number] for name in names for number in range(rounds)]
+        progress.begin("simulating", len(replayed) * (len(settings.baselines) + 1))
+        path = report.write(settings, replayed, out, progress.advance)
     typer.echo(path)
 
 
