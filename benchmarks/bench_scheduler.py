@@ -56,9 +56,8 @@ class Bench:
         for n in range(running + waiting):
             header = {"program_id": f"p{rng.randrange(1000)}", "call_id": f"c{n}", "service_s": rng.uniform(0, 100)}
             if n < running:
-                header["service_s"] = (
-                    0.0  # The running requests are not preempted, because preemption is not measured here.
-                )
+                # Running requests have no service yet, so they are not preempted: preemption is not measured here.
+                header["service_s"] = 0.0
             self.scheduler.add_request(
                 Request(
                     f"r{n}",
