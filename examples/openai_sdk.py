@@ -95,8 +95,8 @@ async def look_up(country: str, engine: weft.Engine, program: weft.Program) -> s
             asked_for = Lookup.model_validate_json(call.function.arguments).country
             result = f"The capital of {asked_for} is {CAPITALS[asked_for]}."
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    told = await completions.create(model=engine.model, messages=messages, temperature=0, max_tokens=24)
-    return (told.choices[0].message.content or "").strip()
+    answer = await completions.create(model=engine.model, messages=messages, temperature=0, max_tokens=24)
+    return (answer.choices[0].message.content or "").strip()
 
 
 async def run(model: str | None, picture: Path) -> list[str]:

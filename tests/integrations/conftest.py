@@ -1,4 +1,4 @@
-"""Models on the session's engine, for the tests of the LangChain integration."""
+"""LangChain models on the session's engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def model(engine: weft.Engine) -> ChatWeft:
-    """Answers at once, with 12 tokens of nonsense."""
+    """A model that answers at once, with 12 random tokens."""
     from weft.integrations.langchain import ChatWeft
 
     return ChatWeft(engine=engine, temperature=0, max_tokens=12, model_kwargs={"ignore_eos": True})
@@ -21,7 +21,7 @@ def model(engine: weft.Engine) -> ChatWeft:
 
 @pytest.fixture
 def endless(engine: weft.Engine) -> ChatWeft:
-    """Answers for seconds, unless it is stopped."""
+    """A model whose calls last for seconds, unless they are aborted."""
     from weft.integrations.langchain import ChatWeft
 
     return ChatWeft(engine=engine, temperature=0, max_tokens=1900, model_kwargs={"ignore_eos": True})
@@ -29,7 +29,10 @@ def endless(engine: weft.Engine) -> ChatWeft:
 
 @pytest.fixture
 def structured(engine: weft.Engine) -> ChatWeft:
-    """For tool calls and JSON. Schemas allow white space without end, which a random model likes: ruled out here."""
+    """A model for tool calls and JSON.
+
+    White space is excluded, because schemas allow any amount of it and a random model would generate it without end.
+    """
     from weft.integrations.langchain import ChatWeft
 
     tokenizer: Any = engine._llm.renderer.tokenizer

@@ -1,4 +1,4 @@
-"""Binding a team at once: whom it covers, what it refuses, and binding it again."""
+"""`bind_team`: which clients it binds, what it rejects, and binding a team again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pair(engine: weft.Engine, *names: str, **extra: Any) -> RoundRobinGroupChat:
 
 
 class Poet(BaseChatAgent):
-    """A user's own agent, with clients where it likes to keep them."""
+    """A user's own agent class, with clients in a list and in a dictionary."""
 
     def __init__(self, name: str, client: ChatCompletionClient) -> None:
         super().__init__(name, "A poet.")
@@ -58,7 +58,7 @@ class Poet(BaseChatAgent):
 
 
 class NoExecutor(CodeExecutor):
-    """Runs nothing."""
+    """An executor that runs nothing."""
 
     component_type = "code_executor"
 
@@ -74,7 +74,7 @@ class NoExecutor(CodeExecutor):
     async def restart(self) -> None: ...
 
 
-def never(_request: ApprovalRequest) -> ApprovalResponse:
+def never_approve(_request: ApprovalRequest) -> ApprovalResponse:
     return ApprovalResponse(approved=False, reason="never")
 
 
@@ -82,24 +82,24 @@ def labels(program: weft.Program) -> list[str]:
     return [call.label for call in program.graph.calls]
 
 
-# -- whom it covers
+# -- which clients it binds
 
 
 async def test_it_returns_the_team(engine: weft.Engine) -> None:
-    """The same object, so that it can be bound where it is made; agents with nothing to bind are left alone."""
+    """`bind_team` returns the team itself, for use in an expression. Agents without a client are skipped."""
     team = RoundRobinGroupChat(
         [
             agent("ann", babbling(engine)),
             UserProxyAgent("me"),
-            CodeExecutorAgent("code", NoExecutor(), approval_func=never),
+            CodeExecutorAgent("code", NoExecutor(), approval_func=never_approve),
         ]
     )
     with weft.Program() as program:
         assert bind_team(team, program) is team
 
 
-async def test_agents_of_ones_own(engine: weft.Engine) -> None:
-    """An agent of a user's class, with clients in a list and in a dictionary."""
+async def test_agent_classes_of_users(engine: weft.Engine) -> None:
+    """Clients in a list and in a dictionary of a user's own agent are bound."""
     team = RoundRobinGroupChat([Poet("poet", babbling(engine))], max_turns=1)
     async with weft.Program() as program:
         await bind_team(team, program).run(task="Sing.")
@@ -107,7 +107,7 @@ async def test_agents_of_ones_own(engine: weft.Engine) -> None:
 
 
 async def test_a_client_behind_a_cache(engine: weft.Engine) -> None:
-    """A client that another one wraps is bound inside it; what the cache answers is no call."""
+    """A client that another client wraps is bound inside it. An answer from the cache is not a call."""
     asker = agent("asker", ChatCompletionCache(babbling(engine)))
     async with weft.Program() as program:
         bind_team(asker, program)
@@ -118,7 +118,7 @@ async def test_a_client_behind_a_cache(engine: weft.Engine) -> None:
 
 
 async def test_an_orchestrator(engine: weft.Engine) -> None:
-    """Magentic-One's own client is bound as well, under the team's name."""
+    """The client of Magentic-One's orchestrator is bound under the team's name."""
     team = MagenticOneGroupChat([agent("ann", babbling(engine))], babbling(engine), name="magentic")
     with weft.Program() as program:
         bind_team(team, program)
@@ -126,7 +126,7 @@ async def test_an_orchestrator(engine: weft.Engine) -> None:
 
 
 async def test_names_given_by_hand(engine: weft.Engine) -> None:
-    """An agent that was bound under another name keeps it, and a client may be shared by all."""
+    """A client that was bound with an agent name keeps the name, and agents may share a client."""
     client = babbling(engine)
     async with weft.Program() as program:
         team = RoundRobinGroupChat(
@@ -140,7 +140,7 @@ async def test_names_given_by_hand(engine: weft.Engine) -> None:
 
 
 async def test_with_the_decorator(engine: weft.Engine) -> None:
-    """A team that is made, bound and run inside an entrypoint."""
+    """A team can be made, bound and run inside an entrypoint."""
     client = babbling(engine)
 
     @weft.program
@@ -154,12 +154,12 @@ async def test_with_the_decorator(engine: weft.Engine) -> None:
     assert [row.info.name for row in engine.table.ended()[:1]] == ["debate"]
 
 
-# -- again
+# -- binding again
 
 
 @pytest.mark.parametrize("kind", ["round robin", "selector"])
 async def test_a_team_is_bound_again_for_its_next_run(engine: weft.Engine, kind: str) -> None:
-    """When its program has ended, the team, its manager included, can go on in another."""
+    """After the end of its program, a team and its manager can run in another program."""
     members: list[Any] = [agent(name, babbling(engine)) for name in ("ann", "bob", "cid")]
     team: Any = RoundRobinGroupChat(members, max_turns=2)
     if kind == "selector":
@@ -172,12 +172,12 @@ async def test_a_team_is_bound_again_for_its_next_run(engine: weft.Engine, kind:
     assert [len(program.graph) for program in programs] == [2 if kind == "round robin" else 4] * 3
     assert [program.row.calls for program in programs if program.row is not None] == [len(programs[0].graph)] * 3
     if kind == "round robin":
-        assert labels(programs[1]) == ["cid", "ann"]  # it goes on where it stood
+        assert labels(programs[1]) == ["cid", "ann"]  # The team continues with the next agent.
         assert parents(programs[1]) == {"cid1": [], "ann1": ["cid1"]}
 
 
 async def test_binding_twice_to_the_same_program(engine: weft.Engine) -> None:
-    """Changes nothing, and a branch of the program takes the team over."""
+    """Binding a team twice changes nothing, and a team can be bound to a branch of its program."""
     team = pair(engine, max_turns=2)
     async with weft.Program() as program:
         bind_team(bind_team(team, program), program)
@@ -188,7 +188,7 @@ async def test_binding_twice_to_the_same_program(engine: weft.Engine) -> None:
 
 
 async def test_a_team_whose_program_has_ended(engine: weft.Engine) -> None:
-    """Its calls are refused by name, as AutoGen tells errors: by their text."""
+    """The calls of a team whose program has ended raise an error that names the program."""
     team = pair(engine, max_turns=2)
     async with weft.Program("over") as program:
         bind_team(team, program)
@@ -198,11 +198,11 @@ async def test_a_team_whose_program_has_ended(engine: weft.Engine) -> None:
         bind_team(team, program)
 
 
-# -- what it refuses
+# -- what it rejects
 
 
 async def test_two_programs_at_once(engine: weft.Engine) -> None:
-    """A team of a program that still runs is not taken from it, nor is an agent that two teams share."""
+    """A team cannot be bound while its program runs, and neither can a team that shares an agent with it."""
     team = pair(engine)
     shared = RoundRobinGroupChat([agent("cid", babbling(engine)), team._participants[1]])
     with weft.Program("first") as first, weft.Program("second") as second:
@@ -214,7 +214,7 @@ async def test_two_programs_at_once(engine: weft.Engine) -> None:
         with pytest.raises(TeamBindingError, match="'bob' belongs to program 'first'"):
             bind_team(shared, second)
         assert [client_of(member).binding.program for member in team._participants] == [first, first]  # type: ignore[union-attr]
-        assert client_of(shared._participants[0]).binding is None, "nothing of a refused team is bound"
+        assert client_of(shared._participants[0]).binding is None, "no client of a rejected team is bound"
     with weft.Program() as third:
         bind_team(shared, third)
 
@@ -226,15 +226,15 @@ def client_of(member: Any) -> WeftChatCompletionClient:
 
 
 async def test_a_client_bound_by_hand_to_another_program(engine: weft.Engine) -> None:
-    """It is as taken as one that was bound with its team."""
+    """A client that was bound by `bind` counts like one that was bound by `bind_team`."""
     with weft.Program("first") as first, weft.Program("second") as second:
-        mine = agent("ann", babbling(engine).bind(first))
+        bound = agent("ann", babbling(engine).bind(first))
         with pytest.raises(TeamBindingError, match="'ann' belongs to program 'first'"):
-            bind_team(mine, second)
+            bind_team(bound, second)
 
 
 async def test_another_client(engine: weft.Engine) -> None:
-    """An agent on another backend is named, with its client."""
+    """The error for an agent with another kind of client names the agent and the client."""
     team = RoundRobinGroupChat([agent("ann", babbling(engine)), agent("bob", ReplayChatCompletionClient(["Hello"]))])
     with (
         weft.Program() as program,
@@ -246,13 +246,13 @@ async def test_another_client(engine: weft.Engine) -> None:
 
 
 async def test_nothing_to_bind() -> None:
-    """A team without a client is a mistake."""
+    """A team without any client is an error."""
     with weft.Program() as program, pytest.raises(TeamBindingError, match="'me' has no WeftChatCompletionClient"):
         bind_team(UserProxyAgent("me"), program)
 
 
 async def test_a_team_that_has_run_unbound(engine: weft.Engine) -> None:
-    """A selector keeps the client of its first run, so it has to be bound before."""
+    """A selector keeps the client of its first run, so it must be bound before that run."""
     members: list[Any] = [agent(name, babbling(engine)) for name in ("ann", "bob")]
     team = SelectorGroupChat(members, saying(engine, "ann", "bob"), name="chair", max_turns=1)
     await team.run(task="Talk.")
@@ -265,8 +265,8 @@ async def test_a_team_that_has_run_unbound(engine: weft.Engine) -> None:
     assert labels(program) == ["bob"]
 
 
-async def test_asked_and_streamed(engine: weft.Engine) -> None:
-    """A bound team streams its messages as before, its result last."""
+async def test_a_streamed_run(engine: weft.Engine) -> None:
+    """A bound team streams its messages and then its result."""
     team = pair(engine, max_turns=2)
     async with weft.Program() as program:
         messages = [message async for message in bind_team(team, program).run_stream(task="Talk.")]

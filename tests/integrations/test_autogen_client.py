@@ -1,4 +1,4 @@
-"""AutoGen's client interface, method by method, on the tiny engine."""
+"""AutoGen's client interface, method by method, on the session's engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 
 class Ship(BaseModel):
-    """What a structured answer is."""
+    """The form of a structured answer."""
 
     kind: Literal["sail", "steam"]
     sunk: bool
@@ -83,8 +83,8 @@ CONVERSATIONS: dict[str, list[LLMMessage]] = {
 }
 
 
-async def streamed(client: ChatCompletionClient, *args: Any, **kwargs: Any) -> tuple[list[str], CreateResult]:
-    """The pieces of a stream, and its last item."""
+async def stream_answer(client: ChatCompletionClient, *args: Any, **kwargs: Any) -> tuple[list[str], CreateResult]:
+    """The pieces and the result of a stream."""
     items = [item async for item in client.create_stream(*args, **kwargs)]
     assert isinstance(items[-1], CreateResult)
     pieces = [item for item in items[:-1] if isinstance(item, str)]
@@ -92,11 +92,11 @@ async def streamed(client: ChatCompletionClient, *args: Any, **kwargs: Any) -> t
     return pieces, items[-1]
 
 
-async def answered(client: ChatCompletionClient, way: str, *args: Any, **kwargs: Any) -> CreateResult:
-    """The answer, as a whole or from a stream."""
+async def get_answer(client: ChatCompletionClient, way: str, *args: Any, **kwargs: Any) -> CreateResult:
+    """The answer of `create` or of `create_stream`."""
     if way == "create":
         return await client.create(*args, **kwargs)
-    return (await streamed(client, *args, **kwargs))[1]
+    return (await stream_answer(client, *args, **kwargs))[1]
 
 
 both_ways = pytest.mark.parametrize("way", ["create", "stream"])
@@ -106,12 +106,12 @@ both_ways = pytest.mark.parametrize("way", ["create", "stream"])
 
 
 async def test_a_text(engine: weft.Engine) -> None:
-    """A text with its usage and why it ended; the stream gives the same, in pieces."""
+    """An answer has a text, its usage and its finish reason. A stream gives the same in pieces."""
     client = babbling(engine)
     whole = await client.create(asked())
     assert isinstance(whole.content, str)
     assert (whole.finish_reason, whole.usage.completion_tokens, whole.cached) == ("length", 12, False)
-    pieces, joined = await streamed(client, asked())
+    pieces, joined = await stream_answer(client, asked())
     assert len(pieces) > 5
     assert "".join(pieces) == joined.content == whole.content
     assert joined == whole
@@ -125,16 +125,16 @@ async def test_a_text(engine: weft.Engine) -> None:
 async def test_tokens_are_counted_as_the_engine_does(
     engine: weft.Engine, conversation: str, tools: list[Any], way: str
 ) -> None:
-    """count_tokens is exactly what the call is then billed, whatever the messages and the tools."""
+    """`count_tokens` gives exactly the prompt tokens of the call, for all kinds of messages and tools."""
     client = babbling(engine, tokens=2, add_name_prefixes=way == "stream")
     messages = CONVERSATIONS[conversation]
     count = client.count_tokens(messages, tools=tools)
-    assert count == (await answered(client, way, messages, tools=tools)).usage.prompt_tokens
+    assert count == (await get_answer(client, way, messages, tools=tools)).usage.prompt_tokens
     assert client.remaining_tokens(messages, tools=tools) == engine.max_model_len - count
 
 
-async def test_tokens_of_what_does_not_fit(engine: weft.Engine) -> None:
-    """A prompt that is too long has a count too, and less than nothing remains."""
+async def test_tokens_of_a_prompt_that_is_too_long(engine: weft.Engine) -> None:
+    """A prompt that is too long can be counted, and the remaining tokens are negative."""
     client = babbling(engine)
     messages = asked("again " * 5000)
     assert client.count_tokens(messages) > engine.max_model_len
@@ -144,7 +144,8 @@ async def test_tokens_of_what_does_not_fit(engine: weft.Engine) -> None:
 
 
 async def test_a_template_that_refuses(engine: weft.Engine) -> None:
-    """What the chat template refuses cannot be counted either, and such a template takes no second system message."""
+    """Messages that the chat template refuses cannot be counted. The client finds out whether the template renders
+    several system messages."""
     picky = "{% if messages | length > 2 %}{{ raise_exception('one system message') }}{% endif %}{{ messages }}"
     with pytest.raises(InvalidRequestError, match="one system message"):
         babbling(engine, chat_template=picky).count_tokens(CONVERSATIONS["answered"])
@@ -154,9 +155,9 @@ async def test_a_template_that_refuses(engine: weft.Engine) -> None:
 
 @both_ways
 async def test_required_tools(engine: weft.Engine, way: str) -> None:
-    """A call of one of the tools, with arguments that fit its schema."""
+    """The answer is a call of one of the tools, with arguments that fit its schema."""
     client = terse(engine, parallel_tool_calls=False)
-    result = await answered(client, way, asked(), tools=[WEATHER, TIDES], tool_choice="required")
+    result = await get_answer(client, way, asked(), tools=[WEATHER, TIDES], tool_choice="required")
     assert result.finish_reason == "function_calls"
     (call,) = result.content
     assert isinstance(call, FunctionCall)
@@ -171,16 +172,16 @@ async def test_required_tools(engine: weft.Engine, way: str) -> None:
 @both_ways
 @pytest.mark.parametrize("tool", [WEATHER, TIDES], ids=lambda tool: str(tool.name))
 async def test_one_tool(engine: weft.Engine, tool: FunctionTool, way: str) -> None:
-    """The tool that was chosen, of several."""
-    result = await answered(terse(engine), way, asked(), tools=[WEATHER, TIDES], tool_choice=tool)
+    """The answer calls the tool that `tool_choice` names."""
+    result = await get_answer(terse(engine), way, asked(), tools=[WEATHER, TIDES], tool_choice=tool)
     assert {call.name for call in result.content if isinstance(call, FunctionCall)} == {tool.name}
 
 
 @both_ways
 async def test_several_calls_and_a_thought(engine: weft.Engine, way: str) -> None:
-    """Calls that the model makes of its own accord, in their order, each with an id; its text is a thought."""
+    """Under "auto", tool calls come in their order, each with an id, and the text before them is a thought."""
     client = calling(engine, ("tides", {"hour": "noon"}), ("weather", {"city": "Rome"}))
-    result = await answered(client, way, asked(), tools=[WEATHER, TIDES])
+    result = await get_answer(client, way, asked(), tools=[WEATHER, TIDES])
     calls = [call for call in result.content if isinstance(call, FunctionCall)]
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [
         ("tides", {"hour": "noon"}),
@@ -192,15 +193,15 @@ async def test_several_calls_and_a_thought(engine: weft.Engine, way: str) -> Non
 
 @both_ways
 async def test_no_tools(engine: weft.Engine, way: str) -> None:
-    """tool_choice="none" keeps what looks like a call as a text, and is no mistake where there are no tools."""
+    """tool_choice="none" leaves the text of a tool call as it is, and is allowed without tools."""
     client = calling(engine, ("tides", {"hour": "noon"}))
     for tools in ([TIDES], []):
-        result = await answered(client, way, asked(), tools=tools, tool_choice="none")
+        result = await get_answer(client, way, asked(), tools=tools, tool_choice="none")
         assert str(result.content).startswith("I ask.\n<tool_call>")
 
 
 async def test_the_clients_own_tool_choice(engine: weft.Engine) -> None:
-    """It holds where the call says nothing; without tools there is nothing to choose."""
+    """The client's tool_choice applies to calls without one of their own, and is ignored without tools."""
     client = terse(engine, tool_choice="required")
     assert (await client.create(asked(), tools=[WEATHER])).finish_reason == "function_calls"
     assert isinstance((await client.create(asked(), tools=[WEATHER], tool_choice="none")).content, str)
@@ -209,26 +210,26 @@ async def test_the_clients_own_tool_choice(engine: weft.Engine) -> None:
 
 @both_ways
 async def test_json(engine: weft.Engine, way: str) -> None:
-    """True gives an object; a class gives its fields; False gives text again where the client's default is JSON."""
-    ship = await answered(terse(engine), way, asked(), json_output=Ship)
+    """`json_output` is True for any object, a class for its schema, or False for text where JSON is the default."""
+    ship = await get_answer(terse(engine), way, asked(), json_output=Ship)
     Ship.model_validate_json(str(ship.content))
-    some = await answered(saying_json(engine), way, asked(), json_output=True)
+    some = await get_answer(saying_json(engine), way, asked(), json_output=True)
     assert isinstance(json.loads(str(some.content)), dict)
     default = babbling(engine, response_format={"type": "json_object"})
-    assert not str((await answered(default, way, asked(), json_output=False)).content).startswith("{")
+    assert not str((await get_answer(default, way, asked(), json_output=False)).content).startswith("{")
 
 
 def saying_json(engine: weft.Engine) -> WeftChatCompletionClient:
-    """Says `{}`: a random model, left to itself, would open a string and fill it without end."""
+    """A client that generates `{}`. Unconstrained, a random model would open a string and fill it without end."""
     tokenizer: Any = engine._llm.renderer.tokenizer
     bias = {str(tokenizer.encode(mark, add_special_tokens=False)[0]): 100 for mark in "{}"}
     return WeftChatCompletionClient(engine, temperature=0, max_tokens=60, logit_bias=bias)
 
 
 @both_ways
-async def test_json_beside_tools(engine: weft.Engine, way: str) -> None:
-    """Offered both, the model does one of them, and either is whole."""
-    result = await answered(terse(engine), way, asked(), tools=[WEATHER], json_output=Ship)
+async def test_json_with_tools(engine: weft.Engine, way: str) -> None:
+    """With JSON and tools, the answer is complete JSON or a tool call."""
+    result = await get_answer(terse(engine), way, asked(), tools=[WEATHER], json_output=Ship)
     if isinstance(result.content, str):
         Ship.model_validate_json(result.content)
     else:
@@ -237,24 +238,24 @@ async def test_json_beside_tools(engine: weft.Engine, way: str) -> None:
 
 @both_ways
 async def test_cut_off(engine: weft.Engine, way: str) -> None:
-    """JSON or a tool call that max_tokens cut off is an error that says so; its tokens were used all the same."""
+    """JSON or a tool call that max_tokens cut off is an error. Its tokens count as usage."""
     client = terse(engine)
     few = {"extra_create_args": {"max_tokens": 3}}
     with pytest.raises(OutputParsingError, match="JSON was complete; allow more tokens"):
-        await answered(client, way, asked(), json_output=Ship, **few)
+        await get_answer(client, way, asked(), json_output=Ship, **few)
     with pytest.raises(OutputParsingError, match="tool call was complete; allow more tokens"):
-        await answered(client, way, asked(), tools=[WEATHER], tool_choice="required", **few)
+        await get_answer(client, way, asked(), tools=[WEATHER], tool_choice="required", **few)
     assert client.total_usage().completion_tokens == 6
 
 
 async def test_log_probabilities(engine: weft.Engine) -> None:
-    """One for each token, with alternatives, in a stream too."""
+    """Answers and streams have the log probability of each token, with alternatives."""
     client = babbling(engine, logprobs=True, top_logprobs=2)
     whole = await client.create(asked())
     assert whole.logprobs is not None
     assert len(whole.logprobs) == 12
     assert len(whole.logprobs[0].top_logprobs or ()) == 2
-    _, joined = await streamed(client, asked())
+    _, joined = await stream_answer(client, asked())
     assert [token.token for token in joined.logprobs or ()] == [token.token for token in whole.logprobs]
 
 
@@ -262,7 +263,7 @@ async def test_log_probabilities(engine: weft.Engine) -> None:
 
 
 async def test_settings_of_a_call(engine: weft.Engine) -> None:
-    """extra_create_args come before the client's own settings, for that call."""
+    """For one call, `extra_create_args` override the client's settings."""
     client = babbling(engine)
     assert (await client.create(asked(), extra_create_args={"max_tokens": 3})).usage.completion_tokens == 3
     assert (await client.create(asked())).usage.completion_tokens == 12
@@ -270,7 +271,7 @@ async def test_settings_of_a_call(engine: weft.Engine) -> None:
 
 @pytest.mark.parametrize("name", ["temprature", "messages", "stream", "n", "tools"])
 async def test_unknown_settings(engine: weft.Engine, name: str) -> None:
-    """A setting that there is not, or that is not to be set, is named at once."""
+    """An unknown or reserved setting raises an error that names it."""
     with pytest.raises(InvalidRequestError, match=name):
         WeftChatCompletionClient(engine, **{name: 1})
     with pytest.raises(InvalidRequestError, match=name):
@@ -280,13 +281,13 @@ async def test_unknown_settings(engine: weft.Engine, name: str) -> None:
 @both_ways
 @pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": 7}, {"max_tokens": "many"}, {"stop": 5}], ids=str)
 async def test_settings_that_make_no_sense(engine: weft.Engine, wrong: dict[str, Any], way: str) -> None:
-    """vLLM's refusal names the field."""
+    """The error for a wrong value names the field."""
     with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
-        await answered(babbling(engine), way, asked(), extra_create_args=wrong)
+        await get_answer(babbling(engine), way, asked(), extra_create_args=wrong)
 
 
 async def test_abilities(engine: weft.Engine) -> None:
-    """What AutoGen may ask of the model; what model_info denies is refused before it reaches the engine."""
+    """`model_info` has defaults. What it denies is rejected before the request reaches the engine."""
     client = babbling(engine)
     assert client.model_info == {
         "vision": False,
@@ -309,7 +310,7 @@ async def test_abilities(engine: weft.Engine) -> None:
 
 @pytest.mark.filterwarnings("ignore:Internal module name:UserWarning")
 async def test_no_configuration(engine: weft.Engine) -> None:
-    """A client cannot be dumped, and says why; closing it leaves the engine alone."""
+    """A client cannot be dumped, and the error says why. Closing a client does not close its engine."""
     client = babbling(engine)
     with pytest.raises(ClientConfigError, match="holds an engine") as caught:
         client.dump_component()
@@ -322,12 +323,12 @@ async def test_no_configuration(engine: weft.Engine) -> None:
 
 
 async def test_usage(engine: weft.Engine) -> None:
-    """A bound client counts its own tokens; the one it was bound from counts all, and so does AutoGen's other name."""
+    """A bound client counts its own tokens, and the client from which it was bound counts all of them."""
     client = babbling(engine)
     with weft.Program() as program:
         ann, bob = client.bind(program, agent="ann"), client.bind(program, agent="bob")
         await ann.create(asked())
-        await streamed(bob, asked())
+        await stream_answer(bob, asked())
         await bob.create(asked("And the harbour?"))
         await client.create(asked())
     assert [each.total_usage().completion_tokens for each in (ann, bob, client)] == [12, 24, 48]
@@ -335,20 +336,21 @@ async def test_usage(engine: weft.Engine) -> None:
     assert isinstance(client.total_usage(), RequestUsage)
     row = program.row
     assert row is not None
-    ours = [ann.total_usage(), bob.total_usage()]
-    assert sum(usage.prompt_tokens for usage in ours) == row.account.prompt_tokens
-    assert sum(usage.completion_tokens for usage in ours) == row.account.output_tokens
+    bound = [ann.total_usage(), bob.total_usage()]
+    assert sum(usage.prompt_tokens for usage in bound) == row.account.prompt_tokens
+    assert sum(usage.completion_tokens for usage in bound) == row.account.output_tokens
 
 
 @both_ways
 async def test_a_bound_client(engine: weft.Engine, way: str) -> None:
-    """Its calls are its program's, one after another, under its agent's name; settings are those it was bound from."""
+    """The calls of a bound client belong to its program, form a chain, and carry the agent's name. It keeps the
+    settings of the client from which it was bound."""
     client = babbling(engine)
     with weft.Program("talk") as program:
         bound = client.bind(program, agent="ann")
         assert client.binding is None
         for text in ("Where?", "When?", "Why?"):
-            assert (await answered(bound, way, asked(text))).usage.completion_tokens == 12
+            assert (await get_answer(bound, way, asked(text))).usage.completion_tokens == 12
         calls = program.graph.calls
         assert program.row is not None
         assert program.row.calls == 3
@@ -357,17 +359,17 @@ async def test_a_bound_client(engine: weft.Engine, way: str) -> None:
     assert [[edge.parent for edge in call.parents] for call in calls] == [[], [calls[0].call_id], [calls[1].call_id]]
     assert {str(call.state) for call in calls} == {"finished"}
     with pytest.raises(ProgramEndedError, match="talk"):
-        await answered(bound, way, asked())
+        await get_answer(bound, way, asked())
 
 
 @both_ways
 async def test_an_unbound_client(engine: weft.Engine, way: str) -> None:
-    """Each call is a program of its own, which ends with it, well or not."""
+    """Each call of an unbound client is a program, which ends with the call, finished or failed."""
     client = babbling(engine)
     before = len(engine.table.ended())
-    await answered(client, way, asked())
+    await get_answer(client, way, asked())
     with pytest.raises(ContextLengthError):
-        await answered(client, way, asked("again " * 5000))
+        await get_answer(client, way, asked("again " * 5000))
     rows = engine.table.ended()[: len(engine.table.ended()) - before]
     assert [(row.info.name, str(row.state), row.calls) for row in rows] == [
         ("chat", "failed", 1),
@@ -376,10 +378,10 @@ async def test_an_unbound_client(engine: weft.Engine, way: str) -> None:
 
 
 async def test_another_engines_program(engine: weft.Engine) -> None:
-    """A program that runs on another engine is refused as everywhere."""
+    """A call of a program that runs on another engine is rejected."""
 
     class Other:
-        """An engine, as far as a program cares."""
+        """A backend of a program."""
 
         def start_session(self, info: Any) -> None: ...
 
@@ -394,7 +396,7 @@ async def test_another_engines_program(engine: weft.Engine) -> None:
 
 
 async def test_a_grammar_that_does_not_compile(engine: weft.Engine) -> None:
-    """What fails inside the engine is an error of that call, and the next one is answered."""
+    """A failure inside the engine is an error of its call, and the next call succeeds."""
     client = babbling(engine)
     with pytest.raises((CallFailedError, InvalidRequestError)):
         await client.create(asked(), extra_create_args={"structured_outputs": {"regex": "("}})
@@ -406,28 +408,28 @@ async def test_a_grammar_that_does_not_compile(engine: weft.Engine) -> None:
 
 @pytest.fixture
 def events() -> Iterator[list[Any]]:
-    """What the clients tell AutoGen's event logger."""
-    told: list[Any] = []
+    """The events that clients write to AutoGen's event logger."""
+    recorded: list[Any] = []
 
-    class Witness(logging.Handler):
+    class EventRecorder(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append(record.msg)
+            recorded.append(record.msg)
 
-    logger, handler = logging.getLogger(EVENT_LOGGER_NAME), Witness()
+    logger, handler = logging.getLogger(EVENT_LOGGER_NAME), EventRecorder()
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    yield told
+    yield recorded
     logger.removeHandler(handler)
     logger.setLevel(level)
 
 
-async def test_what_the_event_log_says(engine: weft.Engine, events: list[Any]) -> None:
-    """Calls are told as AutoGen's own clients tell them, with Weft's ids and account, as JSON."""
+async def test_event_log(engine: weft.Engine, events: list[Any]) -> None:
+    """Clients log their calls as AutoGen's own clients do, as JSON, and add Weft's ids and account."""
     with weft.Program() as program:
         client = babbling(engine).bind(program, agent="ann")
         await client.create(asked(), tools=[WEATHER], tool_choice="none")
-        await streamed(client, asked())
+        await stream_answer(client, asked())
     whole, start, end = (json.loads(str(event)) for event in events)
     assert [event["type"] for event in (whole, start, end)] == ["LLMCall", "LLMStreamStart", "LLMStreamEnd"]
     assert whole["messages"][1]["content"] == start["messages"][1]["content"] == "Where is the lighthouse?"

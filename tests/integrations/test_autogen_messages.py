@@ -1,4 +1,4 @@
-"""Between AutoGen's messages and OpenAI's format; needs no engine."""
+"""Conversions between AutoGen's messages and OpenAI's format, without an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from weft.core.errors import InvalidRequestError, OutputParsingError
 from weft.integrations.autogen.messages import to_messages, to_response_format, to_tool_choice, to_tools
-from weft.integrations.autogen.results import Pieces, check_whole, to_result
+from weft.integrations.autogen.results import StreamedResponse, check_complete, to_result
 
 INFO = ModelInfo(
     vision=False,
@@ -48,11 +48,11 @@ def weather(city: str) -> str:
     return f"sun in {city}"
 
 
-# -- there
+# -- from AutoGen to OpenAI
 
 
 def test_every_kind_of_message() -> None:
-    """System, user, assistant, tool calls with and without a thought, and one message for each tool's result."""
+    """System, user and assistant messages, tool calls with and without a thought, and tool results are converted."""
     results = [
         FunctionExecutionResult(content="sun", name="weather", call_id="call-1"),
         FunctionExecutionResult(content="rain", name="weather", call_id="call-2", is_error=False),
@@ -61,7 +61,7 @@ def test_every_kind_of_message() -> None:
     assert written(
         SystemMessage(content="Be kind."),
         UserMessage(content="Hello", source="ann"),
-        AssistantMessage(content="Hi", source="bob", thought="never sent back"),
+        AssistantMessage(content="Hi", source="bob", thought="not converted"),
         AssistantMessage(content=[CALL], source="bob"),
         AssistantMessage(content=[CALL], source="bob", thought="I look."),
         FunctionExecutionResultMessage(content=results),
@@ -77,7 +77,7 @@ def test_every_kind_of_message() -> None:
 
 
 def test_names_as_prefixes() -> None:
-    """Where it is asked for, a user message says who speaks, in one text or in several."""
+    """With `name_prefixes`, a user message of one text or of several begins with its source."""
     texts = UserMessage(content=["Hello", "there"], source="ann")
     assert written(UserMessage(content="Hello", source="ann"), name_prefixes=True)[0]["content"] == "ann said:\nHello"
     parts = [{"type": "text", "text": text} for text in ("ann said:\n", "Hello", "there")]
@@ -86,7 +86,7 @@ def test_names_as_prefixes() -> None:
 
 
 def test_images_need_a_model_with_vision() -> None:
-    """An image is refused by name, unless model_info says that the model takes it."""
+    """An image is rejected, unless model_info says that the model has vision."""
     message = UserMessage(content=["What is it?", Image(PIL.Image.new("RGB", (2, 2)))], source="ann")
     with pytest.raises(InvalidRequestError, match="vision"):
         written(message)
@@ -96,7 +96,7 @@ def test_images_need_a_model_with_vision() -> None:
 
 
 def test_system_messages_for_a_template_that_takes_one() -> None:
-    """Those that follow each other become one where they stand; others are refused with what to do about it."""
+    """Consecutive system messages become one. Others are rejected with an error that says what to do."""
     user = UserMessage(content="Hello", source="ann")
     first, second = SystemMessage(content="Be kind."), SystemMessage(content="Be brief.")
     one = {"multiple_system_messages": False}
@@ -109,7 +109,7 @@ def test_system_messages_for_a_template_that_takes_one() -> None:
 
 
 def test_tools_and_their_choice() -> None:
-    """Tools and schemas in OpenAI's form; a choice is a word or one of the tools."""
+    """Tools and schemas are converted to OpenAI's form. A choice is a word or one of the tools."""
     tool = FunctionTool(weather, description="Weather")
     tools = to_tools([tool, ToolSchema(name="bare")])
     assert [each["function"]["name"] for each in tools] == ["weather", "bare"]
@@ -125,7 +125,7 @@ def test_tools_and_their_choice() -> None:
 
 
 def test_response_formats() -> None:
-    """json_output is True, False or a class; its schema goes along."""
+    """`json_output` is True, False or a class, whose schema is sent."""
 
     class City(BaseModel):
         name: str
@@ -138,7 +138,7 @@ def test_response_formats() -> None:
         to_response_format("City")  # type: ignore[arg-type]
 
 
-# -- back
+# -- from OpenAI to AutoGen
 
 
 def response(finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def tool_calls(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_text_and_why_it_ended() -> None:
-    """The text, its usage, and AutoGen's word for the finish reason."""
+    """A result has the text, its usage, and AutoGen's name of the finish reason."""
     result = to_result(response("stop", content="Hi"), "unknown")
     assert (result.content, result.finish_reason, result.thought, result.cached) == ("Hi", "stop", None, False)
     assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (3, 2)
@@ -165,14 +165,14 @@ def test_text_and_why_it_ended() -> None:
 
 @pytest.mark.parametrize("reason", ["tool_calls", "stop", "length"])
 def test_tool_calls(reason: str) -> None:
-    """Tool calls are function calls, whatever the finish reason says; text beside them is a thought."""
+    """Tool calls are function calls whatever the finish reason is, and their text is a thought."""
     result = to_result(response(reason, content="I look.", tool_calls=tool_calls('{"city": "Paris"}')), "unknown")
     assert (result.content, result.finish_reason, result.thought) == ([CALL], "function_calls", "I look.")
     assert to_result(response(content="", tool_calls=tool_calls("{}")), "unknown").thought is None
 
 
 def test_thoughts() -> None:
-    """Reasoning that vLLM parsed, and that which an R1 model writes into its text."""
+    """Reasoning is a thought, whether vLLM parsed it or an R1 model wrote it into its text."""
     assert to_result(response(content="Hi", reasoning="Greet."), "unknown").thought == "Greet."
     r1 = to_result(response(content="<think>Greet.</think>\nHi"), ModelFamily.R1)
     assert (r1.thought, r1.content) == ("Greet.", "Hi")
@@ -181,7 +181,7 @@ def test_thoughts() -> None:
 
 
 def test_log_probabilities() -> None:
-    """As vLLM gives them, with the alternatives."""
+    """Log probabilities are converted with their alternatives."""
     whole = response(content="Hi")
     top = [{"token": "Hi", "logprob": -0.5, "bytes": [72, 105]}, {"token": "Ho", "logprob": -1.5}]
     whole["choices"][0]["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
@@ -191,7 +191,7 @@ def test_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "answer", "is_whole"),
+    ("body", "answer", "is_complete"),
     [
         ({}, {"content": "Once upon"}, True),
         ({"response_format": {"type": "text"}}, {"content": "Once upon"}, True),
@@ -207,43 +207,43 @@ def test_log_probabilities() -> None:
     ],
     ids=str,
 )
-def test_cut_off_answers(body: dict[str, Any], answer: dict[str, Any], is_whole: bool) -> None:
-    """A text may be cut off; JSON that was asked for and a tool call that had to be made may not."""
+def test_cut_off_answers(body: dict[str, Any], answer: dict[str, Any], is_complete: bool) -> None:
+    """A text may be cut off. Requested JSON and a required tool call may not."""
     for reason in ("stop", "length"):
         whole = response(reason, **answer)
-        if reason == "stop" or is_whole:
-            check_whole(body, whole, to_result(whole, "unknown"))
+        if reason == "stop" or is_complete:
+            check_complete(body, whole, to_result(whole, "unknown"))
         else:
             with pytest.raises(OutputParsingError, match="max_tokens"):
-                check_whole(body, whole, to_result(whole, "unknown"))
+                check_complete(body, whole, to_result(whole, "unknown"))
 
 
 def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
 
 
-def test_pieces_of_a_text() -> None:
-    """Chunks give their text as they come, and together the response."""
-    pieces = Pieces()
+def test_a_streamed_text() -> None:
+    """Adding a chunk returns its text, and all chunks together make the response."""
+    streamed = StreamedResponse()
     stream = [chunk(role="assistant", content=""), chunk(content="Hello"), chunk(content=" you"), chunk("stop")]
     stream[-1]["weft"] = {"call_id": "c"}
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
-    assert [pieces.add(each) for each in [*stream, {"choices": [], "usage": usage}]] == ["", "Hello", " you", "", ""]
-    result = to_result(pieces.joined(), "unknown")
+    assert [streamed.add(each) for each in [*stream, {"choices": [], "usage": usage}]] == ["", "Hello", " you", "", ""]
+    result = to_result(streamed.joined(), "unknown")
     assert (result.content, result.finish_reason, result.usage.prompt_tokens) == ("Hello you", "stop", 3)
-    assert (pieces.joined()["weft"], result.logprobs) == ({"call_id": "c"}, None)
+    assert (streamed.joined()["weft"], result.logprobs) == ({"call_id": "c"}, None)
 
 
-def test_pieces_of_tool_calls() -> None:
-    """Two calls whose arguments come in pieces, one after the other."""
-    pieces = Pieces()
+def test_streamed_tool_calls() -> None:
+    """Two tool calls, one after the other, have arguments that come in pieces."""
+    streamed = StreamedResponse()
     for index, city in enumerate(("Paris", "Rome")):
         opening = {"index": index, "id": f"call-{index}", "type": "function", "function": {"name": "weather"}}
-        pieces.add(chunk(tool_calls=[opening]))
+        streamed.add(chunk(tool_calls=[opening]))
         for part in ('{"city": ', f'"{city}"', "}"):
-            pieces.add(chunk(tool_calls=[{"index": index, "function": {"arguments": part}}]))
-    pieces.add({**chunk("tool_calls"), "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
-    result = to_result(pieces.joined(), "unknown")
+            streamed.add(chunk(tool_calls=[{"index": index, "function": {"arguments": part}}]))
+    streamed.add({**chunk("tool_calls"), "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+    result = to_result(streamed.joined(), "unknown")
     assert [
         (call.id, call.name, json.loads(call.arguments)) for call in result.content if not isinstance(call, str)
     ] == [

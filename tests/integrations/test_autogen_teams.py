@@ -1,4 +1,4 @@
-"""Agents and teams of every shape: which calls come after which, on which thread, and in whose program."""
+"""Agents and teams of every shape: the parents, threads and programs of their calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sources(result: TaskResult) -> list[str]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_agent_and_its_tools(engine: weft.Engine, streamed: bool) -> None:
-    """Call, two tools, call, two tools, reflection: one chain, which says what ran in between."""
+    """A call, two tools, a call, two tools and a reflection are one chain, whose calls name the tools before them."""
     client = calling(engine, WEATHER, ("weather", {"city": "Rome"}))
     async with weft.Program() as program:
         asker = agent(
@@ -66,7 +66,7 @@ async def test_an_agent_and_its_tools(engine: weft.Engine, streamed: bool) -> No
 
 
 async def test_tools_that_a_model_must_call(engine: weft.Engine) -> None:
-    """A client whose default is to call a tool makes an agent call one, since agents leave the choice to it."""
+    """A client whose default is a required tool call makes its agent call a tool."""
     async with weft.Program() as program:
         client = terse(engine, tool_choice="required", parallel_tool_calls=False)
         asker = bind_team(agent("asker", client, tools=[weather]), program)
@@ -76,13 +76,13 @@ async def test_tools_that_a_model_must_call(engine: weft.Engine) -> None:
 
 
 class Ship(BaseModel):
-    """What a structured answer is."""
+    """The form of a structured answer."""
 
     kind: Literal["sail", "steam"]
 
 
 async def test_structured_output_of_an_agent(engine: weft.Engine) -> None:
-    """An agent with an output type gives messages of that type."""
+    """An agent with an output type sends messages of that type."""
     async with weft.Program() as program:
         asker = bind_team(agent("asker", terse(engine), output_content_type=Ship), program)
         result = await asker.run(task="Which ship?")
@@ -93,7 +93,7 @@ async def test_structured_output_of_an_agent(engine: weft.Engine) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2])
 async def test_agents_as_tools_at_once(engine: weft.Engine, steps: int) -> None:
-    """Two agents that run as tools beside each other are branches, each a chain of its own; the answer joins them."""
+    """Two agents that run as tools in parallel are branches, each a chain of its own. The answer joins them."""
     inner: dict[str, Any] = {"tools": [weather], "reflect_on_tool_use": steps == 2}
     rome = ("weather", {"city": "Rome"})
     writer = agent("writer", calling(engine, WEATHER) if steps == 2 else babbling(engine), **inner)
@@ -117,7 +117,7 @@ async def test_agents_as_tools_at_once(engine: weft.Engine, steps: int) -> None:
 
 
 async def test_round_robin(engine: weft.Engine) -> None:
-    """One after the other: a chain on one thread, under the agents' names."""
+    """The agents' calls are a chain on one thread, and carry the agents' names."""
     team = RoundRobinGroupChat([agent(name, babbling(engine)) for name in ("ann", "bob")], max_turns=4)
     async with weft.Program() as program:
         result = await bind_team(team, program).run(task="Talk.")
@@ -127,7 +127,7 @@ async def test_round_robin(engine: weft.Engine) -> None:
 
 
 async def test_selector(engine: weft.Engine) -> None:
-    """The selector's own calls are in the chain, under the team's name."""
+    """The selector's calls are part of the chain, and carry the team's name."""
     names = ["ann", "bob", "cid"]
     team = SelectorGroupChat(
         [agent(name, babbling(engine)) for name in names],
@@ -146,7 +146,7 @@ async def test_selector(engine: weft.Engine) -> None:
 
 
 async def test_swarm(engine: weft.Engine) -> None:
-    """An agent that hands over to another, which hands back: a chain."""
+    """Agents that hand over to each other make a chain."""
     team = Swarm(
         [
             agent("ann", calling(engine, ("transfer_to_bob", {})), handoffs=["bob"]),
@@ -161,7 +161,7 @@ async def test_swarm(engine: weft.Engine) -> None:
 
 
 def diamond(engine: weft.Engine, **extra: Any) -> GraphFlow:
-    """a, then b and c at once, then d."""
+    """A flow of a, then b and c in parallel, then d."""
     a, b, c, d = (agent(name, babbling(engine, tokens=8 + 6 * n)) for n, name in enumerate("abcd"))
     graph = DiGraphBuilder()
     for node in (a, b, c, d):
@@ -171,7 +171,7 @@ def diamond(engine: weft.Engine, **extra: Any) -> GraphFlow:
 
 
 async def test_graph_flow(engine: weft.Engine) -> None:
-    """Fan-out gives branches on threads of their own, fan-in joins them; a second run goes on from the first."""
+    """Fan-out makes branches on threads of their own, and fan-in joins them. A second run continues the first."""
     team = diamond(engine)
     async with weft.Program() as program:
         bind_team(team, program)
@@ -184,8 +184,8 @@ async def test_graph_flow(engine: weft.Engine) -> None:
 
 
 async def test_graph_flow_with_branches_of_two_steps(engine: weft.Engine) -> None:
-    """GraphFlow waits for all that runs before it goes on, so what comes next was waiting for all of it, unless it
-    is only given the message of one."""
+    """GraphFlow waits for all running agents before it starts the next ones. So the next call has all of them as
+    parents, unless its input has the message of one only."""
     agents = {name: agent(name, babbling(engine, tokens=12 + n)) for n, name in enumerate("abcde")}
     only = MessageFilterConfig(per_source=[PerSourceFilter(source="b", position="last", count=1)])
     filtered = MessageFilterAgent("d", agents["d"], only)
@@ -200,11 +200,11 @@ async def test_graph_flow_with_branches_of_two_steps(engine: weft.Engine) -> Non
     assert sorted(map(sorted, threads(program))) == [
         ["a1", "b1", "d1"],
         ["c1", "e1"],
-    ]  # the older branch is gone on with
+    ]  # The older branch is continued.
 
 
 async def test_teams_inside_teams(engine: weft.Engine) -> None:
-    """A team as participant, one behind an agent and one behind a tool: all their calls are the program's."""
+    """The calls of a team that is a participant, inside an agent or inside a tool belong to the program."""
     inner = RoundRobinGroupChat(
         [agent("in1", babbling(engine)), agent("in2", babbling(engine))], max_turns=2, name="in"
     )
@@ -224,7 +224,7 @@ async def test_teams_inside_teams(engine: weft.Engine) -> None:
 
 
 async def test_teams_on_branches(engine: weft.Engine) -> None:
-    """Teams bound to branches run beside each other, and what follows joins them, whatever their calls say."""
+    """Teams on branches run in parallel, and the next call joins them whatever its input is."""
 
     async def run(branch: weft.Program, *names: str) -> None:
         async with branch:
@@ -242,15 +242,15 @@ async def test_teams_on_branches(engine: weft.Engine) -> None:
     assert len(threads(program)) == 2
 
 
-# -- programs beside each other
+# -- several programs at once
 
 
 @pytest.mark.parametrize("started", ["before", "by the first program", "by each team"])
 async def test_two_programs_on_one_runtime(engine: weft.Engine, started: str) -> None:
-    """Programs whose teams share a runtime, a client and the agents' names: each call is booked to its own."""
+    """Programs whose teams share a runtime, a client and agent names keep their calls apart."""
     runtime = None if started == "by each team" else SingleThreadedAgentRuntime()
     client = babbling(engine)
-    booked: dict[str, WeftChatCompletionClient] = {}
+    clients: dict[str, WeftChatCompletionClient] = {}
     if runtime is not None and started == "before":
         runtime.start()
 
@@ -258,7 +258,7 @@ async def test_two_programs_on_one_runtime(engine: weft.Engine, started: str) ->
     async def main(task: str, program: weft.Program) -> weft.Program:
         if runtime is not None and runtime._run_context is None:
             runtime.start()
-        booked[program.program_id] = own = client.bind(program)
+        clients[program.program_id] = own = client.bind(program)
         if task == "flow":
             team: Any = diamond(engine, runtime=runtime)
         else:
@@ -274,7 +274,7 @@ async def test_two_programs_on_one_runtime(engine: weft.Engine, started: str) ->
         assert program.row is not None
         assert program.row.calls == len(program.graph) == calls
         if calls == 6:
-            assert booked[program.program_id].total_usage().prompt_tokens == program.row.account.prompt_tokens
+            assert clients[program.program_id].total_usage().prompt_tokens == program.row.account.prompt_tokens
             assert [call.label for call in program.graph.calls] == ["a", "b"] * 3
             assert len(threads(program)) == 1
         else:
@@ -283,12 +283,12 @@ async def test_two_programs_on_one_runtime(engine: weft.Engine, started: str) ->
     assert len(set(ids)) == len(ids)
 
 
-async def test_a_program_beside_calls_without_one(engine: weft.Engine) -> None:
-    """An unbound team beside a bound one adds nothing to the program, also from inside a tool of it."""
+async def test_a_program_and_calls_without_one(engine: weft.Engine) -> None:
+    """The calls of an unbound agent do not belong to a program that runs at the same time, not even from its tools."""
     stray = agent("stray", babbling(engine))
 
     async def ask_stray() -> str:
-        """Ask an agent that is nobody's."""
+        """Ask an agent without a program."""
         return str((await stray.run(task="Talk.")).messages[-1])
 
     asker = agent("asker", calling(engine, ("ask_stray", {})), tools=[ask_stray])

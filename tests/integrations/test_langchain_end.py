@@ -1,4 +1,4 @@
-"""However LangChain's runs end, the program ends in the right state and nothing of it stays on the engine."""
+"""However LangChain's runs end, the program ends in the right state, and no call stays on the engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ pytest.importorskip("langchain", reason="the LangChain extra is not installed")
 
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda, RunnableParallel
-from langchain_witness import Ended, calls_in_flight, generating, quiet, report, until
+from langchain_parts import report
 from langgraph.graph import START, MessagesState, StateGraph
+from observers import EndedPrograms, calls_in_flight, wait_until, wait_until_generating, wait_until_idle
 
 import weft
 from weft.core.errors import CallError, ProgramEndedError
@@ -36,7 +37,7 @@ def graph_of(model: ChatWeft) -> Any:
     return StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile()
 
 
-# What is called, and with which input; each makes calls that nobody could wait for.
+# The runnables that are called, and their inputs. With the model `endless`, their calls last for seconds.
 RUNNABLES: dict[str, Any] = {
     "model": lambda model: (model, "Hello"),
     "bound": lambda model: (model.bind(stop=["xyz"]), "Hello"),
@@ -49,7 +50,7 @@ on_every_runnable = pytest.mark.parametrize("what", RUNNABLES)
 
 
 def cut_short(row: ProgramRow) -> bool:
-    """Whether a row has calls, none of which ran to its end."""
+    """Whether a row has calls, all of which were aborted."""
     return row.calls > 0 and row.account.output_tokens < 1000 and not row.active
 
 
@@ -61,7 +62,7 @@ def cut_short(row: ProgramRow) -> bool:
 async def test_cancelled_program(engine: weft.Engine, endless: ChatWeft, what: str, how: str) -> None:
     """Cancelling the entrypoint while it waits for LangChain aborts its calls and ends it as cancelled."""
     runnable, question = RUNNABLES[what](endless)
-    ended = Ended(engine)
+    ended = EndedPrograms(engine)
 
     @weft.program
     async def main(program: weft.Program) -> None:
@@ -69,7 +70,7 @@ async def test_cancelled_program(engine: weft.Engine, endless: ChatWeft, what: s
 
     if how == "task":
         task = asyncio.create_task(main())
-        await generating(engine)
+        await wait_until_generating(engine)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -80,7 +81,7 @@ async def test_cancelled_program(engine: weft.Engine, endless: ChatWeft, what: s
         with anyio.move_on_after(0.1) as scope:
             await main()
         assert scope.cancelled_caught
-    await quiet(engine)
+    await wait_until_idle(engine)
     (row,) = ended.rows
     assert str(row.state) == "cancelled"
     assert cut_short(row)
@@ -90,20 +91,20 @@ async def test_cancelled_program(engine: weft.Engine, endless: ChatWeft, what: s
 @on_every_runnable
 @pytest.mark.parametrize("how", ["task", "move_on_after"])
 async def test_cancelled_root_run(engine: weft.Engine, endless: ChatWeft, what: str, how: str) -> None:
-    """So it is without the decorator, where the root run is the program, also when that is the model itself."""
+    """Without the decorator, a cancelled root run ends its program as cancelled, even if the run is the model's."""
     runnable, question = RUNNABLES[what](endless)
-    ended, handler = Ended(engine), ProgramCallbackHandler()
+    ended, handler = EndedPrograms(engine), ProgramCallbackHandler()
     if how == "task":
         task = asyncio.create_task(runnable.ainvoke(question, {"callbacks": [handler]}))
-        await generating(engine)
+        await wait_until_generating(engine)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     else:
         with anyio.move_on_after(0.1):
             await runnable.ainvoke(question, {"callbacks": [handler]})
-    await quiet(engine)
-    await until(lambda: len(engine.table) == 0)
+    await wait_until_idle(engine)
+    await wait_until(lambda: len(engine.table) == 0)
     (row,) = ended.rows
     assert str(row.state) == "cancelled"
     assert cut_short(row)
@@ -111,20 +112,20 @@ async def test_cancelled_root_run(engine: weft.Engine, endless: ChatWeft, what: 
 
 
 async def test_cancelled_call_without_handler(engine: weft.Engine, endless: ChatWeft) -> None:
-    """A call that is a program by itself is cancelled as such."""
-    ended = Ended(engine)
+    """A cancelled call without a handler is a program that ends as cancelled."""
+    ended = EndedPrograms(engine)
     with anyio.move_on_after(0.1):
         await endless.ainvoke("Hello")
-    await quiet(engine)
+    await wait_until_idle(engine)
     assert ended.states == {"chat": "cancelled"}
 
 
 async def test_timeout_inside_a_program(engine: weft.Engine, endless: ChatWeft, model: ChatWeft) -> None:
-    """A program may give up on a call and go on: the call is aborted, and what follows does not come after it."""
+    """A program may stop waiting for a call and go on. The call is aborted, and is not a parent of the next call."""
     async with weft.Program("patient") as program:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(endless.ainvoke("Hello", program.config()), 0.2)
-        await quiet(engine)
+        await wait_until_idle(engine)
         assert str(program.state) == "idle"
         answer = await model.ainvoke("Hello", program.config())
     assert report(answer)["parents"] == ()
@@ -134,10 +135,8 @@ async def test_timeout_inside_a_program(engine: weft.Engine, endless: ChatWeft, 
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_aborted_call_is_paid_for(
-    engine: weft.Engine, endless: ChatWeft, model: ChatWeft, streamed: bool
-) -> None:
-    """What a call cost until it was aborted is its program's. If it did not stream, the next call's end brings it."""
+async def test_cost_of_an_aborted_call(engine: weft.Engine, endless: ChatWeft, model: ChatWeft, streamed: bool) -> None:
+    """An aborted call counts in its program. Without a stream, its cost arrives with the end of the next call."""
 
     async def call(config: Any) -> None:
         if streamed:
@@ -148,7 +147,7 @@ async def test_aborted_call_is_paid_for(
     async with weft.Program() as program:
         with anyio.move_on_after(0.3):
             await call(program.config())
-        await quiet(engine)
+        await wait_until_idle(engine)
         await model.ainvoke("of another program")
         engine.table.check_integrity()
     assert program.row is not None
@@ -158,8 +157,8 @@ async def test_aborted_call_is_paid_for(
 
 
 async def test_cancelling_one_of_two(engine: weft.Engine, endless: ChatWeft, model: ChatWeft) -> None:
-    """A program that is cancelled takes nothing of another with it."""
-    ended = Ended(engine)
+    """Cancelling a program does not affect another one."""
+    ended = EndedPrograms(engine)
 
     @weft.program(name="cancelled")
     async def first(program: weft.Program) -> None:
@@ -170,14 +169,14 @@ async def test_cancelling_one_of_two(engine: weft.Engine, endless: ChatWeft, mod
         return (await model.bind(max_tokens=200).ainvoke("Hello", program.config())).text
 
     task, other = asyncio.create_task(first()), asyncio.create_task(second())
-    await generating(engine)
+    await wait_until_generating(engine)
     task.cancel()
     assert await other
-    await quiet(engine)
+    await wait_until_idle(engine)
     assert ended.states == {"cancelled": "cancelled", "left alone": "finished"}
 
 
-# -- streams that nobody reads to the end
+# -- streams that are not read to the end
 
 
 @on_every_runnable
@@ -185,7 +184,7 @@ async def test_cancelling_one_of_two(engine: weft.Engine, endless: ChatWeft, mod
 async def test_closed_async_stream(engine: weft.Engine, endless: ChatWeft, what: str, decorated: bool) -> None:
     """Closing an async stream early aborts the call and ends the program as cancelled."""
     runnable, question = RUNNABLES[what](endless)
-    ended = Ended(engine)
+    ended = EndedPrograms(engine)
     mode: dict[str, Any] = {"stream_mode": "messages"} if what == "graph" else {}
 
     @weft.program
@@ -200,37 +199,37 @@ async def test_closed_async_stream(engine: weft.Engine, endless: ChatWeft, what:
     await anext(chunks)
     assert calls_in_flight(engine)
     await chunks.aclose()
-    # RunnableParallel leaves the tasks that wait for the next chunk of each branch.
+    # RunnableParallel does not cancel the tasks that wait for the next chunk of each branch.
     errors = await asyncio.gather(*(asyncio.all_tasks() - before), return_exceptions=True)
     assert all(isinstance(error, ProgramEndedError) for error in errors if isinstance(error, Exception))
-    await until(lambda: len(engine.table) == 0, seconds=2)
-    await quiet(engine)
+    await wait_until(lambda: len(engine.table) == 0, seconds=2)
+    await wait_until_idle(engine)
     (row,) = ended.rows
     assert str(row.state) == "cancelled"
     assert cut_short(row)
 
 
 @pytest.mark.parametrize("what", ["model", "bound", "expression"])
-@pytest.mark.parametrize("who", ["program", "root run", "no handler"])
-async def test_broken_off_stream(engine: weft.Engine, endless: ChatWeft, what: str, who: str) -> None:
-    """Breaking out of a sync stream does too, as soon as the stream is collected."""
+@pytest.mark.parametrize("owner", ["program", "root run", "no handler"])
+async def test_abandoned_stream(engine: weft.Engine, endless: ChatWeft, what: str, owner: str) -> None:
+    """Leaving a sync stream early aborts the call and ends the program, as soon as the stream is garbage-collected."""
     runnable, question = RUNNABLES[what](endless)
-    ended = Ended(engine)
+    ended = EndedPrograms(engine)
 
     @weft.program
     def main(program: weft.Program) -> Iterator[Any]:
         yield from runnable.stream(question, program.config())
 
     def chunks() -> Any:
-        if who == "program":
+        if owner == "program":
             return main()
-        return runnable.stream(question, {"callbacks": [ProgramCallbackHandler()]} if who == "root run" else None)
+        return runnable.stream(question, {"callbacks": [ProgramCallbackHandler()]} if owner == "root run" else None)
 
     for n, _chunk in enumerate(chunks()):
         if n == 2:
             break
     gc.collect()
-    await quiet(engine)
+    await wait_until_idle(engine)
     (row,) = ended.rows
     assert str(row.state) == "cancelled"
     assert cut_short(row)
@@ -239,9 +238,9 @@ async def test_broken_off_stream(engine: weft.Engine, endless: ChatWeft, what: s
 @pytest.mark.parametrize("what", ["model", "expression", "graph"])
 @pytest.mark.parametrize("decorated", [True, False])
 async def test_closed_event_stream(engine: weft.Engine, endless: ChatWeft, what: str, decorated: bool) -> None:
-    """So does closing a stream of events."""
+    """Closing a stream of events early aborts the call and ends the program as cancelled."""
     runnable, question = RUNNABLES[what](endless)
-    ended = Ended(engine)
+    ended = EndedPrograms(engine)
 
     @weft.program
     async def main(program: weft.Program) -> AsyncIterator[Any]:
@@ -254,16 +253,16 @@ async def test_closed_event_stream(engine: weft.Engine, endless: ChatWeft, what:
         if event["event"] == "on_chat_model_stream":
             break
     await events.aclose()
-    await until(lambda: len(engine.table) == 0, seconds=2)
-    await quiet(engine)
+    await wait_until(lambda: len(engine.table) == 0, seconds=2)
+    await wait_until_idle(engine)
     (row,) = ended.rows
     assert str(row.state) == "cancelled"
     assert cut_short(row)
 
 
 async def test_stream_read_to_the_end(engine: weft.Engine, model: ChatWeft) -> None:
-    """A stream that is read to its end ends a program as finished, however it is opened."""
-    ended = Ended(engine)
+    """A stream that is read to its end ends its program as finished."""
+    ended = EndedPrograms(engine)
     config: Any = {"callbacks": [ProgramCallbackHandler()]}
     assert [chunk async for chunk in model.astream("Hello", config)]
     assert list(model.stream("Hello", config))
@@ -274,18 +273,18 @@ async def test_stream_read_to_the_end(engine: weft.Engine, model: ChatWeft) -> N
 # -- errors
 
 
-class MyError(Exception):
-    """Of the user's code."""
+class UserError(Exception):
+    """An error of the user's code."""
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "stream", "astream", "graph"])
 @pytest.mark.parametrize("decorated", [True, False])
 async def test_error_in_a_chain(engine: weft.Engine, model: ChatWeft, kind: str, decorated: bool) -> None:
-    """An error of the user's code behind a call comes out as it is, and the program ends as failed with its calls."""
-    ended = Ended(engine)
+    """An error of the user's code after a call is raised unchanged, and the program ends as failed."""
+    ended = EndedPrograms(engine)
 
     def fail(_message: Any) -> Any:
-        raise MyError
+        raise UserError
 
     async def node(_state: MessagesState) -> Any:
         fail(await model.ainvoke("Hello"))
@@ -308,83 +307,83 @@ async def test_error_in_a_chain(engine: weft.Engine, model: ChatWeft, kind: str,
     async def main(program: weft.Program) -> None:
         await run(program.config())
 
-    with pytest.raises(MyError):
+    with pytest.raises(UserError):
         await (main() if decorated else run({"callbacks": [ProgramCallbackHandler()]}))
-    await quiet(engine)
+    await wait_until_idle(engine)
     assert [(str(row.state), row.calls) for row in ended.rows] == [("failed", 1)]
 
 
 @pytest.mark.parametrize("kind", ["invoke", "ainvoke", "stream", "astream"])
-@pytest.mark.parametrize("who", ["program", "root run", "no handler"])
-async def test_refused_call(engine: weft.Engine, model: ChatWeft, kind: str, who: str) -> None:
-    """A call that the engine refuses fails its program, unless that catches the error."""
-    ended = Ended(engine)
-    refused = model.bind(max_tokens=1_000_000)
+@pytest.mark.parametrize("owner", ["program", "root run", "no handler"])
+async def test_rejected_call(engine: weft.Engine, model: ChatWeft, kind: str, owner: str) -> None:
+    """A call that the engine rejects raises a CallError, and the program ends as failed."""
+    ended = EndedPrograms(engine)
+    rejected = model.bind(max_tokens=1_000_000)
 
     async def run(config: Any) -> None:
         if kind == "invoke":
-            refused.invoke("Hello", config)
+            rejected.invoke("Hello", config)
         elif kind == "ainvoke":
-            await refused.ainvoke("Hello", config)
+            await rejected.ainvoke("Hello", config)
         elif kind == "stream":
-            list(refused.stream("Hello", config))
+            list(rejected.stream("Hello", config))
         else:
-            _ = [chunk async for chunk in refused.astream("Hello", config)]
+            _ = [chunk async for chunk in rejected.astream("Hello", config)]
 
     @weft.program
     async def main(program: weft.Program) -> None:
         await run(program.config())
 
-    config = {"callbacks": [ProgramCallbackHandler()]} if who == "root run" else None
+    config = {"callbacks": [ProgramCallbackHandler()]} if owner == "root run" else None
     with pytest.raises(CallError):
-        await (main() if who == "program" else run(config))
-    await quiet(engine)
+        await (main() if owner == "program" else run(config))
+    await wait_until_idle(engine)
     assert [(str(row.state), row.calls) for row in ended.rows] == [("failed", 1)]
 
 
 async def test_one_of_a_batch_fails(engine: weft.Engine, endless: ChatWeft) -> None:
-    """When one input of a batch raises, the program fails, and the batch's other calls are aborted with it."""
-    ended = Ended(engine)
+    """If one input of a batch raises, the program fails, and the other calls of the batch are aborted."""
+    ended = EndedPrograms(engine)
 
     async def one(text: str) -> str:
         if text == "bad":
-            await generating(engine)
-            raise MyError
+            await wait_until_generating(engine)
+            raise UserError
         return (await endless.ainvoke(text)).text
 
     @weft.program
     async def main(program: weft.Program) -> None:
         await RunnableLambda(one).abatch(["good", "bad", "good"], program.config())
 
-    with pytest.raises(MyError):
+    with pytest.raises(UserError):
         await main()
-    await quiet(engine)
+    await wait_until_idle(engine)
     (row,) = ended.rows
     assert str(row.state) == "failed"
     assert row.calls == 2
     assert cut_short(row)
 
 
-async def test_result_nobody_awaits(engine: weft.Engine, endless: ChatWeft) -> None:
-    """A call left running by an entrypoint that returned is aborted, and says why to whoever still holds it."""
+async def test_result_that_is_not_awaited(engine: weft.Engine, endless: ChatWeft) -> None:
+    """A call that still runs when the entrypoint returns is aborted, and awaiting it raises ProgramEndedError."""
 
     @weft.program
     async def main(program: weft.Program) -> asyncio.Task[Any]:
         task = asyncio.create_task(endless.ainvoke("Hello", program.config()))
-        await generating(engine)
+        await wait_until_generating(engine)
         return task
 
     task = await main()
     with pytest.raises(ProgramEndedError, match="main"):
         await task
-    await quiet(engine)
+    await wait_until_idle(engine)
 
 
 async def test_program_ends_while_a_thread_streams(engine: weft.Engine, endless: ChatWeft) -> None:
-    """A thread that reads a stream learns that its program has ended."""
+    """A stream that a thread reads raises ProgramEndedError when its program ends."""
     async with weft.Program("short") as program:
         task = asyncio.create_task(asyncio.to_thread(lambda: list(endless.stream("Hello", program.config()))))
-        await generating(engine)
+        await wait_until_generating(engine)
     with pytest.raises(ProgramEndedError, match="short"):
         await task
-    await quiet(engine)
+    await wait_until_idle(engine)

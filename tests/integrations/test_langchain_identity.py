@@ -1,6 +1,6 @@
-"""LangChain and LangGraph: on every public path, each call is booked to its program, after the right calls.
+"""LangChain and LangGraph: on every public path, each call belongs to its program and has the right parents.
 
-Which shapes programs have is in test_langchain_shapes.py.
+test_langchain_shapes.py tests the shapes of programs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableBranch, RunnableConfig, RunnableLambda, RunnableParallel, chain
 from langchain_core.tools import tool
-from langchain_witness import Ended, Witness, finished, levels, report
+from langchain_parts import CallRecorder, report
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
+from observers import EndedPrograms, levels, resolve
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -37,27 +38,27 @@ PROMPT = ChatPromptTemplate.from_messages([("user", "Tell me about {topic}.")])
 TEXT = StrOutputParser()
 TOPICS: list[Any] = [{"topic": name} for name in ("ships", "fog", "gulls", "herring")]
 
-# -- the table: every way in which LangChain lets a user call a model
+# -- the table: every way in which a user can call a model through LangChain
 
 
-class Path(NamedTuple):
-    """One way to call the model, and what its program should look like afterwards."""
+class CallPath(NamedTuple):
+    """One way to call the model, and the program that it should make."""
 
     run: Callable[[ChatWeft, RunnableConfig], Any]
-    levels: list[list[int]]  # see `langchain_witness.levels`
+    levels: list[list[int]]  # see `observers.levels`
     threads: int
-    refused: int = 0  # calls that the engine refused; they count in the row and report nothing
+    rejected: int = 0  # calls that the engine rejects, which count in the row and have no report
 
 
-PATHS: dict[str, Path] = {}
-AGENT_PATHS: dict[str, Path] = {}  # these need a model that keeps to a schema
+PATHS: dict[str, CallPath] = {}
+AGENT_PATHS: dict[str, CallPath] = {}  # paths that need the model `structured`
 
 
-def path(dag: list[list[int]], threads: int = 1, *, refused: int = 0, table: dict[str, Path] = PATHS) -> Any:
-    """Enter a function into the table, under its name."""
+def path(dag: list[list[int]], threads: int = 1, *, rejected: int = 0, table: dict[str, CallPath] = PATHS) -> Any:
+    """Add a function to the table, under its name."""
 
     def enter(function: Callable[[ChatWeft, RunnableConfig], Any]) -> Callable[[ChatWeft, RunnableConfig], Any]:
-        table[function.__name__] = Path(function, dag, threads, refused)
+        table[function.__name__] = CallPath(function, dag, threads, rejected)
         return function
 
     return enter
@@ -67,7 +68,7 @@ async def drain(stream: Any) -> list[Any]:
     return [item async for item in stream]
 
 
-# the model itself
+# -- paths: the model itself
 
 
 @path([[0]])
@@ -193,7 +194,7 @@ async def configurable_alternatives(model: ChatWeft, config: RunnableConfig) -> 
     assert report(message)["output_tokens"] <= 3
 
 
-# expressions of runnables
+# -- paths: expressions of runnables
 
 
 @path([[0]])
@@ -277,8 +278,8 @@ def fallback_from_a_malformed_call(model: ChatWeft, config: RunnableConfig) -> N
     model.bind(max_tokens="many").with_fallbacks([model]).invoke("Hello", config)
 
 
-@path([[0]], refused=1)
-async def fallback_from_a_refused_call(model: ChatWeft, config: RunnableConfig) -> None:
+@path([[0]], rejected=1)
+async def fallback_from_a_rejected_call(model: ChatWeft, config: RunnableConfig) -> None:
     longer = model.bind(max_tokens=1_000_000)
     await longer.with_fallbacks([model]).ainvoke("Hello", config)
 
@@ -298,7 +299,7 @@ async def structured_output(model: ChatWeft, config: RunnableConfig) -> None:
     await drain(roomy.with_structured_output(Weather, method="json_schema").astream("Hello", config))
 
 
-# streams of events
+# -- paths: streams of events
 
 
 @path([[0]])
@@ -316,7 +317,7 @@ async def astream_events_of_an_expression(model: ChatWeft, config: RunnableConfi
 @path([[0, 0]], threads=2)
 async def astream_events_around_agenerate(model: ChatWeft, config: RunnableConfig) -> None:
     async def two(text: str, config: RunnableConfig) -> None:
-        # Without callbacks, LangChain would begin a root run here: (a)generate reads no config.
+        # Without callbacks, LangChain would start a root run here, since (a)generate takes no config.
         await model.agenerate([[HumanMessage(text)], [HumanMessage("again")]], callbacks=config["callbacks"])
 
     await drain(RunnableLambda(two).astream_events("Hello", config, version="v2"))
@@ -341,7 +342,7 @@ def stream_events_v3_of_a_model(model: ChatWeft, config: RunnableConfig) -> None
 async def astream_events_v3_of_a_model(model: ChatWeft, config: RunnableConfig) -> None:
     events = await model.astream_events("Hello", config, version="v3")
     assert (await events.output).usage_metadata
-    await asyncio.sleep(0.05)  # LangChain reports the end of the run from a task of its own
+    await asyncio.sleep(0.05)  # LangChain reports the end of the run in a task of its own.
 
 
 @path([[0], [1]])
@@ -350,13 +351,13 @@ async def astream_events_v3_of_a_graph(model: ChatWeft, config: RunnableConfig) 
     assert len((await events.output())["messages"]) == 3
 
 
-# graphs
+# -- paths: graphs
 
 QUESTION: Any = {"messages": [HumanMessage("Hello")]}
 
 
 def two_nodes(model: ChatWeft) -> Any:
-    """A node that hands its config on, then one that does not."""
+    """A graph of a node that passes its config to the model, and a node that does not."""
 
     async def given(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
         return {"messages": [await model.ainvoke(state["messages"], config)]}
@@ -432,7 +433,7 @@ async def graph_loop_by_command(model: ChatWeft, config: RunnableConfig) -> None
     await StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile().ainvoke(QUESTION, config)
 
 
-# tools and agents
+# -- paths: tools and agents
 
 
 @path([[0], [1]])
@@ -452,7 +453,7 @@ async def tool_that_asks_the_model(model: ChatWeft, config: RunnableConfig) -> N
 
 
 class OneToolFirst(AgentMiddleware[Any, Any, Any]):
-    """Has a random model call a tool for a question, and answer in words afterwards."""
+    """Makes a random model call a tool for a question, and answer in words afterwards."""
 
     def _set(self, request: Any) -> Any:
         if isinstance(request.messages[-1], HumanMessage):
@@ -460,11 +461,11 @@ class OneToolFirst(AgentMiddleware[Any, Any, Any]):
         return request.override(tools=[], model_settings={"max_tokens": 8})
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
-        """Called by `agent.invoke`."""
+        """The hook of `agent.invoke`."""
         return handler(self._set(request))
 
     async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Called by `agent.ainvoke`."""
+        """The hook of `agent.ainvoke`."""
         return await handler(self._set(request))
 
 
@@ -531,69 +532,72 @@ async def agent_whose_tool_is_an_agent(structured: ChatWeft, config: RunnableCon
     await agent(structured, [colleague]).ainvoke(QUESTION, config)
 
 
-def check(engine: weft.Engine, ended: Ended, program: weft.Program, witness: Witness, expected: Path) -> None:
-    """The program has exactly the calls that were made, in the expected order, and nobody else has any."""
-    assert [row.info.program_id for row in ended.rows] == [program.program_id], "a call is booked elsewhere"
+def check(
+    engine: weft.Engine, ended: EndedPrograms, program: weft.Program, recorder: CallRecorder, expected: CallPath
+) -> None:
+    """Check that the program has exactly the recorded calls, in the expected DAG, and no other program has a call."""
+    assert [row.info.program_id for row in ended.rows] == [program.program_id], "a call belongs to another program"
     row = program.row
     assert row is not None
-    assert {call["program_id"] for call in witness.calls} == {program.program_id}
-    assert levels(witness.calls) == expected.levels
-    made = sum(map(len, expected.levels))
-    assert len({call["call_id"] for call in witness.calls}) == made
-    assert row.calls == made + expected.refused
+    assert {call["program_id"] for call in recorder.calls} == {program.program_id}
+    assert levels(recorder.calls) == expected.levels
+    count = sum(map(len, expected.levels))
+    assert len({call["call_id"] for call in recorder.calls}) == count
+    assert row.calls == count + expected.rejected
     assert sum(thread.calls for thread in row.threads.values()) == row.calls
     assert len(row.threads) == expected.threads
-    assert {call["thread_id"] for call in witness.calls} <= set(row.threads)
-    for what in ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions"):
-        assert getattr(row.account, what) == sum(call[what] for call in witness.calls), what
-    for what in ("service_s", "wait_s"):
-        assert getattr(row.account, what) == pytest.approx(sum(call[what] for call in witness.calls)), what
-        assert min(call[what] for call in witness.calls) > 0
+    assert {call["thread_id"] for call in recorder.calls} <= set(row.threads)
+    for name in ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions"):
+        assert getattr(row.account, name) == sum(call[name] for call in recorder.calls), name
+    for name in ("service_s", "wait_s"):
+        assert getattr(row.account, name) == pytest.approx(sum(call[name] for call in recorder.calls)), name
+        assert min(call[name] for call in recorder.calls) > 0
     assert row.attained.total_service_s == pytest.approx(row.account.service_s)
     assert row.engine_ids == [engine.engine_id]
 
 
-async def run_path(engine: weft.Engine, model: ChatWeft, expected: Path) -> None:
-    ended, witness = Ended(engine), Witness()
+async def run_path(engine: weft.Engine, model: ChatWeft, expected: CallPath) -> None:
+    """Run a path in a program, sync or async as the path is, and check the program."""
+    ended, recorder = EndedPrograms(engine), CallRecorder()
     handles: list[weft.Program] = []
 
     @weft.program
     async def main_async(program: weft.Program) -> None:
         handles.append(program)
-        await expected.run(model, program.config(callbacks=[witness]))
+        await expected.run(model, program.config(callbacks=[recorder]))
 
     @weft.program
     def main(program: weft.Program) -> None:
         handles.append(program)
-        expected.run(model, program.config(callbacks=[witness]))
+        expected.run(model, program.config(callbacks=[recorder]))
 
-    await finished((main_async if inspect.iscoroutinefunction(expected.run) else main)())
-    check(engine, ended, handles[0], witness, expected)
+    await resolve((main_async if inspect.iscoroutinefunction(expected.run) else main)())
+    check(engine, ended, handles[0], recorder, expected)
 
 
-# LangChain says so of ways that users still go: astream_log and events v1 (deprecated), events v3 (beta).
+# LangChain warns of interfaces that users still call: astream_log and events v1 are deprecated, events v3 is beta.
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
 @pytest.mark.parametrize("name", PATHS)
 async def test_path(engine: weft.Engine, model: ChatWeft, name: str) -> None:
-    """Every call on this path is booked to the program, once, after the calls it had to wait for."""
+    """Every call on this path belongs to the program once, and its parents are the calls before it."""
     await run_path(engine, model, PATHS[name])
 
 
 @pytest.mark.parametrize("name", AGENT_PATHS)
 async def test_agent_path(engine: weft.Engine, structured: ChatWeft, name: str) -> None:
-    """So is every call of an agent, of its tools and of agents among its tools."""
+    """Every call of an agent, of its tools and of agents that are its tools belongs to the program once."""
     await run_path(engine, structured, AGENT_PATHS[name])
 
 
 @pytest.mark.parametrize("mode", ["given config", "ambient config"])
 async def test_branches(engine: weft.Engine, model: ChatWeft, mode: str) -> None:
-    """Branches opened by hand are threads of their own, and what comes after them joins them."""
-    ended, witness = Ended(engine), Witness()
+    """The calls of a branch are on a thread of their own, and the next call of the program joins the branches."""
+    ended, recorder = EndedPrograms(engine), CallRecorder()
 
     async def part(branch: weft.Program) -> None:
         async with branch:
-            config = branch.config(callbacks=[witness])
+            config = branch.config(callbacks=[recorder])
             if mode == "given config":
                 first = await model.ainvoke("Hello", config)
                 await model.ainvoke(first.text, config)
@@ -601,14 +605,14 @@ async def test_branches(engine: weft.Engine, model: ChatWeft, mode: str) -> None
                 await (model | TEXT | model).ainvoke("Hello", config)
 
     async with weft.Program("branches") as program:
-        await model.ainvoke("Plan", program.config(callbacks=[witness]))
+        await model.ainvoke("Plan", program.config(callbacks=[recorder]))
         await asyncio.gather(*(part(program.branch()) for _ in range(3)))
-        await model.ainvoke("Sum up", program.config(callbacks=[witness]))
-    check(engine, ended, program, witness, Path(model.invoke, [[0], [1, 1, 1], [1, 1, 1], [3]], threads=3))
+        await model.ainvoke("Sum up", program.config(callbacks=[recorder]))
+    check(engine, ended, program, recorder, CallPath(model.invoke, [[0], [1, 1, 1], [1, 1, 1], [3]], threads=3))
 
 
 async def test_ids_on_the_message(engine: weft.Engine, model: ChatWeft) -> None:
-    """A message names its call, and its call's row; the next call names it as its parent."""
+    """A message has the ids of its call and program, and the next call has the message's call as its parent."""
     async with weft.Program("ids", session_id="mine") as program:
         first = await model.ainvoke("Hello", program.config())
         second = await model.ainvoke("Hello", program.config())
@@ -621,23 +625,23 @@ async def test_ids_on_the_message(engine: weft.Engine, model: ChatWeft) -> None:
     assert first.response_metadata["id"] == f"chatcmpl-{one['call_id']}"
 
 
-# -- programs side by side
+# -- several programs at once
 
 
 class Counted(TypedDict):
-    """State of a loop that makes a number of calls."""
+    """The state of a loop that makes a number of calls."""
 
     left: int
-    seen: Annotated[list[AnyMessage], operator.add]
+    answers: Annotated[list[AnyMessage], operator.add]
 
 
 def counting_graph(model: ChatWeft) -> Any:
-    """One graph for all programs; each makes `left` calls, every other one without handing its config on."""
+    """A graph that makes `left` calls. Every other call is made without the config."""
 
     async def node(state: Counted, config: RunnableConfig) -> dict[str, Any]:
         await asyncio.sleep(0)
         answer = await (model.ainvoke("Hello", config) if state["left"] % 2 else model.ainvoke("Hello"))
-        return {"left": state["left"] - 1, "seen": [answer]}
+        return {"left": state["left"] - 1, "answers": [answer]}
 
     graph = StateGraph(Counted).add_node(node).add_edge(START, "node")
     graph.add_conditional_edges("node", lambda state: "node" if state["left"] else END)
@@ -645,28 +649,28 @@ def counting_graph(model: ChatWeft) -> Any:
 
 
 async def test_programs_share_a_graph(engine: weft.Engine, model: ChatWeft) -> None:
-    """Eight programs at once on one graph, one model and one engine: each row has its own calls, and only those."""
-    graph, ended = counting_graph(model), Ended(engine)
+    """Eight programs at once share one graph, one model and one engine. Each has exactly its own calls."""
+    graph, ended = counting_graph(model), EndedPrograms(engine)
 
     @weft.program(name="shared")
     async def main(calls: int, program: weft.Program) -> tuple[weft.Program, list[AIMessage]]:
-        result = await graph.ainvoke({"left": calls, "seen": []}, program.config())
-        return program, result["seen"]
+        result = await graph.ainvoke({"left": calls, "answers": []}, program.config())
+        return program, result["answers"]
 
     results = await asyncio.gather(*(main(1 + n % 4) for n in range(8)))
     assert len({program.program_id for program, _ in results}) == 8
-    for n, (program, seen) in enumerate(results):
+    for n, (program, answers) in enumerate(results):
         assert program.row is not None
-        assert program.row.calls == len(seen) == 1 + n % 4
-        assert {report(message)["program_id"] for message in seen} == {program.program_id}
+        assert program.row.calls == len(answers) == 1 + n % 4
+        assert {report(message)["program_id"] for message in answers} == {program.program_id}
         assert len(program.row.threads) == 1
-        assert levels([report(message) for message in seen]) == [[0]] + [[1]] * (n % 4)
+        assert levels([report(message) for message in answers]) == [[0]] + [[1]] * (n % 4)
     assert len(ended.rows) == 8
 
 
 async def test_programs_share_an_agent(engine: weft.Engine, structured: ChatWeft) -> None:
-    """Programs at once on one agent object, on the event loop and in threads, do not mix either."""
-    shared, ended = agent(structured, [weather]), Ended(engine)
+    """Programs at once share one agent, on the event loop and in threads. Each has exactly its own calls."""
+    shared, ended = agent(structured, [weather]), EndedPrograms(engine)
 
     @weft.program
     async def on_the_loop(runs: int, program: weft.Program) -> tuple[weft.Program, list[AnyMessage]]:
@@ -694,9 +698,9 @@ async def test_programs_share_an_agent(engine: weft.Engine, structured: ChatWeft
 
 
 async def test_worker_task_of_another_program(engine: weft.Engine, model: ChatWeft) -> None:
-    """A worker that the first program happened to start serves the second: with its config, the call is the second's.
+    """A worker task that the first program started makes a call with the config of the second: the second has the call.
 
-    LangChain's own context variable, which the worker inherited, would say the first.
+    LangChain's context variable, which the worker inherited, names the first program.
     """
     jobs: asyncio.Queue[tuple[RunnableConfig, asyncio.Future[AIMessage]]] = asyncio.Queue()
     workers: list[asyncio.Task[None]] = []
@@ -716,20 +720,20 @@ async def test_worker_task_of_another_program(engine: weft.Engine, model: ChatWe
     graph = StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile()
     try:
         async with weft.Program("first") as first:
-            ours = (await graph.ainvoke(QUESTION, first.config()))["messages"][-1]
+            first_answer = (await graph.ainvoke(QUESTION, first.config()))["messages"][-1]
             async with weft.Program("second") as second:
-                theirs = (await graph.ainvoke(QUESTION, second.config()))["messages"][-1]
+                second_answer = (await graph.ainvoke(QUESTION, second.config()))["messages"][-1]
     finally:
         workers[0].cancel()
-    assert report(ours)["program_id"] == first.program_id
-    assert report(theirs)["program_id"] == second.program_id
+    assert report(first_answer)["program_id"] == first.program_id
+    assert report(second_answer)["program_id"] == second.program_id
     assert first.row is not None
     assert second.row is not None
     assert (first.row.calls, second.row.calls) == (1, 1)
 
 
 async def test_config_of_another_program_wins(engine: weft.Engine, model: ChatWeft) -> None:
-    """Inside a run of one program, a config that names another is followed, also by what the model is part of."""
+    """Inside a run of one program, a config of another program makes the calls the other program's."""
     async with weft.Program("outer") as outer, weft.Program("inner") as inner:
 
         async def node(text: str) -> list[AIMessage]:
@@ -751,8 +755,8 @@ async def test_config_of_another_program_wins(engine: weft.Engine, model: ChatWe
 
 
 async def test_each_root_run_is_a_program(engine: weft.Engine, model: ChatWeft) -> None:
-    """With one handler for all, every root run is a program of its own, named as the run, and ends with it."""
-    ended, handler = Ended(engine), ProgramCallbackHandler()
+    """Under one shared handler, every root run is a program, which has the run's name and ends with it."""
+    ended, handler = EndedPrograms(engine), ProgramCallbackHandler()
     for n in range(2):
         config: RunnableConfig = {"callbacks": [handler], "run_name": f"run {n}"}
         await (PROMPT | model | TEXT | model).ainvoke(TOPICS[0], config)
@@ -780,17 +784,17 @@ async def test_each_root_run_is_a_program(engine: weft.Engine, model: ChatWeft) 
 async def test_root_run_without_a_name(
     engine: weft.Engine, model: ChatWeft, run: Any, name: str, shape: tuple[int, int]
 ) -> None:
-    """A program is named as LangChain names its root run, and has all the calls under it."""
-    ended = Ended(engine)
-    await finished(run(model, {"callbacks": [ProgramCallbackHandler()]}))
+    """A program has LangChain's name of its root run, and all calls under this run."""
+    ended = EndedPrograms(engine)
+    await resolve(run(model, {"callbacks": [ProgramCallbackHandler()]}))
     (row,) = ended.rows
     assert (row.info.name, str(row.state)) == (name, "finished")
     assert (row.calls, len(row.threads)) == shape
 
 
 async def test_batch_of_root_runs(engine: weft.Engine, model: ChatWeft) -> None:
-    """Each input of a batch is a root run, so a program."""
-    ended = Ended(engine)
+    """Each input of a batch is a root run, and so a program."""
+    ended = EndedPrograms(engine)
     await (PROMPT | model).abatch(TOPICS, {"callbacks": [ProgramCallbackHandler()]})
     assert [(row.calls, len(row.threads)) for row in ended.rows] == [(1, 1)] * 4
 
@@ -810,8 +814,8 @@ async def test_batch_of_root_runs(engine: weft.Engine, model: ChatWeft) -> None:
 async def test_session_of_a_root_run(
     engine: weft.Engine, model: ChatWeft, extra: dict[str, Any], session: str | None
 ) -> None:
-    """A root run's session is the one that its metadata names, in LangSmith's order; else its own."""
-    ended = Ended(engine)
+    """A root run has the session that its metadata names, in LangSmith's order, or else a session of its own."""
+    ended = EndedPrograms(engine)
     for _ in range(2):
         await two_nodes(model).ainvoke(QUESTION, {"callbacks": [ProgramCallbackHandler()], **extra})
     first, second = (row.info.session_id for row in ended.rows)
@@ -822,8 +826,8 @@ async def test_session_of_a_root_run(
 async def test_an_unusable_session_of_a_root_run(
     engine: weft.Engine, model: ChatWeft, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run keeps its one program, in a session of its own, and a warning says why."""
-    ended = Ended(engine)
+    """A root run whose session id is not usable is one program in a session of its own, and a warning says so."""
+    ended = EndedPrograms(engine)
     config: RunnableConfig = {"callbacks": [ProgramCallbackHandler()], "metadata": {"session_id": "x" * 300}}
     await two_nodes(model).ainvoke(QUESTION, config)
     (row,) = ended.rows
@@ -833,13 +837,13 @@ async def test_an_unusable_session_of_a_root_run(
 
 
 async def test_root_runs_at_once(engine: weft.Engine, model: ChatWeft) -> None:
-    """Root runs at once under one shared handler do not mix."""
-    graph, ended, handler = counting_graph(model), Ended(engine), ProgramCallbackHandler()
+    """Root runs at once under one shared handler keep their calls apart."""
+    graph, ended, handler = counting_graph(model), EndedPrograms(engine), ProgramCallbackHandler()
 
     async def one(calls: int) -> tuple[int, set[str]]:
         config: RunnableConfig = {"callbacks": [handler], "run_name": f"{calls} calls"}
-        seen = (await graph.ainvoke({"left": calls, "seen": []}, config))["seen"]
-        return len(seen), {report(message)["program_id"] for message in seen}
+        answers = (await graph.ainvoke({"left": calls, "answers": []}, config))["answers"]
+        return len(answers), {report(message)["program_id"] for message in answers}
 
     results = await asyncio.gather(*(one(1 + n % 4) for n in range(8)))
     assert all(len(programs) == 1 for _, programs in results)
@@ -852,8 +856,8 @@ async def test_root_runs_at_once(engine: weft.Engine, model: ChatWeft) -> None:
 
 @pytest.mark.parametrize("run_name", ["expression", None])
 async def test_failing_root_run(engine: weft.Engine, model: ChatWeft, run_name: str | None) -> None:
-    """A root run that raises ends its program as failed, and the calls before the error stay booked."""
-    ended = Ended(engine)
+    """A root run that raises ends its program as failed, and the program keeps the calls before the error."""
+    ended = EndedPrograms(engine)
 
     def fail(_message: AIMessage) -> None:
         raise LookupError("no")
@@ -867,8 +871,8 @@ async def test_failing_root_run(engine: weft.Engine, model: ChatWeft, run_name: 
 
 
 async def test_without_any_handler(engine: weft.Engine, model: ChatWeft) -> None:
-    """Without a handler each call is a program by itself, named after the model."""
-    ended = Ended(engine)
+    """Without a handler, each call is a program with the model's name."""
+    ended = EndedPrograms(engine)
     named = model.model_copy(update={"name": "clerk"})
     await (named | TEXT | named).ainvoke("Hello")
     list(model.stream("Hello"))

@@ -15,7 +15,8 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
-from langchain_witness import Ended, Witness, quiet, report
+from langchain_parts import CallRecorder, report
+from observers import EndedPrograms, wait_until_idle
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
@@ -72,7 +73,7 @@ ARGUMENTS = {
 
 
 async def ask(model: Any, question: Any, how: str, config: Any = None, **kwargs: Any) -> AIMessage:
-    """The model's whole answer, on one of the four ways."""
+    """The whole answer of the model, by one of its four methods."""
     if how == "invoke":
         return model.invoke(question, config, **kwargs)  # type: ignore[no-any-return]
     if how == "ainvoke":
@@ -87,14 +88,14 @@ async def ask(model: Any, question: Any, how: str, config: Any = None, **kwargs:
     return whole
 
 
-every_way = pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+every_method = pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 
 # -- answers
 
 
-@every_way
+@every_method
 async def test_usage_and_metadata(engine: weft.Engine, model: ChatWeft, how: str) -> None:
-    """An answer says what it cost, why it ended and which call it was; a stream's chunks add up to the same."""
+    """An answer has its usage, finish reason and call, and so have the joined chunks of a stream."""
     prompt = [SystemMessage("You count ships."), HumanMessage(f"How many ships are there? ({how})" + " fog" * 300)]
     async with weft.Program() as program:
         first = await ask(model, prompt, how, program.config())
@@ -115,15 +116,15 @@ async def test_usage_and_metadata(engine: weft.Engine, model: ChatWeft, how: str
     assert again.text == first.text != ""
 
 
-async def test_the_four_ways_agree(engine: weft.Engine, model: ChatWeft) -> None:
-    """At temperature 0 it makes no difference on which way the model is asked."""
+async def test_the_four_methods_agree(engine: weft.Engine, model: ChatWeft) -> None:
+    """At temperature 0, the four methods give the same answer."""
     answers = {(await ask(model, "Tell me about the lighthouse.", how)).text for how in ("invoke", "ainvoke")}
     answers |= {(await ask(model, "Tell me about the lighthouse.", how)).text for how in ("stream", "astream")}
     assert len(answers) == 1
 
 
 async def test_stream_comes_in_pieces(engine: weft.Engine, model: ChatWeft) -> None:
-    """A stream gives tokens as they are made, one message id for all, and the usage once."""
+    """A stream yields tokens as they are generated. All chunks have one message id, and one has the usage."""
     chunks = [chunk async for chunk in model.astream("Hello")]
     assert len([chunk for chunk in chunks if chunk.text]) > 6
     assert len({chunk.id for chunk in chunks}) == 1
@@ -132,7 +133,7 @@ async def test_stream_comes_in_pieces(engine: weft.Engine, model: ChatWeft) -> N
 
 
 async def test_temperature_and_seed(engine: weft.Engine, model: ChatWeft) -> None:
-    """Sampling follows the seed: the same one gives the same answer, another one another."""
+    """The same seed gives the same answer, and another seed gives another answer."""
     hot = model.model_copy(update={"temperature": 1.5, "seed": 1})
     first, same = hot.invoke("Hello").text, (await hot.ainvoke("Hello")).text
     assert first == same
@@ -140,9 +141,9 @@ async def test_temperature_and_seed(engine: weft.Engine, model: ChatWeft) -> Non
     assert hot.bind(temperature=0).invoke("Hello").text == model.invoke("Hello").text != first
 
 
-@every_way
+@every_method
 async def test_stop(engine: weft.Engine, model: ChatWeft, how: str) -> None:
-    """Stop strings work as a field, bound and given to the call, and the call's come before the field's."""
+    """Stop strings can be a field, bound, or an argument of the call, which overrides the field."""
     whole = model.invoke("Hello").text
     word = next(
         whole[n : n + 2]
@@ -154,7 +155,7 @@ async def test_stop(engine: weft.Engine, model: ChatWeft, how: str) -> None:
         await ask(model, "Hello", how, stop=[word]),
         await ask(model.bind(stop=[word]), "Hello", how),
         await ask(model.model_copy(update={"stop": [word]}), "Hello", how),
-        await ask(model.model_copy(update={"stop": ["never said"]}), "Hello", how, stop=[word]),
+        await ask(model.model_copy(update={"stop": ["never generated"]}), "Hello", how, stop=[word]),
     ):
         assert answer.text == expected
         assert answer.response_metadata["finish_reason"] == "stop"
@@ -171,7 +172,7 @@ async def test_stop(engine: weft.Engine, model: ChatWeft, how: str) -> None:
     ids=["field", "bind", "invoke", "OpenAI's newer name"],
 )
 async def test_max_tokens(engine: weft.Engine, model: ChatWeft, ask_for: Callable[[ChatWeft], AIMessage]) -> None:
-    """The limit on the answer holds wherever it is given."""
+    """The maximum length of an answer can be given in four ways."""
     assert report(ask_for(model))["output_tokens"] == 5
 
 
@@ -187,16 +188,16 @@ async def test_model_kwargs(engine: weft.Engine, model: ChatWeft) -> None:
     assert report(open_ended)["prompt_tokens"] < report(plain)["prompt_tokens"]
 
 
-@every_way
+@every_method
 async def test_logprobs(engine: weft.Engine, model: ChatWeft, how: str) -> None:
-    """Log probabilities come with the answer, those of a stream one after another."""
+    """An answer has log probabilities, and so have the joined chunks of a stream."""
     answer = await ask(model.bind(logprobs=True), "Hello", how)
     assert len(answer.response_metadata["logprobs"]["content"]) == 12
 
 
 async def test_several_answers(engine: weft.Engine, model: ChatWeft) -> None:
-    """With `n`, one call gives several generations, and is one call in the row."""
-    ended = Ended(engine)
+    """With `n`, one call has several generations, and counts as one call in the process table."""
+    ended = EndedPrograms(engine)
     warm = model.model_copy(update={"temperature": 1.0, "seed": 3})
     result = await warm.agenerate([[HumanMessage("Hello")]], callbacks=[ProgramCallbackHandler()], n=3)
     assert len({generation.text for generation in result.generations[0]}) == 3
@@ -204,7 +205,7 @@ async def test_several_answers(engine: weft.Engine, model: ChatWeft) -> None:
 
 
 async def test_conversation(engine: weft.Engine, model: ChatWeft) -> None:
-    """Every kind of message, among them one whose content is in blocks, reaches the chat template."""
+    """Every kind of message reaches the chat template, including a message whose content is a list of blocks."""
     call: Any = {"name": "weather", "args": {"city": "Paris"}, "id": "call_1"}
     answer = await model.ainvoke(
         [
@@ -225,7 +226,7 @@ async def test_conversation(engine: weft.Engine, model: ChatWeft) -> None:
 @pytest.mark.parametrize("how", ["ainvoke", "astream", "stream"])
 @pytest.mark.parametrize("choice", ["any", "required", True])
 async def test_some_tool(engine: weft.Engine, structured: ChatWeft, choice: str | bool, how: str) -> None:
-    """The model is held to call one of the tools, with arguments that fit it, in a stream as well."""
+    """The model must call one of the tools, with arguments that fit its schema, in a stream as well."""
     bound = structured.bind_tools([weather, ferry], tool_choice=choice, parallel_tool_calls=False)
     answer = await ask(bound, "Take me to Paris.", how)
     (call,) = answer.tool_calls
@@ -238,7 +239,7 @@ async def test_some_tool(engine: weft.Engine, structured: ChatWeft, choice: str 
 @pytest.mark.parametrize("name", ["weather", "ferry"])
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 async def test_named_tool(engine: weft.Engine, structured: ChatWeft, name: str, how: str) -> None:
-    """A tool's name, or OpenAI's form of it, holds the model to that tool."""
+    """The name of a tool, or OpenAI's form of it, makes the model call that tool."""
     openai: Any = {"type": "function", "function": {"name": name}}
     for choice in (name, openai):
         answer = await ask(structured.bind_tools([weather, ferry], tool_choice=choice), "Hello", how)
@@ -249,8 +250,8 @@ async def test_named_tool(engine: weft.Engine, structured: ChatWeft, name: str, 
 
 @pytest.mark.parametrize("choice", ["none", "auto", None])
 @pytest.mark.parametrize("how", ["ainvoke", "astream"])
-async def test_no_tool_forced(engine: weft.Engine, structured: ChatWeft, choice: str | None, how: str) -> None:
-    """Where nothing is forced, a model that does not think of a tool answers in words."""
+async def test_no_required_tool(engine: weft.Engine, structured: ChatWeft, choice: str | None, how: str) -> None:
+    """If no tool call is required, the model may answer in words."""
     bound = structured.bind_tools([weather], tool_choice=choice)
     answer = await ask(bound, "Hello", how, max_tokens=12)
     assert answer.tool_calls == answer.invalid_tool_calls == []
@@ -258,7 +259,7 @@ async def test_no_tool_forced(engine: weft.Engine, structured: ChatWeft, choice:
 
 
 async def test_tool_stream_in_pieces(engine: weft.Engine, structured: ChatWeft) -> None:
-    """The pieces of a streamed tool call are one call: one index, the name once, arguments that join to JSON."""
+    """The pieces of a streamed tool call have one index, the name once, and arguments that join to JSON."""
     bound = structured.bind_tools([weather], tool_choice="weather")
     pieces = [piece async for chunk in bound.astream("Hello") for piece in chunk.tool_call_chunks]
     assert len(pieces) > 2
@@ -268,7 +269,7 @@ async def test_tool_stream_in_pieces(engine: weft.Engine, structured: ChatWeft) 
 
 
 async def test_kinds_of_tools(engine: weft.Engine, structured: ChatWeft) -> None:
-    """Functions, pydantic classes, TypedDicts and OpenAI's dicts are tools as well."""
+    """Functions, pydantic classes, TypedDicts and OpenAI's dictionaries can be tools."""
 
     def plain(city: City) -> str:
         """Look up a city."""
@@ -283,11 +284,11 @@ async def test_kinds_of_tools(engine: weft.Engine, structured: ChatWeft) -> None
 
 @pytest.mark.parametrize("how", ["ainvoke", "astream"])
 async def test_tool_call_cut_off(engine: weft.Engine, structured: ChatWeft, how: str) -> None:
-    """A tool call that max_tokens cuts off says so, and gives no whole call that was never made."""
+    """A tool call that max_tokens cuts off has the finish reason "length", and is not a valid call."""
     bound = structured.bind_tools([weather], tool_choice="any").bind(max_tokens=18)
     answer = await ask(bound, "Hello", how)
     assert answer.response_metadata["finish_reason"] == "length"
-    for call in answer.tool_calls:  # LangChain completes the JSON of a streamed call as far as it got
+    for call in answer.tool_calls:  # LangChain completes the JSON of a streamed call.
         with pytest.raises(ValidationError):
             ARGUMENTS["weather"].validate_python(call["args"], strict=True)
     assert how == "astream" or answer.tool_calls == []
@@ -300,7 +301,7 @@ async def test_tool_call_cut_off(engine: weft.Engine, structured: ChatWeft, how:
 @pytest.mark.parametrize("schema", [Weather, WeatherDict, WEATHER_SCHEMA], ids=["pydantic", "TypedDict", "dict"])
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 async def test_structured_output(engine: weft.Engine, structured: ChatWeft, method: Any, schema: Any, how: str) -> None:
-    """An answer has the form of its schema, whatever the schema is written in."""
+    """An answer has the form of its schema, for each kind of schema."""
     answer: Any = await ask(structured.with_structured_output(schema, method=method), "How is it in Paris?", how)
     if schema is Weather:
         assert isinstance(answer, Weather)
@@ -310,7 +311,7 @@ async def test_structured_output(engine: weft.Engine, structured: ChatWeft, meth
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 async def test_structured_output_raw(engine: weft.Engine, structured: ChatWeft, method: Any) -> None:
-    """With include_raw, the message comes too, and its call is the program's."""
+    """With include_raw, the result contains the message, whose call belongs to the program."""
     async with weft.Program() as program:
         asked = structured.with_structured_output(Weather, method=method, include_raw=True)
         answer: Any = await asked.ainvoke("Hello", program.config())
@@ -320,14 +321,14 @@ async def test_structured_output_raw(engine: weft.Engine, structured: ChatWeft, 
 
 
 async def test_structured_output_stream(engine: weft.Engine, structured: ChatWeft) -> None:
-    """A dict grows while it streams, and ends whole."""
+    """A stream yields growing dictionaries, and the last one is complete."""
     parts: list[Any] = [part async for part in structured.with_structured_output(WEATHER_SCHEMA).astream("Hello")]
     assert len(parts) > 1
     TypeAdapter(WeatherDict).validate_python(parts[-1], strict=True)
 
 
 async def test_json_mode(engine: weft.Engine, structured: ChatWeft) -> None:
-    """json_mode gives JSON of any form; pydantic says where it is not the schema's."""
+    """json_mode gives JSON of any form. Pydantic rejects JSON that does not fit the schema."""
     (brace,) = engine.tokenize("}")
     empty = structured.model_copy(
         update={"model_kwargs": {"logit_bias": {**structured.model_kwargs["logit_bias"], str(brace): 100}}}
@@ -340,7 +341,7 @@ async def test_json_mode(engine: weft.Engine, structured: ChatWeft) -> None:
 @pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
 @pytest.mark.parametrize("schema", [Weather, WeatherDict, WEATHER_SCHEMA], ids=["pydantic", "TypedDict", "dict"])
 async def test_structured_output_cut_off(engine: weft.Engine, structured: ChatWeft, method: Any, schema: Any) -> None:
-    """An answer that max_tokens cuts off is an error that says so, never half an answer."""
+    """An answer that max_tokens cuts off raises an error, and is never a partial answer."""
     asked = structured.model_copy(update={"max_tokens": 8})
     with pytest.raises(OutputParsingError, match="max_tokens"):
         await asked.with_structured_output(schema, method=method).ainvoke("Hello")
@@ -351,17 +352,17 @@ async def test_structured_output_cut_off(engine: weft.Engine, structured: ChatWe
 
 
 async def test_structured_stream_cut_off(engine: weft.Engine, structured: ChatWeft) -> None:
-    """A stream of dicts that is cut off ends with the error."""
+    """A stream of dictionaries that is cut off ends with the error."""
     asked = structured.model_copy(update={"max_tokens": 8}).with_structured_output(WEATHER_SCHEMA)
     with pytest.raises(OutputParsingError, match="max_tokens"):
         list(asked.stream("Hello"))
 
 
-# -- as LangChain's other parts see it
+# -- the rest of LangChain's interface
 
 
 async def test_token_counts(engine: weft.Engine, model: ChatWeft) -> None:
-    """Tokens are counted with the engine's own tokenizer, without a network."""
+    """Tokens are counted by the engine's tokenizer, without a download."""
     assert model.get_num_tokens("The lighthouse keeper") == len(engine.tokenize("The lighthouse keeper")) > 0
     assert model.get_token_ids("fog") == engine.tokenize("fog")
     messages = [SystemMessage("You count."), HumanMessage("The lighthouse keeper")]
@@ -371,11 +372,11 @@ async def test_token_counts(engine: weft.Engine, model: ChatWeft) -> None:
 @pytest.mark.parametrize("decorated", [True, False])
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 async def test_cache(engine: weft.Engine, model: ChatWeft, how: str, decorated: bool) -> None:
-    """LangChain's cache knows an identical call again, whichever run and program makes it, and no other."""
+    """LangChain's cache answers an identical call of any run and program, and no other call."""
     cached = model.model_copy(update={"cache": InMemoryCache()})
 
     async def call(question: str, **kwargs: Any) -> tuple[AIMessage, int]:
-        ended = Ended(engine)
+        ended = EndedPrograms(engine)
         with weft.Program() as program:
             config: Any = program.config() if decorated else {"callbacks": [ProgramCallbackHandler()]}
             answer = await ask(cached, question, how, config, **kwargs)
@@ -392,7 +393,7 @@ async def test_cache(engine: weft.Engine, model: ChatWeft, how: str, decorated: 
 
 
 async def test_repr(engine: weft.Engine, model: ChatWeft) -> None:
-    """What is printed and logged of a model is its parameters, not the engine; the run's identity is not traced."""
+    """A model's repr and trace show its parameters, and neither the engine nor the identity of the run."""
     assert "engine" not in repr(model)
     assert "temperature=0" in repr(model)
     assert model.asdict() == {
@@ -403,18 +404,18 @@ async def test_repr(engine: weft.Engine, model: ChatWeft) -> None:
         "ignore_eos": True,
     }
 
-    class Tracer(Witness):
-        """Sees what LangChain tells tracers."""
+    class Tracer(CallRecorder):
+        """Records what LangChain passes to tracers."""
 
         def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
-            seen.append(repr((serialized, kwargs["invocation_params"], kwargs["options"], kwargs["metadata"])))
+            traces.append(repr((serialized, kwargs["invocation_params"], kwargs["options"], kwargs["metadata"])))
 
-    seen: list[str] = []
+    traces: list[str] = []
     with weft.Program() as program:
         for how in ("invoke", "ainvoke", "stream", "astream"):
             await ask(model, "Hello", how, program.config(callbacks=[Tracer()]))
-    assert len(seen) == 4
-    for text in seen:
+    assert len(traces) == 4
+    for text in traces:
         assert "_weft_run" not in text
         assert "weft.Engine" not in text
         assert "'ls_provider': 'weft'" in text
@@ -422,7 +423,7 @@ async def test_repr(engine: weft.Engine, model: ChatWeft) -> None:
 
 
 async def test_model_dump(engine: weft.Engine, model: ChatWeft) -> None:
-    """A model's fields go to JSON without its engine, and its copies share the engine."""
+    """A model's JSON has no engine, and copies of a model share its engine."""
     assert "engine" not in json.loads(model.model_dump_json(exclude={"callbacks"}))
     assert model.model_copy(deep=False).engine is engine
     configurable = model.configurable_fields(max_tokens=ConfigurableField(id="length"))
@@ -433,50 +434,50 @@ async def test_model_dump(engine: weft.Engine, model: ChatWeft) -> None:
 # -- errors
 
 
-@every_way
+@every_method
 async def test_context_length(engine: weft.Engine, model: ChatWeft, how: str) -> None:
-    """A prompt that does not fit is told as such, on every way, and is a ValueError too."""
+    """A prompt that is too long raises ContextLengthError by every method. The error is a ValueError as well."""
     with pytest.raises(ContextLengthError, match="max_model_len") as caught:
         await ask(model, "fog " * engine.max_model_len, how)
     assert isinstance(caught.value, ValueError)
-    await quiet(engine)
+    await wait_until_idle(engine)
 
 
-@every_way
+@every_method
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": -1}, {"top_p": 7}, {"max_tokens": "many"}, {"n": 0}, {"tools": "hammer"}, {"stop": 5}],
     ids=str,
 )
 async def test_invalid_request(engine: weft.Engine, model: ChatWeft, wrong: dict[str, Any], how: str) -> None:
-    """A parameter that makes no sense is named in the error, on every way."""
+    """The error for a wrong parameter names it, by every method."""
     with pytest.raises(InvalidRequestError) as caught:
         await ask(model.bind(**wrong), "Hello", how)
     assert next(iter(wrong)) in str(caught.value)
-    await quiet(engine)
+    await wait_until_idle(engine)
 
 
-@every_way
-@pytest.mark.parametrize("who", ["model", "expression"])
-async def test_program_has_ended(engine: weft.Engine, model: ChatWeft, how: str, who: str) -> None:
-    """A call after the program's end is refused by name, before it reaches the engine."""
-    ended = Ended(engine)
+@every_method
+@pytest.mark.parametrize("kind", ["model", "expression"])
+async def test_program_has_ended(engine: weft.Engine, model: ChatWeft, how: str, kind: str) -> None:
+    """A call after the end of its program raises an error that names the program, and does not reach the engine."""
+    ended = EndedPrograms(engine)
     with weft.Program("over") as program:
         model.invoke("Hello", program.config())
-    runnable = model if who == "model" else model.bind(stop=["x"]) | (lambda message: message)
+    runnable = model if kind == "model" else model.bind(stop=["x"]) | (lambda message: message)
     with pytest.raises(ProgramEndedError, match="over"):
         await ask(runnable, "Hello", how, program.config())
     assert [row.calls for row in ended.rows] == [1]
 
 
 async def test_errors_are_call_errors(engine: weft.Engine, model: ChatWeft) -> None:
-    """LangChain's retry and fallback can be told Weft's errors apart by type."""
-    refused = model.bind(max_tokens=1_000_000)
-    answer = refused.with_fallbacks([model], exceptions_to_handle=(CallError,)).invoke("Hello")
+    """LangChain's retries and fallbacks can select Weft's errors by type."""
+    rejected = model.bind(max_tokens=1_000_000)
+    answer = rejected.with_fallbacks([model], exceptions_to_handle=(CallError,)).invoke("Hello")
     assert report(answer)["output_tokens"] == 12
-    ended = Ended(engine)
+    ended = EndedPrograms(engine)
     with weft.Program() as program:
-        retrying = refused.with_retry(
+        retrying = rejected.with_retry(
             retry_if_exception_type=(CallError,), stop_after_attempt=3, wait_exponential_jitter=False
         )
         with pytest.raises(ContextLengthError):

@@ -1,4 +1,4 @@
-"""LangChain and LangGraph: every shape of program comes out with its true threads and edges, however it is run."""
+"""LangChain and LangGraph: every shape of program has its true threads and edges, however it is run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda, RunnableParallel
 from langchain_core.tools import tool
-from langchain_witness import finished, quiet
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
+from observers import resolve, wait_until_idle
 from typing_extensions import TypedDict
 
 import weft
@@ -36,7 +36,7 @@ from weft.integrations.langchain import ChatWeft, ProgramCallbackHandler
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.anyio,
-    # LangChain says so of ways that users still go: astream_log and events v1 (deprecated), events v3 (beta).
+    # LangChain warns of interfaces that users still call: astream_log and events v1 are deprecated, events v3 is beta.
     pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning"),
     pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning"),
 ]
@@ -50,7 +50,7 @@ MODES = {"messages": "messages", "updates": "updates", "all": ["messages", "upda
 
 
 async def drive(runnable: Any, given: Any, config: RunnableConfig, how: str) -> None:
-    """Run it in one of LangChain's ways, to the end."""
+    """Run a runnable to its end, by one of LangChain's methods."""
     kind, _, mode = how.partition(" ")
     modes: dict[str, Any] = {"stream_mode": MODES[mode], "subgraphs": True} if mode in MODES else {}
     if kind == "invoke":
@@ -72,7 +72,7 @@ async def drive(runnable: Any, given: Any, config: RunnableConfig, how: str) -> 
 
 
 def edges(graph: ProgramGraph) -> set[str]:
-    """A graph as its calls and edges, by label: "a", "a>b", and "a~b" for a guess. A second "a" is "a2"."""
+    """The calls and edges of a graph by label: "a" is a call, "a>b" an edge, "a~b" a guess. A second "a" is "a2"."""
     names: dict[str, str] = {}
     for call in graph.calls:
         same = sum(name.rstrip("0123456789") == call.label for name in names.values())
@@ -86,20 +86,25 @@ def edges(graph: ProgramGraph) -> set[str]:
 
 
 def expected(text: str) -> set[str]:
-    """The same, written with the edges alone; a call without any stands by itself."""
+    """The calls and edges that a text lists. A call is named by its edges, or alone if it has none."""
     arrows = text.split()
     return {*arrows, *(name for arrow in arrows for name in arrow.replace("~", ">").split(">"))}
 
 
-class Maker:
-    """Makes the parts of a program: models by name, and functions of the kind that is asked for."""
+class Parts:
+    """Makes the parts of a program: models with labels, and functions that are sync or async.
+
+    Args:
+        model: The model behind all parts.
+        is_async: Whether functions are async.
+    """
 
     def __init__(self, model: ChatWeft, is_async: bool) -> None:
         self.model = model
         self.is_async = is_async
 
     def gate(self, parties: int) -> Any:
-        """Something that passes on what it is given once `parties` runs have come to it, so that they overlap."""
+        """A runnable that returns its input after `parties` runs have reached it, so that they overlap."""
         if self.is_async:
             barrier = asyncio.Barrier(parties)
 
@@ -117,11 +122,11 @@ class Maker:
         return RunnableLambda(wait)
 
     def __call__(self, name: str) -> Runnable[Any, AIMessage]:
-        """A model whose calls have this name."""
+        """The model, whose calls have this label."""
         return self.model.with_config(run_name=name)
 
     def asks(self, name: str, prompt: Callable[[Any], Any] = lambda given: given) -> Callable[[Any], Any]:
-        """A function that asks the model, and gives the answer's message."""
+        """A function that calls the model and returns its message."""
 
         async def ask_async(given: Any) -> AIMessage:
             return await self(name).ainvoke(prompt(given))
@@ -133,22 +138,22 @@ class Maker:
 
 
 class Shape(NamedTuple):
-    """A program, and the DAG that it has."""
+    """A program and its DAG."""
 
-    build: Callable[[Maker], tuple[Any, Any]]  # gives a runnable and its input
+    build: Callable[[Parts], tuple[Any, Any]]  # returns a runnable and its input
     edges: str
     threads: int
-    ways: tuple[str, ...]
+    methods: tuple[str, ...]  # by which the program is run
 
 
 SHAPES: dict[str, Shape] = {}
 
 
-def shape(text: str, threads: int = 1, ways: tuple[str, ...] = SYNC + ASYNC) -> Any:
-    """Enter a program into the table, under its name."""
+def shape(text: str, threads: int = 1, methods: tuple[str, ...] = SYNC + ASYNC) -> Any:
+    """Add a program to the table, under the name of its function."""
 
-    def enter(build: Callable[[Maker], tuple[Any, Any]]) -> Callable[[Maker], tuple[Any, Any]]:
-        SHAPES[build.__name__] = Shape(build, text, threads, ways)
+    def enter(build: Callable[[Parts], tuple[Any, Any]]) -> Callable[[Parts], tuple[Any, Any]]:
+        SHAPES[build.__name__] = Shape(build, text, threads, methods)
         return build
 
     return enter
@@ -158,51 +163,51 @@ def shape(text: str, threads: int = 1, ways: tuple[str, ...] = SYNC + ASYNC) -> 
 
 
 @shape("a")
-def model_alone(m: Maker) -> tuple[Any, Any]:
+def model_alone(m: Parts) -> tuple[Any, Any]:
     return m("a"), "Hello"
 
 
 @shape("a>b b>c")
-def sequence(m: Maker) -> tuple[Any, Any]:
+def sequence(m: Parts) -> tuple[Any, Any]:
     return m("a") | TEXT | m("b") | TEXT | m("c"), "Hello"
 
 
 @shape("a>b a>c c>d b>e d>e", threads=2)
-def fork_and_join(m: Maker) -> tuple[Any, Any]:
+def fork_and_join(m: Parts) -> tuple[Any, Any]:
     fork: Any = RunnableParallel(left=m("b"), right=m("c") | TEXT | m("d"))
     return m("a") | TEXT | fork | (lambda _: "Sum up") | m("e"), "Hello"
 
 
 @shape("a>b a>c a>d b>e c>e d>e e>f", threads=3)
-def forks_in_forks(m: Maker) -> tuple[Any, Any]:
+def forks_in_forks(m: Parts) -> tuple[Any, Any]:
     inner: Any = RunnableParallel(one=m("c"), two=m("d"))
     fork: Any = RunnableParallel(left=m("b"), right=inner)
     return m("a") | TEXT | fork | (lambda _: "Sum up") | m("e") | TEXT | m("f"), "Hello"
 
 
 @shape("a>b a>b2 a>b3 b>c b2>c b3>c", threads=3)
-def map_over_a_list(m: Maker) -> tuple[Any, Any]:
+def map_over_a_list(m: Parts) -> tuple[Any, Any]:
     return m("a") | (lambda _: ["x", "y", "z"]) | m("b").map() | (lambda _: "Sum up") | m("c"), "Hello"
 
 
 @shape("a>b")
-def function_behind_a_stream(m: Maker) -> tuple[Any, Any]:
+def function_behind_a_stream(m: Parts) -> tuple[Any, Any]:
     return m("a") | RunnableLambda(m.asks("b", lambda message: [message])), "Hello"
 
 
 @shape("a>b")
-def function_that_uses_nothing_of_the_stream(m: Maker) -> tuple[Any, Any]:
+def function_that_ignores_the_stream(m: Parts) -> tuple[Any, Any]:
     return m("a") | TEXT | RunnableLambda(m.asks("b", lambda _: "unrelated")), "Hello"
 
 
 @shape("a>b a>c b>d c>d", threads=2)
-def functions_side_by_side_behind_a_stream(m: Maker) -> tuple[Any, Any]:
+def parallel_functions_behind_a_stream(m: Parts) -> tuple[Any, Any]:
     both: Any = RunnableParallel(left=m.asks("b"), right=m.asks("c"))
     return m("a") | TEXT | both | RunnableLambda(m.asks("d", lambda _: "Sum up")), "Hello"
 
 
-@shape("a>c b>c", threads=2, ways=("astream",))
-def function_that_asks_during_the_stream(m: Maker) -> tuple[Any, Any]:
+@shape("a>c b>c", threads=2, methods=("astream",))
+def function_that_calls_during_the_stream(m: Parts) -> tuple[Any, Any]:
     async def meanwhile(chunks: Any) -> Any:
         first = True
         async for chunk in chunks:
@@ -215,7 +220,7 @@ def function_that_asks_during_the_stream(m: Maker) -> tuple[Any, Any]:
 
 
 @shape("a>b b>c")
-def function_of_two_calls(m: Maker) -> tuple[Any, Any]:
+def function_of_two_calls(m: Parts) -> tuple[Any, Any]:
     if m.is_async:
 
         async def twice_async(message: AIMessage) -> Any:
@@ -225,11 +230,11 @@ def function_of_two_calls(m: Maker) -> tuple[Any, Any]:
     return m("a") | RunnableLambda(lambda message: m("c").invoke([m("b").invoke([message])])), "Hello"
 
 
-# -- tries; LangChain retries nothing that streams
+# -- retries, which LangChain does not make for streams
 
 
-@shape("a>bad a>good good>b", ways=("invoke", "ainvoke"))
-def retry_after_a_failed_call(m: Maker) -> tuple[Any, Any]:
+@shape("a>bad a>good good>b", methods=("invoke", "ainvoke"))
+def retry_after_a_failed_call(m: Parts) -> tuple[Any, Any]:
     tries = iter([m("bad").bind(max_tokens=1_000_000), m("good")])
 
     async def flaky_async(text: str) -> Any:
@@ -242,8 +247,8 @@ def retry_after_a_failed_call(m: Maker) -> tuple[Any, Any]:
     return m("a") | TEXT | steady | TEXT | m("b"), "Hello"
 
 
-@shape("a>b b>b2 b2>c", ways=("invoke", "ainvoke"))
-def retry_of_what_follows_a_call(m: Maker) -> tuple[Any, Any]:
+@shape("a>b b>b2 b2>c", methods=("invoke", "ainvoke"))
+def retry_of_what_follows_a_call(m: Parts) -> tuple[Any, Any]:
     tries: list[Any] = []
 
     def parse(message: AIMessage) -> str:
@@ -256,7 +261,7 @@ def retry_of_what_follows_a_call(m: Maker) -> tuple[Any, Any]:
 
 
 @shape("a>bad a>worse a>good good>b")
-def fallbacks(m: Maker) -> tuple[Any, Any]:
+def fallbacks(m: Parts) -> tuple[Any, Any]:
     bad, worse = m("bad").bind(max_tokens=1_000_000), m("worse").bind(max_tokens="many")
     return m("a") | TEXT | bad.with_fallbacks([worse, m("good")]) | TEXT | m("b"), "Hello"
 
@@ -264,8 +269,8 @@ def fallbacks(m: Maker) -> tuple[Any, Any]:
 # -- tools
 
 
-def asking_tool(m: Maker, name: str = "ask", steps: int = 1, at_once: int = 1) -> Any:
-    """A tool that asks the model, when it runs `at_once` times, or asks it again about what it said."""
+def asking_tool(m: Parts, name: str = "ask", steps: int = 1, at_once: int = 1) -> Any:
+    """A tool that calls the model `steps` times in a chain. `at_once` runs of it wait for each other first."""
     gate = m.gate(at_once)
     if m.is_async:
 
@@ -291,12 +296,12 @@ def asking_tool(m: Maker, name: str = "ask", steps: int = 1, at_once: int = 1) -
 
 
 @shape("a>ask ask>b")
-def tool_that_asks_the_model(m: Maker) -> tuple[Any, Any]:
+def tool_that_asks_the_model(m: Parts) -> tuple[Any, Any]:
     return m("a") | (lambda message: {"question": message.text}) | asking_tool(m) | m("b"), "Hello"
 
 
 class TwoToolCalls(AgentMiddleware[Any, Any, Any]):
-    """Puts two calls of the tool into the first answer, whatever a random model said."""
+    """Puts two calls of the tool into the first answer of a random model."""
 
     def _set(self, request: Any) -> Any:
         return request.override(tools=[])
@@ -310,29 +315,29 @@ class TwoToolCalls(AgentMiddleware[Any, Any, Any]):
         return response
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
-        """Called by `agent.invoke`."""
+        """The hook of `agent.invoke`."""
         return self._script(request, handler(self._set(request)))
 
     async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Called by `agent.ainvoke`."""
+        """The hook of `agent.ainvoke`."""
         return self._script(request, await handler(self._set(request)))
 
 
 QUESTION: Any = {"messages": [HumanMessage("Hello")]}
 
 
-def agent(m: Maker, steps: int = 1) -> Any:
-    """An agent that calls its tool twice at once, then answers."""
+def agent(m: Parts, steps: int = 1) -> Any:
+    """An agent that calls its tool twice in parallel, then answers."""
     return create_agent(m.model, [asking_tool(m, steps=steps)], middleware=[TwoToolCalls()])
 
 
-@shape("model>ask model>ask2 ask>model2 ask2>model2", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
-def agent_with_two_tools_at_once(m: Maker) -> tuple[Any, Any]:
+@shape("model>ask model>ask2 ask>model2 ask2>model2", threads=2, methods=GRAPH_SYNC + GRAPH_ASYNC)
+def agent_with_two_tools_at_once(m: Parts) -> tuple[Any, Any]:
     return agent(m), QUESTION
 
 
-@shape("ask ask2 ask>b ask2>b", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
-def tool_node(m: Maker) -> tuple[Any, Any]:
+@shape("ask ask2 ask>b ask2>b", threads=2, methods=GRAPH_SYNC + GRAPH_ASYNC)
+def tool_node(m: Parts) -> tuple[Any, Any]:
     calls: Any = [{"name": "ask", "args": {"question": what}, "id": what} for what in ("fog", "herring")]
     graph = StateGraph(MessagesState).add_node("tools", ToolNode([asking_tool(m, at_once=2)]))
     graph.add_node("b", updating(m, m.asks("b", operator.itemgetter("messages"))))
@@ -343,8 +348,8 @@ def tool_node(m: Maker) -> tuple[Any, Any]:
 # -- graphs
 
 
-def updating(m: Maker, ask: Callable[[Any], Any], key: str = "messages") -> Any:
-    """A node that puts what a function gives into the state."""
+def updating(m: Parts, ask: Callable[[Any], Any], key: str = "messages") -> Any:
+    """A node that puts the result of a function into the state."""
 
     async def node_async(state: Any) -> Any:
         return {key: [await ask(state)]}
@@ -355,25 +360,25 @@ def updating(m: Maker, ask: Callable[[Any], Any], key: str = "messages") -> Any:
     return node_async if m.is_async else node
 
 
-def nodes(m: Maker, *names: str) -> Any:
-    """A graph of nodes one after another, each a call named as the node."""
+def nodes(m: Parts, *names: str) -> Any:
+    """A graph of nodes in a chain. Each makes one call, which has the node's name as its label."""
     parts: Any = [(name, updating(m, m.asks(name, operator.itemgetter("messages")))) for name in names]
     return StateGraph(MessagesState).add_sequence(parts).add_edge(START, names[0])
 
 
-@shape("a>b b>c", ways=GRAPH_SYNC + GRAPH_ASYNC)
-def graph_of_nodes(m: Maker) -> tuple[Any, Any]:
+@shape("a>b b>c", methods=GRAPH_SYNC + GRAPH_ASYNC)
+def graph_of_nodes(m: Parts) -> tuple[Any, Any]:
     return nodes(m, "a", "b", "c").compile(), QUESTION
 
 
 class Topics(TypedDict):
-    """State of the graphs that map and reduce."""
+    """The state of the graphs that map and reduce."""
 
     notes: Annotated[list[AIMessage], operator.add]
 
 
-@shape("plan>x plan>y plan>z x>x2 y>y2 z>z2 x2>sum y2>sum z2>sum", threads=3, ways=GRAPH_SYNC + GRAPH_ASYNC)
-def send_map_reduce(m: Maker) -> tuple[Any, Any]:
+@shape("plan>x plan>y plan>z x>x2 y>y2 z>z2 x2>sum y2>sum z2>sum", threads=3, methods=GRAPH_SYNC + GRAPH_ASYNC)
+def send_map_reduce(m: Parts) -> tuple[Any, Any]:
     async def write_async(state: dict[str, str]) -> Any:
         first = await m(state["topic"]).ainvoke(state["topic"])
         return {"notes": [await m(state["topic"]).ainvoke(f"Improve: {first.text}")]}
@@ -389,8 +394,8 @@ def send_map_reduce(m: Maker) -> tuple[Any, Any]:
     return graph.add_edge("write", "sum").compile(), {"notes": []}
 
 
-@shape("a>c b>c a>d b>d c>e d>e", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
-def supersteps(m: Maker) -> tuple[Any, Any]:
+@shape("a>c b>c a>d b>d c>e d>e", threads=2, methods=GRAPH_SYNC + GRAPH_ASYNC)
+def supersteps(m: Parts) -> tuple[Any, Any]:
     graph = StateGraph(Topics)
     for name in "abcde":
         graph.add_node(name, updating(m, m.asks(name, lambda _: "Hello"), "notes"))
@@ -399,15 +404,15 @@ def supersteps(m: Maker) -> tuple[Any, Any]:
     return graph.compile(), {"notes": []}
 
 
-@shape("before>one one>two two>after", ways=GRAPH_SYNC + GRAPH_ASYNC)
-def graph_as_a_node(m: Maker) -> tuple[Any, Any]:
+@shape("before>one one>two two>after", methods=GRAPH_SYNC + GRAPH_ASYNC)
+def graph_as_a_node(m: Parts) -> tuple[Any, Any]:
     graph = nodes(m, "before").add_node("inner", nodes(m, "one", "two").compile())
     graph.add_node("after", updating(m, m.asks("after", operator.itemgetter("messages"))))
     return graph.add_edge("before", "inner").add_edge("inner", "after").compile(), QUESTION
 
 
-@shape("before>one before>three one>two two>after three>after", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
-def graphs_in_nodes_side_by_side(m: Maker) -> tuple[Any, Any]:
+@shape("before>one before>three one>two two>after three>after", threads=2, methods=GRAPH_SYNC + GRAPH_ASYNC)
+def graphs_in_parallel_nodes(m: Parts) -> tuple[Any, Any]:
     graph = nodes(m, "before")
     for name, inner in (("left", nodes(m, "one", "two").compile()), ("right", nodes(m, "three").compile())):
 
@@ -422,8 +427,8 @@ def graphs_in_nodes_side_by_side(m: Maker) -> tuple[Any, Any]:
     return graph.add_edge(["left", "right"], "after").compile(), QUESTION
 
 
-@shape("a b a>c b>c", threads=2, ways=GRAPH_SYNC + GRAPH_ASYNC)
-def tasks_side_by_side(m: Maker) -> tuple[Any, Any]:
+@shape("a b a>c b>c", threads=2, methods=GRAPH_SYNC + GRAPH_ASYNC)
+def parallel_tasks(m: Parts) -> tuple[Any, Any]:
     gate = m.gate(2)
     if m.is_async:
 
@@ -449,25 +454,27 @@ def tasks_side_by_side(m: Maker) -> tuple[Any, Any]:
     return main, "Hello"
 
 
-# -- code of which LangChain knows nothing: helpers of several steps at once under one run
+# -- code that LangChain does not see: parallel helpers of several steps under one run
 
 
-def helpers(m: Maker, told: str, how: str) -> Callable[[Any], Any]:
-    """A function that runs two helpers of two calls each at once, the second calls after both first ones, and then asks
-    once more.
+def helpers(m: Parts, lineage: str, how: str) -> Callable[[Any], Any]:
+    """A function that runs two helpers of two calls each in parallel, and then makes a call that joins them.
+
+    The helpers' second calls begin when both first calls have ended, so the runs alone do not tell the helpers apart.
 
     Args:
-        m: makes the parts.
-        told: what the calls are given of what they come from: "message", "text", "quote", "nothing".
-        how: by which means the helpers run at once: "gather", "anyio", "threads".
+        m: Makes the parts.
+        lineage: How the input of a call contains the outputs of the calls before it: as "message", "text", "quote" or
+            "nothing".
+        how: How the helpers run in parallel: "gather", "anyio" or "threads".
     """
 
-    def given(messages: list[AIMessage]) -> Any:
-        if told == "message":
+    def prompt(messages: list[AIMessage]) -> Any:
+        if lineage == "message":
             return [HumanMessage("Improve"), *messages]
-        if told == "text":
+        if lineage == "text":
             return [HumanMessage(message.text) for message in messages]
-        return " and ".join(["Improve", *(message.text for message in messages)]) if told == "quote" else "Go on"
+        return " and ".join(["Improve", *(message.text for message in messages)]) if lineage == "quote" else "Go on"
 
     gates = [m.gate(2) for _ in range(3)]
 
@@ -475,7 +482,7 @@ def helpers(m: Maker, told: str, how: str) -> Callable[[Any], Any]:
         return gates[0] | m(f"{name}_first")
 
     def last(name: str) -> Any:
-        return RunnableLambda(given) | gates[2] | m(f"{name}_last")
+        return RunnableLambda(prompt) | gates[2] | m(f"{name}_last")
 
     async def main_async(_: Any) -> Any:
         async def helper(name: str) -> Any:
@@ -493,7 +500,7 @@ def helpers(m: Maker, told: str, how: str) -> Callable[[Any], Any]:
             async with anyio.create_task_group() as group:
                 group.start_soon(keep, "fog")
                 group.start_soon(keep, "herring")
-        return await m("join").ainvoke(given(results))
+        return await m("join").ainvoke(prompt(results))
 
     def main(_: Any, config: RunnableConfig) -> Any:
         def helper(name: str) -> Any:
@@ -502,7 +509,7 @@ def helpers(m: Maker, told: str, how: str) -> Callable[[Any], Any]:
 
         with ThreadPoolExecutor(2) as pool:
             results = list(pool.map(helper, ("fog", "herring")))
-        return m("join").invoke(given(results), config)
+        return m("join").invoke(prompt(results), config)
 
     return main_async if m.is_async else main
 
@@ -514,19 +521,20 @@ GUESSES = (
 )
 
 
-def enter_helpers() -> None:
-    for told in ("message", "text", "quote", "nothing"):
+def add_helpers() -> None:
+    """Add the helpers to the table of shapes, directly under a run and inside a node of a graph."""
+    for lineage in ("message", "text", "quote", "nothing"):
         for how in ("gather", "anyio", "threads"):
-            ways = SYNC if how == "threads" else ASYNC
-            text = GUESSES if told == "nothing" else STRANDS
+            methods = SYNC if how == "threads" else ASYNC
+            text = GUESSES if lineage == "nothing" else STRANDS
 
-            def build(m: Maker, told: str = told, how: str = how) -> tuple[Any, Any]:
-                return RunnableLambda(helpers(m, told, how)), "Hello"
+            def build(m: Parts, lineage: str = lineage, how: str = how) -> tuple[Any, Any]:
+                return RunnableLambda(helpers(m, lineage, how)), "Hello"
 
-            SHAPES[f"helpers_by_{how}_told_by_{told}"] = Shape(build, text, 2, ways)
+            SHAPES[f"helpers_by_{how}_with_{lineage}"] = Shape(build, text, 2, methods)
 
-            def in_a_node(m: Maker, told: str = told, how: str = how) -> tuple[Any, Any]:
-                main = helpers(m, told, how)
+            def in_a_node(m: Parts, lineage: str = lineage, how: str = how) -> tuple[Any, Any]:
+                main = helpers(m, lineage, how)
 
                 async def node_async(state: MessagesState) -> Any:
                     return {"messages": [await main(state)]}
@@ -538,28 +546,29 @@ def enter_helpers() -> None:
                 graph.add_node("after", updating(m, m.asks("after", lambda _: "Sum up")))
                 return graph.add_edge(START, "node").add_edge("node", "after").compile(), QUESTION
 
-            graph_ways = GRAPH_SYNC[:2] if how == "threads" else GRAPH_ASYNC[:2]
-            name = f"helpers_by_{how}_told_by_{told}_in_a_node"
-            SHAPES[name] = Shape(in_a_node, f"{text} join>after", 2, graph_ways)
+            graph_methods = GRAPH_SYNC[:2] if how == "threads" else GRAPH_ASYNC[:2]
+            name = f"helpers_by_{how}_with_{lineage}_in_a_node"
+            SHAPES[name] = Shape(in_a_node, f"{text} join>after", 2, graph_methods)
 
 
-enter_helpers()
+add_helpers()
 
 # -- the tests
 
 
-ROWS = [(name, how) for name, row in SHAPES.items() for how in row.ways]
+ROWS = [(name, how) for name, row in SHAPES.items() for how in row.methods]
 
 
-def maker(model: ChatWeft, how: str) -> Maker:
-    return Maker(model, is_async=how.split(maxsplit=1)[0] not in ("invoke", "stream"))
+def parts_for(model: ChatWeft, how: str) -> Parts:
+    """Parts that are sync or async, as a method needs them."""
+    return Parts(model, is_async=how.split(maxsplit=1)[0] not in ("invoke", "stream"))
 
 
 @pytest.mark.parametrize(("name", "how"), ROWS, ids=lambda value: value)
 async def test_shape(engine: weft.Engine, model: ChatWeft, name: str, how: str) -> None:
-    """The program has exactly these calls, edges and threads, and its row has the same calls, threads and costs."""
+    """The program has exactly these calls, edges and threads, and its row has the same calls, threads and account."""
     row = SHAPES[name]
-    runnable, given = row.build(maker(model, how))
+    runnable, given = row.build(parts_for(model, how))
     async with weft.Program(name) as program:
         await drive(runnable, given, program.config(), how)
     graph = program.graph
@@ -576,77 +585,77 @@ async def test_shape(engine: weft.Engine, model: ChatWeft, name: str, how: str) 
     assert program.row.attained.total_service_s >= graph.critical_path().service_s - 1e-6
 
 
-class Keeping(ProgramCallbackHandler):
-    """A handler for root runs that keeps their programs."""
+class ProgramRecorder(ProgramCallbackHandler):
+    """A handler that records the programs of root runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.programs: dict[str, Program] = {}
 
-    def _open(self, *args: Any) -> Program:
-        program = super()._open(*args)
+    def _open_program(self, *args: Any) -> Program:
+        program = super()._open_program(*args)
         self.programs[program.program_id] = program
         return program
 
 
 @pytest.mark.parametrize("name", SHAPES)
 async def test_shape_without_a_program(engine: weft.Engine, model: ChatWeft, name: str) -> None:
-    """So it is without a program, where the root run is one, in the session that its metadata names."""
-    row, handler = SHAPES[name], Keeping()
-    runnable, given = row.build(maker(model, row.ways[0]))
-    await drive(runnable, given, {"callbacks": [handler], "metadata": {"session_id": "mine"}}, row.ways[0])
+    """Without a program, the root run is one. It has the same shape, and the session that the metadata names."""
+    row, handler = SHAPES[name], ProgramRecorder()
+    runnable, given = row.build(parts_for(model, row.methods[0]))
+    await drive(runnable, given, {"callbacks": [handler], "metadata": {"session_id": "mine"}}, row.methods[0])
     (program,) = handler.programs.values()
     assert (str(program.state), program.session_id) == ("finished", "mine")
     assert edges(program.graph) == expected(row.edges)
     assert len(program.graph.threads) == row.threads
-    assert handler._seen == {}
+    assert handler._open_runs == {}
 
 
-# -- at the top of a program, where there is no run around
+# -- at the top of a program, outside of any run
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("told", [True, False])
-async def test_batch(engine: weft.Engine, model: ChatWeft, is_async: bool, told: bool) -> None:
-    """The inputs of a batch are branches. What comes next waits for them as far as anybody can tell: for sure, if it is
-    given what they gave."""
-    m = Maker(model, is_async)
+@pytest.mark.parametrize("given_answers", [True, False])
+async def test_batch(engine: weft.Engine, model: ChatWeft, is_async: bool, given_answers: bool) -> None:
+    """The inputs of a batch are branches. They are parents of the next call: certain ones if its input contains their
+    answers, and guesses otherwise."""
+    m = Parts(model, is_async)
     async with weft.Program() as program:
         m("a").invoke("Hello", program.config())
         each = m.gate(3) | m("b")
-        answers = await finished((each.abatch if is_async else each.batch)(["x", "y", "z"], program.config()))
-        m("c").invoke(answers if told else "Sum up", program.config())
-    sign = ">" if told else "~"
+        answers = await resolve((each.abatch if is_async else each.batch)(["x", "y", "z"], program.config()))
+        m("c").invoke(answers if given_answers else "Sum up", program.config())
+    sign = ">" if given_answers else "~"
     assert edges(program.graph) == expected(f"a>b a>b2 a>b3 b{sign}c b2{sign}c b3{sign}c")
     assert len(program.graph.threads) == 3
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_batch_one_at_a_time(engine: weft.Engine, model: ChatWeft, is_async: bool) -> None:
-    """With room for one at a time, each input of a batch does wait for the one before it."""
+    """With `max_concurrency` 1, each input of a batch comes after the one before it."""
     async with weft.Program() as program:
         configs: Any = [{**program.config(), "run_name": name, "max_concurrency": 1} for name in "abc"]
-        await finished((model.abatch if is_async else model.batch)(["x", "y", "z"], configs))
+        await resolve((model.abatch if is_async else model.batch)(["x", "y", "z"], configs))
     assert edges(program.graph) == expected("a>b b>c")
 
 
-@pytest.mark.parametrize("told", ["message", "text", "quote", "nothing"])
+@pytest.mark.parametrize("lineage", ["message", "text", "quote", "nothing"])
 @pytest.mark.parametrize("how", ["gather", "anyio", "threads"])
-async def test_helpers_at_the_top(engine: weft.Engine, model: ChatWeft, how: str, told: str) -> None:
-    """Helpers at once directly in a program are told apart as under a run."""
-    m = Maker(model, is_async=how != "threads")
+async def test_helpers_at_the_top(engine: weft.Engine, model: ChatWeft, how: str, lineage: str) -> None:
+    """Lineage tells parallel helpers apart directly in a program as well as under a run."""
+    m = Parts(model, is_async=how != "threads")
 
     async with weft.Program() as program:
-        mine = Maker(model.model_copy(update={"callbacks": program.callbacks}), m.is_async)
-        main = helpers(mine, told, how)
-        await finished(main(None) if m.is_async else main(None, program.config()))
-    assert edges(program.graph) == expected(GUESSES if told == "nothing" else STRANDS)
+        bound = Parts(model.model_copy(update={"callbacks": program.callbacks}), m.is_async)
+        main = helpers(bound, lineage, how)
+        await resolve(main(None) if m.is_async else main(None, program.config()))
+    assert edges(program.graph) == expected(GUESSES if lineage == "nothing" else STRANDS)
     assert len(program.graph.threads) == 2
 
 
 async def test_branches(engine: weft.Engine, model: ChatWeft) -> None:
-    """Helpers that are given a branch each need nothing to tell them apart."""
-    m = Maker(model, is_async=True)
+    """Helpers with a branch each are told apart without lineage."""
+    m = Parts(model, is_async=True)
 
     async def helper(branch: weft.Program, name: str) -> None:
         async with branch:
@@ -661,8 +670,8 @@ async def test_branches(engine: weft.Engine, model: ChatWeft) -> None:
 
 
 async def test_result_that_comes_by_a_queue(engine: weft.Engine, model: ChatWeft) -> None:
-    """A message that reaches a call by a way that no run shows makes its call a parent."""
-    m, answers = Maker(model, is_async=True), asyncio.Queue[AIMessage]()
+    """A message that reaches a call outside of the run tree, by a queue, makes its call a parent."""
+    m, answers = Parts(model, is_async=True), asyncio.Queue[AIMessage]()
 
     async def produce(text: str) -> None:
         await answers.put(await m("made").ainvoke(text))
@@ -680,8 +689,8 @@ async def test_result_that_comes_by_a_queue(engine: weft.Engine, model: ChatWeft
 
 
 async def test_task_that_outlives_its_node(engine: weft.Engine, model: ChatWeft) -> None:
-    """A call of a task that its node did not wait for counts in the graph around the node, as a guess."""
-    m, tasks = Maker(model, is_async=True), list[asyncio.Task[Any]]()
+    """A call of a task that outlives its node is a guess in the graph around the node."""
+    m, tasks = Parts(model, is_async=True), list[asyncio.Task[Any]]()
 
     async def first(_: Topics) -> Any:
         tasks.append(asyncio.create_task(m("late").bind(max_tokens=100).ainvoke("Hello")))
@@ -705,9 +714,9 @@ async def test_task_that_outlives_its_node(engine: weft.Engine, model: ChatWeft)
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "astream messages"])
 async def test_tools_between_calls(engine: weft.Engine, model: ChatWeft, how: str) -> None:
-    """The time between an agent's calls names the tools that ran in it, around calls of their own too."""
+    """Interceptions between an agent's calls name the tools that ran, even if the tools make calls themselves."""
     async with weft.Program() as program:
-        await drive(agent(maker(model, how), steps=2), QUESTION, program.config(), how)
+        await drive(agent(parts_for(model, how), steps=2), QUESTION, program.config(), how)
     gaps = [
         (program.graph[gap.after].label, program.graph[gap.before].label, gap.tools)
         for gap in program.graph.interceptions
@@ -723,8 +732,8 @@ async def test_tools_between_calls(engine: weft.Engine, model: ChatWeft, how: st
 
 
 async def test_waiting_for_a_human(engine: weft.Engine, model: ChatWeft) -> None:
-    """When a graph interrupts itself for a human, the time until the answer is an interception of that name."""
-    m = Maker(model, is_async=True)
+    """When a graph interrupts itself for a human, the time until the answer is an interception named "human"."""
+    m = Parts(model, is_async=True)
 
     def ask_human(_: Topics) -> Any:
         interrupt("Shall I go on?")
@@ -745,8 +754,8 @@ async def test_waiting_for_a_human(engine: weft.Engine, model: ChatWeft) -> None
 
 
 async def test_times_and_costs(engine: weft.Engine, model: ChatWeft) -> None:
-    """The graph's accounts add up to the program's row, and a chain's critical path is all of its service."""
-    m = Maker(model, is_async=True)
+    """The accounts of the calls add up to the program's row, and the critical path of a chain is its service."""
+    m = Parts(model, is_async=True)
     async with weft.Program() as program:
         await (m("a") | TEXT | m("b")).ainvoke("Hello", program.config())
     graph, row = program.graph, program.row
@@ -759,12 +768,13 @@ async def test_times_and_costs(engine: weft.Engine, model: ChatWeft) -> None:
 
 
 async def test_cancelled_call(engine: weft.Engine, endless: ChatWeft, model: ChatWeft) -> None:
-    """A call that its caller gave up on stands in the graph as cancelled, with what it had cost."""
+    """A call whose caller stopped waiting is cancelled in the graph, with the service until then."""
     async with weft.Program() as program:
         with anyio.move_on_after(0.3):
             await endless.with_config(run_name="endless").ainvoke("Hello", program.config())
-        await quiet(engine)
-        await model.with_config(run_name="next").ainvoke("Hello", program.config())  # brings the account along
+        await wait_until_idle(engine)
+        # The end of the next call brings the account of the first.
+        await model.with_config(run_name="next").ainvoke("Hello", program.config())
     graph = program.graph
     assert edges(graph) == {"endless", "next"}
     assert [call.state for call in graph.calls] == [CallState.CANCELLED, CallState.FINISHED]

@@ -1,4 +1,4 @@
-"""langchain-tests' standard suites for chat models, on a real engine with the embedded model."""
+"""The standard suites of langchain-tests for chat models, on an engine with the embedded model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 import weft
 from weft.integrations.langchain import ChatWeft
 
-# The suites leave it to us what runs their coroutines; here it is anyio's plugin, as everywhere.
+# The suites do not say what runs their coroutines. anyio's plugin does, as in all tests.
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 
 @pytest.fixture(scope="module")
 def smollm2() -> Iterator[weft.Engine]:
-    """An engine on the embedded model: the suites look at what it says."""
+    """An engine on the embedded model, because the suites check the text of answers."""
     with weft.Engine(
-        dtype="float32",  # where ties between tokens would be broken one way here and another way there
+        dtype="float32",  # With fewer bits, tokens tie, and machines break ties in different ways.
         max_num_seqs=4,
         max_model_len=4096,
         enforce_eager=True,
@@ -35,7 +35,7 @@ def smollm2() -> Iterator[weft.Engine]:
 
 
 class _OnWeft:
-    """What both suites are told about `ChatWeft`."""
+    """What both suites need to know about `ChatWeft`."""
 
     @pytest.fixture(autouse=True)
     def _engine(self, smollm2: weft.Engine) -> None:
@@ -43,44 +43,44 @@ class _OnWeft:
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
-        """What is tested."""
+        """The class under test."""
         return ChatWeft
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        """How it is made."""
+        """The arguments of the class."""
         return {"engine": self._smollm2, "temperature": 0}
 
     @property
     def supports_json_mode(self) -> bool:
-        """It does, by structured output."""
+        """Structured output supports JSON mode."""
         return True
 
     @property
     def model_override_value(self) -> str:
-        """The engine has this one only."""
+        """The only model of the engine."""
         return self._smollm2.model
 
 
 class TestChatWeftUnit(_OnWeft, ChatModelUnitTests):
-    """What needs no call."""
+    """The suite that makes no calls."""
 
 
 class TestChatWeftIntegration(_OnWeft, ChatModelIntegrationTests):
-    """What makes calls."""
+    """The suite that makes calls."""
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        """A model of 135 million parameters repeats itself, and would do so for ever."""
+        """Bounds the answers, because a model of 135 million parameters repeats itself without end."""
         return {**super().chat_model_params, "max_tokens": 100, "model_kwargs": {"frequency_penalty": 0.5}}
 
-    @pytest.mark.xfail(reason="held to JSON without a schema, the model puts objects into objects, not the two keys")
+    @pytest.mark.xfail(reason="without a schema, the model nests objects instead of writing the two keys")
     def test_json_mode(self, model: BaseChatModel) -> None:
-        """The suite's."""
+        """The test of the suite."""
         super().test_json_mode(model)
 
-    @pytest.mark.xfail(reason="asked for the weather, the model answers of its own accord and calls no tool")
+    @pytest.mark.xfail(reason="the model answers the question about the weather without calling a tool")
     @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
     def test_agent_loop(self, model: BaseChatModel) -> None:
-        """The suite's."""
+        """The test of the suite."""
         super().test_agent_loop(model)

@@ -17,7 +17,14 @@ import anyio
 import httpx2
 import openai
 import pytest
-from langchain_witness import Ended, calls_in_flight, generating, levels, quiet, until
+from observers import (
+    EndedPrograms,
+    calls_in_flight,
+    levels,
+    wait_until,
+    wait_until_generating,
+    wait_until_idle,
+)
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
 
@@ -44,11 +51,11 @@ from weft.integrations.openai.errors import error_body, error_response
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 QUESTION: list[Any] = [{"role": "user", "content": "Where is the lighthouse?"}]
-every_way = pytest.mark.parametrize("how", ["create", "create sync", "stream", "stream sync"])
+every_method = pytest.mark.parametrize("how", ["create", "create sync", "stream", "stream sync"])
 
 
 class Answer:
-    """A whole answer, however it came."""
+    """A whole answer, from a completion or from the chunks of a stream."""
 
     def __init__(self, parts: list[Any]) -> None:
         choices = [part.choices[0] for part in parts if part.choices]
@@ -60,34 +67,38 @@ class Answer:
 
 
 async def ask(engine: weft.Engine, program: weft.Program | None, how: str, /, **request: Any) -> Answer:
-    """Ask on one of the four ways, by default for 12 tokens of nonsense at once."""
-    given = {"model": engine.model, "messages": QUESTION, **short(**request)}
+    """Make a call by one of the four methods, by default for 12 random tokens."""
+    arguments = {"model": engine.model, "messages": QUESTION, **short(**request)}
     if how == "create":
-        return Answer([await openai_client(engine, program).chat.completions.create(**given)])
+        return Answer([await openai_client(engine, program).chat.completions.create(**arguments)])
     if how == "create sync":
         client = sync_openai_client(engine, program)
-        return Answer([await asyncio.to_thread(client.chat.completions.create, **given)])
-    given |= {"stream": True, "stream_options": {"include_usage": True}}
+        return Answer([await asyncio.to_thread(client.chat.completions.create, **arguments)])
+    arguments |= {"stream": True, "stream_options": {"include_usage": True}}
     if how == "stream":
-        return Answer([chunk async for chunk in await openai_client(engine, program).chat.completions.create(**given)])
+        stream = await openai_client(engine, program).chat.completions.create(**arguments)
+        return Answer([chunk async for chunk in stream])
     client = sync_openai_client(engine, program)
-    return Answer(await asyncio.to_thread(lambda: list(client.chat.completions.create(**given))))
+    return Answer(await asyncio.to_thread(lambda: list(client.chat.completions.create(**arguments))))
 
 
 def short(**request: Any) -> dict[str, Any]:
-    """What makes an answer 12 tokens long, whatever they are."""
+    """Arguments for an answer of 12 random tokens."""
     extra = {"ignore_eos": True, **request.pop("extra_body", {})}
     return {"temperature": 0, "max_tokens": 12, "extra_body": extra, **request}
 
 
 def endless(**request: Any) -> dict[str, Any]:
-    """What makes an answer last for seconds."""
+    """Arguments for an answer that lasts for seconds."""
     return short(max_tokens=1900, **request)
 
 
 @pytest.fixture
 def structured(engine: weft.Engine) -> dict[str, Any]:
-    """For tool calls and JSON: schemas allow white space without end, which a random model likes."""
+    """Arguments for tool calls and JSON.
+
+    White space is excluded, because schemas allow any amount of it and a random model would generate it without end.
+    """
     tokenizer: Any = engine._llm.renderer.tokenizer
     blank = {str(token): -100 for token in tokenizer.get_vocab().values() if not tokenizer.decode([token]).strip()}
     return {"model": engine.model, "messages": QUESTION, "temperature": 0, "max_tokens": 160, "logit_bias": blank}
@@ -104,9 +115,9 @@ class Weather(BaseModel):
 # -- answers
 
 
-@every_way
+@every_method
 async def test_answer(engine: weft.Engine, how: str) -> None:
-    """An answer carries its call's ids and account, and belongs to the program, on every way."""
+    """By every method, an answer has the ids and the account of its call, and the call belongs to the program."""
     async with weft.Program("asker", session_id="s1") as program:
         answer = await ask(engine, program, how)
     assert answer.text
@@ -120,14 +131,14 @@ async def test_answer(engine: weft.Engine, how: str) -> None:
     assert program.row.account.service_s == answer.weft["service_s"]
 
 
-async def test_the_four_ways_agree(engine: weft.Engine) -> None:
-    """At temperature 0 it makes no difference on which way the model is asked."""
-    ways = ("create", "create sync", "stream", "stream sync")
-    assert len({(await ask(engine, None, how)).text for how in ways}) == 1
+async def test_the_four_methods_agree(engine: weft.Engine) -> None:
+    """At temperature 0, the four methods give the same answer."""
+    methods = ("create", "create sync", "stream", "stream sync")
+    assert len({(await ask(engine, None, how)).text for how in methods}) == 1
 
 
 async def test_several_choices(engine: weft.Engine) -> None:
-    """All choices of an answer are one call, streamed or not."""
+    """An answer of several choices is one call, streamed or not."""
     async with weft.Program() as program:
         client = openai_client(engine, program)
         request = {"model": engine.model, "messages": QUESTION, **short(n=3, seed=1), "temperature": 1.0}
@@ -145,7 +156,7 @@ async def test_several_choices(engine: weft.Engine) -> None:
 
 
 async def test_the_lazy_name(engine: weft.Engine) -> None:
-    """`weft.openai_client` is the same function, and makes a client of OpenAI's own class."""
+    """`weft.openai_client` is the integration's function, and makes a client of OpenAI's class."""
     assert weft.openai_client is openai_client
     assert type(weft.openai_client(engine)) is AsyncOpenAI
     assert type(sync_openai_client(engine)) is OpenAI
@@ -153,22 +164,22 @@ async def test_the_lazy_name(engine: weft.Engine) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_raw_response(engine: weft.Engine, stream: bool) -> None:
-    """Raw responses have a status, and the call's id as the request's."""
+    """A raw response has a status, and its request id is the id of the call."""
     client = openai_client(engine)
     request: dict[str, Any] = {"model": engine.model, "messages": QUESTION, "stream": stream, **short()}
     raw = await client.chat.completions.with_raw_response.create(**request)
     assert raw.status_code == 200
     parsed: Any = raw.parse()
     parts = [part async for part in parsed] if stream else [parsed]
-    assert raw.headers["x-request-id"] == raw.request_id == Answer([*parts, Usage()]).weft["call_id"]
+    assert raw.headers["x-request-id"] == raw.request_id == Answer([*parts, UsageChunk()]).weft["call_id"]
     async with client.chat.completions.with_streaming_response.create(**request) as response:
         lines = [line async for line in response.iter_lines() if line]
     assert (lines[-1] == "data: [DONE]") is stream
     assert len(lines) > 12 if stream else len(lines) == 1
 
 
-class Usage:
-    """Stands for the chunk that nobody asked for."""
+class UsageChunk:
+    """Stands for the chunk with the usage, which the test does not request."""
 
     choices = ()
     usage = True
@@ -183,20 +194,20 @@ async def test_request_id(engine: weft.Engine) -> None:
 
 
 async def test_models(engine: weft.Engine) -> None:
-    """The engine's model is listed, for both kinds of client."""
+    """Both kinds of client list the engine's model."""
     assert [model.id async for model in openai_client(engine).models.list()] == [engine.model]
     models = await asyncio.to_thread(lambda: list(sync_openai_client(engine).models.list()))
     assert [model.id for model in models] == [engine.model]
 
 
 async def test_model_may_be_left_empty(engine: weft.Engine) -> None:
-    """The SDK asks for a model; an empty one means the engine's."""
+    """The SDK requires the name of a model. An empty name means the engine's model."""
     assert (await ask(engine, None, "create", model="")).text
 
 
 @pytest.mark.parametrize("beta", [True, False])
 async def test_parse(engine: weft.Engine, structured: dict[str, Any], beta: bool) -> None:
-    """`parse` gives an object of the class, which the schema held the model to."""
+    """`parse` returns an object of the class, whose schema is enforced."""
     client = openai_client(engine)
     completions = client.beta.chat.completions if beta else client.chat.completions
     completion = await completions.parse(response_format=Weather, **structured)
@@ -204,19 +215,19 @@ async def test_parse(engine: weft.Engine, structured: dict[str, Any], beta: bool
 
 
 def test_parse_sync(engine: weft.Engine, structured: dict[str, Any]) -> None:
-    """So it does without an event loop."""
+    """`parse` works without an event loop."""
     completion = sync_openai_client(engine).chat.completions.parse(response_format=Weather, **structured)
     assert isinstance(completion.choices[0].message.parsed, Weather)
 
 
-async def test_parse_of_what_was_cut_off(engine: weft.Engine, structured: dict[str, Any]) -> None:
-    """An answer that max_tokens cut off is the SDK's own error."""
+async def test_parse_of_a_cut_off_answer(engine: weft.Engine, structured: dict[str, Any]) -> None:
+    """An answer that max_tokens cut off raises the SDK's own error."""
     with pytest.raises(openai.LengthFinishReasonError):
         await openai_client(engine).chat.completions.parse(response_format=Weather, **{**structured, "max_tokens": 3})
 
 
 async def test_parse_tools(engine: weft.Engine, structured: dict[str, Any]) -> None:
-    """A pydantic class as a tool gives parsed arguments."""
+    """A tool that is a pydantic class has parsed arguments."""
     tools: Any = [pydantic_function_tool(Weather)]
     completion = await openai_client(engine).chat.completions.parse(
         tools=tools, tool_choice="required", parallel_tool_calls=False, **structured
@@ -228,7 +239,7 @@ async def test_parse_tools(engine: weft.Engine, structured: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("sync", [True, False])
 async def test_stream_helper(engine: weft.Engine, structured: dict[str, Any], sync: bool) -> None:
-    """`chat.completions.stream` gives events and the parsed whole; the account is on the chunk that ends the answer."""
+    """`chat.completions.stream` gives events and the parsed answer. The account is on the last chunk of the answer."""
     if sync:
 
         def read() -> tuple[list[Any], Any]:
@@ -247,7 +258,7 @@ async def test_stream_helper(engine: weft.Engine, structured: dict[str, Any], sy
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_tool_loop(engine: weft.Engine, structured: dict[str, Any], stream: bool) -> None:
-    """A tool call and its result make two calls in a chain, with the tool between them in the graph."""
+    """The calls before and after a tool form a chain, and the second call names the tool."""
     tools: Any = [pydantic_function_tool(Weather, name="weather")]
     async with weft.Program() as program:
         client = openai_client(engine, program)
@@ -268,7 +279,7 @@ async def test_tool_loop(engine: weft.Engine, structured: dict[str, Any], stream
 
 @pytest.mark.parametrize("make", [lambda client: client.copy(), lambda client: client.with_options(timeout=60.0)])
 async def test_copies(engine: weft.Engine, make: Callable[[AsyncOpenAI], AsyncOpenAI]) -> None:
-    """A copy of a client is on the same engine and belongs to the same program, also when the first is closed."""
+    """A copy of a client has its engine and its program, and closing the client closes nothing else."""
     async with weft.Program() as program:
         client = openai_client(engine, program)
         answer: Any = await make(client).chat.completions.create(model=engine.model, messages=QUESTION, **short())
@@ -278,8 +289,8 @@ async def test_copies(engine: weft.Engine, make: Callable[[AsyncOpenAI], AsyncOp
     assert len(program.graph) == 2
 
 
-async def test_transports_for_clients_of_others(engine: weft.Engine) -> None:
-    """The transports serve any httpx2 client, under any base URL."""
+async def test_transports_for_other_clients(engine: weft.Engine) -> None:
+    """The transports answer any httpx2 client, under any base URL."""
     body = {"messages": QUESTION, "max_tokens": 3}
     async with httpx2.AsyncClient(transport=AsyncTransport(engine), base_url="http://somewhere/v7") as http:
         assert (await http.post("/chat/completions", json=body)).json()["weft"]["output_tokens"] == 3
@@ -291,8 +302,8 @@ async def test_transports_for_clients_of_others(engine: weft.Engine) -> None:
 # -- streams
 
 
-async def test_streams_for_real(engine: weft.Engine) -> None:
-    """Chunks come while the engine is still at it, one token each."""
+async def test_streams_token_by_token(engine: weft.Engine) -> None:
+    """Chunks arrive while the engine is still generating, with one token each."""
     async with weft.Program() as program:
         client = openai_client(engine, program)
         stream = await client.chat.completions.create(
@@ -307,8 +318,8 @@ async def test_streams_for_real(engine: weft.Engine) -> None:
     assert chunks > 200
 
 
-async def test_sync_streams_for_real(engine: weft.Engine) -> None:
-    """So they do without an event loop, and nothing is left when the stream is closed early."""
+async def test_sync_streams_token_by_token(engine: weft.Engine) -> None:
+    """Chunks of a sync stream arrive while the engine is generating, and closing the stream early aborts the call."""
 
     def read() -> int:
         request = {"model": engine.model, "messages": QUESTION, **endless()}
@@ -328,12 +339,12 @@ async def test_sync_streams_for_real(engine: weft.Engine) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "context", "break", "generator"])
-@pytest.mark.parametrize("who", ["program", "nobody"])
-async def test_closed_stream(engine: weft.Engine, how: str, who: str) -> None:
+@pytest.mark.parametrize("owner", ["program", "no program"])
+async def test_closed_stream(engine: weft.Engine, how: str, owner: str) -> None:
     """A stream that is not read to its end is aborted in the engine, however it is left."""
-    ended = Ended(engine)
+    ended = EndedPrograms(engine)
     async with weft.Program() as program:
-        client = openai_client(engine, program if who == "program" else None)
+        client = openai_client(engine, program if owner == "program" else None)
         request = {"model": engine.model, "messages": QUESTION, "stream": True, **endless()}
         stream: Any = await client.chat.completions.create(**request)
         if how == "context":
@@ -350,24 +361,24 @@ async def test_closed_stream(engine: weft.Engine, how: str, who: str) -> None:
             await stream.close()
         del stream
         await anyio.sleep(0.01)
-        gc.collect()  # the SDK's streams are cycles
-        await quiet(engine)
+        gc.collect()  # The SDK's streams are reference cycles.
+        await wait_until_idle(engine)
     states = [(row.calls, row.account.output_tokens < 1000, str(row.state)) for row in ended.rows]
-    assert states == ([(1, True, "finished")] if who == "program" else [(1, True, "cancelled")])
+    assert states == ([(1, True, "finished")] if owner == "program" else [(1, True, "cancelled")])
 
 
 async def test_stream_never_read(engine: weft.Engine) -> None:
-    """A stream that is dropped without being read is aborted too."""
-    ended = Ended(engine)
+    """A stream that is dropped without being read is aborted."""
+    ended = EndedPrograms(engine)
     await openai_client(engine).chat.completions.create(model=engine.model, messages=QUESTION, stream=True, **endless())
     gc.collect()
-    await quiet(engine)
-    await until(lambda: len(engine.table) == 0, seconds=2)
+    await wait_until_idle(engine)
+    await wait_until(lambda: len(engine.table) == 0, seconds=2)
     assert [str(row.state) for row in ended.rows] == ["cancelled"]
 
 
-async def test_closed_while_somebody_waits(engine: weft.Engine) -> None:
-    """Closing a stream from another task aborts the call, and ends the loop that reads it."""
+async def test_closed_while_a_task_reads(engine: weft.Engine) -> None:
+    """Closing a stream from another task aborts the call, and ends the loop that reads the stream."""
     async with weft.Program() as program:
         stream = await openai_client(engine, program).chat.completions.create(
             model=engine.model, messages=QUESTION, stream=True, **endless()
@@ -377,15 +388,15 @@ async def test_closed_while_somebody_waits(engine: weft.Engine) -> None:
             return len([chunk async for chunk in stream])
 
         task = asyncio.create_task(read())
-        await generating(engine)
+        await wait_until_generating(engine)
         await stream.close()
-        await quiet(engine)
+        await wait_until_idle(engine)
         assert await task < 1000
         assert task.cancelling() == 0
 
 
-async def test_finished_when_its_last_chunk_is_there(engine: weft.Engine) -> None:
-    """Who stops reading at the chunk with the finish reason has cut nothing off, and goes on after this call."""
+async def test_finished_at_the_finish_reason(engine: weft.Engine) -> None:
+    """A client that stops reading at the chunk with the finish reason does not abort the call."""
     async with weft.Program() as program:
         stream = await openai_client(engine, program).chat.completions.create(
             model=engine.model, messages=QUESTION, stream=True, stream_options={"include_usage": True}, **short()
@@ -402,7 +413,7 @@ async def test_finished_when_its_last_chunk_is_there(engine: weft.Engine) -> Non
 
 
 async def test_fork_and_join(engine: weft.Engine) -> None:
-    """Calls one after another are a chain, calls at once a fork, and what follows joins them."""
+    """Sequential calls are a chain, parallel calls are a fork, and the next call joins them."""
     async with weft.Program() as program:
         calls = [(await ask(engine, program, "create")).weft]
         calls += [
@@ -414,21 +425,21 @@ async def test_fork_and_join(engine: weft.Engine) -> None:
 
 
 async def test_branches(engine: weft.Engine) -> None:
-    """A client bound to a branch keeps its calls on threads of their own."""
+    """The calls of a client on a branch are on a thread of their own."""
 
     async def twice(program: weft.Program) -> list[dict[str, Any]]:
         async with program.branch() as branch:
             return [(await ask(engine, branch, how)).weft for how in ("create", "stream")]
 
     async with weft.Program() as program:
-        one, other = await asyncio.gather(twice(program), twice(program))
+        first, second = await asyncio.gather(twice(program), twice(program))
         last = (await ask(engine, program, "create")).weft
-    assert levels([*one, *other, last]) == [[0, 0], [1, 1], [2]]
-    assert len({call["thread_id"] for call in one}) == len({call["thread_id"] for call in other}) == 1
+    assert levels([*first, *second, last]) == [[0, 0], [1, 1], [2]]
+    assert len({call["thread_id"] for call in first}) == len({call["thread_id"] for call in second}) == 1
 
 
 async def test_lineage_tells_strands_apart(engine: weft.Engine) -> None:
-    """Where two strands run beside each other without branches, what a call is given says whose it is."""
+    """Two strands of calls that run in parallel without branches are told apart by the inputs of the calls."""
 
     async def strand(name: str, client: AsyncOpenAI) -> None:
         messages: list[Any] = [{"role": "user", "content": f"Tell {name} about the harbour."}]
@@ -445,15 +456,15 @@ async def test_lineage_tells_strands_apart(engine: weft.Engine) -> None:
 
 
 async def test_program_of_its_own(engine: weft.Engine) -> None:
-    """Without a program, every call is one."""
-    ended = Ended(engine)
+    """Without a program, every call is a program of its own."""
+    ended = EndedPrograms(engine)
     for how in ("create", "stream", "create sync", "stream sync"):
         await ask(engine, None, how)
     assert [(row.calls, str(row.state)) for row in ended.rows] == [(1, "finished")] * 4
 
 
 async def test_many_at_once(engine: weft.Engine) -> None:
-    """Many programs at once, on one event loop and on threads, get each its own calls."""
+    """Many programs at once, on one event loop and on threads, have exactly their own calls."""
 
     async def one(how: str) -> tuple[str, set[str]]:
         async with weft.Program() as program:
@@ -465,7 +476,7 @@ async def test_many_at_once(engine: weft.Engine) -> None:
 
 
 def test_one_client_on_several_event_loops(engine: weft.Engine) -> None:
-    """A client is tied to no event loop, and a sync one to no thread."""
+    """A client may be used from several event loops, and a sync client from several threads."""
     with weft.Program() as program:
         client, sync_client = openai_client(engine, program), sync_openai_client(engine, program)
         request = {"model": engine.model, "messages": QUESTION, **short()}
@@ -490,7 +501,7 @@ def test_one_client_on_several_event_loops(engine: weft.Engine) -> None:
 @pytest.mark.parametrize("how", ["task", "wait_for", "move_on_after"])
 async def test_cancelled(engine: weft.Engine, stream: bool, how: str) -> None:
     """Cancelling the entrypoint aborts its call in the engine, and the program ends as cancelled."""
-    ended = Ended(engine)
+    ended = EndedPrograms(engine)
 
     @weft.program
     async def main(program: weft.Program) -> None:
@@ -504,7 +515,7 @@ async def test_cancelled(engine: weft.Engine, stream: bool, how: str) -> None:
 
     if how == "task":
         task = asyncio.create_task(main())
-        await generating(engine)
+        await wait_until_generating(engine)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -515,33 +526,33 @@ async def test_cancelled(engine: weft.Engine, stream: bool, how: str) -> None:
         with anyio.move_on_after(0.2) as scope:
             await main()
         assert scope.cancelled_caught
-    await quiet(engine)
+    await wait_until_idle(engine)
     (row,) = ended.rows
     assert (row.calls, str(row.state)) == (1, "cancelled")
     assert row.account.output_tokens < 1000
 
 
 async def test_cancelled_in_the_queue(engine: weft.Engine) -> None:
-    """A stream that is cancelled before its first chunk, while it waits for its turn, leaves nothing behind."""
+    """A stream that is cancelled before its first chunk, while it is queued, leaves no call on the engine."""
     async with weft.Program() as program:
         client = openai_client(engine, program)
         request = {"model": engine.model, "messages": QUESTION, "stream": True, **endless()}
         tasks = [asyncio.create_task(client.chat.completions.create(**request)) for _ in range(8)]  # 4 can run
-        await until(lambda: any(task.done() for task in tasks))
+        await wait_until(lambda: any(task.done() for task in tasks))
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if not isinstance(result, BaseException):
                 await result.close()
-        await quiet(engine)
+        await wait_until_idle(engine)
     assert any(isinstance(result, asyncio.CancelledError) for result in results)
 
 
 def test_keyboard_interrupt(engine: weft.Engine) -> None:
-    """A Ctrl-C while a sync call waits aborts it."""
-    ended = Ended(engine)
-    # It is ignored where the tests run in a shell's background.
+    """Ctrl-C during a sync call aborts the call."""
+    ended = EndedPrograms(engine)
+    # A shell that runs the tests in the background ignores SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
@@ -560,17 +571,17 @@ def test_keyboard_interrupt(engine: weft.Engine) -> None:
     finally:
         thread.join()
         signal.signal(signal.SIGINT, before)
-    asyncio.run(quiet(engine))
+    asyncio.run(wait_until_idle(engine))
     assert ended.states == {"interrupted": "cancelled"}
 
 
-@every_way
+@every_method
 async def test_timeout(engine: weft.Engine, how: str) -> None:
-    """A timeout that the user sets is the SDK's timeout error, and the call is aborted; there is none otherwise."""
-    ended = Ended(engine)
+    """A timeout that the user sets raises the SDK's timeout error and aborts the call. By default there is none."""
+    ended = EndedPrograms(engine)
     with pytest.raises(openai.APITimeoutError):
         await ask(engine, None, how, timeout=1e-4, **endless())
-    await quiet(engine)
+    await wait_until_idle(engine)
     assert [str(row.state) for row in ended.rows] == ["cancelled"]
     assert openai_client(engine).timeout is None
 
@@ -578,19 +589,19 @@ async def test_timeout(engine: weft.Engine, how: str) -> None:
 # -- errors
 
 
-@every_way
+@every_method
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": -1}, {"top_p": 7}, {"n": 0}, {"tools": [3]}, {"stop": 5}, {"messages": [3]}],
     ids=str,
 )  # fmt: skip
 async def test_invalid_request(engine: weft.Engine, how: str, wrong: dict[str, Any]) -> None:
-    """What makes no sense is a bad request that names the field, on every way."""
+    """A wrong argument is a bad request, by every method, and the error names the field."""
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(engine, None, how, **wrong)
     assert next(iter(wrong)) in caught.value.message
     assert caught.value.type == "invalid_request_error"
-    await quiet(engine)
+    await wait_until_idle(engine)
 
 
 @pytest.mark.parametrize(
@@ -600,52 +611,52 @@ async def test_invalid_request(engine: weft.Engine, how: str, wrong: dict[str, A
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("how", ["create", "stream"])
-async def test_messages_that_are_none(engine: weft.Engine, how: str, messages: Any) -> None:
-    """Messages of any shape are read for what they are given by, and refused as a bad request."""
+async def test_malformed_messages(engine: weft.Engine, how: str, messages: Any) -> None:
+    """Malformed messages are a bad request, although their contents are read before they are validated."""
     async with weft.Program() as program:
         with pytest.raises(openai.BadRequestError):
             await ask(engine, program, how, messages=messages)
-    await quiet(engine)
+    await wait_until_idle(engine)
 
 
-@every_way
+@every_method
 @pytest.mark.parametrize(
     "what", [{"max_tokens": 1_000_000}, {"messages": [{"role": "user", "content": "fog " * 3000}]}]
 )
 async def test_context_length(engine: weft.Engine, how: str, what: dict[str, Any]) -> None:
-    """What does not fit the model's context has the code that OpenAI's has."""
+    """A request that does not fit into the context has OpenAI's error code."""
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(engine, None, how, **what)
     assert caught.value.code == "context_length_exceeded"
-    await quiet(engine)
+    await wait_until_idle(engine)
 
 
-async def test_body_that_is_no_request(engine: weft.Engine) -> None:
-    """A body that is no JSON object is a bad request."""
+async def test_malformed_body(engine: weft.Engine) -> None:
+    """A body that is not a JSON object is a bad request."""
     for content in (b"{", b"[]", b"\xff"):
         with pytest.raises(openai.BadRequestError, match="JSON"):
             await openai_client(engine).post("/chat/completions", content=content, cast_to=httpx2.Response)
 
 
-@every_way
+@every_method
 async def test_another_model(engine: weft.Engine, how: str) -> None:
-    """A model that is not the engine's is not found, and the error says which one is."""
+    """An unknown model gives 404, and the error names the engine's model."""
     with pytest.raises(openai.NotFoundError, match="tiny") as caught:
         await ask(engine, None, how, model="gpt-7")
     assert caught.value.code == "model_not_found"
 
 
 async def test_another_path(engine: weft.Engine) -> None:
-    """What is not served is not found, and the error says what is."""
+    """An unknown path gives 404, and the error names the paths that are served."""
     client = openai_client(engine)
     for call in (client.embeddings.create(model="m", input="x"), client.responses.create(model="m", input="x")):
         with pytest.raises(openai.NotFoundError, match="POST /chat/completions and GET /models"):
             await call
 
 
-@every_way
+@every_method
 async def test_program_has_ended(engine: weft.Engine, how: str) -> None:
-    """A call after the program's end is a conflict, which is not tried again."""
+    """A call after the end of its program gives 409, and is not retried."""
     async with weft.Program("over") as program:
         await ask(engine, program, "create")
     with pytest.raises(openai.ConflictError, match="over") as caught:
@@ -655,8 +666,8 @@ async def test_program_has_ended(engine: weft.Engine, how: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_program_ends_meanwhile(engine: weft.Engine, stream: bool) -> None:
-    """So is one whose program ends under it; a stream that has begun can only say so in a chunk."""
+async def test_program_ends_during_the_call(engine: weft.Engine, stream: bool) -> None:
+    """A call whose program ends gives 409, or an error event if its stream has begun."""
 
     async def call(program: weft.Program) -> None:
         client = openai_client(engine, program)
@@ -669,16 +680,16 @@ async def test_program_ends_meanwhile(engine: weft.Engine, stream: bool) -> None
 
     async with weft.Program("short") as program:
         task = asyncio.create_task(call(program))
-        await generating(engine)
+        await wait_until_generating(engine)
     with pytest.raises(openai.APIError, match="short") as caught:
         await task
     assert caught.value.code == "program_ended"
     assert isinstance(caught.value, openai.ConflictError) is not stream
-    await quiet(engine)
+    await wait_until_idle(engine)
 
 
 async def test_another_engines_program(engine: weft.Engine) -> None:
-    """A program that runs on another engine is a conflict."""
+    """A program that runs on another engine gives 409."""
     async with weft.Program() as program:
         program.bind(RecordingBackend())
         with pytest.raises(openai.ConflictError) as caught:
@@ -705,8 +716,8 @@ STATUSES: dict[str, tuple[WeftError, int, type[openai.APIStatusError], bool]] = 
 
 @pytest.mark.parametrize("code", STATUSES)
 async def test_statuses(engine: weft.Engine, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Each of Weft's errors has a status and a code; nothing is tried twice, unless the user says so and it helps."""
-    error, status, kind, may_help = STATUSES[code]
+    """Each of Weft's errors has a status and a code. A call is retried only if the user allows it and it may help."""
+    error, status, kind, may_succeed = STATUSES[code]
     tries = []
 
     async def fail(*_args: Any) -> Any:
@@ -715,7 +726,7 @@ async def test_statuses(engine: weft.Engine, monkeypatch: pytest.MonkeyPatch, co
 
     monkeypatch.setattr(engine, "chat", fail)
     client = openai_client(engine)
-    for retries, expected in ((0, 1), (1, 2 if may_help else 1)):
+    for retries, expected in ((0, 1), (1, 2 if may_succeed else 1)):
         tries.clear()
         with pytest.raises(kind) as caught:
             await client.with_options(max_retries=retries).chat.completions.create(

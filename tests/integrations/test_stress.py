@@ -1,4 +1,4 @@
-"""Two hundred programs of mixed shapes and both frameworks at once: no call is booked to a wrong program or none."""
+"""Two hundred programs of mixed shapes and both frameworks at once: every call belongs to its program."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chat(engine: weft.Engine) -> ChatWeft:
 
 
 async def chain(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
-    """Three calls one after the other, the last one streamed."""
+    """Three calls in a chain, the last one streamed."""
     model, config = chat(engine), program.config()
     for _ in range(2):
         await model.ainvoke(ticket, config=config)
@@ -47,7 +47,7 @@ async def chain(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
 
 
 async def branches(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
-    """LCEL: three in parallel, then a join."""
+    """LCEL: three parallel calls, then a join."""
     model = chat(engine)
     runnable = RunnableParallel(dict.fromkeys("abc", model)) | RunnableLambda(lambda _: ticket) | model
     await runnable.ainvoke(ticket, config=program.config())
@@ -55,13 +55,13 @@ async def branches(ticket: str, engine: weft.Engine, program: weft.Program) -> i
 
 
 async def threads(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
-    """A sync batch in a thread, which LangChain spreads over threads of its own."""
+    """A sync batch in a thread. LangChain distributes it over further threads."""
     await asyncio.to_thread(chat(engine).batch, [ticket] * 3, config=program.config())
     return 3
 
 
 async def helpers(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
-    """Plain coroutines gathered inside a runnable, which get no config."""
+    """Coroutines that are gathered inside a runnable, and get no config."""
     model = chat(engine)
 
     async def helper() -> None:
@@ -76,7 +76,7 @@ async def helpers(ticket: str, engine: weft.Engine, program: weft.Program) -> in
 
 
 async def map_reduce(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
-    """LangGraph: Send to three workers, then a node that reduces."""
+    """LangGraph: `Send` to three workers, then a node that reduces."""
 
     class State(TypedDict):
         found: Annotated[list[str], operator.add]
@@ -102,7 +102,7 @@ async def map_reduce(ticket: str, engine: weft.Engine, program: weft.Program) ->
 
 
 async def bound_client(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
-    """AutoGen's client by itself, two calls at once and one after."""
+    """AutoGen's client alone: two parallel calls, then one."""
     client = WeftChatCompletionClient(engine, temperature=0, max_tokens=4).bind(program, agent="solo")
     messages = [UserMessage(content=ticket, source="user")]
     await asyncio.gather(client.create(messages), client.create(messages))
@@ -117,14 +117,14 @@ def agents(engine: weft.Engine, *names: str) -> list[AssistantAgent]:
 
 
 async def round_robin(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
-    """A team whose agents the runtime calls from tasks of its own."""
+    """An AutoGen team, whose agents run in tasks of the runtime."""
     team = RoundRobinGroupChat(list(agents(engine, "a", "b")), termination_condition=MaxMessageTermination(4))
     await bind_team(team, program).run(task=ticket)
     return 3
 
 
 async def graph_flow(ticket: str, engine: weft.Engine, program: weft.Program) -> int:
-    """Fan-out and fan-in of agents."""
+    """An AutoGen flow with fan-out and fan-in."""
     first, left, right, last = agents(engine, "first", "left", "right", "last")
     builder = DiGraphBuilder()
     for agent in (first, left, right, last):
@@ -139,19 +139,19 @@ SHAPES: list[Shape] = [chain, branches, threads, helpers, map_reduce, bound_clie
 
 
 async def test_two_hundred_programs_at_once(engine: weft.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every prompt says whose it is, so what arrives at the engine can be checked against whom it is booked to."""
-    seen: dict[str, set[str]] = defaultdict(set)  # ticket: programs
-    calls: dict[str, int] = defaultdict(int)  # program: calls
+    """Every prompt names its program by a ticket, so the program of each call at the engine can be checked."""
+    programs_of: dict[str, set[str]] = defaultdict(set)  # ids of programs by ticket
+    calls: dict[str, int] = defaultdict(int)  # number of calls by id of the program
     open_call = engine._open_call
 
-    def note(body: Any, program: weft.Program, identity: Any, **options: Any) -> Any:
+    def record(body: Any, program: weft.Program, identity: Any, **options: Any) -> Any:
         (ticket,) = set(TICKET.findall(str(body["messages"])))
-        seen[ticket].add(program.program_id)
+        programs_of[ticket].add(program.program_id)
         calls[program.program_id] += 1
         assert identity.program_id == program.program_id
         return open_call(body, program, identity, **options)
 
-    monkeypatch.setattr(engine, "_open_call", note)
+    monkeypatch.setattr(engine, "_open_call", record)
     programs: dict[str, weft.Program] = {}
 
     @weft.program
@@ -163,7 +163,7 @@ async def test_two_hundred_programs_at_once(engine: weft.Engine, monkeypatch: py
     expected = await asyncio.gather(*(run(SHAPES[n % len(SHAPES)], ticket) for n, ticket in enumerate(tickets)))
     for ticket, count in zip(tickets, expected, strict=True):
         program = programs[ticket]
-        assert seen[ticket] == {program.program_id}
+        assert programs_of[ticket] == {program.program_id}
         assert program.state is ProgramState.FINISHED
         row = program.row
         assert row is not None

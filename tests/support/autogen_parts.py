@@ -1,4 +1,4 @@
-"""What the AutoGen tests share: clients whose random model says what a test needs, and graphs with readable names."""
+"""Shared by the AutoGen tests: clients whose output a test controls, and graphs with readable names."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from weft.integrations.autogen import WeftChatCompletionClient
 
 
 def asked(text: str = "Where is the lighthouse?") -> list[LLMMessage]:
-    """A conversation that begins."""
+    """A conversation with one question."""
     return [SystemMessage(content="You are a helpful assistant."), UserMessage(content=text, source="user")]
 
 
 def babbling(engine: weft.Engine, tokens: int = 12, **fields: Any) -> WeftChatCompletionClient:
-    """Says nonsense of so many tokens, another for every prompt."""
+    """A client that generates so many random tokens, which differ between prompts."""
     return WeftChatCompletionClient(engine, temperature=0, max_tokens=tokens, ignore_eos=True, **fields)
 
 
 def endless(engine: weft.Engine) -> WeftChatCompletionClient:
-    """Talks for seconds, unless it is stopped."""
+    """A client whose calls last for seconds, unless they are aborted."""
     return babbling(engine, tokens=1900)
 
 
 def terse(engine: weft.Engine, **fields: Any) -> WeftChatCompletionClient:
-    """For tool calls and JSON. Schemas allow white space without end, which a random model likes: ruled out here."""
+    """A client for tool calls and JSON.
+
+    White space is excluded, because schemas allow any amount of it and a random model would generate it without end.
+    """
     tokenizer: Any = engine._llm.renderer.tokenizer
     blank = {str(token): -100 for token in tokenizer.get_vocab().values() if not tokenizer.decode([token]).strip()}
     return WeftChatCompletionClient(engine, temperature=0, max_tokens=160, logit_bias=blank, **fields)
 
 
 def saying(engine: weft.Engine, *texts: str, **fields: Any) -> WeftChatCompletionClient:
-    """Says one of some texts."""
+    """A client that generates one of some texts."""
     return WeftChatCompletionClient(engine, temperature=0, structured_outputs={"choice": list(texts)}, **fields)
 
 
 def calling(engine: weft.Engine, *calls: tuple[str, dict[str, Any]], **fields: Any) -> WeftChatCompletionClient:
-    """Makes these tool calls, after a thought: "I ask."
+    """A client that generates the thought "I ask." and then these tool calls.
 
-    Where tools are offered, vLLM lets the model choose between a text that was asked for and other calls. Those begin
-    with "<", which it is kept from; the thought begins otherwise.
+    Where tools are offered, vLLM lets the model choose between the requested text and other tool calls. Those begin
+    with "<", so no token may begin with it. The requested text begins with the thought instead.
     """
     parts = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
     text = "I ask." + "".join(f"\n<tool_call>\n{part}\n</tool_call>" for part in parts)
@@ -53,8 +56,8 @@ def calling(engine: weft.Engine, *calls: tuple[str, dict[str, Any]], **fields: A
     return saying(engine, text, logit_bias=bias, **fields)
 
 
-def named(program: weft.Program) -> dict[str, str]:
-    """Readable names of a program's calls: the agent and how many of its calls this is."""
+def readable_names(program: weft.Program) -> dict[str, str]:
+    """Readable names of a program's calls by id: the agent's name and the number of the call, such as "ann2"."""
     counts: Counter[str] = Counter()
     names: dict[str, str] = {}
     for node in program.graph.calls:
@@ -64,8 +67,8 @@ def named(program: weft.Program) -> dict[str, str]:
 
 
 def parents(program: weft.Program) -> dict[str, list[str]]:
-    """The parents of each call; those that are guesses have a question mark."""
-    names = named(program)
+    """The parents of each call. A parent that is a guess has a question mark."""
+    names = readable_names(program)
     return {
         names[node.call_id]: sorted(names[edge.parent] + ("" if edge.exact else "?") for edge in node.parents)
         for node in program.graph.calls
@@ -74,5 +77,5 @@ def parents(program: weft.Program) -> dict[str, list[str]]:
 
 def threads(program: weft.Program) -> list[list[str]]:
     """The calls of each thread."""
-    names = named(program)
+    names = readable_names(program)
     return [[names[call_id] for call_id in calls] for calls in program.graph.threads.values()]

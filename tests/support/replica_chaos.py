@@ -1,4 +1,4 @@
-"""Programs on two real replicas, one of which is killed: what each of them got, against what it should have got."""
+"""Programs on two real replicas, one of which is killed. Every program's output is compared with the expected one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from weft.core.ids import EngineId
 PROMPTS = [f"{word} " * (n + 1) for n, word in enumerate(["hello", "thanks", "tools", "answer", "weather", "city"])]
 TOKENS = 40
 CALLS = 3
-# vLLM sends no chunk for a token that gives no text yet, as one that ends within a UTF-8 character of four bytes.
+# Tokens that may be generated without a chunk: vLLM waits for more if the text ends inside a UTF-8 character, which has
+# up to four bytes.
 HELD_BACK = 3
 
 
@@ -32,7 +33,7 @@ def body(text: str, *, max_tokens: int = TOKENS, **extra: Any) -> dict[str, Any]
 
 
 async def ask(engine: weft.Engine, program: weft.Program, text: str, key: str = "run", **extra: Any) -> dict[str, Any]:
-    """One call, chained behind the program's earlier ones."""
+    """Make one call, which comes after the program's earlier calls."""
     identity = program.start_call(key)
     answer = await engine.chat(body(text, **extra), program, identity)
     program.end_call(key, identity)
@@ -44,42 +45,44 @@ def content(answer: dict[str, Any]) -> str:
 
 
 async def references(engine: weft.Engine) -> dict[str, str]:
-    """What each prompt gives."""
+    """The output of each prompt."""
     with weft.Program("references") as program:
         return {text: content(await ask(engine, program, text)) for text in PROMPTS}
 
 
 def replica_processes(engine: weft.AsyncMultiLLMEngine, engine_id: EngineId) -> list[psutil.Process]:
-    """A replica's engine process, and then its workers."""
+    """The engine process of a replica, followed by its workers."""
     replica = next(iter(engine._groups.values())).supervisor.replica(engine_id)
     (process,) = [psutil.Process(each.pid) for each in replica._processes]
     return [process, *process.children(recursive=True)]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that tells nobody when it happens; two minutes at most."""
+    """Poll until a condition holds, at most for two minutes."""
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def both_ready(engine: weft.AsyncMultiLLMEngine) -> None:
-    """Wait until two replicas serve."""
+    """Wait until both replicas are ready."""
     await until(lambda: [health.state for health in engine.health()[engine.model]] == ["ready", "ready"])
 
 
 @dataclass
 class Outcome:
-    """What came of the programs of a round."""
+    """The results of the programs of a round."""
 
-    finished: int = 0
-    lost: int = 0
+    finished: int = 0  # programs
+    lost: int = 0  # programs that ended with ReplicaLostError
     calls_done: int = 0
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # a message for each wrong output
 
 
-async def streaming_call(engine: weft.Engine, program: weft.Program, text: str, expected: str, seen: Outcome) -> None:
-    """A stream: whole, or a beginning of it and an error that counts rightly."""
+async def streaming_call(
+    engine: weft.Engine, program: weft.Program, text: str, expected: str, outcome: Outcome
+) -> None:
+    """Make a streamed call. If its replica is lost, check the beginning of the output and the error's token count."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     identity = program.start_call("run")
     got, tokens = "", 0
@@ -90,55 +93,55 @@ async def streaming_call(engine: weft.Engine, program: weft.Program, text: str, 
             got += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
     except ReplicaLostError as error:
         if not max(tokens, 1) <= error.delivered_tokens <= min(tokens + HELD_BACK, TOKENS):
-            seen.wrong.append(f"{tokens} tokens were delivered, the error says {error.delivered_tokens}")
+            outcome.wrong.append(f"{tokens} tokens were delivered, the error says {error.delivered_tokens}")
         if not expected.startswith(got.rstrip("\N{REPLACEMENT CHARACTER}")):
-            seen.wrong.append(f"{got!r} is no beginning of {expected!r}")
+            outcome.wrong.append(f"{got!r} is not a beginning of {expected!r}")
         raise
     program.end_call("run", identity)
     if got != expected or tokens != TOKENS:
-        seen.wrong.append(f"{got!r} ({tokens} tokens) instead of {expected!r}")
+        outcome.wrong.append(f"{got!r} ({tokens} tokens) instead of {expected!r}")
 
 
-async def agent(engine: weft.Engine, number: int, expected: dict[str, str], seen: Outcome) -> None:
-    """A program of a few calls, every other one streamed; it ends at an error."""
+async def agent(engine: weft.Engine, number: int, expected: dict[str, str], outcome: Outcome) -> None:
+    """Run a program of a few calls, every other one streamed, until its end or an error."""
     with weft.Program(f"agent-{number}") as program:
         try:
             for step in range(CALLS):
                 text = PROMPTS[(number + step) % len(PROMPTS)]
                 if (number + step) % 2:
-                    await streaming_call(engine, program, text, expected[text], seen)
+                    await streaming_call(engine, program, text, expected[text], outcome)
                 else:
                     answer = await ask(engine, program, text)
                     if content(answer) != expected[text] or answer["usage"]["completion_tokens"] != TOKENS:
-                        seen.wrong.append(f"{content(answer)!r} instead of {expected[text]!r}")
-                seen.calls_done += 1
+                        outcome.wrong.append(f"{content(answer)!r} instead of {expected[text]!r}")
+                outcome.calls_done += 1
         except ReplicaLostError:
-            seen.lost += 1
+            outcome.lost += 1
         else:
-            seen.finished += 1
+            outcome.finished += 1
 
 
 async def chaos_round(
     engine: weft.AsyncMultiLLMEngine, expected: dict[str, str], rng: random.Random, programs: int = 60
 ) -> Outcome:
-    """`programs` at once; somewhere on the way one replica is killed, in its engine process or in a worker."""
-    seen = Outcome()
+    """Run `programs` programs at once, and kill one replica meanwhile, by its engine process or a worker."""
+    outcome = Outcome()
     victim = rng.choice([health.engine_id for health in engine.health()[engine.model]])
     deaths = {health.engine_id: health.deaths for health in engine.health()[engine.model]}
     after = rng.randrange(programs * CALLS // 2)
 
     async def kill() -> None:
-        await until(lambda: seen.calls_done >= after and in_flight(engine, victim) > 0)
+        await until(lambda: outcome.calls_done >= after and in_flight(engine, victim) > 0)
         rng.choice(replica_processes(engine, victim)).kill()
 
     async with asyncio.timeout(180), asyncio.TaskGroup() as tasks:
         tasks.create_task(kill())
         for number in range(programs):
-            tasks.create_task(agent(engine, number, expected, seen))
+            tasks.create_task(agent(engine, number, expected, outcome))
     await both_ready(engine)
     for health in engine.health()[engine.model]:
         assert health.deaths - deaths[health.engine_id] == (health.engine_id == victim)
-    return seen
+    return outcome
 
 
 def in_flight(engine: weft.AsyncMultiLLMEngine, engine_id: EngineId) -> int:
@@ -151,9 +154,9 @@ async def idle(engine: weft.AsyncMultiLLMEngine) -> None:
 
 
 async def assert_idle(engine: weft.AsyncMultiLLMEngine) -> None:
-    """Nothing is left of calls and programs: in the table, in the counts, in the balancers, in vLLM."""
+    """Check that the table, the counts, the balancers and vLLM hold no call and no program."""
     balancers = [group.states.balancer for group in engine._groups.values()]
-    # Both are told to the engine's event loop, a moment before or after the caller hears of it.
+    # The counts and the balancers are updated on the engine's event loop, shortly before or after a call returns.
     await idle(engine)
     await until(lambda: not any(getattr(balancer, "_assigned", None) for balancer in balancers))
     engine.table.check_integrity()

@@ -10,7 +10,7 @@ from weft.core.errors import SimulationError
 from weft.core.sim.records import Execution
 from weft.core.sim.simulator import SimResult
 
-MOST_CALLS: Final = 10_000  # More bars could not be told apart.
+MOST_CALLS: Final = 10_000  # More bars cannot be distinguished.
 _LEFT, _WIDTH, _LANE, _TICKS = 120, 900, 18, 10
 
 
