@@ -7,9 +7,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 LOCK   := requirements/cpu.txt
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+# What the test targets run: `make test T=tests/core/policies`, or several paths in quotes.
+T      ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-core test-soak test-asan lint lock clean
+.PHONY: help setup model demo test test-core test-soak test-asan lint docs docs-serve lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
@@ -17,7 +19,10 @@ help:
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
-	@echo "make lint       ruff, mypy (strict), import-linter"
+	@echo "                test, test-core, test-soak: only some paths with T=, such as T=tests/core/policies"
+	@echo "make lint       ruff, mypy (strict), import-linter, make docs"
+	@echo "make docs       build the documentation into build/docs; broken links are errors (seconds)"
+	@echo "make docs-serve show the documentation while you write it"
 	@echo "make lock       resolve $(LOCK) again from pyproject.toml (needs uv)"
 	@echo "make clean      remove the virtual environment and build outputs (the model cache stays)"
 
@@ -52,14 +57,14 @@ demo: model
 	@$(BIN)/weft demo
 
 test: model
-	@echo "==> all tests; those marked 'engine' start a real vLLM engine once and share it"
-	@$(BIN)/python -m pytest
+	@echo "==> $(or $(T),all tests); those marked 'engine' start a real vLLM engine once and share it"
+	@$(BIN)/python -m pytest $(T)
 
 test-core: setup
-	@$(BIN)/python -m pytest -m "not engine and not soak"
+	@$(BIN)/python -m pytest -m "not engine and not soak" $(T)
 
 test-soak: setup
-	@$(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m pytest -m soak $(T)
 
 # An extension of its own in build/asan. The CUDA part needs no nvcc here: its tests compile it for a fake GPU. Python and
 # torch leak by design. The runtime library has to come first, and with it libstdc++, or it does not see exceptions. It
@@ -73,14 +78,22 @@ test-asan: setup
 	  ASAN_OPTIONS=detect_leaks=0 CXXFLAGS=-fsanitize=address WEFT_CSRC=build/asan PYTHONPATH=tests/support \
 	  $(BIN)/python -m pytest -p swap_asan -p no:cacheprovider --capture=sys tests/engine/kv_cache
 
-lint: setup
+lint: setup docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The variable turns off a notice of the theme about other products.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "==> build/docs/index.html"
+
+docs-serve: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 lock:
-	uv pip compile pyproject.toml --extra cpu --extra langchain --extra autogen --extra ray --extra dev \
+	uv pip compile pyproject.toml --extra cpu --extra langchain --extra autogen --extra ray --extra docs --extra dev \
 	  --python-version 3.11 --no-header --no-emit-find-links --index-strategy unsafe-best-match \
 	  $(addprefix --no-emit-package ,torchvision torchaudio torchcodec triton) \
 	  $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o $(LOCK)

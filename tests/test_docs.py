@@ -1,4 +1,4 @@
-"""Every Python snippet of docs/ runs, page by page, on a real engine."""
+"""The documents: their snippets run, their links lead somewhere, and they name code and commands that exist."""
 
 from __future__ import annotations
 
@@ -6,47 +6,190 @@ import ast
 import asyncio
 import inspect
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import pytest
+import typer.main
+from background import ROOT, TINY, CommandResult, script
 
 import weft
+from weft.commands.cli import app
 
-DOCS = Path(__file__).parent.parent / "docs"
-ELSEWHERE = {"scheduler.md"}  # in tests/engine/test_standalone.py, against vLLM's server
+DOCS = ROOT / "docs"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+# vllm-server.md runs in tests/engine/server/test_standalone.py, against vLLM's server. The tutorial's snippets are
+# files, which run below.
+RUN_ELSEWHERE = {"how-to/vllm-server.md", "tutorial/first-gain.md"}
 
 
-def snippets(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+def named(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
 
 
-PAGES = [page.name for page in sorted(DOCS.glob("*.md")) if snippets(page) and page.name not in ELSEWHERE]
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", document.read_text(), flags=re.DOTALL)
+
+
+def prose(document: Path) -> str:
+    """A document without its code blocks."""
+    return re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+
+
+# -- snippets
+
+PAGES = [
+    page
+    for page in (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
+    if blocks(DOCS / page, "python") and page not in RUN_ELSEWHERE
+]
+FIRST, COMPARE = (
+    # The tiny model in place of the embedded one, since it starts sooner.
+    source.replace("weft.Engine.create(", "weft.Engine.create(sys.argv[-1], ").replace(
+        "import asyncio", "import asyncio, sys"
+    )
+    for source in blocks(DOCS / "tutorial/first-gain.md", "python")
+)
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("page", PAGES)
 def test_the_snippets_of_a_page_run(
-    name: str, engine: weft.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, engine: weft.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the order they are written, each seeing the names of those before; `engine` is given."""
+    """The snippets of a page run in their order, each with the names of those before; `engine` is given."""
     monkeypatch.chdir(tmp_path)  # some write files
-    seen: dict[str, Any] = {"engine": engine, "__name__": "__main__"}
+    names: dict[str, Any] = {"engine": engine, "__name__": "__main__"}
 
     async def run(code: CodeType) -> None:
-        result = eval(code, seen)  # noqa: S307  the documents' own code
+        result = eval(code, names)  # noqa: S307  the documents' own code
         if inspect.iscoroutine(result):
             await result
 
     async def run_page() -> None:
-        for number, source in enumerate(snippets(DOCS / name), start=1):
-            where = f"{name}, snippet {number}"
+        for number, source in enumerate(blocks(DOCS / page, "python"), start=1):
+            where = f"{page}, snippet {number}"
             await run(compile(source, where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
 
     asyncio.run(run_page())
 
 
-def test_there_are_snippets() -> None:
-    """The pattern finds them."""
-    assert "langchain.md" in PAGES
+def test_the_pages_with_snippets_are_found() -> None:
+    """Pages in subfolders are found, and the pages whose snippets run elsewhere exist."""
+    assert "how-to/langchain.md" in PAGES
+    assert all(blocks(DOCS / page, "python") for page in RUN_ELSEWHERE)
+
+
+@pytest.mark.engine
+@pytest.mark.background.with_args(script(FIRST), TINY)  # a mark that is called with a function decorates it
+def test_the_tutorials_first_program_runs(command_result: CommandResult) -> None:
+    """The tutorial's first file prints the row of its program."""
+    assert "talk finished 2 calls" in command_result.printed()
+
+
+@pytest.mark.engine
+@pytest.mark.background.with_args(
+    script(COMPARE.replace("from first import talk", FIRST.split("async def main")[0])), "atlas", TINY
+)
+def test_the_tutorials_comparison_runs(command_result: CommandResult) -> None:
+    """The tutorial's second file prints the process table and the mean time of short and long programs."""
+    printed = command_result.printed()
+    assert printed.count("finished") == 10
+    assert re.search(r"short programs took [\d.]+ s on average\nlong programs took [\d.]+ s on average", printed)
+
+
+# -- links
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a page's headings, as Python-Markdown makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[\s-]+", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
+    """Relative links name a file that is there, and an anchor of it. `make docs` checks those inside docs/ again."""
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", prose(document)):
+        path, _, anchor = target.partition("#")
+        page = (document.parent / path).resolve() if path else document
+        assert page.exists(), target
+        is_generated = page.name in {"cli.md", "policies.md", "balancers.md"}
+        assert not anchor or is_generated or anchor in anchors(page), target
+
+
+# -- code that the documents name
+
+
+def paths_named(text: str) -> Iterator[str]:
+    """The files and folders of this repository that a text names."""
+    yield from re.findall(r"`((?:core|engine|integrations|csrc|src|tests|benchmarks|examples|docs)/[\w./]*\w)/?`", text)
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name != "CHANGELOG.md"], ids=named)
+def test_every_file_that_a_document_names_exists(document: Path) -> None:
+    """A page that names a file of this repository follows the file when it moves."""
+    missing = [path for path in paths_named(document.read_text()) if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_every_name_of_the_glossary_is_in_its_file() -> None:
+    """A row's last column names identifiers and their file; the identifiers occur there."""
+    rows = [line for line in (DOCS / "reference/glossary.md").read_text().splitlines() if line.startswith("| **")]
+    assert len(rows) > 40
+    for row in rows:
+        *_, where = row.strip("| ").split(" | ")
+        names = [name for name in re.findall(r"`([^`]+)`", where) if "/" not in name]
+        sources = [(ROOT / path).read_text() for path in paths_named(where) if (ROOT / path).is_file()]
+        assert all(any(name in source for source in sources) for name in names), row
+
+
+SOURCES = [path for folder in ("core", "engine", "integrations", "examples", "src/weft", "csrc", "benchmarks")
+           for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".cpp", ".cu", ".h"}]  # fmt: skip
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    """A docstring or a message that points to a page of docs/ follows the page when it moves."""
+    named_pages = {page for path in SOURCES for page in re.findall(r"docs/[\w./-]+\.md", path.read_text())}
+    assert named_pages
+    assert [page for page in sorted(named_pages) if not (ROOT / page).exists()] == []
+
+
+# -- commands that the documents name
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Every `weft …` line of the documents' console blocks, as words, with its document."""
+    for document in DOCUMENTS:
+        for block in blocks(document, "console"):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)[1:] if line.startswith("$ ") else []
+                if words and words[0].removeprefix(".venv/bin/") == "weft":
+                    yield named(document), words[1:]
+
+
+@pytest.mark.parametrize(
+    ("document", "words"), command_lines(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_every_command_of_the_documents_exists(document: str, words: list[str]) -> None:
+    """Commands and options that a page shows are those of `weft --help`."""
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    assert not getattr(command, "commands", {}), document
+    if "--" in words:  # what follows is another command
+        words = words[: words.index("--")]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert [word for word in words if word.startswith("--") and word.split("=")[0] not in known] == []
+
+
+@pytest.mark.parametrize(
+    "target", sorted({t for d in DOCUMENTS for t in re.findall(r"\$ make ([\w-]+)", d.read_text())})
+)
+def test_every_make_target_of_the_documents_exists(target: str) -> None:
+    """A page that shows `make TARGET` names a target of the Makefile."""
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)

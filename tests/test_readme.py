@@ -18,10 +18,3 @@ def test_the_readmes_ten_lines_run(command_result: CommandResult) -> None:
     printed = command_result.printed()
     assert printed.count("ProgramRow(") == 2
     assert "finished" in printed
-
-
-def test_every_link_of_the_documents_leads_somewhere() -> None:
-    """Relative links in the top-level documents and docs/."""
-    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
