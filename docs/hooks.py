@@ -111,4 +111,4 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def _capitalised(text: str) -> str:
     """A text as a sentence begins. A name such as vLLM stays as it is."""
-    return text[:1].upper() + text[1:] if text.split(" ")[0].islower() else text
+    return text[:1].upper() + text[1:] if text.split(" ", maxsplit=1)[0].islower() else text

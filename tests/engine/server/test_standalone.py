@@ -152,12 +152,12 @@ def test_the_servers_own_refusals_come_through(server: httpx.Client) -> None:
 
 
 def test_the_snippet_of_the_documentation_runs(server: httpx.Client) -> None:
-    """docs/scheduler.md, with this server's model: an OpenAI client names the program and gets its account."""
-    page = (Path(__file__).parents[3] / "docs" / "scheduler.md").read_text()
+    """docs/how-to/vllm-server.md, with this server's model: an OpenAI client names the program and gets its account."""
+    page = (Path(__file__).parents[3] / "docs/how-to/vllm-server.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none")
     expression = ast.parse(snippet.replace('"MODEL"', repr(MODEL)), mode="eval")
-    answer = eval(compile(expression, "scheduler.md", "eval"), {"client": client})  # noqa: S307  our own document
+    answer = eval(compile(expression, "vllm-server.md", "eval"), {"client": client})  # noqa: S307  our own document
     assert answer.kv_transfer_params["weft"]["service_s"] > 0
     client.close()
 
