@@ -1,4 +1,4 @@
-"""Program traces: the file format, the recorder that writes them, generated workloads and converters."""
+"""Program traces: the file format, the recorder that writes traces, generated workloads, and converters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Public agent traces as program traces: tau-bench's trajectories, and BFCL's multi-turn tasks with their answers.
+"""Converts public agent traces: tau-bench's trajectories, and BFCL's multi-turn tasks with their answers.
 
-Neither holds token counts: four characters are taken for a token. Nor times: gaps are 0, and programs arrive together
-unless arrivals are given.
+These files have no token counts, so four characters count as one token. They have no times either, so gaps are 0, and
+all programs arrive at 0 unless arrivals are given.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from typing import Any, Final
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall, TraceProgram
 
-_CHARACTERS: Final = 4
-_RESULT_TOKENS: Final = 50  # of a tool's result in BFCL, which the files do not have
+_CHARS_PER_TOKEN: Final = 4
+_RESULT_TOKENS: Final = 50  # assumed length of a tool's result in BFCL, whose files have no results
 
 
 def convert(path: Path, arrivals: Iterable[float] = ()) -> list[TraceProgram]:
-    """The programs of a file of tau-bench (a list of runs with `traj`) or BFCL (lines with `question`; the file beside
-    it that ends in `.answers.jsonl` has the calls a correct agent makes).
+    """Return the programs of a file of tau-bench or BFCL.
+
+    A tau-bench file is a JSON list of runs with `traj`. A BFCL file has a JSON object with `question` on each line. The
+    file of the same name that ends in `.answers.jsonl` has the calls of a correct agent.
 
     Args:
-        arrivals: when the programs arrive, in seconds; those after the last one at 0.
+        path: the file.
+        arrivals: the arrival times of the programs in seconds. Programs beyond the last time arrive at 0.
 
     Raises:
-        TraceError: the file cannot be read, or is neither.
+        TraceError: the file cannot be read, or has neither format.
     """
     text = _read(path)
     try:
@@ -42,7 +45,9 @@ def convert(path: Path, arrivals: Iterable[float] = ()) -> list[TraceProgram]:
         if isinstance(error, TraceError):
             raise
         detail = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TraceError(f"{path} is no file of tau-bench or BFCL ({detail:.100}). Give one of these.") from None
+        raise TraceError(
+            f"{path} is not a file of tau-bench or BFCL ({detail:.100}). Give a file of one of these."
+        ) from None
     times = itertools.chain(arrivals, itertools.repeat(0.0))
     return [
         replace(program, arrival_s=at) for program, at in zip((p for p in programs if p.calls), times, strict=False)
@@ -50,52 +55,52 @@ def convert(path: Path, arrivals: Iterable[float] = ()) -> list[TraceProgram]:
 
 
 def _tau_bench(number: int, run: dict[str, Any]) -> TraceProgram:
-    """One call for each message of the assistant; its prompt is everything before it."""
+    """Make one call for each message of the assistant, with all earlier messages as its prompt."""
     calls: list[TraceCall] = []
     new: list[str] = []
     tool = None
     for message in run["traj"]:
         if message["role"] == "assistant":
-            calls.append(_next(calls, "\n".join(new), _said(message), tool))
+            calls.append(_next_call(calls, "\n".join(new), _text_of(message), tool))
             new, tool = [], None
         else:
-            new.append(_said(message))
+            new.append(_text_of(message))
             tool = message["name"] if message["role"] == "tool" else "human"
     return TraceProgram(f"tau-{number}-task-{run['task_id']}", tuple(calls), name="tau-bench")
 
 
 def _bfcl(task: dict[str, Any], answers: list[list[str]]) -> TraceProgram:
-    """For each turn, one call for each function that a correct agent calls."""
+    """Make one call for each function that a correct agent calls in each turn."""
     calls: list[TraceCall] = []
     for turn, functions in zip(task["question"], answers, strict=True):
-        new, tool, result = "\n".join(_said(message) for message in turn), "human" if calls else None, 0
+        new, tool, result = "\n".join(_text_of(message) for message in turn), "human" if calls else None, 0
         for function in functions:
-            calls.append(_next(calls, new, function, tool, result))
+            calls.append(_next_call(calls, new, function, tool, result))
             new, tool, result = "", function.split("(")[0], _RESULT_TOKENS
     return TraceProgram(task["id"], tuple(calls), name="bfcl")
 
 
-def _next(calls: list[TraceCall], new: str, output: str, tool: str | None, more_tokens: int = 0) -> TraceCall:
+def _next_call(calls: list[TraceCall], new: str, output: str, tool: str | None, result_tokens: int = 0) -> TraceCall:
     history = calls[-1].prompt_tokens + calls[-1].output_tokens if calls else 0
     return TraceCall(
         call_id=f"c{len(calls)}",
         parents=(calls[-1].call_id,) if calls else (),
         output_tokens=max(1, _tokens(output)),
-        prompt_tokens=history + _tokens(new) + more_tokens,
+        prompt_tokens=history + _tokens(new) + result_tokens,
         tool=tool if calls else None,
         prompt=new or None,
         shared_prefix_tokens=history,
     )
 
 
-def _said(message: dict[str, Any]) -> str:
-    """A message's text, and the tools that it calls."""
+def _text_of(message: dict[str, Any]) -> str:
+    """Return the text of a message and of its tool calls."""
     calls = [each["function"] for each in message.get("tool_calls") or ()]
     return "\n".join([message["content"] or "", *(f"{each['name']}({each['arguments']})" for each in calls)]).strip()
 
 
 def _tokens(text: str) -> int:
-    return -(-len(text) // _CHARACTERS)
+    return -(-len(text) // _CHARS_PER_TOKEN)
 
 
 def _lines(text: str) -> Iterator[Any]:
@@ -106,5 +111,5 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text"
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise TraceError(f"{path} cannot be read: {reason}. Give a file of tau-bench or BFCL.") from None

@@ -1,10 +1,10 @@
-"""The program trace: which calls programs made, after which, and how long each was. One program a line of JSON::
+"""The program trace: the calls of programs, their parents and their lengths. Each line is one program in JSON::
 
     {"version": 1, "program": "A", "arrival_s": 0.0, "name": null, "tenant": null,
      "calls": [{"id": "a1", "parents": [], "prompt_tokens": 0, "output_tokens": 4, "gap_s": 0.0, "tool": null,
                 "prompt": null, "shared_prefix_tokens": 0}]}
 
-Only `program`, and of a call `id` and `output_tokens`, must be there; docs/simulator.md says what each means.
+Only `program` is required, and for each call `id` and `output_tokens`. docs/simulator.md describes the keys.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ _CALL_KEYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TraceCall:
-    """A call of a program, as it was or is to be made."""
+    """A call of a program."""
 
     call_id: str  # unique in its program
-    parents: tuple[str, ...]  # the calls that end before it arrives; none: it comes with its program
+    parents: tuple[str, ...]  # the calls that end before this one arrives; a call without parents starts its program
     output_tokens: int  # at least 1
-    prompt_tokens: int = 0  # the whole prompt, with what it shares
-    gap_s: float = 0.0  # from the end of its last parent, or its program's arrival, to its own arrival
-    tool: str | None = None  # what ran in the gap
-    prompt: str | None = None  # the text that comes after what it shares with its first parent
-    # So many first tokens of the prompt are those of its first parent's prompt and output; of a call without parents,
-    # those that programs of the same `name` begin with.
+    prompt_tokens: int = 0  # of the whole prompt, the shared prefix included
+    gap_s: float = 0.0  # seconds from the end of the last parent, or the program's arrival, to the call's arrival
+    tool: str | None = None  # the tool that ran in the gap
+    prompt: str | None = None  # the text after the prefix that the prompt shares with the first parent
+    # The length of the prompt's prefix that equals the beginning of the first parent's prompt and output. For a call
+    # without parents: the length of the prefix that it shares with other programs of the same `name`.
     shared_prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TraceProgram:
-    """A program: its calls, parents anywhere before or after their children."""
+    """A program."""
 
     program: str  # unique in its file
-    calls: tuple[TraceCall, ...]
-    arrival_s: float = 0.0
+    calls: tuple[TraceCall, ...]  # in any order
+    arrival_s: float = 0.0  # seconds from the start of the trace
     name: str | None = None  # programs of one name are runs of the same entrypoint
     tenant: str | None = None
 
 
 def read(path: Path) -> list[TraceProgram]:
-    """The programs of a trace file, in the order of its lines.
+    """Return the programs of a trace file, in the order of its lines.
 
     Raises:
-        TraceError: the file cannot be read, or a line is no program; the message names the line.
+        TraceError: the file cannot be read, or a line is not a valid program. The message names the line.
     """
     programs: dict[str, TraceProgram] = {}
     lines: dict[str, int] = {}
@@ -79,26 +79,27 @@ def read(path: Path) -> list[TraceProgram]:
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}. Name a trace file.") from None
     except UnicodeDecodeError:
-        raise TraceError(f"{path} is no text. Name a trace file: one program a line, as JSON in UTF-8.") from None
+        raise TraceError(f"{path} is not UTF-8 text. Name a trace file: one program in JSON on each line.") from None
     if not programs:
-        raise TraceError(f"{path} holds no program. Write one a line, as docs/simulator.md says.")
+        raise TraceError(f"{path} has no program. Write one program on each line, as docs/simulator.md describes.")
     return list(programs.values())
 
 
 def parse(line: str, where: str) -> TraceProgram:
-    """One line of a trace.
+    """Return the program on one line of a trace.
 
     Args:
+        line: the text.
         where: file and line, for errors.
 
     Raises:
-        TraceError: it is no program, or one whose calls do not fit together.
+        TraceError: the text is not a program, or its calls and parents are inconsistent.
     """
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
         detail = " ".join(str(error).split())
-        raise TraceError(f"{where}: no JSON ({detail:.100}); write one program a line.") from None
+        raise TraceError(f"{where}: not JSON ({detail:.100}); write one program on each line.") from None
     data = _object(data, where, _PROGRAM_KEYS)
     version = data.get("version", VERSION)
     if type(version) is not int or version != VERSION:
@@ -118,7 +119,7 @@ def parse(line: str, where: str) -> TraceProgram:
 
 
 def write(programs: Iterable[TraceProgram], path: Path) -> None:
-    """Write a trace file that `read` reads; what has its default is left out.
+    """Write a trace file. Most keys that have their default value are left out.
 
     Raises:
         TraceError: the file cannot be written.
@@ -131,7 +132,7 @@ def write(programs: Iterable[TraceProgram], path: Path) -> None:
 
 
 def dump(program: TraceProgram) -> str:
-    """A program as one line of JSON."""
+    """Return a program as one line of JSON."""
     row: dict[str, Any] = {"version": VERSION, "program": program.program, "arrival_s": program.arrival_s}
     row |= {key: value for key in ("name", "tenant") if (value := getattr(program, key)) is not None}
     row["calls"] = list(_rows(program.calls))
@@ -141,21 +142,26 @@ def dump(program: TraceProgram) -> str:
 def from_graph(
     graph: ProgramGraph, *, start_s: float = 0.0, program: str | None = None, tenant: str | None = None
 ) -> TraceProgram:
-    """What a program did, as a trace. Calls that gave no token are left out, and their parents take their place.
+    """Return the trace of a program from its graph.
+
+    Calls without an output token are left out. A call whose parent is left out gets the parents of that parent.
 
     Args:
-        graph: of a program that has ended; its accounts say how long calls were.
-        start_s: the recording's start on the engine's clock; `arrival_s` counts from it.
-        program: its id in the trace. Default: the graph's.
+        graph: the graph of a program that has ended. The lengths of the calls are those of its accounts.
+        start_s: the start of the trace on the engine's clock; `arrival_s` counts from it.
+        program: the program's id in the trace. Default: the id in the graph.
+        tenant: the program's tenant.
 
     Raises:
-        TraceError: no call of it gave a token.
+        TraceError: no call of the program has an output token.
     """
-    kept: dict[str, tuple[str, ...]] = {}  # call: itself; a call that is left out: the calls that stand for it
+    kept: dict[str, tuple[str, ...]] = {}  # for each call, the calls of the trace that are parents in its place
     calls: list[TraceCall] = []
     arrivals = [node.arrival_s for node in graph.calls if node.arrival_s is not None and node.account.output_tokens > 0]
     if not arrivals:
-        raise TraceError(f"no call of program {graph.name!r} ({graph.program_id}) gave a token; nothing to record.")
+        raise TraceError(
+            f"no call of program {graph.name!r} ({graph.program_id}) has an output token; record a program with one."
+        )
     for node in graph.calls:
         parents = tuple(dict.fromkeys(each for edge in node.parents for each in kept[edge.parent]))
         account = node.account
@@ -192,7 +198,7 @@ def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
         raise TraceError(f"{where}: parents is {parents!r:.60}; give a list of ids of calls of this program.")
     if len(set(parents)) < len(parents):
-        raise TraceError(f"{where}: a parent is named twice in {parents!r:.60}; name each once.")
+        raise TraceError(f"{where}: a parent occurs twice in {parents!r:.60}; name each parent once.")
     prompt_tokens = _whole(data, "prompt_tokens", where)
     shared = _whole(data, "shared_prefix_tokens", where)
     if shared > prompt_tokens:
@@ -213,7 +219,7 @@ def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
 
 
 def in_order(calls: Sequence[TraceCall]) -> Iterator[TraceCall]:
-    """The calls of a program, parents before children; calls that come after themselves are left out."""
+    """Yield the calls of a program, parents before children. Calls on a cycle, or after one, are left out."""
     children: dict[str, list[TraceCall]] = {}
     for call in calls:
         for parent in call.parents:
@@ -230,7 +236,7 @@ def in_order(calls: Sequence[TraceCall]) -> Iterator[TraceCall]:
 
 
 def path_tokens(calls: Sequence[TraceCall]) -> int:
-    """Output tokens on the critical path of a program's calls: the chain of them that gives the most."""
+    """Return the output tokens on the critical path: those of the chain of calls that has the most."""
     longest: dict[str, int] = {}
     for call in in_order(calls):
         longest[call.call_id] = call.output_tokens + max((longest[parent] for parent in call.parents), default=0)
@@ -238,7 +244,7 @@ def path_tokens(calls: Sequence[TraceCall]) -> int:
 
 
 def _check_order(calls: list[TraceCall], where: str) -> None:
-    """Ids are unique, parents are there, and no call comes after itself."""
+    """Check that ids are unique, that all parents exist, and that there is no cycle."""
     by_id = {call.call_id: call for call in calls}
     if len(by_id) < len(calls):
         seen: set[str] = set()
@@ -254,7 +260,7 @@ def _check_order(calls: list[TraceCall], where: str) -> None:
         del by_id[call.call_id]
     if by_id:
         raise TraceError(
-            f"{where}: calls {', '.join(sorted(by_id))[:80]} come after themselves by way of their parents; "
+            f"{where}: the parents of calls {', '.join(sorted(by_id))[:80]} form a cycle, or come after one; "
             "remove a parent."
         )
 
@@ -276,7 +282,7 @@ def _rows(calls: tuple[TraceCall, ...]) -> Iterator[dict[str, Any]]:
 
 def _object(data: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise TraceError(f"{where}: {data!r:.40} is no object; give one with the keys {', '.join(keys)}.")
+        raise TraceError(f"{where}: {data!r:.40} is not an object; give an object with the keys {', '.join(keys)}.")
     unknown = [key for key in data if key not in keys]
     if unknown:
         raise TraceError(f"{where}: there is no key {unknown[0]!r:.40}; the keys are {', '.join(keys)}.")

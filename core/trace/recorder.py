@@ -1,4 +1,4 @@
-"""Records what programs did on an engine as a trace (`trace.py`): a line for each program, when it ends."""
+"""Records the programs of an engine as a trace (`weft.core.trace.format`): one line for each program, at its end."""
 
 from __future__ import annotations
 
@@ -20,56 +20,60 @@ from weft.core.process_table import ProgramInfo
 from weft.core.program.graph import ProgramGraph
 from weft.core.trace.format import TraceCall, TraceProgram, dump, from_graph, read
 
-VARIABLE: Final = "WEFT_RECORD"  # of the environment: the file into which engines record that are not told otherwise
+# The environment variable that names the trace file of engines without a `record` argument.
+VARIABLE: Final = "WEFT_RECORD"
 
-_MOST_NAMES: Final = 1000  # whose first prompt is kept; somebody may name each program after its user
+_MAX_NAMES: Final = 1000  # a limit, because an application may name each program after its user
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenProgram:
     """A program that has not ended."""
 
     info: ProgramInfo
     graph: ProgramGraph | None = None  # from its first call on
     prompts: dict[CallId, array[int]] = field(default_factory=dict)  # token ids
-    outputs: dict[CallId, array[int]] = field(default_factory=dict)  # of the first answer, if a call asks for several
+    outputs: dict[CallId, array[int]] = field(default_factory=dict)  # token ids; of several choices, those of the first
 
 
 class Recorder:
-    """Appends the programs of one engine to a trace file. Any thread may use it, and others may append to the file too.
+    """Appends the programs of one engine to a trace file.
 
-    `arrival_s` counts from the first program's first call. `shared_prefix_tokens` is found by comparing token ids: of a
-    call with those of its first parent, of one without parents with those of the first program of that name which
-    ended. Texts are not recorded.
+    Any thread may use a recorder, and several recorders may append to one file. `arrival_s` counts from the first call
+    of the first program. `shared_prefix_tokens` is found by comparing token ids: those of a call with those of its
+    first parent, or those of a call without parents with those of the first ended program of the same name. Texts are
+    not recorded.
 
-    Nothing that goes wrong after the start is raised: a warning says so, once, and recording stops.
+    After the start, errors are not raised: recording stops with one warning.
 
     Args:
-        path: the file; made if it is not there.
+        path: the file. It is created if it does not exist.
 
     Raises:
-        TraceError: the file cannot be written, or holds something else than a trace.
+        TraceError: the file cannot be written, or is not a trace.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path).absolute()  # the program may change its folder
+        self._path = Path(path).absolute()  # because the application may change its working directory
         prepare(self._path)
         self._lock = threading.Lock()
-        self._open: dict[ProgramId, _Open] = {}
+        self._open: dict[ProgramId, _OpenProgram] = {}
         self._start_s: float | None = None
-        self._beginnings: dict[str, array[int]] = {}  # by name: a prompt that those of other programs are held against
+        self._first_prompts: dict[str, array[int]] = {}  # by program name, to compare other programs' prompts with
         self._stopped = False
 
     def begin(self, info: ProgramInfo) -> None:
-        """A program begins."""
+        """Note that a program begins."""
         with self._lock:
             if not self._stopped:
-                self._open[info.program_id] = _Open(info)
+                self._open[info.program_id] = _OpenProgram(info)
 
     def call_arrived(self, graph: ProgramGraph, now_s: float) -> None:
-        """A call of the program with this graph arrives, at `now_s` seconds of the engine's clock.
+        """Note that a call of a program arrives. A program that has not begun, or has ended, is not recorded.
 
-        Of a program that did not begin, or has ended, nothing is recorded.
+        Args:
+            graph: the program's graph.
+            now_s: the time, in seconds of the engine's clock.
         """
         with self._lock:
             self._start_s = now_s if self._start_s is None else self._start_s
@@ -80,7 +84,7 @@ class Recorder:
     def note_tokens(
         self, program_id: ProgramId, call_id: CallId, *, prompt: Sequence[int] = (), output: Sequence[int] = ()
     ) -> None:
-        """Token ids of a call: its prompt, or more of what it gives."""
+        """Add token ids of a call: its prompt, or more of its output. The ids of an unknown program are ignored."""
         with self._lock:
             program = self._open.get(program_id)
             if program is None:
@@ -90,7 +94,10 @@ class Recorder:
             program.outputs.setdefault(call_id, array("i")).extend(output)
 
     def end(self, program_id: ProgramId) -> None:
-        """A program ended: write its line. One that ended before, or of which no call gave a token, has none."""
+        """Write the line of a program that has ended.
+
+        A program that has ended before, or that has no call with an output token, gets no line.
+        """
         with self._lock:
             program = self._open.pop(program_id, None)
             if program is None or program.graph is None or self._stopped:
@@ -109,52 +116,52 @@ class Recorder:
                 )
 
     def end_all(self) -> None:
-        """The engine is shut down: write the programs that have not ended."""
+        """Write the lines of all programs that have not ended, when the engine is shut down."""
         for program_id in list(self._open):
             self.end(program_id)
 
-    def _trace(self, program: _Open, graph: ProgramGraph) -> TraceProgram | None:
+    def _trace(self, program: _OpenProgram, graph: ProgramGraph) -> TraceProgram | None:
         try:
-            made = from_graph(graph, start_s=self._start_s or 0.0, tenant=program.info.tenant)
-        except TraceError:  # no call of it gave a token
+            trace = from_graph(graph, start_s=self._start_s or 0.0, tenant=program.info.tenant)
+        except TraceError:  # no call has an output token
             return None
-        calls = (replace(call, shared_prefix_tokens=self._shared_tokens(program, call)) for call in made.calls)
-        return replace(made, calls=tuple(calls))
+        calls = (replace(call, shared_prefix_tokens=self._shared_tokens(program, call)) for call in trace.calls)
+        return replace(trace, calls=tuple(calls))
 
-    def _shared_tokens(self, program: _Open, call: TraceCall) -> int:
+    def _shared_tokens(self, program: _OpenProgram, call: TraceCall) -> int:
         prompt = program.prompts.get(CallId(call.call_id))
         if prompt is None:
             return 0
         if call.parents:
             parent = CallId(call.parents[0])
             before = program.prompts.get(parent, array("i")) + program.outputs.get(parent, array("i"))
-            return _common(prompt, before)
+            return _common_prefix(prompt, before)
         name = program.info.name
-        if name in self._beginnings:
-            return _common(prompt, self._beginnings[name])
-        if len(self._beginnings) < _MOST_NAMES:
-            self._beginnings[name] = prompt
+        if name in self._first_prompts:
+            return _common_prefix(prompt, self._first_prompts[name])
+        if len(self._first_prompts) < _MAX_NAMES:
+            self._first_prompts[name] = prompt
         return 0
 
 
 def prepare(path: Path) -> int:
-    """Make a file ready to be recorded into: it is there, can be written, and holds a trace or nothing.
+    """Create a trace file, or check that an existing file can be written and is empty or a trace.
 
     Returns:
-        How many programs it holds.
+        The number of programs in the file.
 
     Raises:
-        TraceError: it is not so.
+        TraceError: the file cannot be written, or is not a trace.
     """
     if path.exists() and not path.is_file():
-        raise TraceError(f"{path} is no file; name a trace file to record into, or one that is not there yet.")
+        raise TraceError(f"{path} is not a file; name a trace file to record into, or a new file.")
     try:
         with _locked(path) as file:
             size = os.fstat(file).st_size
             if not size:
                 return 0
             programs = len(read(path))
-            if os.pread(file, 1, size - 1) != b"\n":  # written by hand; the next program needs a line of its own
+            if os.pread(file, 1, size - 1) != b"\n":  # a file that was edited by hand may lack the last line break
                 os.write(file, b"\n")
             return programs
     except OSError as error:
@@ -165,24 +172,24 @@ def _append(path: Path, line: str) -> None:
     data = f"{line}\n".encode()
     with _locked(path) as file:
         size = os.fstat(file).st_size
-        if os.write(file, data) < len(data):  # no room for all of it; half a line would spoil the file
+        if os.write(file, data) < len(data):  # the disk is full; half a line would make the file unreadable
             os.ftruncate(file, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """A descriptor of the file to append to, while no other recorder does."""
+    """Open a file to append to, and lock it against other recorders until it is closed."""
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield file
     finally:
         os.close(file)
 
 
-def _common(first: array[int], second: array[int]) -> int:
-    """So many first items are the same in both."""
+def _common_prefix(first: array[int], second: array[int]) -> int:
+    """Return the length of the common prefix, by bisection."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

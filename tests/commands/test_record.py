@@ -85,7 +85,7 @@ def test_what_cannot_be_recorded(weft: WeftCommand, agent: list[str], tmp_path: 
     script = Path(agent[1])
     code, printed, errors = weft("record", script, "--", *agent, 1, 0)
     assert (code, printed) == (1, "")
-    assert errors.startswith(f"error: {script}, line 2: no JSON")
+    assert errors.startswith(f"error: {script}, line 2: not JSON")
     assert script.read_text() == AGENT
     code, _, errors = weft("record", tmp_path / "out.jsonl", "--", tmp_path / "no-such-agent")
     assert (code, errors) == (1, f"error: {tmp_path}/no-such-agent cannot be started: No such file or directory. "

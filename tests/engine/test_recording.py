@@ -131,13 +131,13 @@ def test_wrong_files_are_told_before_anything_starts(
 ) -> None:
     """By both engines, and for the file that the environment names; `record=` goes before that."""
     for kind in (weft.Engine, weft.AsyncMultiLLMEngine):
-        with pytest.raises(TraceError, match="is no file"):
+        with pytest.raises(TraceError, match="is not a file"):
             kind(tiny_model, record=tmp_path)
     monkeypatch.setenv("WEFT_RECORD", str(tmp_path / "no" / "trace.jsonl"))
     for kind in (weft.Engine, weft.AsyncMultiLLMEngine):
         with pytest.raises(TraceError, match=r"no/trace\.jsonl cannot be recorded into"):
             kind(tiny_model)
-        with pytest.raises(TraceError, match="is no file"):
+        with pytest.raises(TraceError, match="is not a file"):
             kind(tiny_model, record=tmp_path)
 
 

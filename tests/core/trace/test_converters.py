@@ -1,4 +1,4 @@
-"""Traces of tau-bench and BFCL, in their form and with words of ours."""
+"""Traces in the formats of tau-bench and BFCL, with made-up texts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ TAU = [
             {"role": "assistant", "content": "done"},
         ],
     },
-    {"task_id": 8, "traj": [{"role": "user", "content": "nobody answers"}]},
+    {"task_id": 8, "traj": [{"role": "user", "content": "without an answer"}]},
 ]
 TASK = {"id": "multi_0", "question": [[{"role": "user", "content": "q" * 20}], [{"role": "user", "content": "w" * 8}]]}
 ANSWER = {"id": "multi_0", "ground_truth": [["cd(a='b')", "ls()"], ["rm(a='c')"]]}
 
 
 def test_tau_bench(tmp_path: Path) -> None:
-    """One call for each message of the assistant, with all before it in its prompt; four characters a token. A program
-    without such a message is none."""
+    """Each message of the assistant is a call, with all earlier messages in its prompt; four characters are a token.
+    A program without such a message is left out."""
     path = tmp_path / "tau.json"
     path.write_text(json.dumps(TAU))
     (program,) = convert(path, [3.5])
@@ -50,7 +50,7 @@ def test_tau_bench(tmp_path: Path) -> None:
 
 
 def test_bfcl(tmp_path: Path) -> None:
-    """One call for each function of the answers; a user's turn is a human's answer, and a tool's result 50 tokens."""
+    """Each function of the answers is a call; a user's turn is a human's answer, and a tool's result has 50 tokens."""
     (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n")
     (tmp_path / "tasks.answers.jsonl").write_text(json.dumps(ANSWER) + "\n")
     (program,) = convert(tmp_path / "tasks.jsonl")
@@ -63,17 +63,17 @@ def test_bfcl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", "[{}]", '{"id": "x"}', "no", '[{"traj": "abc", "task_id": 1}]', "[" * 10_000])
-def test_something_else(text: str, tmp_path: Path) -> None:
-    """Is told with the file's name."""
+def test_another_format_is_refused(text: str, tmp_path: Path) -> None:
+    """The error names the file."""
     path = tmp_path / "other.jsonl"
     path.write_text(text)
     path.with_suffix(".answers.jsonl").write_text("")
-    with pytest.raises(TraceError, match=r"other\.jsonl is no file of tau-bench or BFCL"):
+    with pytest.raises(TraceError, match=r"other\.jsonl is not a file of tau-bench or BFCL"):
         convert(path)
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    """The file itself, or BFCL's answers beside it."""
+def test_missing_files(tmp_path: Path) -> None:
+    """The file itself may be missing, or the file with BFCL's answers."""
     with pytest.raises(TraceError, match=r"tasks\.jsonl cannot be read: No such file"):
         convert(tmp_path / "tasks.jsonl")
     (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK))

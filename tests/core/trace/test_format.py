@@ -1,4 +1,4 @@
-"""The program trace: what is written is read again, and what is wrong is told with its line."""
+"""The program trace: written programs are read back, and errors name the line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FULL = (
 
 
 def calls(*rows: dict[str, Any], **program: Any) -> str:
-    """A line of a program A with these calls."""
+    """Return the line of a program A with these calls."""
     return json.dumps({"program": "A", "calls": rows} | program)
 
 
@@ -35,14 +35,14 @@ def calls(*rows: dict[str, Any], **program: Any) -> str:
 
 
 def test_every_field_is_read() -> None:
-    """All keys, in their units."""
+    """Each key sets its field."""
     first = TraceCall("a1", (), 4, 9, 0.5, None, "Hi", 3)
     second = TraceCall("a2", ("a1",), 1, 20, 2.0, "web", None, 13)
     assert parse(FULL, "here") == TraceProgram("A", (first, second), 1.5, "answer", "acme")
 
 
-def test_little_is_required() -> None:
-    """Only `program`, and of a call `id` and `output_tokens`; parents default to the previous call."""
+def test_most_keys_are_optional() -> None:
+    """Only `program` is required, and for a call `id` and `output_tokens`; the default parent is the previous call."""
     line = calls({"id": "x", "output_tokens": 2}, {"id": "y", "output_tokens": 3}, {"id": "z", "output_tokens": 1})
     assert parse(line, "here") == TraceProgram(
         "A", (TraceCall("x", (), 2), TraceCall("y", ("x",), 3), TraceCall("z", ("y",), 1))
@@ -50,27 +50,27 @@ def test_little_is_required() -> None:
 
 
 def test_parents_may_come_later_in_the_line() -> None:
-    """The order of calls is that of their parents, not of the list."""
+    """The order of the calls in the list does not matter."""
     line = calls({"id": "x", "output_tokens": 2, "parents": ["y"]}, {"id": "y", "output_tokens": 3, "parents": []})
     assert [call.parents for call in parse(line, "here").calls] == [("y",), ()]
 
 
 @given(programs())
-def test_what_is_written_is_read(made: list[TraceProgram]) -> None:
-    """Any program comes back as it was."""
+def test_a_written_program_is_read_back(made: list[TraceProgram]) -> None:
+    """The result equals the program."""
     assert [parse(dump(program), "here") for program in made] == made
 
 
 @given(st.text(), st.text(min_size=1), st.text(min_size=1))
 def test_any_text_is_written(prompt: str, name: str, tool: str) -> None:
-    """Prompts, names and tools of any characters come back on one line."""
+    """Prompts, names and tools may have any characters, and the program is still one line."""
     program = TraceProgram(name, (TraceCall(tool, (), 1, tool=tool, prompt=prompt),), name=name, tenant=tool)
     assert "\n" not in dump(program)
     assert parse(dump(program), "here") == program
 
 
 def test_a_file(tmp_path: Path) -> None:
-    """Programs keep their order; empty lines are passed over."""
+    """Programs keep their order, and empty lines are skipped."""
     path = tmp_path / "trace.jsonl"
     made = [TraceProgram(name, (TraceCall("c", (), 1),)) for name in "CAB"]
     write(made, path)
@@ -78,15 +78,15 @@ def test_a_file(tmp_path: Path) -> None:
     assert read(path) == made
 
 
-# -- what is wrong
+# -- errors
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "no JSON"),
-        ("[" * 10_000, "no JSON"),
-        ("[1]", "is no object; give one with the keys version, program"),
+        ("{", "not JSON"),
+        ("[" * 10_000, "not JSON"),
+        ("[1]", "is not an object; give an object with the keys version, program"),
         (calls({"id": "x", "output_tokens": 1}, version=2), "version is 2; this Weft reads version 1"),
         (calls({"id": "x", "output_tokens": 1}, version=True), "version is True"),
         (calls({"id": "x", "output_tokens": 1}, arrival=1), "there is no key 'arrival'; the keys are .*arrival_s"),
@@ -111,34 +111,34 @@ def test_a_file(tmp_path: Path) -> None:
         (calls({"id": "x", "output_tokens": 1, "prompt_tokens": 3, "shared_prefix_tokens": 4}), "has only 3 tokens"),
         (calls({"id": "x", "output_tokens": 1, "parents": "y"}), "parents is 'y'; give a list of ids"),
         (calls({"id": "x", "output_tokens": 1, "parents": [1]}), r"parents is \[1\]; give a list of ids"),
-        (calls({"id": "x", "output_tokens": 1, "parents": ["y", "y"]}), "a parent is named twice"),
+        (calls({"id": "x", "output_tokens": 1, "parents": ["y", "y"]}), "a parent occurs twice"),
         (calls({"id": "x", "output_tokens": 1, "parents": ["y"]}), "call 'x': there is no parent 'y'"),
-        (calls({"id": "x", "output_tokens": 1, "parents": ["x"]}), "calls x come after themselves"),
+        (calls({"id": "x", "output_tokens": 1, "parents": ["x"]}), "the parents of calls x form a cycle"),
         (calls({"id": "x", "output_tokens": 1}, {"id": "x", "output_tokens": 1}), "two calls have the id 'x'"),
         (
             calls({"id": "x", "output_tokens": 1, "parents": ["y"]}, {"id": "y", "output_tokens": 1}),
-            "calls x, y come after themselves",
+            "the parents of calls x, y form a cycle",
         ),
     ],
 )
-def test_a_wrong_line_is_told(line: str, message: str, tmp_path: Path) -> None:
-    """With file, line number, what is wrong and what to write instead."""
+def test_an_invalid_line_is_refused(line: str, message: str, tmp_path: Path) -> None:
+    """The error has the file, the line number, the wrong value and the valid values."""
     path = tmp_path / "trace.jsonl"
     path.write_text(FULL.replace('"A"', '"Z"') + "\n" + line + "\n")
     with pytest.raises(TraceError, match=rf"trace\.jsonl, line 2: .*{message}"):
         read(path)
 
 
-def test_wrong_files_are_told(tmp_path: Path) -> None:
-    """One that is not there, one that is no text, an empty one, and one with a program twice."""
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
+    """A file may be missing, not be text, be empty, or have a program twice."""
     path = tmp_path / "trace.jsonl"
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         read(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TraceError, match="is no text"):
+    with pytest.raises(TraceError, match="is not UTF-8 text"):
         read(path)
     path.write_text("\n")
-    with pytest.raises(TraceError, match="holds no program"):
+    with pytest.raises(TraceError, match="has no program"):
         read(path)
     path.write_text(f"{FULL}\n\n{FULL}\n")
     with pytest.raises(TraceError, match="line 3: program 'A' is on line 1 already"):
@@ -151,8 +151,8 @@ def test_wrong_files_are_told(tmp_path: Path) -> None:
 
 
 def test_a_graph_becomes_a_trace() -> None:
-    """Arrivals, gaps, tools, lengths and cached prefixes are those of the accounts; a call that gave nothing is left
-    out, and what came after it comes after its parents."""
+    """Arrivals, gaps, tools, lengths and cached prefixes are those of the graph. A call without an output token is left
+    out, and its children get its parents."""
     graph = ProgramGraph(ProgramId("prog-1"), SessionId("sess"), "answer")
     rows: list[tuple[str, tuple[str, ...], float | None, float, int]] = [
         ("think", (), 100.0, 101.0, 5),
@@ -184,8 +184,8 @@ def test_a_graph_becomes_a_trace() -> None:
     )
 
 
-def test_a_graph_without_a_token_is_no_trace() -> None:
-    """There is nothing to record of a program whose calls were all refused."""
+def test_a_graph_without_an_output_token_has_no_trace() -> None:
+    """A program whose calls were all refused cannot be a trace."""
     graph = ProgramGraph(ProgramId("prog-1"), SessionId("sess"), "answer")
-    with pytest.raises(TraceError, match="no call of program 'answer'"):
+    with pytest.raises(TraceError, match=r"no call of program 'answer' .* has an output token"):
         from_graph(graph)

@@ -1,4 +1,4 @@
-"""The recorder: what programs did is read back from the trace, and recording never fails a program."""
+"""The recorder: recorded programs are read back from the trace, and an error of the recorder fails no program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _fresh = itertools.count(1000)  # token ids that no other prompt has
 
 
 class Played:
-    """A program that does, on an engine's clock, what a trace says, under the eyes of a recorder."""
+    """A program of a trace that runs on an engine's clock and is recorded."""
 
     def __init__(self, recorder: Recorder, spec: TraceProgram) -> None:
         self.recorder, self.spec = recorder, spec
@@ -42,14 +42,14 @@ class Played:
         self.recorder.call_arrived(self.graph, first_s(self.spec))
 
     def run(self) -> None:
-        """Every call takes a second, its tokens come in two parts, and its prompt shares what it is said to share."""
+        """Run all calls. Each takes a second and reports its output in two parts."""
         tokens: dict[str, list[int]] = {}
         ends: dict[str, float] = {}
         for call in self.spec.calls:
             call_id = CallId(call.call_id)
             edges = tuple(Edge(CallId(parent), True) for parent in call.parents)
             self.graph.open(CallNode(call_id, ThreadId("t0"), edges, "", (call.tool,) if call.tool else ()))
-            before = tokens[call.parents[0]] if call.parents else list(range(100))  # that programs of a name share
+            before = tokens[call.parents[0]] if call.parents else list(range(100))  # shared by programs of one name
             shared = call.shared_prefix_tokens
             prompt = before[:shared] + list(itertools.islice(_fresh, call.prompt_tokens - shared))
             output = list(itertools.islice(_fresh, call.output_tokens))
@@ -65,7 +65,7 @@ class Played:
 
 
 def play(recorder: Recorder, *specs: TraceProgram) -> None:
-    """Programs one after another."""
+    """Run programs one after another."""
     for spec in specs:
         played = Played(recorder, spec)
         played.begin()
@@ -74,19 +74,19 @@ def play(recorder: Recorder, *specs: TraceProgram) -> None:
 
 
 def one(program: str = "A", output_tokens: int = 4, **fields: str) -> TraceProgram:
-    """A program of one call."""
+    """Return a program of one call."""
     return TraceProgram(program, (TraceCall("c", (), output_tokens, 20),), **fields)
 
 
 def first_s(program: TraceProgram) -> float:
-    """When its first call arrives."""
+    """Return the arrival time of the first call."""
     return program.arrival_s + min(call.gap_s for call in program.calls if not call.parents)
 
 
 def as_recorded(made: list[TraceProgram], ends: list[int]) -> list[TraceProgram]:
-    """What a recorder can know of programs that end in this order."""
+    """Return the programs as a recorder writes them when they end in this order."""
     start_s = min(map(first_s, made))
-    beginnings: dict[str | None, int] = {}  # by name, what the prompt shares that others are held against
+    beginnings: dict[str | None, int] = {}  # by name, the shared prefix of the prompt that others are compared with
     expected = []
     for program in (made[index] for index in ends):
         calls = []
@@ -105,8 +105,8 @@ def as_recorded(made: list[TraceProgram], ends: list[int]) -> list[TraceProgram]
 
 
 @given(programs(), st.data())
-def test_what_programs_did_is_read_back(made: list[TraceProgram], data: st.DataObject) -> None:
-    """Arrivals, parents, lengths, gaps, shared prefixes, in the order of the programs' ends; it can be simulated."""
+def test_recorded_programs_are_read_back(made: list[TraceProgram], data: st.DataObject) -> None:
+    """They are in the order of their ends, with all fields of the trace, and can be simulated."""
     ends = data.draw(st.permutations(range(len(made))))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
@@ -126,7 +126,7 @@ def test_what_programs_did_is_read_back(made: list[TraceProgram], data: st.DataO
 
 @given(st.text(), st.text(min_size=1) | st.none(), st.text(min_size=1) | st.none())
 def test_any_name_is_read_back(name: str, tenant: str | None, tool: str | None) -> None:
-    """Also an empty one, line breaks and half a surrogate pair."""
+    """This includes an empty name, line breaks and half a surrogate pair."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         call = TraceCall("c", (), 1, tool=tool)
@@ -135,7 +135,7 @@ def test_any_name_is_read_back(name: str, tenant: str | None, tool: str | None) 
 
 
 def test_a_program_has_one_line(tmp_path: Path) -> None:
-    """However often it ends; what it does after its end is not seen, and one whose calls gave nothing has no line."""
+    """A second end adds no line, nor do calls after the end; a program without an output token has no line."""
     path = tmp_path / "trace.jsonl"
     recorder = Recorder(path)
     played, failed = Played(recorder, one()), Played(recorder, one("failed"))
@@ -154,8 +154,8 @@ def test_a_program_has_one_line(tmp_path: Path) -> None:
     assert read(path) == [one()]
 
 
-def test_programs_that_have_not_ended_are_written_at_the_end(tmp_path: Path) -> None:
-    """With the calls that gave something; one without a call has no line."""
+def test_programs_that_have_not_ended_are_written_at_shutdown(tmp_path: Path) -> None:
+    """They have their calls with output tokens; a program without a call has no line."""
     path = tmp_path / "trace.jsonl"
     recorder = Recorder(path)
     played, idle = Played(recorder, one()), Played(recorder, one("idle"))
@@ -168,8 +168,8 @@ def test_programs_that_have_not_ended_are_written_at_the_end(tmp_path: Path) -> 
     assert read(path) == [one()]
 
 
-def test_a_call_after_one_that_gave_nothing_shares_with_the_one_before(tmp_path: Path) -> None:
-    """Whom a call comes after in the trace, its prompt is compared with."""
+def test_the_child_of_a_call_without_output_is_compared_with_its_grandparent(tmp_path: Path) -> None:
+    """The prompt of a call is compared with the parent that the call has in the trace."""
     path = tmp_path / "trace.jsonl"
     recorder = Recorder(path)
     played = Played(recorder, one())
@@ -189,8 +189,8 @@ def test_a_call_after_one_that_gave_nothing_shares_with_the_one_before(tmp_path:
 # -- the file
 
 
-def test_many_append_to_one_file(tmp_path: Path) -> None:
-    """Recorders on several threads: every line is whole."""
+def test_several_recorders_append_to_one_file(tmp_path: Path) -> None:
+    """Several recorders on several threads write whole lines."""
     path = tmp_path / "trace.jsonl"
 
     def work(recorder: Recorder, number: int) -> None:
@@ -209,7 +209,7 @@ def test_many_append_to_one_file(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_appended_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without a line break at its end gets it first; a relative path means the folder of the start."""
+    """A missing line break at the end of the file is added first; a relative path means the folder of the start."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "trace.jsonl"
     write([one("old")], path)
@@ -223,21 +223,21 @@ def test_a_trace_is_appended_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_files_that_cannot_be_recorded_into_are_refused(tmp_path: Path) -> None:
-    """A folder, one in a folder that is not there, and one with something else in it, which stays as it was."""
-    with pytest.raises(TraceError, match="is no file; name a trace file"):
+    """A folder, a file in a missing folder, and a file that is not a trace are refused; the latter is not changed."""
+    with pytest.raises(TraceError, match="is not a file; name a trace file"):
         Recorder(tmp_path)
     with pytest.raises(TraceError, match=r"cannot be recorded into: No such file.* Choose another file"):
         Recorder(tmp_path / "no" / "trace.jsonl")
     script = tmp_path / "agent.py"
     script.write_text("print('Hi')\n")
-    with pytest.raises(TraceError, match=r"agent\.py, line 1: no JSON"):
+    with pytest.raises(TraceError, match=r"agent\.py, line 1: not JSON"):
         Recorder(script)
     assert script.read_text() == "print('Hi')\n"
 
 
 @contextmanager
-def no_file_above(size: int) -> Iterator[None]:
-    """As on a full disk, a write beyond so many bytes is cut short."""
+def largest_file(size: int) -> Iterator[None]:
+    """Cut off writes beyond `size` bytes of a file, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -246,15 +246,13 @@ def no_file_above(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("room", [0, 30])
-def test_a_full_disk_stops_recording_and_nothing_else(
-    room: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning; the file keeps its whole lines, and programs go on."""
+@pytest.mark.parametrize("free", [0, 30])
+def test_a_full_disk_stops_only_the_recording(free: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """There is one warning, the file keeps its whole lines, and programs continue."""
     path = tmp_path / "trace.jsonl"
     recorder = Recorder(path)
     play(recorder, one("A"))
-    with no_file_above(path.stat().st_size + room), caplog.at_level(logging.WARNING):
+    with largest_file(path.stat().st_size + free), caplog.at_level(logging.WARNING):
         play(recorder, one("B"), one("C"))
         messages = [record.getMessage() for record in caplog.records]
     play(recorder, one("D"))

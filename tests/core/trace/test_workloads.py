@@ -1,4 +1,4 @@
-"""Generated workloads have the numbers of Autellix §6.1 and arrive as they should."""
+"""Generated workloads have the statistics of Autellix §6.1, and arrivals have the requested distribution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def made(workload: str, programs: int, seed: int = 0) -> list[TraceProgram]:
     ],
 )
 def test_the_published_statistics(workload: str, calls: float, most: int | None, decode: float, prefill: float) -> None:
-    """Calls a program, the most of them, tokens decoded and prefilled a call: within 4 % of the paper's means."""
+    """Calls a program, and output and prefill tokens a call, are within 4 % of the paper's means."""
     trace = made(workload, 400 if workload == "search" else 4000)
     counts = [len(program.calls) for program in trace]
     assert statistics.mean(counts) == pytest.approx(calls, rel=0.04)
@@ -38,8 +38,8 @@ def test_the_published_statistics(workload: str, calls: float, most: int | None,
     assert sum(prefill_tokens(program.calls) for program in trace) / total == pytest.approx(prefill, rel=0.04)
 
 
-def test_search_comes_in_parallel_rounds() -> None:
-    """After one call, rounds of five, each after all of the round before; a prompt has its first parent's in it."""
+def test_search_has_parallel_rounds() -> None:
+    """After one call come rounds of five, each after the whole previous round; a prompt begins as its first parent."""
     for program in made("search", 20):
         first, *later = program.calls
         assert first.parents == ()
@@ -56,7 +56,7 @@ def test_search_comes_in_parallel_rounds() -> None:
 
 
 def test_conversations_grow() -> None:
-    """A call of a chat or a tool loop has the whole program before it in its prompt."""
+    """A call of a chat or a tool loop has all earlier calls of the program in its prompt."""
     for program in (*made("chat", 20), *made("tools", 20)):
         for before, call in itertools.pairwise(program.calls):
             assert call.parents == (before.call_id,)
@@ -64,7 +64,7 @@ def test_conversations_grow() -> None:
 
 
 def test_mixed_draws_programs() -> None:
-    """A third of each kind, drawn by program."""
+    """A third of the programs is of each kind."""
     names = [program.name for program in made("mixed", 900)]
     assert {name: pytest.approx(300, abs=60) for name in ("chat", "tools", "search")} == {
         name: names.count(name) for name in ("chat", "tools", "search")
@@ -73,14 +73,14 @@ def test_mixed_draws_programs() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_seed_makes_one_trace(workload: str) -> None:
-    """The same seed the same trace, another seed another; and each is a valid one."""
+    """The same seed makes the same trace, another seed makes another trace, and both are valid."""
     assert made(workload, 5) == made(workload, 5) != made(workload, 5, seed=1)
     assert [parse(dump(program), "here") for program in made(workload, 5)] == made(workload, 5)
 
 
 @pytest.mark.parametrize(("arrivals", "variation"), [(poisson, 1.0), (bursty, 4.0)])
 def test_arrivals(arrivals: type, variation: float) -> None:
-    """At the given rate; gaps vary like an exponential's, or four times as much in bursts."""
+    """Arrivals have the given rate; the standard deviation of the gaps is 1 or 4 times their mean."""
     times = list(itertools.islice(arrivals(random.Random(3), 2.0), 40_000))
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert times == sorted(times)
@@ -89,7 +89,7 @@ def test_arrivals(arrivals: type, variation: float) -> None:
 
 
 def test_a_long_tail() -> None:
-    """Its numbers lie between 1 and the largest, with the mean that was asked for and more than half below it."""
+    """The numbers are between 1 and the largest, with the requested mean, and more than half are below the mean."""
     tail, rng = LongTail(6.66, 80, 1.0), random.Random(1)
     drawn = [tail.draw(rng) for _ in range(20_000)]
     assert (min(drawn), max(drawn)) == (1, pytest.approx(78, abs=2))
@@ -97,13 +97,13 @@ def test_a_long_tail() -> None:
     assert statistics.median(drawn) < 6
 
 
-def test_what_cannot_be_made() -> None:
-    """An unknown workload, no program, no rate, a mean outside of the tail."""
+def test_invalid_arguments_are_refused() -> None:
+    """The workload, the number of programs, the rate, the variation and the mean are checked."""
     for workload, programs in (("chess", 1), ("chat", 0)):
         with pytest.raises(SimulationError, match="at least one of chat, tools, search, mixed"):
             generate(workload, programs, poisson(random.Random(0), 1.0), random.Random(0))
     for rate, variation in ((0.0, 1.0), (1.0, 0.0), (float("inf"), 1.0)):
-        with pytest.raises(SimulationError, match="give numbers above 0"):
+        with pytest.raises(SimulationError, match="give finite numbers above 0"):
             next(bursty(random.Random(0), rate, variation))
     with pytest.raises(SimulationError, match="must lie between"):
         LongTail(50.0, 80, 1.0)
