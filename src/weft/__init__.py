@@ -1,8 +1,8 @@
 """Weft: program-aware LLM serving for people who build agents.
 
-Decorate the agent's entrypoint with `@weft.program`, hand the program on, and its calls are scheduled as one program on
-stock vLLM. Importing this needs neither vLLM nor torch; the engines and `weft.openai_client` are loaded when they are
-first asked for.
+Decorate the entrypoint of an agent with `@weft.program`, and pass the program on to its models. Stock vLLM then
+schedules the calls of each run as one program. Importing `weft` needs neither vLLM nor torch: the engines and
+`weft.openai_client` are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m weft` is the `weft` command."""
+"""`python -m weft` runs the `weft` command."""
 
 from __future__ import annotations
 

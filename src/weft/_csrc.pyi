@@ -1,4 +1,4 @@
-"""The compiled extension (csrc/bindings.cpp). Use `weft.engine.swap`, which takes tensors and raises Weft's errors.
+"""The compiled extension (csrc/bindings.cpp). Use `weft.engine.kv_cache`, which takes tensors and raises Weft's errors.
 
 Arrays are C-contiguous and of int64; addresses and sizes are in bytes. Arguments that fail validation raise ValueError,
 and errors of CUDA raise RuntimeError.
