@@ -125,7 +125,7 @@ def test_an_account_comes_back() -> None:
     assert (report.aborted, report.swap) == ({}, None)
 
 
-def test_news_come_back_beside_an_account() -> None:
+def test_news_come_back_with_an_account() -> None:
     """Accounts of aborted calls and the swap's figures share an output with its own account."""
     account, swap = encode_account(Account(1.0)), SwapStats(*range(14))
     params = attach_account({"other": 1}, account)
