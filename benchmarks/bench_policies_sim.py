@@ -70,8 +70,8 @@ class Load:
     def call_service_s(self, settings: SimSettings) -> float:
         """The 90th percentile of the service of calls under FCFS, which is the first bound that calibration finds."""
         programs = arriving(self.programs, self.rate, self.seed)
-        runs = simulate(programs, with_policy(settings, "fcfs"), runs=True).runs
-        return statistics.quantiles((run.end_s - run.start_s for run in runs), n=10)[-1]
+        executions = simulate(programs, with_policy(settings, "fcfs"), runs=True).runs
+        return statistics.quantiles((each.end_s - each.start_s for each in executions), n=10)[-1]
 
     def simulate(self, settings: SimSettings, policy: PolicyConfig | str) -> Summary:
         """Simulate the programs under a policy."""
