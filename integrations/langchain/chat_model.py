@@ -51,6 +51,11 @@ class ChatWeft(BaseChatModel):
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further fields of vLLM's chat request, such as `top_k`, `repetition_penalty` and `chat_template_kwargs`."""
 
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """The public path of the class, which LangChain writes into traces."""
+        return ["weft", "integrations", "langchain"]
+
     @property
     def _llm_type(self) -> str:
         return "weft"

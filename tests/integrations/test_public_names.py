@@ -1,0 +1,47 @@
+"""The public names of the integrations, and the places that name a class by its path. Needs no engine."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+
+import pytest
+
+NAMES = {
+    "langchain": ["ChatWeft", "ProgramCallbackHandler"],
+    "autogen": ["ClientConfigError", "TeamBindingError", "WeftChatCompletionClient", "bind_team"],
+    "openai": ["AsyncTransport", "Transport", "openai_client", "sync_openai_client"],
+}
+REQUIRED = {"langchain": "langchain_core", "autogen": "autogen_agentchat", "openai": "openai"}
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_public_names(framework: str) -> None:
+    """Each package exports its public names, and no others."""
+    pytest.importorskip(REQUIRED[framework], reason=f"the {framework} extra is not installed")
+    package = importlib.import_module(f"weft.integrations.{framework}")
+    assert package.__all__ == NAMES[framework]
+    assert all(hasattr(package, name) for name in NAMES[framework])
+
+
+def test_autogen_finds_the_client_by_its_provider() -> None:
+    """The provider in a component configuration of AutoGen names the client's class."""
+    autogen = pytest.importorskip("weft.integrations.autogen", reason="the AutoGen extra is not installed")
+    client = autogen.WeftChatCompletionClient
+    module, _, name = client.component_provider_override.rpartition(".")
+    assert getattr(importlib.import_module(module), name) is client
+
+
+def test_langchain_names_the_model_by_its_public_path() -> None:
+    """The id of the model in LangChain's traces is its public path."""
+    langchain = pytest.importorskip("weft.integrations.langchain", reason="the LangChain extra is not installed")
+    assert langchain.ChatWeft.lc_id() == ["weft", "integrations", "langchain", "ChatWeft"]
+
+
+def test_errors_can_be_pickled() -> None:
+    """The errors of the AutoGen integration keep their text when they are pickled."""
+    autogen = pytest.importorskip("weft.integrations.autogen", reason="the AutoGen extra is not installed")
+    for error in (autogen.ClientConfigError(), autogen.TeamBindingError("ann", "has no client.")):
+        copy = pickle.loads(pickle.dumps(error))  # noqa: S301  the test's own bytes
+        assert type(copy) is type(error)
+        assert str(copy) == str(error)
