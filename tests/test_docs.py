@@ -7,6 +7,8 @@ import asyncio
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
@@ -21,9 +23,7 @@ from weft.commands.cli import app
 
 DOCS = ROOT / "docs"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-# vllm-server.md runs in tests/engine/server/test_standalone.py, against vLLM's server. The tutorial's snippets are
-# files, which run below.
-RUN_ELSEWHERE = {"how-to/vllm-server.md", "tutorial/first-gain.md"}
+RUN_ELSEWHERE = {"how-to/vllm-server.md"}  # tests/engine/server/test_standalone.py, against vLLM's server
 
 
 def named(document: Path) -> str:
@@ -32,6 +32,11 @@ def named(document: Path) -> str:
 
 def blocks(document: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", document.read_text(), flags=re.DOTALL)
+
+
+def files(page: str) -> dict[str, str]:
+    """The blocks of a page that are whole files, by path."""
+    return dict(re.findall(r'```python title="(.+?)"\n(.*?)```', (DOCS / page).read_text(), flags=re.DOTALL))
 
 
 def prose(document: Path) -> str:
@@ -46,12 +51,13 @@ PAGES = [
     for page in (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
     if blocks(DOCS / page, "python") and page not in RUN_ELSEWHERE
 ]
+
+# The tutorial with the tiny model in place of the embedded one, because the tiny one starts sooner.
 FIRST, COMPARE = (
-    # The tiny model in place of the embedded one, since it starts sooner.
     source.replace("weft.Engine.create(", "weft.Engine.create(sys.argv[-1], ").replace(
         "import asyncio", "import asyncio, sys"
     )
-    for source in blocks(DOCS / "tutorial/first-gain.md", "python")
+    for source in files("tutorial/first-gain.md").values()
 )
 
 
@@ -99,6 +105,36 @@ def test_the_tutorials_comparison_runs(command_result: CommandResult) -> None:
     printed = command_result.printed()
     assert printed.count("finished") == 10
     assert re.search(r"short programs took [\d.]+ s on average\nlong programs took [\d.]+ s on average", printed)
+
+
+@pytest.mark.parametrize("page", ["how-to/add-a-policy.md", "how-to/add-a-balancer.md"])
+def test_the_files_of_an_extension_guide_work(page: str, tmp_path: Path) -> None:
+    """The module is imported by the line that the page adds, and its tests pass."""
+    package = ""
+    for path, source in files(page).items():
+        if path.endswith("__init__.py"):
+            package = path.removesuffix("/__init__.py")
+            (tmp_path / "conftest.py").write_text(
+                f"import weft.{package.replace('/', '.')} as package\n"
+                f"package.__path__.append({str(tmp_path / package)!r})\n{source}"
+            )
+        else:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(source)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        f"--rootdir={tmp_path}",
+    ]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
 
 
 # -- links
@@ -173,7 +209,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("document", "words"), command_lines(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
+    ("document", "words"), list(command_lines()), ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_every_command_of_the_documents_exists(document: str, words: list[str]) -> None:
     """Commands and options that a page shows are those of `weft --help`."""
