@@ -295,7 +295,7 @@ class RunTree:
         concurrent = {call for call in around.calls if call not in entry.calls}  # of runs that ended during this run
         calls = self._without_implied({**around.calls, **dict.fromkeys(added, _Certainty.STATED)})
         if node.kind is RunKind.CODE:
-            # Another strand may go on independently: a concurrent run, or one that a remaining guess belongs to.
+            # Another strand may continue independently: a concurrent run, or one that a remaining guess belongs to.
             strands = bool(concurrent or calling_siblings) or node.follows_guesses or _Certainty.GUESS in calls.values()
             if strands:
                 calls |= {call: _Certainty.GUESS for call in concurrent if calls.get(call) is _Certainty.OBSERVED}

@@ -1,4 +1,4 @@
-"""What the parameter dataclasses of balancers have in common."""
+"""Shared parts of the parameter dataclasses of balancers."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class FakeClock:
 
 
 class RecordingBackend:
-    """A `Backend` without a model. Calls take no time, cost what the test says, and have rows in a real process table.
+    """A `Backend` without a model. Calls take no time, have the cost that the test passes, and rows in a process table.
 
     Args:
         clock: returns the time in seconds. Default: a `FakeClock` at 0.

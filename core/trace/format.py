@@ -155,7 +155,7 @@ def from_graph(
     Raises:
         TraceError: no call of the program has an output token.
     """
-    kept: dict[str, tuple[str, ...]] = {}  # for each call, the calls of the trace that are parents in its place
+    kept: dict[str, tuple[str, ...]] = {}  # for each call, the parents that its children get in the trace
     calls: list[TraceCall] = []
     arrivals = [node.arrival_s for node in graph.calls if node.arrival_s is not None and node.account.output_tokens > 0]
     if not arrivals:

@@ -32,8 +32,9 @@ def test_each_name_makes_its_balancer(name: str) -> None:
 
 
 def test_the_names_are_those_of_the_registry() -> None:
-    """The names are sorted, and each has a summary of one line."""
-    assert BALANCERS == ("affinity", "least_used", "locality", "round_robin")
+    """The names are sorted, and each balancer has a summary of one line."""
+    assert tuple(sorted({"affinity", "least_used", "locality", "round_robin", *BALANCERS})) == BALANCERS
+    assert tuple(each.name for each in registrations()) == BALANCERS
     for each in registrations():
         assert each.summary
         assert "\n" not in each.summary
@@ -47,7 +48,7 @@ def test_algorithm_2_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"name": "random"}, "unknown balancer 'random'; choose one of affinity, least_used, locality, round_robin"),
+        ({"name": "random"}, f"unknown balancer 'random'; choose one of {', '.join(BALANCERS)}\\."),
         ({"threshold_tokens": -1}, "threshold_tokens must be 0 or more, not -1"),
         ({"threshold_tokens": float("nan")}, "threshold_tokens must be 0 or more, not nan"),
         ({"threshold_tokens": "9"}, "threshold_tokens must be a number, not '9'"),
