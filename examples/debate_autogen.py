@@ -65,7 +65,7 @@ async def debate(motion: str, engine: weft.Engine, program: weft.Program) -> tup
 async def run(model: str | None, picture: Path) -> None:
     """Start an engine, hold the debates at once, and print them and the process table."""
     with starting():
-        engine = await weft.Engine.create(model, max_num_seqs=2, **QUICK)  # so few that programs compete
+        engine = await weft.Engine.create(model, max_num_seqs=2, **QUICK)  # few slots, so programs compete
     async with engine:
         debates = await asyncio.gather(*(debate.options(name=motion)(motion, engine) for motion in MOTIONS))
         for motion, (lines, _) in zip(MOTIONS, debates, strict=True):

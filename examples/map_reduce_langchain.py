@@ -128,7 +128,7 @@ async def summarise(text: str, chat: ChatWeft, program: weft.Program) -> Summary
 async def run(model: str | None, documents: dict[str, str], picture: Path) -> None:
     """Start an engine, summarise all documents at once, and print the summaries and the process table."""
     with starting():
-        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)  # so few that programs compete
+        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)  # few slots, so programs compete
     async with engine:
         # An answer is one sentence, with its full stop.
         sentence = {"include_stop_str_in_output": True}

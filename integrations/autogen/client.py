@@ -1,6 +1,6 @@
 """`WeftChatCompletionClient`: AutoGen's model client on a Weft engine.
 
-docs/design.md explains how calls become a DAG.
+docs/explanation/threads.md explains how calls become a DAG.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LangChain and LangGraph: a chat model on a Weft engine, and the callback handler that carries the program to it.
 
-The handler sees the tree of runs, so it knows the program, the thread and the parents of each call. docs/design.md
-explains how the handler reaches the model on each of LangChain's paths.
+The handler sees the tree of runs, so it knows the program, the thread and the parents of each call.
+docs/explanation/identity.md explains how the handler reaches the model on each of LangChain's paths.
 """
 
 from __future__ import annotations

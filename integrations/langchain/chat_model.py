@@ -82,6 +82,7 @@ class ChatWeft(BaseChatModel):
     # -- identity: some of LangChain's paths call `_stream` and `_astream` without a run, so `kwargs` carry the run
 
     def _with_run(self, config: RunnableConfig | None, kwargs: dict[str, Any]) -> tuple[RunnableConfig, dict[str, Any]]:
+        """Choose the id of the run that LangChain is about to start, and add the run to `kwargs`."""
         config = ensure_config(config)
         handler = find_handler(config.get("callbacks"), self.callbacks)
         if handler is None:

@@ -28,7 +28,7 @@ class _OpenRun:
 
     def __init__(self, metadata: dict[str, Any], name: str, parent: _OpenRun | None) -> None:
         self.namespace = metadata.get("langgraph_checkpoint_ns")
-        # The first run of a namespace is a node or @task of LangGraph. Runs tagged as its steps are calls of its code.
+        # The first run of a namespace is a node or @task of LangGraph. Its code starts the runs tagged as steps.
         self.is_task = self.namespace is not None and (parent is None or parent.namespace != self.namespace)
         self.is_map = name.startswith("RunnableEach<")  # made by `.map()`
         self.label = name or metadata.get("lc_agent_name") or metadata.get("langgraph_node") or ""

@@ -1,4 +1,4 @@
-"""One call of an OpenAI client: its place in the run tree, its input and its output."""
+"""One call of an OpenAI client: its run in the run tree, its input and its output."""
 
 from __future__ import annotations
 

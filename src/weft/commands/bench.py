@@ -13,7 +13,9 @@ from weft.core.errors import BenchError, VllmUnavailableError
 
 
 def bench(  # noqa: PLR0917  typer reads options off the signature
-    source: Annotated[str, typer.Argument(help="chat, tools, search, mixed, or a program trace (docs/simulator.md).")],
+    source: Annotated[
+        str, typer.Argument(help="chat, tools, search, mixed, or a program trace (docs/reference/trace-format.md).")
+    ],
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, report.md and plots; the same folder resumes a benchmark.")
     ],

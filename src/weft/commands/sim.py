@@ -22,7 +22,9 @@ _SHOWN: Final = 20  # programs in the table
 
 
 def sim(  # noqa: PLR0917  typer reads options off the signature
-    file: Annotated[Path, typer.Argument(help="A program trace (docs/simulator.md); `weft trace` makes some.")],
+    file: Annotated[
+        Path, typer.Argument(help="A program trace (docs/reference/trace-format.md); `weft trace` makes some.")
+    ],
     policy: Annotated[
         str,
         one_of(
