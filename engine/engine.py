@@ -13,8 +13,9 @@ from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.routing.admission import Admission
 from weft.engine.frontend.calls import ModelEndpoint
-from weft.engine.frontend.frontend import FrontEnd, weakly
+from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.start import DEFAULT_SWAP, resolve_model, start_vllm
+from weft.engine.frontend.weak import weakly
 from weft.engine.processes.host import child_processes, end_processes, restored_environment, shut_down
 
 
@@ -76,7 +77,7 @@ class Engine(FrontEnd):
                     swap=swap,
                     engine_args=engine_args,
                     tool_call_parser=tool_call_parser,
-                    on_account=weakly(self._on_account),
+                    on_account=weakly(self._in_flight.account),
                     abandoned=self._start_abandoned,
                 )
         except BaseException:

@@ -24,8 +24,9 @@ from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.engine.backends import Launcher, make_launcher
 from weft.engine.frontend.calls import ModelEndpoint
-from weft.engine.frontend.frontend import FrontEnd, weakly
+from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, resolve_model, start_error, wait_unless
+from weft.engine.frontend.weak import weakly
 from weft.engine.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
@@ -139,7 +140,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             devices=devices,
             ray_address=ray_address,
             ray_actor_options=ray_actor_options,
-            on_account=weakly(self._on_account),
+            on_account=weakly(self._in_flight.account),
         )
         self._start_loop()
         started: list[Supervisor | RoutedLLM] = []
@@ -195,7 +196,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         async def route() -> tuple[RoutedLLM, ChatEndpoint]:
             assert first.llm is not None  # noqa: S101  it has just started
             config = first.llm.vllm_config
-            llm = RoutedLLM(config, queue, supervisor.replica, weakly(self._on_assigned), supervisor.note_death)
+            llm = RoutedLLM(config, queue, supervisor.replica, weakly(self._in_flight.assign), supervisor.note_death)
             started.append(llm)
             supervisor.watch()
             return llm, ChatEndpoint(llm, name, wanted.tool_call_parser, llm.failures)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from weft.core.policies.atlas import Atlas
-from weft.core.policies.base import Call, Policy, ProgramView, Rank
+from weft.core.policies.base import Policy
 from weft.core.policies.config import DEFAULT_POLICY, PolicyConfig
 from weft.core.policies.fcfs import Fcfs
 from weft.core.policies.mlfq import Mlfq
@@ -18,6 +18,7 @@ from weft.core.policies.plas import Plas
 from weft.core.policies.priority import Priority
 from weft.core.policies.registry import register, registration, registrations
 from weft.core.policies.round_robin import RoundRobin
+from weft.core.policies.view import Call, ProgramView, Rank
 
 POLICIES: Final = tuple(each.name for each in registrations() if not each.simulation_only)
 SIMULATED_POLICIES: Final = tuple(each.name for each in registrations())

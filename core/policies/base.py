@@ -10,53 +10,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import fields
+from typing import Any, ClassVar, Self
 
-from weft.core.ids import ProgramId, SessionId
+from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.policies.waiting import WaitingCalls
-from weft.core.process_table import Attained
-
-
-class Rank(NamedTuple):
-    """The position of a call. Calls sorted by rank are queues Q_1 to Q_K one after another, each in its own order."""
-
-    level: int  # index of the queue, 0 is Q_1
-    order: float  # position inside the queue
-
-
-@dataclass(eq=False, slots=True)
-class ProgramView:
-    """What a policy may see of a program. All calls of the program on one engine share it. Compared by identity."""
-
-    program_id: ProgramId
-    name: str = ""  # programs of one name are runs of the same entrypoint; "" where the client sent none
-    tenant: str | None = None
-    session_id: SessionId | None = None
-    attained: Attained = field(default_factory=Attained)  # pt[c.pid] of Algorithm 1
-    arrival_s: float = math.nan  # of the program's first call at this engine
-    arrival_order: int = 0  # position among the programs of this engine by first arrival, 0 is the earliest
-    calls: int = 0  # that have arrived so far, on all engines, the present one included
-    predicted_tokens: float = math.nan  # predicted work left, in output tokens; nan while nothing predicts it
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """A call as a policy sees it (`c` in Algorithm 1). Compared by identity."""
-
-    key: str  # the driver's name for the call
-    program: ProgramView
-    prompt_tokens: int = 0  # of the whole prompt
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache when the call started; 0 before
-    deadline_s: float = math.inf  # the time until which the call must finish
-    predicted_path_tokens: float = math.nan  # predicted work on the longest chain of calls that begins with this one
-    service_s: float = 0.0  # c.service: the attained service that ranked the call on arrival (line 11)
-    model_time_s: float = 0.0  # c.model_time: time run since arrival or since the last promotion (line 29)
-    served_s: float = 0.0  # time run since arrival
-    wait_s: float = 0.0  # c.wait: time waited since arrival or the last promotion, without the current wait
-    waiting_since_s: float = math.nan  # start of the current wait, nan while the call runs
-    quantum_s: float = math.inf  # c.quanta: run time left in this queue
-    rank: Rank = field(default=Rank(0, 0))
 
 
 class Policy(ABC):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from weft.core.policies.base import Call
 from weft.core.policies.multilevel import MultilevelPolicy
 from weft.core.policies.registry import register
+from weft.core.policies.view import Call
 
 
 @register("fcfs", "first come, first served: vLLM's own order")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from weft.core.policies.base import Call
 from weft.core.policies.multilevel import MultilevelParameters, MultilevelPolicy
 from weft.core.policies.registry import register
+from weft.core.policies.view import Call
 
 
 @register("mlfq", "a multi-level feedback queue over single calls, without programs", MultilevelParameters)

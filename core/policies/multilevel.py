@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 from weft.core.errors import PolicyError
-from weft.core.policies.base import Call, Policy, ProgramView, Rank
+from weft.core.policies.base import Policy
 from weft.core.policies.calibration import BoundsCalibration
 from weft.core.policies.parameters import check_number
 from weft.core.policies.starvation import Starvation
+from weft.core.policies.view import Call, ProgramView, Rank
 
 # Where calibration starts. The first bound should exceed the service of a typical call. Otherwise calls are demoted
 # while they run and preempt each other to no purpose: in the demo a call takes 2 to 3 s, and with a first bound of

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from weft.core.policies.base import Call, Policy, Rank
+from weft.core.policies.base import Policy
 from weft.core.policies.registry import register
+from weft.core.policies.view import Call, Rank
 
 
 @register("priority", "vLLM's priority scheduling: programs in order of arrival", simulation_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from weft.core.errors import PolicyError
-from weft.core.policies.base import Call
 from weft.core.policies.multilevel import DEFAULT_BOUNDS_S, MultilevelPolicy, check_parameters
 from weft.core.policies.registry import register
+from weft.core.policies.view import Call
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 
-from weft.core.policies.base import Call, ProgramView
+from weft.core.policies.view import Call, ProgramView
 
 
 class Starvation:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from weft.core.policies.base import Call, Rank
+from weft.core.policies.view import Call, Rank
 
 
 class WaitingCalls:

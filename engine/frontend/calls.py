@@ -84,6 +84,12 @@ class InFlight:
         """Ids and account, as they go back with the answer."""
         return {**asdict(self.identity), **asdict(self.row.account)}
 
+    def abort(self) -> None:
+        """End the call, because its program has ended or the engine is being shut down."""
+        self.ended = True
+        if self.future is not None:
+            self.future.cancel()
+
     def ended_error(self, engine_closed: bool) -> WeftError | None:
         """Why the call was aborted; None if its caller aborted it."""
         if not self.ended:

@@ -8,20 +8,19 @@ import math
 import os
 import queue
 import threading
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Self
+from typing import Any, Final, Self
 
 import anyio
 import anyio.to_thread
 
 from weft.core.errors import EngineClosedError, EngineStartError, InvalidIdError
-from weft.core.ids import CallId, EngineId, ProgramId, SessionId
+from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig
@@ -32,11 +31,12 @@ from weft.core.routing.admission import Deadline, check_timeout, deadline
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
 from weft.engine.frontend.end_notices import EndNotices
+from weft.engine.frontend.in_flight import InFlightCalls
+from weft.engine.frontend.sessions import Sessions
+from weft.engine.frontend.weak import weakly_async
 from weft.engine.processes.host import is_spawned_main
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.wire import CallHeader, encode_call
-
-P = ParamSpec("P")
 
 _counter = itertools.count()
 
@@ -85,10 +85,8 @@ class FrontEnd(ABC):
         self._call_timeout_s = check_timeout(call_timeout_s, "call_timeout_s")
         self._program_timeout_s = check_timeout(program_timeout_s, "program_timeout_s")
         self._clock = clock
-        self._lock = threading.Lock()
-        self._sessions: dict[SessionId, set[ProgramId]] = {}
-        self._in_flight: dict[CallId, InFlight] = {}
-        self._aborted: dict[CallId, InFlight] = {}  # of running programs; their accounts come with a later output
+        self._sessions = Sessions()
+        self._in_flight = InFlightCalls(self.table, clock)
         self._log = get_logger().bind(engine_id=self.engine_id)
         self._closed = False
 
@@ -161,8 +159,7 @@ class FrontEnd(ABC):
     @property
     def sessions(self) -> dict[SessionId, frozenset[ProgramId]]:
         """The open sessions and their running programs."""
-        with self._lock:
-            return {session: frozenset(programs) for session, programs in self._sessions.items()}
+        return self._sessions.snapshot()
 
     @property
     def max_model_len(self) -> int:
@@ -300,8 +297,7 @@ class FrontEnd(ABC):
         if self._recorder is not None:
             self._recorder.call_arrived(program.graph, now_s)
             call.recorder = TokenRecorder(self._recorder, identity, request)
-        with self._lock:
-            self._in_flight[call_id] = call
+        self._in_flight.add(call)
         return call, request
 
     def _deadline(self, program: Program, timeout_s: float | None, now_s: float) -> Deadline:
@@ -329,9 +325,9 @@ class FrontEnd(ABC):
     def _submit(self, call: InFlight, coroutine: Any) -> Future[Any]:
         call.future = self._loop.submit(coroutine)
         # A call that is cancelled before its coroutine began leaves here.
-        call.future.add_done_callback(lambda _future: self._leave(call))
+        call.future.add_done_callback(lambda _future: self._in_flight.leave(call))
         if self.table.get(call.identity.program_id) is None:  # its program has ended on another thread
-            self._abort([call])
+            call.abort()
         return call.future
 
     async def _complete(self, call: InFlight, request: Any) -> dict[str, Any]:
@@ -345,7 +341,9 @@ class FrontEnd(ABC):
             call.outcome = CallState.FAILED
             raise
         finally:
-            self._leave(call)  # before the caller sees the result, so that its next call reads the new service
+            self._in_flight.leave(
+                call
+            )  # before the caller sees the result, so that its next call reads the new service
         return {**response, "weft": call.report()}
 
     def _submit_stream(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> Future[Any]:
@@ -365,7 +363,7 @@ class FrontEnd(ABC):
                 call.outcome = CallState.FAILED
                 raise
             finally:
-                self._leave(call)
+                self._in_flight.leave(call)
 
         def end(future: Future[Any]) -> None:  # also of a stream that was aborted before it began
             error = call.ended_error(self._closed) if future.cancelled() else future.exception()
@@ -376,50 +374,10 @@ class FrontEnd(ABC):
         future.add_done_callback(end)
         return future
 
-    def _on_account(self, call_id: CallId, account: Account) -> None:
-        call = self._in_flight.get(call_id)
-        if call is not None:
-            call.row.account = account
-            return
-        aborted = self._aborted.get(call_id)  # may come several times: outputs from before the abort come late
-        if aborted is not None:
-            self.table.settle(aborted.row, account)
-            aborted.program.call_settled(call_id, aborted.row.account)
-
-    def _on_assigned(self, call_id: CallId, engine_id: EngineId) -> None:
-        call = self._in_flight.get(call_id)
-        if call is not None:
-            self.table.assign(call.row, engine_id)
-
-    def _leave(self, call: InFlight) -> None:
-        with self._lock:
-            if self._in_flight.pop(call.identity.call_id, None) is None:
-                return
-            if call.outcome is not CallState.FINISHED and not call.ended:
-                self._aborted[call.identity.call_id] = call
-        now_s = self._clock()
-        call.endpoint.admission.leave(now_s)
-        self.table.leave(call.row, now_s)
-        call.program.call_left(call.identity.call_id, now_s, call.row.account, call.outcome)
-        call.program.log.debug(
-            "call left the engine",
-            thread_id=call.identity.thread_id,
-            call_id=call.identity.call_id,
-            service_s=round(call.row.account.service_s, 6),
-            wait_s=round(call.row.account.wait_s, 6),
-            preemptions=call.row.account.preemptions,
-        )
-
     def _raise_if_ended(self, call: InFlight) -> None:
         error = call.ended_error(self._closed)
         if error is not None:
             raise error
-
-    def _abort(self, calls: list[InFlight]) -> None:
-        for call in calls:
-            call.ended = True
-            if call.future is not None:
-                call.future.cancel()
 
     # -- sessions: the backend's operations, which Program calls
 
@@ -430,25 +388,15 @@ class FrontEnd(ABC):
         self.table.open(info, self._clock())
         if self._recorder is not None:
             self._recorder.begin(info)
-        with self._lock:
-            self._sessions.setdefault(info.session_id, set()).add(info.program_id)
+        self._sessions.begin(info)
 
     def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
         """Abort a program's calls in flight and take its row out. A session ends with its last program."""
-        with self._lock:
-            calls = [call for call in self._in_flight.values() if call.identity.program_id == program_id]
-        self._abort(calls)
+        self._in_flight.abort(program_id)
         row = self.table.close(program_id, state, self._clock())
         if row is not None:
-            with self._lock:
-                self._aborted = {
-                    call_id: call for call_id, call in self._aborted.items() if call.identity.program_id != program_id
-                }
-                programs = self._sessions[row.info.session_id]
-                programs.discard(program_id)
-                if not programs:
-                    del self._sessions[row.info.session_id]
-            self._program_ended(row.info, session_ended=not programs)
+            self._in_flight.forget(program_id)
+            self._program_ended(row.info, session_ended=self._sessions.end(row.info))
             if self._recorder is not None:
                 self._recorder.end(program_id)
         return row
@@ -467,9 +415,7 @@ class FrontEnd(ABC):
         if self._closed:
             return
         self._closed = True
-        with self._lock:
-            calls = list(self._in_flight.values())
-        self._abort(calls)
+        self._in_flight.abort()
         if self._recorder is not None:
             self._recorder.end_all()
         self._finalizer()
@@ -494,27 +440,3 @@ class FrontEnd(ABC):
 
 
 _END: Final = object()
-
-
-def weakly(method: Callable[P, None]) -> Callable[P, None]:
-    """A method of an engine that does not keep the engine alive. An engine without references shuts down."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(*args, **kwargs)
-
-    return call
-
-
-def weakly_async(method: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
-    """`weakly` for a coroutine method."""
-    reference = weakref.WeakMethod(method)
-
-    async def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        alive = reference()
-        if alive is not None:
-            await alive(*args, **kwargs)
-
-    return call

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, Self
 
-from weft.core.policies.base import Call, Policy, Rank
+from weft.core.policies.base import Policy
 from weft.core.policies.registry import register
+from weft.core.policies.view import Call, Rank
 
 
 def remaining_work(call: Call) -> float:
