@@ -1,11 +1,11 @@
-"""Simulation of program-aware serving, with the same policies and balancers as the engines (docs/simulator.md)."""
+"""The simulation of program-aware serving, with the policies and balancers of the engines (docs/how-to/simulate.md)."""
 
 from __future__ import annotations
 
 from weft.core.errors import SimulationError
-from weft.core.sim.records import Batch, Execution
+from weft.core.sim.result import Batch, Execution, ProgramResult, SimResult
 from weft.core.sim.settings import SimSettings
-from weft.core.sim.simulator import ProgramResult, SimResult, simulate
+from weft.core.sim.simulator import simulate
 from weft.core.sim.step_time import StepSample, StepTime
 from weft.core.trace.format import TraceCall, TraceProgram
 

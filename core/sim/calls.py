@@ -1,4 +1,4 @@
-"""Programs and calls under way in a simulation."""
+"""Programs and calls in progress in a simulation."""
 
 from __future__ import annotations
 
@@ -15,49 +15,54 @@ from weft.core.trace.format import TraceCall, TraceProgram
 
 @dataclass(eq=False, slots=True)
 class SimCall(Call):
-    """A call under way: what its policy sees, and what its engine and its ledger know.
+    """A call in progress: a policy's view of it, its progress on the replica, and its account.
 
-    While it decodes, one token a step, nothing of it is touched; `Replica` brings it up to date when something happens.
+    The fields do not change with each step that the call decodes. `Replica` updates them when it charges the call: when
+    the call ends, is preempted or has used its quantum.
     """
 
     spec: TraceCall = field(kw_only=True)
     owner: SimProgram = field(kw_only=True)
-    index: int = field(kw_only=True)  # which of its program's calls
-    inherited: Attained = field(kw_only=True)  # line 11
+    index: int = field(kw_only=True)  # in its program's list of calls
+    inherited: Attained = field(kw_only=True)  # its program's attained service on arrival (Algorithm 1 line 11)
     running: bool = False
-    resumed: bool = False  # it has run before, and has not got further yet
-    given: int = 0  # tokens, as of `seen_step`
-    prefill_left: int = 0  # tokens to compute before the next one is given
+    resumed: bool = False  # it was preempted before, and has generated nothing since it started again
+    generated: int = 0  # tokens, when it was last charged
+    prefill_left: int = 0  # tokens to compute before the next one is generated
     computed: int = 0  # the most tokens that it ever had in the KV cache
     swapped: int = 0  # tokens in host memory
-    segment: Segment | None = None  # its own part of the KV cache
-    seen_step: int = 0  # the engine's step count and meter when the call was last brought up to date
-    seen_meter: float = 0.0
+    segment: Segment | None = None  # the tokens in the KV cache that it does not share with the calls before it
+    charged_step: int = 0  # steps of its replica when it was last charged
+    charged_clock_s: float = 0.0  # decode clock of its replica when it was last charged
     end_step: int = -1  # the step with which it ends; -1 unless it decodes
-    ran_s: float = 0.0  # its account
-    queued_s: float = 0.0
-    queued_since_s: float = math.nan
-    started_s: float = math.nan
+    total_service_s: float = 0.0  # since arrival, for its account
+    total_wait_s: float = 0.0  # since arrival, for its account, without the current wait
+    queued_since_s: float = math.nan  # start of the current or the last wait; promotion does not change it
+    started_s: float = math.nan  # when it last started
 
     @property
-    def context(self) -> int:
-        """Tokens of its prompt, and those it has given."""
-        return self.spec.prompt_tokens + self.given
+    def context_tokens(self) -> int:
+        """Tokens of its prompt and of its output so far."""
+        return self.spec.prompt_tokens + self.generated
 
     @property
     def kv_key(self) -> Hashable:
-        """Under which its KV is found."""
+        """The key of its KV in the cache."""
         return self.owner.number, self.index
 
     @property
     def prefix_key(self) -> Hashable:
-        """Under which is found what it shares."""
+        """The key of the KV that it shares."""
         return self.owner.prefix_key(self.spec)
 
     def prefixes(self) -> Iterator[tuple[Hashable, int]]:
-        """Where its prefix may be found: its own KV, that of its first parent, of that one's first parent, ..."""
-        yield self.kv_key, self.context
-        shared, spec = self.context, self.spec
+        """Yield the keys under which a prefix of the call may be cached, each with the number of tokens shared.
+
+        The call's own key comes first, then that of its first parent, then that of the parent's first parent, and so
+        on. The last one is the key of the prompt that programs of one name share.
+        """
+        yield self.kv_key, self.context_tokens
+        shared, spec = self.context_tokens, self.spec
         while shared := min(shared, spec.shared_prefix_tokens):
             yield self.owner.prefix_key(spec), shared
             if not spec.parents:
@@ -67,67 +72,68 @@ class SimCall(Call):
 
 @dataclass(eq=False, slots=True)
 class SimProgram:
-    """A program under way."""
+    """A program in progress."""
 
     spec: TraceProgram
-    number: int  # in the trace
-    view: ProgramView = field(init=False)  # what policies see of it
-    index_of: dict[str, int] = field(default_factory=dict)  # of each call, by id
-    missing: list[int] = field(default_factory=list)  # how many parents of each call have not ended
-    children: list[list[int]] = field(default_factory=list)
-    left: int = 0  # calls to end
+    number: int  # position in the trace
+    view: ProgramView = field(init=False)  # what policies see of the program
+    index_of: dict[str, int] = field(default_factory=dict)  # of each call, by its id
+    unfinished_parents: list[int] = field(default_factory=list)  # of each call, how many parents have not ended
+    children: list[list[int]] = field(default_factory=list)  # of each call
+    unfinished_calls: int = 0
     finish_s: float = math.nan
-    # Set by `foresee` for policies that know the future.
-    prefill_weight: float = 0.0  # work of a prompt token that is not shared; an output token is 1
-    paths: list[float] = field(default_factory=list)  # of each call, the work on the longest chain that begins with it
-
-    def prefix_key(self, call: TraceCall) -> Hashable:
-        """Under which is found what a call shares: the KV of its first parent, or what programs of this name begin
-        with."""
-        return (self.number, self.index_of[call.parents[0]]) if call.parents else ("name", self.spec.name)
+    # Set by `predict_work`, for policies that know the future.
+    prefill_weight: float = 0.0  # work for each prompt token that is not shared; an output token is 1
+    path_work: list[float] = field(default_factory=list)  # of each call, on the longest chain that begins with it
 
     def __post_init__(self) -> None:
         name = self.spec.program
         self.view = ProgramView(ProgramId(name), self.spec.name or "", self.spec.tenant, SessionId(name))
 
+    def prefix_key(self, call: TraceCall) -> Hashable:
+        """The key of the KV that a call shares: that of its first parent, or without parents that of the prompt with
+        which programs of this name begin."""
+        return (self.number, self.index_of[call.parents[0]]) if call.parents else ("name", self.spec.name)
+
     def open(self, now_s: float, arrival_order: int) -> None:
-        """The program arrives, after `arrival_order` others."""
+        """The program arrives, as number `arrival_order` from 0."""
         self.view.arrival_s, self.view.arrival_order = now_s, arrival_order
         calls = self.spec.calls
         self.index_of = {call.call_id: index for index, call in enumerate(calls)}
-        self.missing = [len(call.parents) for call in calls]
+        self.unfinished_parents = [len(call.parents) for call in calls]
         self.children = [[] for _ in calls]
         for index, call in enumerate(calls):
             for parent in call.parents:
                 self.children[self.index_of[parent]].append(index)
-        self.left = len(calls)
+        self.unfinished_calls = len(calls)
 
     def close(self, now_s: float) -> None:
-        """Its last call has ended."""
+        """The program's last call has ended."""
         self.finish_s = now_s
-        self.missing, self.children, self.paths = [], [], []
+        self.unfinished_parents, self.children, self.path_work = [], [], []
 
-    def foresee(self, prefill_weight: float) -> None:
-        """Work out what is ahead, once, for srpt.
+    def predict_work(self, prefill_weight: float) -> None:
+        """Work out the program's remaining work and the longest chain after each call, from the last call backwards.
 
         Args:
-            prefill_weight: work of a prompt token that is not shared, where a token given is 1.
+            prefill_weight: Work for each prompt token that is not shared; an output token is 1.
         """
         self.prefill_weight = prefill_weight
         work = [call.output_tokens + self.prefill_work(call) for call in self.spec.calls]
         self.view.predicted_tokens = sum(work)
-        self.paths = [0.0] * len(work)
-        missing = [len(children) for children in self.children]
-        free = [index for index, count in enumerate(missing) if not count]
-        while free:
-            index = free.pop()
-            self.paths[index] = work[index] + max((self.paths[child] for child in self.children[index]), default=0.0)
-            for parent in self.spec.calls[index].parents:
-                before = self.index_of[parent]
-                missing[before] -= 1
-                if not missing[before]:
-                    free.append(before)
+        self.path_work = [0.0] * len(work)
+        unfinished_children = [len(children) for children in self.children]
+        ready = [index for index, count in enumerate(unfinished_children) if not count]
+        while ready:
+            index = ready.pop()
+            longest_after = max((self.path_work[child] for child in self.children[index]), default=0.0)
+            self.path_work[index] = work[index] + longest_after
+            for parent_id in self.spec.calls[index].parents:
+                parent = self.index_of[parent_id]
+                unfinished_children[parent] -= 1
+                if not unfinished_children[parent]:
+                    ready.append(parent)
 
     def prefill_work(self, call: TraceCall) -> float:
-        """The part of a call's work that is done when it ends, not token by token."""
+        """The work for a call's prompt. It counts as done when the call ends, not token by token."""
         return self.prefill_weight * (call.prompt_tokens - call.shared_prefix_tokens)

@@ -1,8 +1,9 @@
-"""The KV cache of a simulated replica: how full it is, and which prefixes are still in it.
+"""The KV cache of a simulated replica: how full it is, and which prefixes it still holds.
 
-A tree of segments of tokens, as vLLM's blocks form one by their hashes. A segment that a running call reads is pinned;
-the others stay until the room is needed, the least recently used go first and from the end of a prefix. Counted in
-tokens, not in blocks: vLLM shares full blocks only, and loses up to a block at the end of each prefix.
+The cache is a tree of segments, as the hashes of vLLM's blocks form a tree. A segment that a running call reads is
+pinned. The other segments stay until their capacity is needed. Then the least recently used prefix is evicted, from its
+end. The cache counts tokens and not blocks. vLLM shares full blocks only, so it loses up to a block at the end of each
+prefix.
 """
 
 from __future__ import annotations
@@ -14,100 +15,106 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """Tokens that follow those of its parents. Compared by identity."""
+    """A contiguous part of the cache, which follows the tokens of its parent. Compared by identity."""
 
-    key: Hashable | None  # under which it is found; None: part of a longer prefix only
+    key: Hashable | None  # by which it is found; None: it is only a part of a longer prefix
     parent: Segment | None
     base: int  # tokens before it
     tokens: int
-    pins: int = 0  # 1 for the call that runs on it, 1 for each child that is pinned
+    pins: int = 0  # 1 for the running call that ends in it, and 1 for each pinned child
     children: int = 0
 
     @property
     def end(self) -> int:
+        """Tokens from the beginning of the prefix to the end of the segment."""
         return self.base + self.tokens
 
 
 class KvCache:
-    """KV cache with prefix caching.
+    """A KV cache with prefix caching.
 
     Args:
-        capacity: in tokens; math.inf for no bound.
-        keep: keep what no running call reads (prefix caching).
+        capacity: In tokens; math.inf for no bound.
+        keep: Whether segments that no running call reads stay in the cache (prefix caching).
     """
 
     def __init__(self, capacity: float, *, keep: bool = True) -> None:
         self.capacity = capacity
         self.pinned = 0  # tokens that running calls read or have reserved
-        self.cached = 0  # tokens that are kept only in case that they are asked for again
+        self.cached = 0  # tokens that no running call reads, kept for later calls
         self._keep = keep
         self._index: dict[Hashable, Segment] = {}
-        self._leaves: OrderedDict[Segment, None] = OrderedDict()  # not pinned, no children; least recently used first
+        # The segments that are not pinned and have no children, the least recently used first.
+        self._leaves: OrderedDict[Segment, None] = OrderedDict()
 
     @property
     def available(self) -> float:
-        """Tokens that could be reserved, those that are only kept among them."""
+        """Tokens that calls can reserve: the free ones, and those that can be evicted."""
         return self.capacity - self.pinned
 
     def find(self, keys: Iterable[tuple[Hashable, int]]) -> tuple[Segment | None, int]:
-        """The longest prefix that is here.
+        """Find the longest cached prefix.
 
         Args:
-            keys: under which parts of the prefix may be found, the longest first, and how many tokens are shared.
+            keys: Keys under which a prefix may be cached, the longest first, each with the number of tokens shared.
 
         Returns:
-            The segment that holds the prefix' end, and its length in tokens.
+            The segment in which the prefix ends, and the length of the prefix in tokens; None and 0 without a prefix.
         """
         for key, shared in keys:
             segment = self._index.get(key)
             if segment is not None:
                 hit = min(shared, segment.end)
-                while segment.base >= hit and segment.parent is not None:  # shared less than all of the last segment
+                while segment.base >= hit and segment.parent is not None:  # the shared tokens end in an earlier segment
                     segment = segment.parent
                 return (segment, hit) if hit else (None, 0)
         return None, 0
 
     def cost(self, segment: Segment | None, hit: int, tokens: int) -> int:
-        """Of the room that is available, what a call of `tokens` would take that shares `hit` of them."""
+        """How much less is `available` once a call reserves `tokens`, of which `hit` are shared as `find` said."""
         while segment is not None and not segment.pins:
             segment = segment.parent
         return tokens - (min(segment.end, hit) if segment is not None else 0)
 
     def reserve(self, key: Hashable, segment: Segment | None, hit: int, tokens: int) -> Segment:
-        """Reserve and pin room for a call's `tokens`, of which `hit` are shared as `find` said.
+        """Reserve and pin a call's `tokens`, of which `hit` are shared as `find` said.
 
         Returns:
-            The call's own segment.
+            The call's own segment, which holds the tokens that are not shared.
         """
         own = self.reserve_prefix(key, segment, hit, tokens)
         self._pin(own)
-        self._make_room()
+        self._evict()
         return own
 
     def reserve_prefix(self, key: Hashable, segment: Segment | None, hit: int, tokens: int) -> Segment:
-        """A prefix of `tokens` that others will share, of which only `hit` are here, as `find` said; it is pinned by
-        what follows it."""
+        """Reserve a prefix of `tokens`, of which `hit` are cached as `find` said. The caller reserves a segment after
+        it, which pins it.
+
+        Returns:
+            The segment that holds the tokens that are not cached.
+        """
         if segment is not None and hit < segment.end:
             segment = self._split(segment, hit)
         return self._add(key, segment, hit, tokens - hit)
 
     def grow(self, tokens: int) -> None:
-        """Running calls have given this many tokens together; `settle` says whose they were."""
+        """Count tokens that the running calls have generated together. `settle` adds them to the calls' segments."""
         self.pinned += tokens
-        self._make_room()
+        self._evict()
 
     @staticmethod
     def settle(own: Segment, tokens: int) -> None:
-        """This many of the tokens given to `grow` were those of one call."""
+        """Add to a call's own segment the tokens that it generated. `grow` has counted them before."""
         own.tokens += tokens
 
     def trim(self, own: Segment, tokens: int) -> None:
-        """Give back room at a call's end that was reserved and never written."""
+        """Free the last `tokens` of a call's own segment, which were reserved but never computed."""
         own.tokens -= tokens
         self.pinned -= tokens
 
     def release(self, own: Segment) -> None:
-        """A call runs no more."""
+        """Unpin the segments of a call that stops running. Without prefix caching its own segment is dropped."""
         segment: Segment | None = own
         while segment is not None:
             segment.pins -= 1
@@ -144,18 +151,19 @@ class KvCache:
         return own
 
     def _split(self, segment: Segment, at: int) -> Segment:
-        """Cut a segment in two; the first part is returned, the second keeps the key and the children."""
+        """Divide a segment in two and return the first part. The second part keeps the key and the children."""
         head = Segment(None, segment.parent, segment.base, at - segment.base, min(segment.pins, 1), 1)
         segment.parent, segment.base, segment.tokens = head, at, segment.end - at
         return head
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
+        """Evict tokens, the least recently used first, until the rest fits."""
         while self.pinned + self.cached > self.capacity and self._leaves:
             leaf = next(iter(self._leaves))
-            over = self.pinned + self.cached - self.capacity
-            if leaf.tokens > over:
-                leaf.tokens -= int(over)
-                self.cached -= int(over)
+            excess = self.pinned + self.cached - self.capacity
+            if leaf.tokens > excess:
+                leaf.tokens -= int(excess)
+                self.cached -= int(excess)
             else:
                 self._drop(leaf)
 
@@ -165,21 +173,21 @@ class KvCache:
         parent = leaf.parent
         if parent is not None:
             parent.children -= 1
-            if not parent.children and not parent.pins:  # it was last used when its last child was
+            if not parent.children and not parent.pins:  # it was last used together with this child
                 self._leaves[parent] = None
                 self._leaves.move_to_end(parent, last=False)
         if leaf.key is not None:
-            if parent is not None and parent.key is None:  # what is left of the prefix is still found
+            if parent is not None and parent.key is None:  # the rest of the prefix can still be found
                 parent.key = leaf.key
                 self._index[leaf.key] = parent
             else:
                 del self._index[leaf.key]
 
     def check_integrity(self) -> None:
-        """Assert that the tree adds up once every call has settled. For tests.
+        """Assert that the counts agree with the tree, once all generated tokens are settled. For tests.
 
         Raises:
-            AssertionError: it does not.
+            AssertionError: They do not; the message says which.
         """
         segments: dict[Segment, None] = {}
         for each in (*self._index.values(), *self._leaves):
@@ -195,11 +203,11 @@ class KvCache:
             if segment.parent is not None:
                 children[segment.parent] += 1
         checks = {
-            "tokens are lost": (pinned, cached) == (self.pinned, self.cached),
-            "more than there is room for": self.pinned + self.cached <= self.capacity,
-            "leaves are wrong": leaves == set(self._leaves),
-            "children are wrong": all(segment.children == count for segment, count in children.items()),
-            "a prefix has a hole": all(s.base == (s.parent.end if s.parent else 0) for s in segments),
+            "pinned or cached tokens are miscounted": (pinned, cached) == (self.pinned, self.cached),
+            "more tokens than the capacity": self.pinned + self.cached <= self.capacity,
+            "the leaves are wrong": leaves == set(self._leaves),
+            "a number of children is wrong": all(segment.children == count for segment, count in children.items()),
+            "a prefix has a gap": all(s.base == (s.parent.end if s.parent else 0) for s in segments),
             "a key is wrong": all(segment.key == key for key, segment in self._index.items()),
         }
         failed = [what for what, holds in checks.items() if not holds]

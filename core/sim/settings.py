@@ -1,4 +1,4 @@
-"""What a simulation is of."""
+"""The settings of a simulation."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from weft.core.sim.step_time import UNIT_STEPS, StepTime
 
 @dataclass(frozen=True, slots=True)
 class SimSettings:
-    """The engines of a simulation. The defaults go with those of `StepTime`: made up, for a mid-size GPU.
+    """The engines of a simulation. As in `StepTime`, the defaults are made up; they resemble one mid-size GPU.
 
     Raises:
-        SimulationError: values that make no sense.
+        SimulationError: A value is out of range, or the policy is neither a PolicyConfig nor a name.
+        PolicyError: No policy has this name.
     """
 
-    policy: PolicyConfig = field(default_factory=PolicyConfig)  # or the name of one
-    batch_size: int = 64  # calls that a replica runs at once
+    policy: PolicyConfig = field(default_factory=PolicyConfig)  # or the name of a policy
+    batch_size: int = 64  # the most calls that a replica runs at once
     replicas: int = 1
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
-    kv_tokens: float = 262_144  # that a replica's KV cache holds; math.inf for no bound
+    kv_tokens: float = 262_144  # capacity of each replica's KV cache; math.inf for no bound
     prefix_cache: bool = True
-    chunk_tokens: int = 2048  # the most a step computes, a token for each call that decodes first, then prompts
-    preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a call that is preempted
-    swap_token_s: float = 5e-6  # swap: to copy a token's KV to or from host memory, which is taken to be unbounded
+    chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts
+    preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a preempted call
+    swap_token_s: float = 5e-6  # time to copy a token's KV to or from host memory, which has no limit
     step_time: StepTime = field(default_factory=StepTime)
-    # Every running call gives a token in each unit of time, and prompts and preemption cost nothing: the small examples
-    # of the papers. `step_time`, `kv_tokens` and `prefix_cache` play no part.
+    # For the papers' small examples: every running call generates one token in each unit of time, and prompts and
+    # preemption take no time. `step_time`, `kv_tokens` and `prefix_cache` then have no effect.
     unit_steps: bool = False
 
     def __post_init__(self) -> None:
@@ -50,17 +51,20 @@ class SimSettings:
 
     @property
     def timing(self) -> StepTime:
-        """What steps take."""
+        """The duration of steps; with `unit_steps` one unit of time each."""
         return UNIT_STEPS if self.unit_steps else self.step_time
 
     @property
     def kv_capacity(self) -> float:
+        """Capacity of each replica's KV cache in tokens; math.inf for no bound."""
         return math.inf if self.unit_steps else self.kv_tokens
 
     @property
     def shares_prefixes(self) -> bool:
+        """Whether calls find prefixes in the KV cache."""
         return self.prefix_cache and not self.unit_steps
 
     @property
     def swaps(self) -> bool:
+        """Whether the KV of preempted calls is copied to host memory."""
         return self.preemption == "swap" and not self.unit_steps

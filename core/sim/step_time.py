@@ -1,4 +1,4 @@
-"""How long an engine step takes, as a linear function of what is in it."""
+"""The duration of an engine step, as a linear function of its tokens."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from weft.core.errors import SimulationError
 
 
 class StepSample(NamedTuple):
-    """A step that was measured."""
+    """A measured step."""
 
-    decode_tokens: int  # calls that decoded, one token each
-    prefill_tokens: int  # prompt tokens computed
-    context_tokens: int  # tokens in the KV cache that the step's calls attended to, over all calls
+    decode_tokens: int  # one for each call that decoded
+    prefill_tokens: int  # prompt tokens that were computed
+    context_tokens: int  # tokens in the KV cache that the calls attended to, summed over the calls
     step_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Coefficients in seconds. The defaults are made up: about an 8-billion-parameter model on one mid-size GPU
-    (weights read in 8 ms, 10,000 prompt tokens a second, 128 KiB of KV a token read at 2 TB/s). `fit` finds yours.
+    """The coefficients of a step's duration, in seconds.
+
+    The defaults are made up. They resemble an 8-billion-parameter model on one mid-size GPU: the weights are read in
+    8 ms, 10,000 prompt tokens are computed a second, and 128 KiB of KV for each token are read at 2 TB/s. `fit` finds
+    the coefficients of measured steps.
 
     Raises:
-        SimulationError: a negative coefficient, or a step that takes no time.
+        SimulationError: A coefficient is negative or not finite, or a step that only decodes would take no time.
     """
 
     fixed_s: float = 8e-3
@@ -36,10 +39,12 @@ class StepTime:
     def __post_init__(self) -> None:
         values = astuple(self)
         if not all(0 <= value < math.inf for value in values) or self.fixed_s + self.decode_token_s <= 0:
-            raise SimulationError(f"step times must be seconds, 0 or more, and a decode step takes some; not {values}.")
+            raise SimulationError(
+                f"the coefficients are {values}; give seconds of at least 0, and fixed_s + decode_token_s above 0."
+            )
 
     def step_s(self, decode_tokens: int, prefill_tokens: int, context_tokens: int) -> float:
-        """Seconds of one step."""
+        """The duration of one step in seconds, for numbers of tokens as in `StepSample`."""
         return (
             self.fixed_s
             + self.decode_token_s * decode_tokens
@@ -49,27 +54,36 @@ class StepTime:
 
     @classmethod
     def fit(cls, samples: Iterable[StepSample]) -> StepTime:
-        """Least squares over measured steps, no coefficient below zero: the most negative one is set to zero and the
-        others are fitted again. What never varies in the samples cannot be told from `fixed_s` and is zero.
+        """Fit the coefficients to measured steps by least squares, with no coefficient below zero.
+
+        The most negative coefficient is set to zero and the others are fitted again, until none is negative. A number
+        of tokens that is the same in all samples cannot be distinguished from `fixed_s`, so its coefficient is zero.
 
         Raises:
-            SimulationError: fewer than two samples, or steps that took no time.
+            SimulationError: There are fewer than two samples, a sample is not finite, or the steps took no time.
         """
         rows = [(1.0, *map(float, sample[:3]), sample.step_s) for sample in samples]
         if len(rows) < 2 or not all(map(math.isfinite, (value for row in rows for value in row))):
-            raise SimulationError(f"{len(rows)} finite samples of steps; measure at least two different ones.")
+            raise SimulationError(
+                f"step times cannot be fitted to {len(rows)} samples; measure at least two steps, with finite values."
+            )
         used = [0, *(column for column in (1, 2, 3) if len({row[column] for row in rows}) > 1)]
         while True:
             fitted = dict(zip(used, _least_squares(rows, used), strict=True))
-            worst = min(fitted, key=fitted.__getitem__)
-            if fitted[worst] >= 0:
+            lowest = min(fitted, key=fitted.__getitem__)
+            if fitted[lowest] >= 0:
                 break
-            used.remove(worst)
+            used.remove(lowest)
         return cls(*(fitted.get(column, 0.0) for column in range(4)))
 
 
 def _least_squares(rows: Sequence[tuple[float, ...]], columns: Sequence[int]) -> list[float]:
-    """Solve the normal equations of scaled columns by elimination; a column that depends on others gets 0."""
+    """Solve the normal equations by elimination. The columns are scaled; a column that depends on others gets 0.
+
+    Args:
+        rows: The values of the columns, and last the value to be fitted.
+        columns: The columns to fit.
+    """
     scale = {column: math.sqrt(sum(row[column] ** 2 for row in rows)) or 1.0 for column in columns}
     matrix = [
         [sum(row[a] * row[b] for row in rows) / (scale[a] * scale[b]) for b in columns]
@@ -85,7 +99,7 @@ def _least_squares(rows: Sequence[tuple[float, ...]], columns: Sequence[int]) ->
         for j in range(size):
             if j != i:
                 factor = matrix[j][i]
-                matrix[j] = [value - factor * own for value, own in zip(matrix[j], matrix[i], strict=True)]
+                matrix[j] = [value - factor * pivot for value, pivot in zip(matrix[j], matrix[i], strict=True)]
     return [matrix[i][-1] / scale[columns[i]] if i in pivots else 0.0 for i in range(size)]
 
 

@@ -8,7 +8,7 @@ import pytest
 from bench_data import measurement, outcome, rounds
 
 from weft.bench.measures import EqualLatency, equal_latency, figures_of, gains, ratio
-from weft.core.sim.simulator import percentile
+from weft.core.sim.result import percentile
 
 
 def test_figures_of_a_measurement() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from weft.bench.load import AS_RECORDED, CLOSED
 from weft.bench.records import Measurement, Outcome, Round
-from weft.core.sim.simulator import percentile
+from weft.core.sim.result import percentile
 
 STATISTICS: Final = ("mean", "p50", "p95", "p99")
 

@@ -15,8 +15,9 @@ from weft.commands.progress import simulation_progress
 from weft.core.errors import PolicyError, SimulationError, WeftError
 from weft.core.policies import SIMULATED_POLICIES, PolicyConfig, registration
 from weft.core.routing import BALANCERS, BalancerConfig
+from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
-from weft.core.sim.simulator import SimResult, simulate
+from weft.core.sim.simulator import simulate
 
 _SHOWN: Final = 20  # programs in the table
 

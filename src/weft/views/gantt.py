@@ -7,8 +7,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from weft.core.errors import SimulationError
-from weft.core.sim.records import Execution
-from weft.core.sim.simulator import SimResult
+from weft.core.sim.result import Execution, SimResult
 
 MOST_CALLS: Final = 10_000  # More bars cannot be distinguished.
 _LEFT, _WIDTH, _LANE, _TICKS = 120, 900, 18, 10

@@ -1,0 +1,140 @@
+"""The calls in the batch of a simulated replica: what the next step computes, and when something happens to a call.
+
+Calls that decode are not updated in each step. Heaps hold the steps with which they end and the times at which they
+have used their quanta, so the replica knows how many steps it can jump over.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+
+from weft.core.policies import Rank
+from weft.core.sim.calls import SimCall
+from weft.core.sim.jump import Jump
+
+
+class RunningBatch:
+    """The calls that run, and the steps that have been made.
+
+    Args:
+        token_s: Service for each computed token, in seconds. None: service is the duration of the steps.
+    """
+
+    def __init__(self, token_s: float | None) -> None:
+        self.ranks: dict[SimCall, Rank] = {}  # of the running calls
+        self.chunks: dict[SimCall, int] = {}  # of the calls that compute a prompt: their tokens in the next step
+        self.decoding = 0  # number of calls that decode
+        self.steps = 0  # that the replica has made so far
+        self._token_s = token_s
+        self._busy_s = 0.0  # duration of these steps
+        self._context_tokens = 0  # that the decoding calls attend to in the next step
+        self._pushes = itertools.count()  # breaks ties, so that calls are never compared
+        self._ends: list[tuple[int, int, SimCall]] = []  # heap by the step with which a decoding call ends
+        self._quanta: list[tuple[float, int, SimCall]] = []  # heap by the decode clock when a call has used its quantum
+
+    @property
+    def decode_clock_s(self) -> float:
+        """The service of a call that decodes in every step, in seconds. The difference of two readings is a charge."""
+        return self._busy_s if self._token_s is None else self.steps * self._token_s
+
+    @property
+    def growth_tokens(self) -> int:
+        """The most tokens of KV that the next step adds."""
+        return self.decoding + len(self.chunks)
+
+    def step_tokens(self) -> tuple[int, int, int]:
+        """The next step's tokens: decoded, of prompts, and in the KV cache that both attend to."""
+        computed_tokens = sum(call.context_tokens - call.prefill_left for call in self.chunks)
+        return self.decoding, sum(self.chunks.values()), self._context_tokens + computed_tokens
+
+    def divide_step(self, step_tokens: int) -> int:
+        """Divide a step's tokens: one for each call that decodes, the rest for the prompts in rank order.
+
+        Returns:
+            The number of tokens that are not used.
+        """
+        unused = step_tokens - self.decoding
+        for call in self.in_rank_order(self.chunks):
+            self.chunks[call] = min(call.prefill_left, unused)
+            unused -= self.chunks[call]
+        return unused
+
+    def lowest_rank(self) -> Rank:
+        """The rank of the running call that is preempted first. At least one call must run."""
+        return max(self.ranks.values())
+
+    def lowest_call(self) -> SimCall:
+        """The running call that is preempted first. At least one call must run."""
+        return max(self.ranks, key=self.ranks.__getitem__)
+
+    def in_rank_order(self, calls: dict[SimCall, None] | dict[SimCall, int]) -> list[SimCall]:
+        """Sort running calls by rank."""
+        return sorted(calls, key=lambda call: self.ranks[call])
+
+    # -- calls enter and leave
+
+    def start_decoding(self, call: SimCall) -> None:
+        """A call has its prompt in the KV cache and generates a token with each step from now on."""
+        self.decoding += 1
+        self._context_tokens += call.context_tokens
+        call.charged_step, call.charged_clock_s = self.steps, self.decode_clock_s
+        call.end_step = self.steps + call.spec.output_tokens - call.generated
+        heapq.heappush(self._ends, (call.end_step, next(self._pushes), call))
+        self.watch_quantum(call)
+
+    def watch_quantum(self, call: SimCall) -> None:
+        """Note when a decoding call, which has just been charged, will have used its quantum."""
+        if call.quantum_s < math.inf:
+            heapq.heappush(self._quanta, (call.charged_clock_s + call.quantum_s, next(self._pushes), call))
+
+    def remove(self, call: SimCall) -> None:
+        """A call ends or is preempted."""
+        if call.end_step >= 0:
+            self.decoding -= 1
+            self._context_tokens -= call.context_tokens
+            call.end_step = -1
+        self.chunks.pop(call, None)
+        del self.ranks[call]
+
+    # -- steps
+
+    def advance(self, jump: Jump) -> None:
+        """The steps of a jump have been made."""
+        self.steps += jump.steps
+        self._busy_s += jump.duration_s(jump.steps)
+        self._context_tokens += self.decoding * jump.steps
+
+    def steps_to_next_event(self, jump: Jump) -> int:
+        """The steps of a jump after which the first call ends or may have used its quantum. All calls must decode."""
+        while self._ends[0][2].end_step != self._ends[0][0]:
+            heapq.heappop(self._ends)
+        steps = self._ends[0][0] - self.steps
+        if self._quanta:
+            left_s = self._quanta[0][0] - self.decode_clock_s
+            steps = min(steps, jump.steps_until(left_s) if self._token_s is None else math.ceil(left_s / self._token_s))
+        return steps
+
+    def pop_calls_to_charge(self, *, every_call: bool) -> list[SimCall]:
+        """The calls to charge after the steps that have just been made, in rank order: those that compute a prompt, and
+        those that end or have used their quantum.
+
+        Args:
+            every_call: Return all running calls.
+        """
+        calls = dict.fromkeys(self.ranks if every_call else self.chunks)
+        while self._ends and self._ends[0][0] <= self.steps:
+            end_step, _, call = heapq.heappop(self._ends)
+            if call.end_step == end_step:
+                calls[call] = None
+        clock_s = self.decode_clock_s
+        while self._quanta and self._quanta[0][0] <= clock_s:
+            used_s, _, call = heapq.heappop(self._quanta)
+            if call.end_step >= 0 and call.charged_clock_s + call.quantum_s == used_s:
+                calls[call] = None
+        return self.in_rank_order(calls)
+
+    def is_empty(self) -> bool:
+        """Whether no call runs, and nothing is left of those that ran."""
+        return not (self.ranks or self.chunks or self.decoding or self._context_tokens)
