@@ -6,13 +6,16 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 import weft
 from weft.core.errors import ReplicaLostError
 from weft.core.ids import EngineId
+
+if TYPE_CHECKING:
+    from weft.engine.frontend.frontend import FrontEnd
 
 PROMPTS = [f"{word} " * (n + 1) for n, word in enumerate(["hello", "thanks", "tools", "answer", "weather", "city"])]
 TOKENS = 40
@@ -32,7 +35,7 @@ def body(text: str, *, max_tokens: int = TOKENS, **extra: Any) -> dict[str, Any]
     }
 
 
-async def ask(engine: weft.Engine, program: weft.Program, text: str, key: str = "run", **extra: Any) -> dict[str, Any]:
+async def ask(engine: FrontEnd, program: weft.Program, text: str, key: str = "run", **extra: Any) -> dict[str, Any]:
     """Make one call, which comes after the program's earlier calls."""
     identity = program.start_call(key)
     answer = await engine.chat(body(text, **extra), program, identity)
@@ -44,7 +47,7 @@ def content(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-async def references(engine: weft.Engine) -> dict[str, str]:
+async def references(engine: FrontEnd) -> dict[str, str]:
     """The output of each prompt."""
     with weft.Program("references") as program:
         return {text: content(await ask(engine, program, text)) for text in PROMPTS}
@@ -79,9 +82,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)  # a message for each wrong output
 
 
-async def streaming_call(
-    engine: weft.Engine, program: weft.Program, text: str, expected: str, outcome: Outcome
-) -> None:
+async def streaming_call(engine: FrontEnd, program: weft.Program, text: str, expected: str, outcome: Outcome) -> None:
     """Make a streamed call. If its replica is lost, check the beginning of the output and the error's token count."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     identity = program.start_call("run")
@@ -102,7 +103,7 @@ async def streaming_call(
         outcome.wrong.append(f"{got!r} ({tokens} tokens) instead of {expected!r}")
 
 
-async def agent(engine: weft.Engine, number: int, expected: dict[str, str], outcome: Outcome) -> None:
+async def agent(engine: FrontEnd, number: int, expected: dict[str, str], outcome: Outcome) -> None:
     """Run a program of a few calls, every other one streamed, until its end or an error."""
     with weft.Program(f"agent-{number}") as program:
         try:
