@@ -1,1 +1,1 @@
-"""The one door to vLLM: its version, and the names and members of it that Weft uses."""
+"""All of Weft's imports of vLLM, the members of vLLM that Weft uses, and checks that the installed vLLM has them."""

@@ -32,15 +32,16 @@ _LLAMA = {
 def make_scheduler(
     kind: type[AsyncScheduler], folder: Path, *, blocks: int, block_tokens: int, overlapping: bool, **engine_args: Any
 ) -> AsyncScheduler:
-    """A scheduler as vLLM's engine core would make it.
+    """Make a scheduler as vLLM's engine core does.
 
     Args:
         kind: the scheduler's class.
-        folder: an empty folder, or one with the config.json of an earlier call.
-        blocks: KV blocks, one of which vLLM keeps for itself.
-        block_tokens: tokens in a block.
-        overlapping: whether a step may be scheduled before the one before it has come back (asynchronous scheduling).
-        **engine_args: vLLM's `EngineArgs`.
+        folder: an empty folder, in which the model's config.json is written. Several schedulers may share it.
+        blocks: the number of KV blocks. vLLM keeps one of them for itself.
+        block_tokens: the number of tokens in a block.
+        overlapping: whether a step may be scheduled before the outputs of the step before it are known (asynchronous
+            scheduling).
+        **engine_args: further arguments for vLLM's `EngineArgs`.
     """
     (folder / "config.json").write_text(json.dumps(_LLAMA))
     config = EngineArgs(

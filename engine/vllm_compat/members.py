@@ -126,6 +126,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "num_computed_tokens",
             "num_output_tokens",
             "num_preemptions",
+            "num_prompt_tokens",
             "num_stale_output_tokens",
             "num_tokens",
             "request_id",

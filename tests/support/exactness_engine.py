@@ -1,10 +1,10 @@
-"""Real vLLM engines, in this process, whose running calls are forced out at random points.
+"""Real vLLM engines in this process, whose running calls are preempted at random points.
 
-    python tests/engine/exactness_engine.py MODEL OUT.json [--preemptions 30] [--seed 0] [--engine async+caching ...]
+    python tests/support/exactness_engine.py MODEL OUT.json [--preemptions 30] [--seed 0] [--engine async+caching ...]
 
-runs the same calls undisturbed and disturbed on an engine of each kind, and writes what was preempted and every
-difference to OUT.json. It is a process of its own because vLLM leaves its distributed state and its patches of torch in
-the process that an in-process engine runs in.
+The script runs the same calls with and without preemptions on an engine of each kind. It writes the counts of the
+preemptions and every difference between the outputs to OUT.json. It is a process of its own because an in-process
+engine of vLLM leaves its distributed state and its patches of torch behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
-os.environ["OMP_NUM_THREADS"] = "1"  # the model is too small for two, and they would split sums by the batch's shape
+os.environ["OMP_NUM_THREADS"] = "1"  # two threads would split sums by the shape of the batch
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from weft.engine.vllm_compat.names import (
     kv_transfer_state,
 )
 
-ENGINES = {  # overlapping steps, prefix caching, KV swap
+ENGINES = {  # by name: whether steps overlap, prefixes are cached, and KV is swapped
     "+".join(["async" if parts[0] else "sync", *["caching"] * parts[1], *["swap"] * parts[2]]): parts
     for parts in itertools.product((False, True), repeat=3)
 }
@@ -67,22 +67,23 @@ FEATURES = (
 FAULTS = ("trusts freed blocks", "loses a token")
 PHASES = ("prefill", "first token", "decode", "recompute")
 
-# A recomputed call shares its steps with other calls than before, and a float32 matrix product of another shape may add
-# up in another order. With one thread not a bit differs here; with two, undisturbed calls differ by 2e-5 from batch to
-# batch, and other processors have other kernels. A wrong KV slot makes 0.1 and more.
+# The largest difference of two logprobs that rounding may cause. A recomputed call shares its steps with other calls
+# than before, and a float32 matrix product of another shape may add up in another order. With one thread no bit
+# differed where this was measured. With two threads the logprobs of undisturbed calls differed by 2e-5 from batch to
+# batch. Other processors have other kernels. A wrong KV slot causes a difference of 0.1 or more.
 TOLERANCE = 1e-4
 
 _BLOCK_TOKENS = 32
-_BLOCKS = 18  # so few that vLLM runs out of them too
+_BLOCKS = 18  # so few that vLLM itself runs out of blocks, and preempts calls
 _SLOTS = 8
-_SWAP_BLOCKS = 12  # so few that host memory is full now and then
-_FORCED_PER_REQUEST = 8  # so that every call ends
+_SWAP_BLOCKS = 12  # so few that host memory is full at times
+_FORCED_PER_REQUEST = 8  # a limit, so that every call ends
 _STEPS_PER_RUN = 20_000
 
 
 @dataclass
 class Call:
-    """A request, what it exercises, and how its outputs come."""
+    """A request, the features that it exercises, and the form in which its outputs are delivered."""
 
     key: str
     prompt: list[int]
@@ -96,7 +97,7 @@ class Call:
 
     @property
     def blocks(self) -> int:
-        """KV blocks that it comes to hold."""
+        """The most KV blocks that the call holds."""
         return self.samples * -(-(len(self.prompt) + self.params["max_tokens"] + 1) // _BLOCK_TOKENS)
 
     def sampling_params(self, output_kind: RequestOutputKind | None = None) -> SamplingParams:
@@ -108,17 +109,17 @@ class Call:
 
 @dataclass
 class Sample:
-    """What a caller has been told of one sample."""
+    """The output of one sample, as its caller receives it."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[dict[int, Any]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    told_after_its_end: bool = False
+    continued_after_its_end: bool = False
 
-    def tell(self, output: CompletionOutput, kind: RequestOutputKind) -> None:
-        self.told_after_its_end |= self.finish_reason is not None
+    def receive(self, output: CompletionOutput, kind: RequestOutputKind) -> None:
+        self.continued_after_its_end |= self.finish_reason is not None
         logprobs = None if output.logprobs is None else list(output.logprobs)
         if kind == RequestOutputKind.DELTA:
             self.token_ids += output.token_ids
@@ -133,23 +134,23 @@ class Sample:
 
 
 def phase_of(request: Request) -> str:
-    """Where a running request is; tokens in flight (asynchronous scheduling) count as there."""
+    """The phase of a running request. Tokens in flight under asynchronous scheduling count as computed."""
     if request.is_prefill_chunk:
         return "recompute" if request.num_output_tokens else "prefill"
     return "first token" if request.num_output_tokens + request.num_output_placeholders <= 1 else "decode"
 
 
 class PreemptingScheduler(WeftScheduler):
-    """Forces random running requests out before each step, the way the policy's victims go, and counts who goes."""
+    """Preempts random running requests before each step, as it preempts a policy's victims, and counts preemptions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.set_clock(itertools.count(0.0, 0.001).__next__)  # so that the policy decides alike in every run
+        self.set_clock(itertools.count(0.0, 0.001).__next__)  # the policy decides the same in every run
         self.rng = random.Random()
         self.chances: dict[str, float] = {}
-        self.counts: Counter[tuple[str, str, str]] = Counter()  # by cause, phase and call
+        self.counts: Counter[tuple[str, str, str]] = Counter()  # preemptions by cause, phase and call
         self.in_flight = 0
-        self.fault: str | None = None  # what to do wrong, to see that it is noticed
+        self.fault: str | None = None  # one of FAULTS, which the comparison must notice
         self._cause = "memory"
         self._forced: Counter[str] = Counter()
 
@@ -190,19 +191,19 @@ class PreemptingScheduler(WeftScheduler):
         return outputs
 
 
-# -- what stock vLLM lacks on CPU
+# -- features that vLLM lacks on CPU
 
 
 class RewindingRunner(CPUModelRunner):
-    """Rewinds the generators of seeded calls after a chunk of their prefill, and tells near ties.
+    """Rewinds the generators of seeded calls after a chunk of their prefill, and records near ties.
 
-    vLLM 0.32 samples after every chunk, throws the token away and takes its random numbers back, by an offset that only
-    CUDA's generators have: on CPU a seeded call whose prompt is chunked ends the engine.
+    vLLM 0.32 samples after every chunk, discards the token, and rewinds the generator by an offset that only CUDA's
+    generators have. On CPU a seeded call with a chunked prompt would therefore end the engine.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.near_ties: set[tuple[str, int]] | None = None  # request and position; None: do not look
+        self.near_ties: set[tuple[str, int]] | None = None  # request and position; None: not recorded
         self._rewind: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._sample_once = self.sampler.sample
         self.sampler.sample = self._sample_watched
@@ -246,7 +247,7 @@ class RewindingRunner(CPUModelRunner):
 
 
 class _Immediate:
-    """A CUDA stream or event on a device that has finished before the call returns."""
+    """A CUDA stream or event of a device on which every operation has finished when its call returns."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -258,7 +259,7 @@ class _Immediate:
 
 
 def patch_for_cpu() -> None:
-    """Let the model runner rewind generators, and hand out its outputs a step later, as it does on a GPU."""
+    """Make the model runner rewind generators, and deliver its outputs one step later, as it does on a GPU."""
     cpu_worker.CPUModelRunner = RewindingRunner
     torch.cuda.Event = torch.cuda.Stream = _Immediate
     torch.cuda.current_stream = _Immediate
@@ -269,7 +270,7 @@ def patch_for_cpu() -> None:
 
 
 def make_calls(seed: str, number: int, overlapping: bool) -> list[Call]:
-    """Random calls; each feature is there, alone and together with others."""
+    """Draw random calls. Each feature occurs, alone and in combination with others."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(10, 990) for _ in range(length)] for length in (64, 130, 200)]
     calls = []
@@ -282,12 +283,12 @@ def make_calls(seed: str, number: int, overlapping: bool) -> list[Call]:
 def _choose_features(rng: random.Random, first: str, overlapping: bool) -> set[str]:
     features = {first} | {feature for feature in FEATURES if rng.random() < 0.25}
     if first == "greedy":
-        features.discard("n > 1")  # vLLM refuses it
+        features.discard("n > 1")  # vLLM refuses several greedy samples
     if "structured" in features:
-        features -= {"stop token", "min_tokens"}  # together they may let no token through
+        features -= {"stop token", "min_tokens"}  # in combination they may allow no token at all
     if overlapping and "min_tokens" in features:
-        # When a call joins that needs its tokens themselves, for penalties, vLLM 0.32 loses count of those of the calls
-        # that do not; undisturbed too.
+        # vLLM 0.32 has a fault here, also without preemptions: when a call with penalties joins the batch, it loses
+        # count of the output tokens of the calls without penalties.
         features.add("penalties")
     greedy = first == "greedy" or ("n > 1" not in features and rng.random() < 0.4)
     return features - {"greedy", "seeded"} | {"greedy" if greedy else "seeded"}
@@ -330,7 +331,7 @@ _PENALTIES = (
 )
 _STRUCTURES: list[dict[str, Any]] = [
     {"regex": "[a-z ]{5,60}[.]"},
-    {"choice": ["the lighthouse keeper counted ships", "the lighthouse keeper slept", "nobody was there at all"]},
+    {"choice": ["the lighthouse keeper counted ships", "the lighthouse keeper slept", "the lighthouse stayed dark"]},
     {
         "json": {
             "type": "object",
@@ -346,9 +347,9 @@ _STRUCTURES: list[dict[str, Any]] = [
 ]
 
 
-def choose_stops(call: Call, said: list[Sample], rng: random.Random) -> None:
-    """Let a call stop at something that it says."""
-    sample = said[0]
+def choose_stops(call: Call, samples: list[Sample], rng: random.Random) -> None:
+    """Set a stop string or stop token that occurs in the output of the call."""
+    sample = samples[0]
     if "stop string" in call.features:
         places = [
             (start, end)
@@ -357,14 +358,14 @@ def choose_stops(call: Call, said: list[Sample], rng: random.Random) -> None:
             if "\ufffd" not in sample.text[start:end]
         ]
         start, end = rng.choice(places) if places else (0, 1)
-        call.params["stop"] = [sample.text[start:end] or "x", "never said by anybody"]
+        call.params["stop"] = [sample.text[start:end] or "x", "a text that never occurs"]
     if "stop token" in call.features and sample.token_ids:
         chosen = rng.choice(sample.token_ids[len(sample.token_ids) // 4 :])
         call.params["stop_token_ids"] = [*call.params.get("stop_token_ids", []), chosen]
 
 
 class UnreliableSwapper:
-    """A swap kernel that fails now and then."""
+    """A swap kernel of which 30 % of the copies fail."""
 
     def __init__(self, swapper: Any) -> None:
         self._swapper = swapper
@@ -388,10 +389,10 @@ class UnreliableSwapper:
 
 
 class Bench:
-    """An engine that runs calls undisturbed or disturbed."""
+    """An engine that runs calls with or without preemptions."""
 
     def __init__(self, model: Path, overlapping: bool, prefix_caching: bool, swaps: bool) -> None:
-        # Of 4 layers with 2 heads of 32 elements: keys and values in float32.
+        # 4 layers, keys and values, 2 heads of 32 elements, float32.
         block_bytes = 4 * 2 * _BLOCK_TOKENS * 2 * 32 * 4
         swap = SwapConfig(_SWAP_BLOCKS * block_bytes / 2**30, min_tokens=0)
         config = EngineArgs(
@@ -410,11 +411,11 @@ class Bench:
             additional_config={"weft": {"name": "plas", "bounds_s": [0.05, 0.2], "beta": 2.0}},
             kv_transfer_config=transfer_config(swap) if swaps else None,
         ).create_engine_config()
-        config.scheduler_config.async_scheduling = overlapping  # which vLLM turns off on CPU
+        config.scheduler_config.async_scheduling = overlapping  # vLLM turns this off on CPU
         self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self._core = self._engine.engine_core.engine_core
         assert (self._core.batch_queue is not None) == overlapping
-        # Compiled in a thread, a grammar would be ready a step sooner or later.
+        # If a thread compiled the grammars, the step at which one is ready would vary from run to run.
         self._core.structured_output_manager._use_async_grammar_compilation = False
         self.scheduler: PreemptingScheduler = self._core.scheduler
         self.runner: RewindingRunner = self._core.model_executor.driver_worker.worker.model_runner
@@ -423,18 +424,19 @@ class Bench:
         self._engine.engine_core.shutdown()
 
     def undisturbed(self, calls: list[Call]) -> tuple[dict[str, list[Sample]], set[tuple[str, int, int]]]:
-        """As many at once as neither the policy nor vLLM need preempt for.
+        """Run calls without preemptions: at most so many at once that neither the policy nor vLLM preempts one.
 
         Returns:
-            What was said, and the (call, sample, position) of choices so close that rounding could make them.
+            The samples of each call, and the near ties as (call, sample, position): the choices of a token that
+            rounding could have made differently.
         """
         self.runner.near_ties = set()
         before = self.scheduler.counts.total()
-        said = self._run([(call, RequestOutputKind.FINAL_ONLY) for call in calls], _SLOTS, _BLOCKS - 2)
+        samples = self._run([(call, RequestOutputKind.FINAL_ONLY) for call in calls], _SLOTS, _BLOCKS - 2)
         if self.scheduler.counts.total() != before:
             raise AssertionError("a call of the undisturbed run was preempted")
         ties, self.runner.near_ties = self.runner.near_ties, None
-        return said, {(*self._sample_of(request_id), position) for request_id, position in ties}
+        return samples, {(*self._sample_of(request_id), position) for request_id, position in ties}
 
     def disturbed(self, calls: list[Call], rng: random.Random) -> dict[str, list[Sample]]:
         self.scheduler.rng = rng
@@ -446,7 +448,7 @@ class Bench:
 
     def _run(self, calls: list[tuple[Call, RequestOutputKind]], slots: int, blocks: int) -> dict[str, list[Sample]]:
         self._engine.reset_prefix_cache()
-        said = {call.key: [Sample() for _ in range(call.samples)] for call, _ in calls}
+        samples = {call.key: [Sample() for _ in range(call.samples)] for call, _ in calls}
         kinds = {call.key: kind for call, kind in calls}
         under_way: dict[str, Call] = {}
         waiting = list(reversed(calls))
@@ -461,17 +463,17 @@ class Bench:
                 prompt = {"prompt_token_ids": call.prompt}
                 self._engine.add_request(call.key, prompt, call.sampling_params(kind))
             if not under_way and not self._core.scheduler.has_requests() and not self._core.batch_queue:
-                return said
+                return samples
             for output in self._engine.step():
                 for sample in output.outputs:
-                    said[output.request_id][sample.index].tell(sample, kinds[output.request_id])
+                    samples[output.request_id][sample.index].receive(sample, kinds[output.request_id])
                 if output.finished:
                     del under_way[output.request_id]
-        raise AssertionError(f"still under way after {_STEPS_PER_RUN} steps: {sorted(under_way)}")
+        raise AssertionError(f"calls still run after {_STEPS_PER_RUN} steps: {sorted(under_way)}")
 
     @staticmethod
     def _sample_of(request_id: str) -> tuple[str, int]:
-        """Of a request of vLLM's, `[INDEX_]KEY-RANDOM`, the call and the sample."""
+        """The call and the sample that one of vLLM's request ids, `[INDEX_]KEY-RANDOM`, stands for."""
         key = request_id.rsplit("-", 1)[0]
         index, _, rest = key.partition("_")
         return (rest, int(index)) if rest else (key, 0)
@@ -482,7 +484,7 @@ class Bench:
 
 @dataclass
 class Comparison:
-    """What the disturbed runs of an engine have shown so far."""
+    """The differences found in the disturbed runs of one engine so far."""
 
     calls: int = 0
     samples: int = 0
@@ -493,9 +495,11 @@ class Comparison:
     largest_rank_difference: int = 0
     mismatches: list[str] = field(default_factory=list)
 
-    def compare(self, call: Call, expected: list[Sample], told: list[Sample], ties: set[tuple[str, int, int]]) -> None:
+    def compare(
+        self, call: Call, expected: list[Sample], actual: list[Sample], ties: set[tuple[str, int, int]]
+    ) -> None:
         self.calls += 1
-        for index, (reference, sample) in enumerate(zip(expected, told, strict=True)):
+        for index, (reference, sample) in enumerate(zip(expected, actual, strict=True)):
             self.samples += 1
             self.tokens += len(reference.token_ids)
             positions = {position for key, number, position in ties if (key, number) == (call.key, index)}
@@ -509,11 +513,11 @@ class Comparison:
                 self.mismatches.append(f"{where}: {what}")
 
     def _differences(self, reference: Sample, sample: Sample) -> Iterator[str]:
-        for name in ("token_ids", "text", "finish_reason", "stop_reason", "told_after_its_end"):
+        for name in ("token_ids", "text", "finish_reason", "stop_reason", "continued_after_its_end"):
             if getattr(reference, name) != getattr(sample, name):
                 yield f"{name}: {getattr(sample, name)!r} instead of {getattr(reference, name)!r}"
         if (reference.logprobs is None) != (sample.logprobs is None):
-            yield "logprobs are there in one run only"
+            yield "only one of the two runs has logprobs"
         if reference.logprobs is None or sample.logprobs is None:
             return
         if len(sample.logprobs) != len(reference.logprobs):
@@ -527,7 +531,7 @@ class Comparison:
                 self.largest_rank_difference = max(self.largest_rank_difference, abs(a.rank - b.rank))
                 if abs(a.logprob - b.logprob) > TOLERANCE or a.decoded_token != b.decoded_token:
                     yield f"logprob {position} of {candidate}: {b} instead of {a}"
-            # Of two that are equally likely either may be the last of the top ones.
+            # If two tokens are equally likely, either of them may be the last of the top ones.
             missing = sorted(entry.logprob for key, entry in expected.items() if key not in found)
             added = sorted(entry.logprob for key, entry in found.items() if key not in expected)
             near = all(abs(x - y) <= TOLERANCE for x, y in zip(missing, added, strict=False))
@@ -543,7 +547,7 @@ def _first_difference(a: list[int], b: list[int]) -> int:
 
 
 def examine(model: Path, name: str, seed: int, preemptions: int, rounds: int) -> dict[str, Any]:
-    """Disturb an engine of one kind until enough calls, of every kind at every point, were forced out."""
+    """Disturb an engine of one kind until enough calls with each feature were preempted in each phase."""
     started = time.monotonic()
     bench, comparison = Bench(model, *ENGINES[name]), Comparison()
     scheduler = bench.scheduler
@@ -568,7 +572,7 @@ def examine(model: Path, name: str, seed: int, preemptions: int, rounds: int) ->
     return {
         "rounds": done,
         "swap": swap,
-        "leaked_blocks": _BLOCKS - 1 - free_blocks,  # vLLM keeps one for itself
+        "leaked_blocks": _BLOCKS - 1 - free_blocks,  # vLLM keeps one block for itself
         "preemptions": causes,
         "touched": touched,
         "while_in_flight": scheduler.in_flight,
@@ -578,19 +582,19 @@ def examine(model: Path, name: str, seed: int, preemptions: int, rounds: int) ->
 
 
 def disturb(bench: Bench, calls: list[Call], seed: str, comparison: Comparison) -> None:
-    """Run calls undisturbed and disturbed, and compare."""
+    """Run calls with and without preemptions, and compare their outputs."""
     stopping = [call for call in calls if call.features & {"stop string", "stop token"}]
     probed, _ = bench.undisturbed(stopping)
     for call in stopping:
         choose_stops(call, probed[call.key], random.Random(call.key))
     expected, ties = bench.undisturbed(calls)
-    told = bench.disturbed(calls, random.Random(seed))
+    actual = bench.disturbed(calls, random.Random(seed))
     for call in calls:
-        comparison.compare(call, expected[call.key], told[call.key], ties)
+        comparison.compare(call, expected[call.key], actual[call.key], ties)
 
 
 def unreliable(model: Path) -> dict[str, Any]:
-    """What becomes of calls whose KV fails to be copied."""
+    """Compare the outputs of calls for which copies of KV fail."""
     bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=True), Comparison()
     worker = kv_transfer_state.get_kv_transfer_group()._worker
     worker._swapper = swapper = UnreliableSwapper(worker._swapper)
@@ -601,7 +605,7 @@ def unreliable(model: Path) -> dict[str, Any]:
 
 
 def noticed(model: Path, fault: str) -> int:
-    """The mismatches that a fault makes."""
+    """The number of mismatches that a fault causes."""
     bench, comparison = Bench(model, overlapping=False, prefix_caching=False, swaps=False), Comparison()
     bench.scheduler.fault = fault
     disturb(bench, make_calls("fault", len(FEATURES), overlapping=False), fault, comparison)
@@ -617,7 +621,7 @@ def _causes(counts: Counter[tuple[str, str, str]]) -> dict[str, dict[str, int]]:
 
 
 def _touched(counts: Counter[tuple[str, str, str]], features: dict[str, frozenset[str]]) -> dict[str, dict[str, int]]:
-    """Forced preemptions of calls with each feature in each phase."""
+    """The number of forced preemptions, by feature of the call and phase."""
     table = {feature: dict.fromkeys(PHASES, 0) for feature in FEATURES}
     for (cause, phase, key), number in counts.items():
         for feature in features[key] if cause == "forced" else ():
@@ -629,10 +633,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--preemptions", type=int, default=30, help="at least, on each engine")
-    parser.add_argument("--rounds", type=int, default=20, help="of calls, at most, on each engine")
+    parser.add_argument("--preemptions", type=int, default=30, help="the least number on each engine")
+    parser.add_argument("--rounds", type=int, default=20, help="the most rounds of calls on each engine")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", action="store_true", help="also see that faults are noticed")
+    parser.add_argument("--faults", action="store_true", help="also check that faults are noticed")
     parser.add_argument("--engine", nargs="*", choices=list(ENGINES), default=list(ENGINES))
     options = parser.parse_args()
     patch_for_cpu()

@@ -1,7 +1,8 @@
-"""The real vLLM scheduler and KV cache manager without a model, a fake clock, and a worker that notices corrupted KV.
+"""vLLM's scheduler and KV cache manager without a model, with a fake clock and a worker that notices corrupted KV.
 
-The worker stores token ids in the KV slots it is told to write, and derives each next token from a hash of the whole
-context *read through the block table*. Wrong blocks, lost tokens or a wrong resume position change the output.
+The worker stores token ids in the KV slots that it is told to write, and derives each next token from a hash of the
+whole context, which it reads through the block table. Wrong blocks, lost tokens and a wrong resume position all change
+the output.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _BLOCK_BYTES = 2 * BLOCK_TOKENS * 2  # key and value of one layer, one head and 
 
 
 def next_token(context: list[int]) -> int:
-    """What the worker answers to a context."""
+    """The token with which the worker continues a context."""
     return zlib.crc32(b",".join(b"%d" % token for token in context)) % 900 + 50
 
 
 def expected_output(prompt: list[int], count: int) -> list[int]:
-    """The tokens of an undisturbed run."""
+    """The first `count` output tokens of a call that is never preempted."""
     context = list(prompt)
     for _ in range(count):
         context.append(next_token(context))
@@ -47,7 +48,7 @@ def expected_output(prompt: list[int], count: int) -> list[int]:
 
 
 class FakeWorker:
-    """Executes steps; see the module's docstring."""
+    """Executes steps in place of a model; see the module's docstring."""
 
     def __init__(self) -> None:
         self._slots: dict[tuple[int, int], int] = {}
@@ -56,7 +57,7 @@ class FakeWorker:
         self.host: dict[int, list[int | None]] = {}
 
     def swap(self, plan: SwapPlan) -> None:
-        """Copy blocks to and from host memory, as planned."""
+        """Copy blocks to and from host memory as a plan says."""
         assert len(set(plan.out.slots)) == len(plan.out.slots), "a slot is written twice"
         for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
             self.host[slot] = [self._slots.get((block, offset)) for offset in range(BLOCK_TOKENS)]
@@ -105,7 +106,7 @@ class FakeWorker:
 
 
 def swapping(space_bytes: int, min_tokens: int | str) -> dict[str, Any]:
-    """vLLM's arguments for the swap; none for no space."""
+    """vLLM's arguments for a swap into `space_bytes` of host memory; empty if that is 0."""
     if space_bytes == 0:
         return {}
     return {"kv_transfer_config": transfer_config(SwapConfig(space_bytes / 2**30, cast("Any", min_tokens)))}
@@ -115,12 +116,12 @@ class SchedulerHarness:
     """Steps a `WeftScheduler`. Every step takes `step_s` seconds of the fake clock.
 
     Args:
-        folder: where the model's configuration may be written.
-        weft: the scheduler's configuration (`name`, `bounds_s`, `beta`).
-        slots: how many calls run at once.
-        blocks: KV blocks of 16 tokens.
-        swap_blocks: blocks in host memory for preempted calls; 0: these are computed again.
-        in_flight: 1, or 2 for overlapping steps as under asynchronous scheduling.
+        folder: an existing folder, to which the model's configuration is written.
+        weft: the scheduler's configuration, e.g. `name`, `bounds_s` and `beta`.
+        slots: the number of calls that run at once.
+        blocks: the number of KV blocks, of 16 tokens each.
+        in_flight: the number of steps in flight: 1, or 2 for steps that overlap as under asynchronous scheduling.
+        swap_blocks: the number of blocks in host memory for preempted calls; 0 to compute these calls again.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class SchedulerHarness:
         resumable: bool = False,
         **extra: Any,
     ) -> Request:
-        """A request arrives; `extra` are its `extra_args`."""
+        """Add a request with `extra` as its `extra_args`."""
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra or None)
         request = Request(
             request_id,
@@ -194,10 +195,10 @@ class SchedulerHarness:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> set[str]:
-        """One engine step.
+        """Run one engine step.
 
         Returns:
-            The requests that were scheduled.
+            The ids of the requests that were scheduled.
         """
         output = self.scheduler.schedule()
         if self.swaps:
@@ -222,7 +223,7 @@ class SchedulerHarness:
                     self.finished.append(output.request_id)
 
     def run(self, limit: int = 10_000) -> int:
-        """Step until nothing is left; how many steps it took."""
+        """Step until every request has ended, and return the number of steps."""
         for steps in range(limit):
             if not self.scheduler.has_unfinished_requests() and not self._pending:
                 return steps
