@@ -1,4 +1,4 @@
-"""A call that is preempted, however often and at any point, yields what it yields undisturbed; on real engines."""
+"""On real engines, a call that is preempted at any point, and any number of times, yields its undisturbed output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FEATURES = {
 
 
 def examined(*options: str) -> pytest.MarkDecorator:
-    """Marks a test of what `exactness_engine.py` finds."""
+    """Marks a test of the results of `exactness_engine.py`."""
     return pytest.mark.background(ROOT / "tests" / "support" / "exactness_engine.py", TINY, "found.json", *options)
 
 
@@ -40,15 +40,15 @@ SHORT = examined("--preemptions", "100", "--faults", "--engine", *ENGINES)
 
 @pytest.fixture
 def found(command_result: CommandResult) -> Found:
-    """Its findings, for each engine."""
+    """The results of the script, by engine."""
     assert command_result.exit_code == 0, command_result.stderr[-4000:]
     return json.loads((command_result.folder / "found.json").read_text())
 
 
 def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
-    """No call of an engine differs, and enough of every kind were forced out at every point."""
+    """Assert that no call differs, and that calls with each feature were preempted in each phase."""
     assert found["mismatches"] == []
-    # A choice closer than rounding is nobody's fault, but one in a thousand calls at most has one that matters.
+    # Rounding may decide between two tokens that are almost equally likely, but in one of a thousand calls at most.
     assert len(found["decided_by_rounding"]) <= found["calls"] // 1000 + 1
     forced = found["preemptions"]["forced"]
     assert sum(forced.values()) >= preemptions
@@ -62,7 +62,7 @@ def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
         assert min(swap["swaps_in"], swap["too_full"] + swap["evicted"]) > preemptions // 20
     else:
         assert forced["recompute"] > 0
-    for cause in ("policy", "memory"):  # Weft's own preemptions, and vLLM's when KV blocks run out
+    for cause in ("policy", "memory"):  # Weft's own preemptions, and those of vLLM when KV blocks run out
         assert sum(found["preemptions"][cause].values()) > 0
     assert (found["while_in_flight"] > 0) == engine.startswith("async")
 
@@ -76,15 +76,15 @@ def test_preempted_calls_yield_what_they_yield_undisturbed(found: Found, kind: s
 
 @SHORT
 def test_a_wrong_resume_is_noticed(found: Found) -> None:
-    """A scheduler that loses a token, or takes freed KV blocks for computed, makes mismatches."""
+    """A scheduler that loses a token, or that takes freed KV blocks for computed ones, causes mismatches."""
     assert set(found["noticed"]) == {"loses a token", "trusts freed blocks"}
     assert all(found["noticed"].values())
 
 
 @SHORT
 def test_a_copy_that_fails_is_computed_again(found: Found) -> None:
-    """Where a third of the copies to and from host memory fail, no call fails, and none says anything else but seeded
-    ones: vLLM does not take back the random numbers of a step whose load failed."""
+    """Where a third of the copies to and from host memory fail, no call fails, and only seeded calls yield other
+    tokens: vLLM does not rewind the random numbers of a step whose load failed."""
     unreliable = found["unreliable"]
     assert unreliable["failures"] > 0
     assert [what for what in unreliable["mismatches"] if "seeded" not in what.split(";")[0]] == []
@@ -100,5 +100,5 @@ LONG = ("--seed", "1", "--preemptions", "1000", "--rounds", "100")
     "kind", [pytest.param(kind, marks=examined(*LONG, "--engine", kind)) for kind in ENGINES + OTHERS]
 )
 def test_a_thousand_preemptions_change_nothing(found: Found, kind: str) -> None:
-    """At least 1,000 random preemptions on each engine, of other calls than in the shorter test."""
+    """At least 1,000 random preemptions on each engine, of other calls than in the shorter test, change no output."""
     check(found[kind], kind, 1000)

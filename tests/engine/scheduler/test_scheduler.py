@@ -1,4 +1,4 @@
-"""The scheduler plugin on vLLM's real scheduler and KV cache manager, without a model."""
+"""The scheduler plugin with vLLM's scheduler and KV cache manager, without a model."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ pytestmark = pytest.mark.engine
 Make = Callable[..., Any]
 ATLAS = {"name": "atlas", "bounds_s": [2.0, 8.0], "beta": None}
 FCFS = {"name": "fcfs"}
-WIDE = {"name": "atlas", "bounds_s": [100.0, 200.0], "beta": None}  # nobody is demoted in a short test
+WIDE = {"name": "atlas", "bounds_s": [100.0, 200.0], "beta": None}  # bounds so high that no short test demotes a call
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Makes a harness; vLLM is imported only here."""
+    """Makes a harness. vLLM is not imported before that."""
     from scheduler_harness import SchedulerHarness
 
     return lambda weft=ATLAS, **options: SchedulerHarness(tmp_path, dict(weft), **options)
 
 
 def spent(h: Any, call: str) -> dict[str, Any]:
-    """A call's account, without what its preemptions cost in tokens."""
+    """A call's account without the tokens that its preemptions cost."""
     return {name: h.accounts[call][name] for name in ("service_s", "wait_s", "preemptions")}
 
 
 def test_waiting_calls_run_in_the_order_of_their_programs_service(make: Make) -> None:
-    """With one slot, the program that has attained less goes first, whatever the order of arrival."""
+    """With one slot, the program that has attained less service runs first, whatever the order of arrival."""
     h = make(slots=1)
     h.add("long", program_id="long", service_s=10.0, max_tokens=2)
     h.add("middle", program_id="middle", service_s=5.0, max_tokens=2)
@@ -41,7 +41,7 @@ def test_waiting_calls_run_in_the_order_of_their_programs_service(make: Make) ->
 
 
 def test_fcfs_keeps_the_order_of_arrival(make: Make) -> None:
-    """The baseline ignores what programs have attained."""
+    """The baseline ignores the service that programs have attained."""
     h = make(FCFS, slots=1)
     h.add("long", program_id="long", service_s=10.0)
     h.add("short", program_id="short", service_s=0.0)
@@ -50,7 +50,7 @@ def test_fcfs_keeps_the_order_of_arrival(make: Make) -> None:
 
 
 def test_a_higher_queue_preempts_and_the_victim_ends_with_the_same_tokens(make: Make) -> None:
-    """Two long calls run in two slots; a short program arrives, runs next, and nobody's output changes."""
+    """A short program that arrives while two long calls hold the two slots runs next, and no call's output changes."""
     from scheduler_harness import expected_output
 
     h = make(slots=2)
@@ -68,12 +68,12 @@ def test_a_higher_queue_preempts_and_the_victim_ends_with_the_same_tokens(make: 
     assert h.accounts["a"]["preemptions"] + h.accounts["b"]["preemptions"] == 1
 
 
-def test_scarce_kv_blocks_are_taken_from_calls_further_down(make: Make) -> None:
-    """There is a free slot but no block for the short program: the long call gives its blocks back and ends right."""
+def test_scarce_kv_blocks_are_taken_from_calls_of_lower_queues(make: Make) -> None:
+    """A short program finds a free slot but no KV block: the long call is preempted, and still ends with its tokens."""
     from scheduler_harness import expected_output
 
     h = make(slots=4, blocks=13, batched_tokens=256)
-    prompt = list(range(100, 260))  # 10 of the 12 blocks that can be had
+    prompt = list(range(100, 260))  # 10 of the 12 blocks that calls can use
     h.add("long", prompt=prompt, max_tokens=8, program_id="a", service_s=5.0)
     h.step()
     other = list(range(300, 380))
@@ -84,8 +84,8 @@ def test_scarce_kv_blocks_are_taken_from_calls_further_down(make: Make) -> None:
     assert h.tokens == {"long": expected_output(prompt, 8), "short": expected_output(other, 3)}
 
 
-def test_nobody_makes_way_for_a_call_that_would_not_fit_even_then(make: Make) -> None:
-    """Preempting the only call further down would free too little, so it runs on."""
+def test_no_call_is_preempted_for_one_that_would_not_fit_even_then(make: Make) -> None:
+    """Preempting the only call of a lower queue would free too few blocks, so it runs on."""
     h = make(WIDE, slots=4, blocks=13, batched_tokens=256)
     h.add("first", prompt=list(range(100, 190)), max_tokens=6, program_id="a")
     h.step()
@@ -97,8 +97,8 @@ def test_nobody_makes_way_for_a_call_that_would_not_fit_even_then(make: Make) ->
     assert h.accounts["low"]["preemptions"] == 0
 
 
-def test_when_blocks_run_out_inside_a_step_the_lowest_goes(make: Make) -> None:
-    """vLLM's own preemption takes the call furthest down, not the latest arrival."""
+def test_when_blocks_run_out_inside_a_step_the_lowest_call_is_preempted(make: Make) -> None:
+    """vLLM's own preemption takes the call of the lowest rank, not the latest arrival."""
     h = make(WIDE, slots=2, blocks=9, batched_tokens=256)
     h.add("low", prompt=list(range(100, 150)), max_tokens=40, program_id="a", service_s=150.0)
     h.step()
@@ -109,7 +109,7 @@ def test_when_blocks_run_out_inside_a_step_the_lowest_goes(make: Make) -> None:
 
 
 def test_deciding_every_few_steps_preempts_less_often_and_fills_slots_at_once(make: Make) -> None:
-    """With a decision every fourth step a short call waits for it; a slot that falls free meanwhile is taken."""
+    """With a decision every fourth step, a short call waits for the decision, but a freed slot is filled at once."""
     h = make({**WIDE, "decide_every": 4}, slots=1)
     h.add("long", program_id="a", service_s=150.0, max_tokens=20)
     h.step()
@@ -122,7 +122,7 @@ def test_deciding_every_few_steps_preempts_less_often_and_fills_slots_at_once(ma
 
 @pytest.mark.parametrize("policy", [ATLAS, FCFS])
 def test_a_call_of_the_same_queue_does_not_preempt(make: Make, policy: dict[str, Any]) -> None:
-    """Inside a queue it is first come, first served."""
+    """Calls of one queue run in the order of their arrival."""
     h = make(policy, slots=1)
     h.add("first", program_id="a", max_tokens=2)
     h.step()
@@ -133,7 +133,7 @@ def test_a_call_of_the_same_queue_does_not_preempt(make: Make, policy: dict[str,
 
 
 def test_an_exhausted_quantum_demotes_a_running_call(make: Make) -> None:
-    """After two seconds in Q_1 the call goes to Q_2 and a fresh program takes the slot."""
+    """After two seconds in Q_1 the call is demoted to Q_2, and a new program takes the slot."""
     h = make(slots=1)
     h.add("long", program_id="a", max_tokens=10)
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_an_exhausted_quantum_demotes_a_running_call(make: Make) -> None:
 
 
 def test_service_and_wait_are_exact(make: Make) -> None:
-    """One slot, one second a step: the first call runs 4 s, the second waits 4 s and runs 2 s."""
+    """With one slot and one second a step, the first call runs for 4 s; the second waits for 4 s and runs for 2 s."""
     h = make(FCFS, slots=1)
     h.add("a", program_id="a", max_tokens=4)
     h.add("b", program_id="b", max_tokens=2)
@@ -154,7 +154,7 @@ def test_service_and_wait_are_exact(make: Make) -> None:
 
 
 def test_wait_counts_the_time_spent_preempted(make: Make) -> None:
-    """A preempted call waits again; its service is only the steps it was part of, recomputation included."""
+    """A preempted call waits again. Its service is the time of the steps that it was part of, with recomputation."""
     h = make(slots=1)
     h.add("a", program_id="a", max_tokens=4, service_s=5.0)
     h.step()
@@ -164,7 +164,7 @@ def test_wait_counts_the_time_spent_preempted(make: Make) -> None:
 
 
 def test_overlapping_steps_are_charged_once(make: Make) -> None:
-    """Under asynchronous scheduling two steps are in flight; a call is charged the time that passed, not twice that."""
+    """With two steps in flight (asynchronous scheduling) a call is charged the time that passed, not twice as much."""
     h = make(FCFS, slots=1, in_flight=2)
     h.add("a", program_id="a", max_tokens=6)
     steps = h.run()
@@ -173,7 +173,7 @@ def test_overlapping_steps_are_charged_once(make: Make) -> None:
 
 
 def test_samples_of_one_call_share_an_account(make: Make) -> None:
-    """With n > 1 each sample is a request of its own, but the call is charged a step once."""
+    """With n > 1 each sample is a request of its own, but the call is charged once for each step."""
     h = make(FCFS, slots=2)
     h.add("0_x", program_id="a", call_id="x", max_tokens=3)
     h.add("1_x", program_id="a", call_id="x", max_tokens=5)
@@ -184,7 +184,7 @@ def test_samples_of_one_call_share_an_account(make: Make) -> None:
 @pytest.mark.parametrize("step_s", [0.5, 3.0])
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_service_in_tokens_does_not_hang_on_the_batch(make: Make, step_s: float, in_flight: int) -> None:
-    """Each token counts once, prompt and output, however long the steps take and however often it is recomputed."""
+    """Each prompt and output token counts once, however long the steps take and however often it is recomputed."""
     h = make({**ATLAS, "token_s": 0.25}, slots=1, in_flight=in_flight, batched_tokens=16)
     h.step_s = step_s
     h.add("long", prompt=list(range(100, 140)), max_tokens=8, program_id="a", service_s=5.0)
@@ -194,13 +194,13 @@ def test_service_in_tokens_does_not_hang_on_the_batch(make: Make, step_s: float,
     h.run()
     assert h.finished == ["short", "long"]
     assert h.accounts["long"]["preemptions"] == 1
-    # The last token is given out, not computed; a step in flight beyond it may compute one more.
+    # The last token is delivered but not computed. A step in flight beyond it may compute one more token.
     assert h.accounts["long"]["service_s"] in {0.25 * (40 + 7), 0.25 * (40 + 8)}
     assert h.accounts["short"]["service_s"] in {0.25 * (3 + 2), 0.25 * (3 + 3)}
 
 
 def test_cached_tokens_are_no_service_in_tokens(make: Make) -> None:
-    """What is found in the prefix cache is not computed."""
+    """Tokens found in the prefix cache are not computed, and so not charged."""
     h = make({**FCFS, "token_s": 1.0}, prefix_caching=True)
     prompt = list(range(100, 148))
     h.add("first", prompt=prompt, max_tokens=2, program_id="a")
@@ -212,7 +212,7 @@ def test_cached_tokens_are_no_service_in_tokens(make: Make) -> None:
 
 
 def test_bounds_found_from_calls_reach_the_scheduler(make: Make) -> None:
-    """After enough calls of two seconds the first bound is two seconds, so a program of three is below a fresh one."""
+    """After enough calls of 2 s the first bound is 2 s, so a program with 3 s ranks below a new one."""
     h = make({"name": "atlas", "bounds_s": "auto", "beta": None}, slots=2)
     for n in range(32):
         h.add(f"call-{n}", max_tokens=2)
@@ -226,7 +226,7 @@ def test_bounds_found_from_calls_reach_the_scheduler(make: Make) -> None:
 
 
 def test_a_program_is_charged_by_its_critical_path_while_its_calls_run(make: Make) -> None:
-    """Calls that end on this engine raise the program's service at once, also for calls that bring stale numbers."""
+    """Calls that end on this engine raise the program's service at once, also for calls that bring an older value."""
     h = make(slots=2)
     h.add("a1", program_id="a", max_tokens=3)
     h.add("a2", program_id="a", max_tokens=12)
@@ -241,7 +241,7 @@ def test_a_program_is_charged_by_its_critical_path_while_its_calls_run(make: Mak
 
 
 def test_requests_without_ids_are_programs_of_their_own(make: Make) -> None:
-    """A client that knows nothing of programs gets sane behaviour: each request starts in Q_1."""
+    """The requests of a client that knows nothing of programs each start in Q_1."""
     h = make(slots=1)
     h.add("a", max_tokens=2)
     h.add("b", max_tokens=2)
@@ -250,7 +250,7 @@ def test_requests_without_ids_are_programs_of_their_own(make: Make) -> None:
 
 
 def test_the_session_stands_in_for_a_missing_program(make: Make) -> None:
-    """Requests that bring only a session_id share that session's program."""
+    """Requests that bring only a session_id belong to one program, which stands for the session."""
     h = make(slots=2)
     h.add("a", session_id="s", max_tokens=2)
     h.add("b", session_id="s", max_tokens=2)
@@ -259,7 +259,7 @@ def test_the_session_stands_in_for_a_missing_program(make: Make) -> None:
 
 
 def test_a_program_without_numbers_is_remembered_between_its_calls(make: Make) -> None:
-    """A client that sends only ids gets the service of its program's earlier calls counted."""
+    """For a client that sends only ids, the scheduler itself adds up the service of the program's earlier calls."""
     h = make(slots=1)
     h.add("a1", program_id="a", max_tokens=5)
     h.run()
@@ -271,7 +271,7 @@ def test_a_program_without_numbers_is_remembered_between_its_calls(make: Make) -
 
 
 def test_requests_without_ids_are_not_remembered(make: Make) -> None:
-    """They never come again, so they take no memory."""
+    """Programs that stand for one request never return, so the scheduler does not remember them."""
     h = make()
     for n in range(5):
         h.add(f"r{n}", max_tokens=1)
@@ -280,7 +280,7 @@ def test_requests_without_ids_are_not_remembered(make: Make) -> None:
 
 
 def test_a_call_whose_input_comes_in_pieces_goes_on_among_others(make: Make) -> None:
-    """vLLM's streaming input: the call pauses between its pieces, keeps its KV, and others are accounted as ever."""
+    """With streaming input a call pauses between its inputs and keeps its KV; other calls are charged as usual."""
     h = make(slots=2)
     h.add("voice", program_id="a", max_tokens=3, resumable=True)
     h.add("text", program_id="b", max_tokens=6)
@@ -300,7 +300,7 @@ def test_a_call_whose_input_comes_in_pieces_goes_on_among_others(make: Make) -> 
 
 
 def test_programs_may_choose_the_same_call_id(make: Make) -> None:
-    """Ids come from clients: two programs with one call id keep their own books, and nothing breaks as they end."""
+    """Clients choose the ids: two programs that use the same call id keep accounts of their own, and both end."""
     h = make(slots=2)
     h.add("a1", program_id="a", call_id="x", max_tokens=2)
     h.add("b1", program_id="b", call_id="x", max_tokens=5)
@@ -318,7 +318,7 @@ def test_programs_may_choose_the_same_call_id(make: Make) -> None:
     ],
 )
 def test_malformed_ids_never_end_the_engine(make: Make, extra: dict[str, Any]) -> None:
-    """What makes no sense is ignored in the scheduler's process, where an exception would end every call."""
+    """A malformed value is ignored in the scheduler's process, where an exception would end every call."""
     h = make()
     h.add("a", **extra)
     h.run()
@@ -327,7 +327,7 @@ def test_malformed_ids_never_end_the_engine(make: Make, extra: dict[str, Any]) -
 
 @pytest.mark.parametrize("when", ["waiting", "running", "preempted"])
 def test_an_aborted_call_leaves_nothing_behind(make: Make, when: str) -> None:
-    """Aborting forgets the call wherever it is, and the others go on."""
+    """Aborting a call removes it from every queue, and the other calls go on."""
     h = make(slots=1)
     h.add("victim", program_id="a", max_tokens=30, service_s=5.0)
     if when != "waiting":
@@ -341,7 +341,7 @@ def test_an_aborted_call_leaves_nothing_behind(make: Make, when: str) -> None:
     assert h.finished == ["other"]
     s = h.scheduler
     assert (s._entries, s._table._programs, s._table._ledgers, len(s.weft_policy.waiting)) == ({}, {}, {}, 0)
-    assert s.kv_cache_manager.block_pool.get_num_free_blocks() == 199  # one is vLLM's null block
+    assert s.kv_cache_manager.block_pool.get_num_free_blocks() == 199  # vLLM keeps one as its null block
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "mlfq", "plas", "atlas", "rr"])
@@ -351,8 +351,8 @@ def test_an_aborted_call_leaves_nothing_behind(make: Make, when: str) -> None:
 def test_random_programs_lose_and_change_nothing(  # noqa: PLR0917  one argument a parametrization
     make: Make, policy: str, in_flight: int, prefix_caching: bool, swap_blocks: int, seed: int
 ) -> None:
-    """Random arrivals, lengths, services, priorities and scarce KV, on the device and in host memory: every call ends
-    with its undisturbed tokens, nothing is left, and the same seed gives the same schedule."""
+    """With random arrivals, lengths, services and priorities, and scarce KV on the device and in host memory, every
+    call ends with its undisturbed tokens, no state is left over, and the same seed gives the same schedule."""
     from scheduler_harness import expected_output
 
     parameters: dict[str, dict[str, Any]] = {"fcfs": {}, "rr": {"quanta_s": [2.0]}}
@@ -400,8 +400,8 @@ def test_random_programs_lose_and_change_nothing(  # noqa: PLR0917  one argument
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_swapped_call_goes_on_where_it_was(make: Make, in_flight: int) -> None:
-    """Preempted in the midst of its prompt and of its answer, a call computes nothing again but for a token that was in
-    flight; without the swap it computes all of it again."""
+    """A call that is preempted during its prompt and during its output computes again only the tokens that were in
+    flight. Without the swap it computes all its tokens again."""
     kept, lost = (long_call_preempted_twice(make, swap_blocks, in_flight) for swap_blocks in (100, 0))
     assert kept["preemptions"] == lost["preemptions"] == 2
     assert min(kept["swapped_tokens"], lost["recomputed_tokens"]) > 256
@@ -409,7 +409,7 @@ def test_a_swapped_call_goes_on_where_it_was(make: Make, in_flight: int) -> None
 
 
 def long_call_preempted_twice(make: Make, swap_blocks: int, in_flight: int) -> dict[str, Any]:
-    """The account of a call of 250 and 40 tokens that others preempt twice."""
+    """The account of a call with 250 prompt and 40 output tokens, which is preempted twice."""
     from scheduler_harness import expected_output
 
     h = make(WIDE, slots=1, in_flight=in_flight, swap_blocks=swap_blocks)
@@ -426,7 +426,7 @@ def long_call_preempted_twice(make: Make, swap_blocks: int, in_flight: int) -> d
 
 
 def long_call_then_short(make: Make, steps: int, max_tokens: int = 10, **options: Any) -> Any:
-    """A harness where a call of 100 tokens has had so many steps in the only slot when a short program comes."""
+    """A harness with one slot, in which a call of 100 tokens has run for `steps` steps when a short program arrives."""
     h = make(WIDE, slots=1, swap_blocks=100, **options)
     h.add("long", prompt=list(range(100, 200)), max_tokens=max_tokens, program_id="long", service_s=150.0)
     for _ in range(steps):
@@ -436,7 +436,7 @@ def long_call_then_short(make: Make, steps: int, max_tokens: int = 10, **options
 
 
 def test_calls_below_the_threshold_are_computed_again(make: Make) -> None:
-    """`min_tokens` says from how many tokens on a call is swapped."""
+    """A call with fewer than `min_tokens` tokens is not swapped but computed again."""
     for min_tokens, swaps in ((40, True), (120, False)):
         h = long_call_then_short(make, 4, min_tokens=min_tokens)
         h.run()
@@ -445,7 +445,7 @@ def test_calls_below_the_threshold_are_computed_again(make: Make) -> None:
 
 
 def test_a_prefix_that_is_still_cached_is_not_loaded(make: Make) -> None:
-    """What the device's prefix cache still has at resumption stays there; only the rest comes from host memory."""
+    """On resumption only the blocks that the device's prefix cache has lost are loaded from host memory."""
     h = long_call_then_short(make, 10, max_tokens=20, prefix_caching=True)
     h.run()
     assert (h.accounts["long"]["preemptions"], h.accounts["long"]["recomputed_tokens"]) == (1, 0)
@@ -453,7 +453,7 @@ def test_a_prefix_that_is_still_cached_is_not_loaded(make: Make) -> None:
 
 
 def test_resetting_the_prefix_cache_voids_the_copies(make: Make) -> None:
-    """vLLM resets it when the weights change; then what is in host memory is as void."""
+    """vLLM resets the prefix cache when the weights change, and the copies in host memory are then just as invalid."""
     h = long_call_then_short(make, 4)
     h.step()
     assert h.scheduler._swap.stats().used > 0
@@ -464,7 +464,7 @@ def test_resetting_the_prefix_cache_voids_the_copies(make: Make) -> None:
 
 
 def test_bad_configuration_is_a_typed_error_at_construction(make: Make) -> None:
-    """A policy that does not exist, or bounds that fall, are told before any request comes."""
+    """An unknown policy, or bounds that fall, are reported before the first request arrives."""
     from weft.core.errors import PolicyError
 
     with pytest.raises(PolicyError, match="unknown policy"):

@@ -1,4 +1,4 @@
-"""The scheduler plugin against Algorithm 1 written down naively: lists, scans, no heaps, no vLLM."""
+"""The scheduler plugin compared with a naive model of Algorithm 1, which scans lists and knows nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NaiveProgram:
 
 @dataclass
 class NaiveCall:
-    """`c` of Algorithm 1, and what its program is charged for it in the end."""
+    """The call `c` of Algorithm 1, and the service and wait that its program is charged at its end."""
 
     name: str
     program: NaiveProgram
@@ -49,10 +49,10 @@ class NaiveCall:
     since_s: float = 0.0
     running: bool = False
     preempted: bool = False
-    resumed: bool = False  # in this step
+    resumed: bool = False  # whether it resumed in this step
     service_s: float = 0.0
     total_wait_s: float = 0.0
-    queued_s: float = 0.0  # start of the present wait, not touched by promotion
+    queued_s: float = 0.0  # start of the present wait; a promotion leaves it as it is
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class NaiveCall:
 
 @dataclass
 class NaiveScheduler:
-    """One second a step; every scheduled call gives one token."""
+    """Algorithm 1 with steps of one second, in which every scheduled call computes one token."""
 
     policy: str
     now_s: float = 0.0
@@ -136,7 +136,7 @@ class NaiveScheduler:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, steps and aborts, on both."""
+    """Applies random arrivals, steps and aborts to the plugin and to the model."""
 
     @initialize(policy=st.sampled_from(["mlfq", "plas", "atlas"]))
     def begin(self, policy: str) -> None:
