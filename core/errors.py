@@ -103,7 +103,10 @@ class InvalidIdError(WeftError, ValueError):
 
 
 class TraceError(WeftError, ValueError):
-    """A file or text is neither a program's graph (`ProgramGraph.to_json()`) nor a trace (docs/simulator.md)."""
+    """A file or text is neither a program's graph (`ProgramGraph.to_json()`) nor a trace.
+
+    docs/reference/trace-format.md describes traces.
+    """
 
 
 class SimulationError(WeftError, ValueError):

@@ -4,7 +4,8 @@
      "calls": [{"id": "a1", "parents": [], "prompt_tokens": 0, "output_tokens": 4, "gap_s": 0.0, "tool": null,
                 "prompt": null, "shared_prefix_tokens": 0}]}
 
-Only `program` is required, and for each call `id` and `output_tokens`. docs/simulator.md describes the keys.
+Only `program` is required, and for each call `id` and `output_tokens`. docs/reference/trace-format.md describes the
+keys.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def read(path: Path) -> list[TraceProgram]:
     except UnicodeDecodeError:
         raise TraceError(f"{path} is not UTF-8 text. Name a trace file: one program in JSON on each line.") from None
     if not programs:
-        raise TraceError(f"{path} has no program. Write one program on each line, as docs/simulator.md describes.")
+        raise TraceError(f"{path} has no program. Write one on each line, as docs/reference/trace-format.md describes.")
     return list(programs.values())
 
 
