@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,33 +108,25 @@ def test_the_tutorials_comparison_runs(command_result: CommandResult) -> None:
 
 
 @pytest.mark.parametrize("page", ["how-to/add-a-policy.md", "how-to/add-a-balancer.md"])
-def test_the_files_of_an_extension_guide_work(page: str, tmp_path: Path) -> None:
-    """The module is imported by the line that the page adds, and its tests pass."""
-    package = ""
-    for path, source in files(page).items():
-        if path.endswith("__init__.py"):
-            package = path.removesuffix("/__init__.py")
-            (tmp_path / "conftest.py").write_text(
-                f"import weft.{package.replace('/', '.')} as package\n"
-                f"package.__path__.append({str(tmp_path / package)!r})\n{source}"
-            )
-        else:
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(source)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        "/dev/null",
-        f"--rootdir={tmp_path}",
-    ]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout
+def test_the_files_of_an_extension_guide_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that the page adds imports the page's module, and the page's tests pass."""
+    (module, source), (package_file, line), (test_file, tests) = files(page).items()
+    package = importlib.import_module("weft." + package_file.removesuffix("/__init__.py").replace("/", "."))
+    (tmp_path / Path(module).name).write_text(source)
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    registry = importlib.import_module(f"{package.__name__}.registry")
+    monkeypatch.setattr(registry, "_registrations", dict(registry._registrations))
+    name = f"{package.__name__}.{Path(module).stem}"
+    try:
+        exec(line, {})  # noqa: S102  the documents' own code
+        names: dict[str, Any] = {"__name__": "tests"}
+        exec(compile(tests, test_file, "exec"), names)  # noqa: S102  likewise
+    finally:
+        sys.modules.pop(name, None)
+    found = [each for each in names if each.startswith("test_")]
+    assert len(found) == 3
+    for each in found:
+        names[each]()
 
 
 # -- links
@@ -172,6 +164,20 @@ def test_every_file_that_a_document_names_exists(document: Path) -> None:
     """A page that names a file of this repository follows the file when it moves."""
     missing = [path for path in paths_named(document.read_text()) if not (ROOT / path).exists()]
     assert missing == []
+
+
+def test_the_design_page_names_every_folder() -> None:
+    """A new folder of core/, engine/ or integrations/ gets its line under "Rooms"."""
+    (rooms,) = re.findall(r"## Rooms\n\n```text\n(.*?)```", (DOCS / "explanation/design.md").read_text(), re.DOTALL)
+    folders = {
+        path.parent.relative_to(ROOT)
+        for top in ("core", "engine", "integrations")
+        for path in (ROOT / top).glob("*/*.py")
+    }
+    public_paths = {"engine/swap"}
+    assert [
+        str(each) for each in sorted(folders) if f"{each.name}" not in rooms and str(each) not in public_paths
+    ] == []
 
 
 def test_every_name_of_the_glossary_is_in_its_file() -> None:
