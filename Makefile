@@ -76,7 +76,7 @@ test-asan: setup
 	@$(BIN)/ninja --quiet -C build/asan
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 CXXFLAGS=-fsanitize=address WEFT_CSRC=build/asan PYTHONPATH=tests/support \
-	  $(BIN)/python -m pytest -p swap_asan -p no:cacheprovider --capture=sys tests/engine/kv_cache
+	  $(BIN)/python -m pytest -p swap_asan -p no:cacheprovider --capture=sys -m "not engine" tests/engine/kv_cache
 
 lint: setup docs
 	$(BIN)/ruff check .
