@@ -1,4 +1,4 @@
-"""Programs for the tests of the simulator: those of the papers, and random ones."""
+"""Programs for the tests of the simulator: the papers' examples, and random ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from weft.core.sim import TraceCall, TraceProgram
 
 
-def chain(name: str, steps: Sequence[int], arrival_s: float = 0.0) -> TraceProgram:
-    """A program of calls one after another, each so many tokens long."""
+def chain(name: str, output_tokens: Sequence[int], arrival_s: float = 0.0) -> TraceProgram:
+    """A program of calls one after another, with these output lengths."""
     calls = tuple(
         TraceCall(f"{name.lower()}{n}", (f"{name.lower()}{n - 1}",) if n > 1 else (), tokens)
-        for n, tokens in enumerate(steps, 1)
+        for n, tokens in enumerate(output_tokens, 1)
     )
     return TraceProgram(name, calls, arrival_s)
 
@@ -21,7 +21,7 @@ def chain(name: str, steps: Sequence[int], arrival_s: float = 0.0) -> TraceProgr
 # Autellix, Figure 2.
 FIGURE_2 = [chain("A", (4, 3, 1, 1)), chain("B", (3, 3, 4)), chain("C", (1, 2)), chain("D", (4,))]
 
-# Autellix, Figure 9: the figure's numbers are not in the text; a graph of ours with its two makespans.
+# Autellix, Figure 9. The paper's text does not give the figure's numbers; this graph has the same two makespans.
 FIGURE_9 = [
     TraceProgram(
         "P",
@@ -43,27 +43,32 @@ ASTRAEA_2 = [chain("A", (3, 3, 3)), chain("B", (4, 1, 2))]
 
 @st.composite
 def programs(draw: st.DrawFn, *, most: int = 6, unit: bool = False) -> list[TraceProgram]:
-    """Random programs: graphs of up to six calls with prompts that share, gaps, and arrivals at multiples of 1/4 s
-    (`unit`: of 1 s), so that sums of times are exact."""
-    grain = 1.0 if unit else 0.25
-    made = []
+    """Random programs of up to six calls, with shared prefixes, gaps and any parents.
+
+    Args:
+        most: The most programs.
+        unit: Whether gaps and arrivals are multiples of 1 s. Otherwise they are multiples of 1/4 s. Sums of either are
+            exact.
+    """
+    grain_s = 1.0 if unit else 0.25
+    drawn = []
     for number in range(draw(st.integers(1, most))):
         calls: list[TraceCall] = []
         for index in range(draw(st.integers(1, 6))):
             parents = draw(st.lists(st.sampled_from(calls), max_size=2, unique=True)) if calls else []
-            before = parents[0].prompt_tokens + parents[0].output_tokens if parents else 8
-            shared = draw(st.integers(0, before))
+            most_shared = parents[0].prompt_tokens + parents[0].output_tokens if parents else 8
+            shared = draw(st.integers(0, most_shared))
             calls.append(
                 TraceCall(
                     call_id=f"c{index}",
                     parents=tuple(parent.call_id for parent in parents),
                     output_tokens=draw(st.integers(1, 9)),
                     prompt_tokens=shared + draw(st.integers(0, 12)),
-                    gap_s=draw(st.sampled_from((0, 0, 1, 3, 7))) * grain,
+                    gap_s=draw(st.sampled_from((0, 0, 1, 3, 7))) * grain_s,
                     shared_prefix_tokens=shared,
                 )
             )
-        arrival_s = draw(st.integers(0, 20)) * grain
+        arrival_s = draw(st.integers(0, 20)) * grain_s
         name = draw(st.sampled_from((None, "one", "two")))
-        made.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name))
-    return made
+        drawn.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name))
+    return drawn

@@ -1,4 +1,4 @@
-"""The KV cache of a simulated replica: sharing, pinning, and what goes first."""
+"""The KV cache of a simulated replica: sharing, pinning and eviction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.core.sim.kv import KvCache, Segment
 
 
 def test_a_prefix_is_shared_and_pinned_once() -> None:
-    """Two calls that share 30 tokens of a third take only what they have beyond it."""
+    """Two calls that share 30 tokens of a third call take capacity only for their other tokens."""
     kv = KvCache(100)
     kv.release(kv.reserve("a", None, 0, 40))
     for key in "bc":
@@ -24,8 +24,9 @@ def test_a_prefix_is_shared_and_pinned_once() -> None:
     kv.check_integrity()
 
 
-def test_the_longest_prefix_that_is_here_is_found() -> None:
-    """Its own KV first, then its ancestors', as long as both share it."""
+def test_the_longest_cached_prefix_is_found() -> None:
+    """The cache is searched for a call's own KV first and for that of its ancestors next. The hit ends where the shared
+    tokens end."""
     kv = KvCache(math.inf)
     a = kv.reserve("a", None, 0, 40)
     b = kv.reserve("b", a, 40, 60)
@@ -35,8 +36,8 @@ def test_the_longest_prefix_that_is_here_is_found() -> None:
     assert kv.find([("c", 90)]) == (None, 0)
 
 
-def test_the_least_recently_used_goes_first_from_its_end() -> None:
-    """Of two prefixes the older one is cut from its end; what is left of it is still found."""
+def test_the_least_recently_used_prefix_is_evicted_from_its_end() -> None:
+    """Of two prefixes, the older one loses tokens at its end, and the rest of it is still found."""
     kv = KvCache(100)
     kv.release(kv.reserve("a", None, 0, 40))
     kv.release(kv.reserve("b", None, 0, 40))
@@ -46,8 +47,8 @@ def test_the_least_recently_used_goes_first_from_its_end() -> None:
     kv.check_integrity()
 
 
-def test_an_end_goes_before_what_it_follows() -> None:
-    """When a call ends, its own tokens go first and then those it shared, although they are older."""
+def test_a_segment_is_evicted_before_its_parent() -> None:
+    """Of a call that has ended, its own tokens are evicted before the tokens that it shared, although those are older."""
     kv = KvCache(100)
     a = kv.reserve("a", None, 0, 40)
     kv.release(a)
@@ -57,8 +58,8 @@ def test_an_end_goes_before_what_it_follows() -> None:
     assert (kv.find([("b", 60), ("a", 40)])[1], kv.find([("other", 20)])[1]) == (30, 20)
 
 
-def test_what_is_read_stays() -> None:
-    """A pinned prefix is not counted as room, and a call that shares it costs only the rest."""
+def test_a_pinned_prefix_is_not_available() -> None:
+    """Pinned tokens do not count as available, and a call that shares them takes only its other tokens."""
     kv = KvCache(100)
     a = kv.reserve("a", None, 0, 40)
     assert (kv.available, kv.cost(a, 40, 70), kv.cost(None, 0, 70)) == (60, 30, 70)
@@ -66,8 +67,8 @@ def test_what_is_read_stays() -> None:
     assert (kv.available, kv.cost(a, 40, 70)) == (100, 70)
 
 
-def test_without_prefix_caching_nothing_stays() -> None:
-    """A call's tokens go with it."""
+def test_without_prefix_caching_no_prefix_is_kept() -> None:
+    """A call's tokens leave the cache when it stops."""
     kv = KvCache(100, keep=False)
     kv.release(kv.reserve("a", None, 0, 40))
     assert (kv.pinned, kv.cached, kv.find([("a", 40)])) == (0, 0, (None, 0))
@@ -75,26 +76,26 @@ def test_without_prefix_caching_nothing_stays() -> None:
 
 
 class Cache(RuleBasedStateMachine):
-    """Calls come, grow and go in any order; what is found is checked against whole prompts."""
+    """Calls start, grow, stop and resume in any order. The model knows which tokens each call shares."""
 
     CAPACITY = 60
 
     def __init__(self) -> None:
         super().__init__()
         self.kv = KvCache(self.CAPACITY)
-        self.running: dict[int, tuple[Segment, int]] = {}  # with their tokens
+        self.running: dict[int, tuple[Segment, int]] = {}  # their own segments and their tokens
         self.paths: dict[int, list[tuple[int, int]]] = {}  # (ancestor, tokens shared with it), the nearest first
         self.lengths: dict[int, int] = {}
         self.number = 0
 
     @rule(data=st.data(), more=st.integers(0, 15))
     def start(self, data: st.DataObject, more: int) -> None:
-        """A call that shares some tokens of one that has ended, or none."""
-        parent = data.draw(st.sampled_from([None, *(each for each in self.lengths if each not in self.running)]))
+        """Start a call that shares some tokens of a stopped call, or none."""
+        parent = data.draw(st.sampled_from([None, *(call for call in self.lengths if call not in self.running)]))
         shared = data.draw(st.integers(0, self.lengths[parent])) if parent is not None else 0
         path: list[tuple[int, int]] = []
         if parent is not None and shared:
-            path = [(parent, shared), *((each, min(shared, count)) for each, count in self.paths[parent])]
+            path = [(parent, shared), *((call, min(shared, count)) for call, count in self.paths[parent])]
         tokens = shared + more
         if self.admit(self.number, path, tokens):
             self.paths[self.number], self.lengths[self.number] = path, tokens
@@ -102,14 +103,14 @@ class Cache(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
-        """A call that was stopped goes on with what is left of it."""
+        """Start a stopped call again with the tokens of it that are still cached."""
         stopped = [number for number in self.lengths if number not in self.running]
         if stopped:
             number = data.draw(st.sampled_from(stopped))
             self.admit(number, [(number, self.lengths[number]), *self.paths[number]], self.lengths[number])
 
     def admit(self, number: int, path: list[tuple[int, int]], tokens: int) -> bool:
-        """Let a call in if it fits."""
+        """Admit a call if it fits."""
         segment, hit = self.kv.find(path)
         assert hit <= max((shared for _, shared in path), default=0)
         fits = self.kv.cost(segment, hit, tokens) <= self.kv.available
@@ -124,7 +125,7 @@ class Cache(RuleBasedStateMachine):
     @precondition(lambda self: self.running and self.kv.available >= 1)
     @rule(data=st.data())
     def grow(self, data: st.DataObject) -> None:
-        """A running call gives a token."""
+        """A running call generates a token."""
         number = data.draw(st.sampled_from(list(self.running)))
         own, tokens = self.running[number]
         self.kv.grow(1)
@@ -135,7 +136,7 @@ class Cache(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def stop(self, data: st.DataObject) -> None:
-        """A running call ends; right after that all of it is still found."""
+        """A running call stops. Immediately afterwards all of its tokens are still found."""
         number = data.draw(st.sampled_from(list(self.running)))
         own, tokens = self.running.pop(number)
         assert own.end == tokens
@@ -143,8 +144,8 @@ class Cache(RuleBasedStateMachine):
         assert self.kv.find([(number, tokens)])[1] == tokens
 
     @invariant()
-    def adds_up(self) -> None:
-        """Sums agree, and no more is held than there is room for."""
+    def counts_agree(self) -> None:
+        """The counts agree with the tree, and do not exceed the capacity."""
         self.kv.check_integrity()
         assert self.kv.pinned <= sum(tokens for _, tokens in self.running.values())
 
@@ -153,11 +154,11 @@ Cache.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dead
 TestCache = Cache.TestCase
 
 
-def test_a_prefix_that_was_lost_is_shared_again() -> None:
-    """Three calls follow one whose KV another program has pushed out but for 4 tokens: the first of them computes it
-    again, and the other two find it."""
-    lost = TraceProgram(
-        "lost",
+def test_a_recomputed_prefix_is_shared_again() -> None:
+    """Another program has all but 4 tokens of a call evicted. Of the three calls that follow it, the first computes the
+    prefix again, and the other two find it."""
+    evicted = TraceProgram(
+        "evicted",
         (
             TraceCall("a", (), output_tokens=1, prompt_tokens=100),
             *(
@@ -167,5 +168,5 @@ def test_a_prefix_that_was_lost_is_shared_again() -> None:
         ),
     )
     big = TraceProgram("big", (TraceCall("x", (), output_tokens=1, prompt_tokens=240),), arrival_s=10.0)
-    result = simulate([lost, big], SimSettings(kv_tokens=245, batch_size=4))
+    result = simulate([evicted, big], SimSettings(kv_tokens=245, batch_size=4))
     assert result.counts.prefix_hits == 4 + 2 * 101

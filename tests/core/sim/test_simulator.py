@@ -1,4 +1,4 @@
-"""The simulator: the papers' examples, and random programs against an engine that is played step by step."""
+"""The simulator: the papers' examples, and random programs against an engine that plays every step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POLICIES = [
 
 
 def test_autellix_figure_2() -> None:
-    """Four programs on two slots wait 18 units under FCFS, and 12 under PLAS with queue bounds 2 and 3."""
+    """Autellix Fig. 2: four programs on two slots wait 18 units under FCFS, and 12 under PLAS with bounds 2 and 3."""
     fcfs = simulate(FIGURE_2, replace(UNIT, policy=PolicyConfig("fcfs")))
     plas = simulate(FIGURE_2, replace(UNIT, policy=PolicyConfig("plas", (2, 3))))
     assert {name: row.wait for name, row in fcfs.programs.items()} == {"A": 3, "B": 4, "C": 7, "D": 4}
@@ -49,25 +49,28 @@ def test_autellix_figure_2() -> None:
 
 
 def test_autellix_figure_9() -> None:
-    """A program of parallel calls takes 14 units if they run as they arrive, and 11 if the critical path is known."""
+    """Autellix Fig. 9: a program of parallel calls takes 14 units under FCFS, and 11 if the critical path is known."""
     assert simulate(FIGURE_9, replace(UNIT, policy=PolicyConfig("fcfs"))).makespan == 14
     assert simulate(FIGURE_9, replace(UNIT, policy="srpt")).makespan == 11
 
 
 def test_astraea_figure_2() -> None:
-    """Two requests on one slot take 15.0 units on average under FCFS, 14.5 under least attained service, 11.5 under
-    SRPT. Bounds 4 and 6 keep the two apart without cutting a call in two, as in the figure."""
-    one = replace(UNIT, batch_size=1)
-    assert simulate(ASTRAEA_2, replace(one, policy=PolicyConfig("fcfs"))).mean_latency == 15.0
-    assert simulate(ASTRAEA_2, replace(one, policy=PolicyConfig("plas", (4, 6)))).mean_latency == 14.5
-    assert simulate(ASTRAEA_2, replace(one, policy="srpt")).mean_latency == 11.5
+    """Astraea Fig. 2: two requests on one slot take 15.0 units on average under FCFS, 14.5 under least attained service
+    and 11.5 under SRPT.
+
+    Least attained service is PLAS with bounds 4 and 6. As in the figure, no call is preempted.
+    """
+    one_slot = replace(UNIT, batch_size=1)
+    assert simulate(ASTRAEA_2, replace(one_slot, policy=PolicyConfig("fcfs"))).mean_latency == 15.0
+    assert simulate(ASTRAEA_2, replace(one_slot, policy=PolicyConfig("plas", (4, 6)))).mean_latency == 14.5
+    assert simulate(ASTRAEA_2, replace(one_slot, policy="srpt")).mean_latency == 11.5
 
 
-def test_who_ran_when() -> None:
-    """Round robin with a quantum of two gives two calls turns of two units."""
+def test_executions_are_recorded() -> None:
+    """Under round robin with a quantum of two, two calls alternate every two units."""
     policy = PolicyConfig("rr", quanta_s=(2.0,))
     result = simulate([chain("A", (4,)), chain("B", (4,))], replace(UNIT, policy=policy, batch_size=1), runs=True)
-    assert [(run.program, run.start_s, run.end_s) for run in result.runs] == [
+    assert [(execution.program, execution.start_s, execution.end_s) for execution in result.runs] == [
         ("A", 0, 2),
         ("B", 2, 4),
         ("A", 4, 6),
@@ -76,9 +79,9 @@ def test_who_ran_when() -> None:
     assert result.counts.preemptions == 2
 
 
-def test_a_call_that_comes_starved() -> None:
-    """A has waited 4 units for 2 of service when a2 arrives at 11, so with beta 1 it is promoted there and then, and
-    preempts b2, which runs since 8."""
+def test_a_call_may_have_starved_before_it_arrives() -> None:
+    """When a2 arrives at 11, its program has waited 4 units and has 2 units of service. With beta 1, a2 is promoted at
+    once and preempts b2, which has run since 8."""
     starved = TraceProgram("A", (TraceCall("a1", (), 2), TraceCall("a2", ("a1",), 2, gap_s=5.0)))
     trace = [chain("Z", (4,)), starved, chain("B", (2, 10), 5.0)]
     policy = PolicyConfig("plas", (1.0,), 1.0, quanta_s=(100.0, 100.0))
@@ -86,50 +89,50 @@ def test_a_call_that_comes_starved() -> None:
     assert {name: row.finish for name, row in result.programs.items()} == {"Z": 4, "A": 13, "B": 20}
 
 
-def test_srpt_knows_what_prompts_cost() -> None:
-    """A long prompt with a short answer is more work than a short one with an answer of a few tokens more."""
+def test_srpt_counts_the_work_of_prompts() -> None:
+    """A long prompt with a short answer is more work than a short prompt with a slightly longer answer."""
     settings = SimSettings(policy="srpt", batch_size=1, step_time=EXACT)
     result = simulate([one_call(400, 10, "A"), one_call(1, 12, "B")], settings)
     assert result.programs["B"].finish < result.programs["A"].finish
 
 
 def test_priority_is_the_order_in_which_programs_arrive() -> None:
-    """A's calls go before those of B, which comes later, wherever they stand in the trace and whenever they arrive;
-    but the call of B that runs when A's next one arrives stays, as in vLLM."""
+    """A's calls go before those of B, which arrives later. Neither the order in the trace nor the arrival of the calls
+    matters. A call of B that runs when A's next call arrives keeps running, as in vLLM."""
     first = TraceProgram(
         "A", (TraceCall("a1", (), 2), TraceCall("a2", ("a1",), 2), TraceCall("a3", ("a2",), 2, 0, 1.0))
     )
     trace = [chain("B", (4, 1), 1.0), first]
     result = simulate(trace, replace(UNIT, policy="priority", batch_size=1), runs=True)
-    assert [run.call_id for run in result.runs] == ["a1", "a2", "b1", "a3", "b2"]
+    assert [execution.call_id for execution in result.runs] == ["a1", "a2", "b1", "a3", "b2"]
     assert {name: row.finish for name, row in result.programs.items()} == {"B": 11, "A": 10}
 
 
 def test_priority_serves_one_programs_calls_as_they_arrive() -> None:
-    """Parallel calls of a program that arrive one after another run in that order."""
+    """Parallel calls of a program run in the order in which they arrive."""
     calls = (TraceCall("c1", (), 5), TraceCall("c2", (), 1, gap_s=2.0), TraceCall("c3", (), 1, gap_s=1.0))
     result = simulate([TraceProgram("A", calls)], replace(UNIT, policy="priority", batch_size=1), runs=True)
-    assert [run.call_id for run in result.runs] == ["c1", "c3", "c2"]
+    assert [execution.call_id for execution in result.runs] == ["c1", "c3", "c2"]
 
 
-def test_the_latest_program_makes_way_under_priority() -> None:
-    """When the KV cache is full, the later program's call is preempted even where the earlier one's has come last."""
+def test_the_latest_program_is_preempted_under_priority() -> None:
+    """When the KV cache is full, the call of the later program is preempted, even if it arrived before the other call.
     first = TraceProgram("A", (TraceCall("a1", (), 1, 1), TraceCall("a2", ("a1",), 40, 40, gap_s=1.0)), name="A")
     trace = [first, one_call(40, 40, "B")]
     tight = SimSettings(policy="priority", kv_tokens=120, step_time=EXACT)
-    twice = {}
+    preempted = {}
     for policy in ("priority", PolicyConfig("fcfs")):
         result = simulate(trace, replace(tight, policy=policy), runs=True)
-        calls = [run.call_id for run in result.runs]
-        twice[result.policy] = {call for call in calls if calls.count(call) > 1}
-    assert twice == {"priority": {"c"}, "fcfs": {"a2"}}
+        calls = [execution.call_id for execution in result.runs]
+        preempted[result.policy] = {call for call in calls if calls.count(call) > 1}
+    assert preempted == {"priority": {"c"}, "fcfs": {"a2"}}
 
 
 @given(programs(most=8), st.integers(1, 3))
 def test_priority_is_first_come_first_served_for_programs_of_one_call(
     given_programs: list[TraceProgram], batch_size: int
 ) -> None:
-    """Where each program is one call, the order of programs is that of calls."""
+    """If each program has one call, the order of the programs is the order of the calls."""
     single = [replace(program, calls=(replace(program.calls[0], gap_s=0.0),)) for program in given_programs]
     configuration = SimSettings(batch_size=batch_size, kv_tokens=60, chunk_tokens=8, step_time=EXACT)
     priority = simulate(single, replace(configuration, policy="priority"), runs=True)
@@ -141,10 +144,10 @@ def test_priority_is_first_come_first_served_for_programs_of_one_call(
 
 
 @given(programs(unit=True), st.sampled_from(POLICIES), st.integers(1, 3))
-def test_unit_steps_are_those_of_a_naive_engine(
+def test_unit_steps_agree_with_a_naive_engine(
     given_programs: list[TraceProgram], policy: PolicyConfig, batch_size: int
 ) -> None:
-    """Jumping over steps changes nothing: every program's arrival, end, wait and service are the same."""
+    """The simulator jumps over steps, and every program's arrival, end, wait and service are those of the naive engine."""
     configuration = replace(UNIT, policy=policy, batch_size=batch_size)
     naive = NaiveEngine(given_programs, configuration, policy.make())
     result = simulate(given_programs, configuration)
@@ -154,10 +157,10 @@ def test_unit_steps_are_those_of_a_naive_engine(
 
 @settings(max_examples=200)
 @given(programs(), st.sampled_from(POLICIES), st.integers(1, 4), st.integers(4, 16))
-def test_steps_with_prompts_are_those_of_a_naive_engine(
+def test_steps_with_prompts_agree_with_a_naive_engine(
     given_programs: list[TraceProgram], policy: PolicyConfig, batch_size: int, chunk_tokens: int
 ) -> None:
-    """Likewise with prompts in chunks, steps whose time grows with the context, and recomputation."""
+    """They also agree with prompts in chunks, steps whose duration grows with the context, and recomputation."""
     configuration = SimSettings(
         policy=policy,
         batch_size=batch_size,
@@ -183,11 +186,11 @@ def test_steps_with_prompts_are_those_of_a_naive_engine(
     replicas=st.integers(1, 3),
     balancer=st.sampled_from(BALANCERS),
 )
-def test_a_full_kv_cache_does_not_change_by_jumping(
+def test_jumping_changes_nothing_with_a_full_kv_cache(
     given_programs: list[TraceProgram], balancer: str, kv_tokens: int, replicas: int, **others: object
 ) -> None:
-    """With several engines whose small KV caches fill up, the same happens whether steps are jumped over or not, and
-    all engines are empty in the end."""
+    """Several engines with small KV caches that fill up give the same result whether steps are jumped over or not. All
+    engines are empty at the end."""
     largest = max(call.prompt_tokens + call.output_tokens for program in given_programs for call in program.calls)
     configuration = SimSettings(
         kv_tokens=max(largest, kv_tokens // 4),
@@ -209,7 +212,7 @@ def test_a_full_kv_cache_does_not_change_by_jumping(
 
 @pytest.mark.parametrize("policy", [PolicyConfig("atlas", (1.0, 2.0, 4.0), 2.0), PolicyConfig("plas"), "srpt"])
 def test_the_same_seed_gives_the_same_schedule(policy: PolicyConfig) -> None:
-    """One seeded workload on three engines, ten times, runs ten times alike, call by call; another seed does not."""
+    """A seeded workload on three engines has the same result ten times, call by call. Another seed changes it."""
 
     def schedule(seed: int) -> object:
         trace = generate("mixed", 12, poisson(random.Random(seed), 4.0), random.Random(seed))
@@ -229,15 +232,16 @@ def one_call(prompt_tokens: int, output_tokens: int, program: str = "A", **other
     return TraceProgram(program, (call,), name="same")
 
 
-def test_a_call_alone_takes_what_its_steps_take() -> None:
-    """20 prompt tokens in chunks of 8 are three steps, the last of which gives a token; two more tokens, two steps."""
+def test_a_single_call_takes_the_time_of_its_steps() -> None:
+    """20 prompt tokens in chunks of 8 take three steps, the last of which generates a token. Two more tokens take two
+    steps."""
     settings = SimSettings(batch_size=1, chunk_tokens=8, step_time=EXACT)
     result = simulate([one_call(20, 3)], settings, batches=True)
-    # The context that a step attends to: 0, 8 and 16 tokens of the prompt, then 21 and 22.
+    # The steps attend to 0, 8 and 16 tokens of the prompt, then to 21 and 22 tokens.
     steps = [(0, 8, 0), (0, 8, 8), (0, 4, 16), (1, 0, 21), (1, 0, 22)]
     assert result.makespan == sum(EXACT.step_s(*step) for step in steps)
     assert result.programs["A"].service == result.makespan
-    # As they are noted, the last two steps are one batch.
+    # The last two steps are recorded as one batch.
     assert [batch[3:] for batch in result.batches] == steps[:4]
     assert [batch.steps for batch in result.batches] == [1, 1, 1, 2]
     took_s = [batch.took_s(EXACT) for batch in result.batches]
@@ -245,9 +249,9 @@ def test_a_call_alone_takes_what_its_steps_take() -> None:
     assert sum(took_s) == result.makespan
 
 
-def test_a_program_finds_its_prefix_on_its_engine_only() -> None:
-    """The second call of a chain finds the first one's prompt and output where that ran; on another engine it finds
-    nothing. Without a prefix cache nothing is ever found."""
+def test_a_program_finds_its_prefix_only_on_its_engine() -> None:
+    """The second call of a chain finds the first call's prompt and output on the engine where the first call ran, and
+    nothing on another engine. Without a prefix cache it finds nothing."""
     calls = (TraceCall("a", (), 4, 30), TraceCall("b", ("a",), 4, 40, shared_prefix_tokens=34))
     trace = [TraceProgram("A", calls)]
 
@@ -260,8 +264,8 @@ def test_a_program_finds_its_prefix_on_its_engine_only() -> None:
     assert hits(replicas=2, balancer=BalancerConfig("affinity")) == 34 / 70
 
 
-def test_programs_of_one_name_share_how_they_begin() -> None:
-    """A system prompt is computed once on an engine, for all programs of its name and for no others."""
+def test_programs_of_one_name_share_their_first_prompt() -> None:
+    """An engine computes a system prompt once for all programs of one name. Programs of other names do not share it."""
     trace = [one_call(24, 2, name, shared_prefix_tokens=16) for name in "AB"]
     other = replace(one_call(24, 2, "C", shared_prefix_tokens=16), name="other")
     result = simulate([*trace, other], SimSettings(step_time=EXACT))
@@ -269,24 +273,24 @@ def test_programs_of_one_name_share_how_they_begin() -> None:
 
 
 def test_a_full_kv_cache_preempts_and_recomputes() -> None:
-    """Two calls that fit at first and not at their ends: the later one makes way and is recomputed, or swapped."""
+    """Two calls fit into the KV cache until they have grown. The later one is preempted, and recomputed or swapped."""
     trace = [one_call(40, 40, "A"), one_call(40, 40, "B")]
-    roomy = SimSettings(policy=PolicyConfig("fcfs"), kv_tokens=1000, step_time=EXACT)
-    tight = replace(roomy, kv_tokens=120)
+    ample = SimSettings(policy=PolicyConfig("fcfs"), kv_tokens=1000, step_time=EXACT)
+    tight = replace(ample, kv_tokens=120)
     swapped = simulate(trace, replace(tight, preemption="swap"))
     recomputed = simulate(trace, tight)
-    assert simulate(trace, roomy).counts.preemptions == 0
+    assert simulate(trace, ample).counts.preemptions == 0
     assert (recomputed.counts.preemptions, recomputed.counts.swapped) == (1, 0)
-    # The cache is full at 60 tokens each, of which B had computed 59. A's last 20 take the end of what B had.
+    # The cache is full at 60 tokens for each call, of which B has computed 59. A's last 20 tokens evict the end of B's.
     assert recomputed.counts.recomputed == 59 - 40
     assert (swapped.counts.preemptions, swapped.counts.recomputed) == (1, 0)
     assert swapped.counts.swapped > 40
     assert recomputed.programs["A"].finish < recomputed.programs["B"].finish
-    assert simulate(trace, roomy).makespan < swapped.makespan < recomputed.makespan
+    assert simulate(trace, ample).makespan < swapped.makespan < recomputed.makespan
 
 
-def test_what_a_call_would_give_back_includes_its_prefix() -> None:
-    """A's second call has 80 of its tokens from the prefix cache. It makes way for B, which needs some of those."""
+def test_a_victims_tokens_include_its_prefix() -> None:
+    """A's second call has 80 of its tokens from the prefix cache. It is preempted for B, which needs some of them."""
     long = (TraceCall("a", (), 20, 60), TraceCall("b", ("a",), 40, 85, shared_prefix_tokens=80))
     trace = [TraceProgram("A", long), replace(one_call(50, 5, "B"), arrival_s=32.0)]
     settings = SimSettings(policy=PolicyConfig("plas", (8.0,)), kv_tokens=130, step_time=StepTime(1.0, 0.0, 0.0, 0.0))
@@ -295,8 +299,8 @@ def test_what_a_call_would_give_back_includes_its_prefix() -> None:
     assert result.programs["B"].wait < 2
 
 
-def test_swapping_has_its_price() -> None:
-    """Each token that is copied out and in again costs its time, once each way."""
+def test_swapping_takes_time() -> None:
+    """Each swapped token takes `swap_token_s` twice: when it is copied to host memory and when it is copied back."""
     trace = [one_call(40, 40, "A"), one_call(40, 40, "B")]
     settings = SimSettings(
         policy=PolicyConfig("fcfs"),
@@ -306,13 +310,13 @@ def test_swapping_has_its_price() -> None:
         swap_token_s=0.0,
         prefix_cache=False,
     )
-    free, paid = simulate(trace, settings), simulate(trace, replace(settings, swap_token_s=2**-6))
-    assert paid.counts == free.counts
-    assert paid.makespan - free.makespan == pytest.approx(2 * free.counts.swapped * 2**-6)
+    instant, slow = simulate(trace, settings), simulate(trace, replace(settings, swap_token_s=2**-6))
+    assert slow.counts == instant.counts
+    assert slow.makespan - instant.makespan == pytest.approx(2 * instant.counts.swapped * 2**-6)
 
 
-def test_old_prefixes_make_way() -> None:
-    """A prefix that nobody reads goes when the room is needed, the least recently used first."""
+def test_old_prefixes_are_evicted() -> None:
+    """When the KV cache is full, the least recently used prefix that no call reads is evicted."""
 
     def program(name: str, arrival_s: float, gap_s: float) -> TraceProgram:
         calls = (TraceCall("a", (), 10, 50), TraceCall("b", ("a",), 10, 60, gap_s=gap_s, shared_prefix_tokens=60))
@@ -326,8 +330,8 @@ def test_old_prefixes_make_way() -> None:
 # -- policies and replicas
 
 
-def test_attained_service_lets_short_programs_pass_long_ones() -> None:
-    """On conversations under load the mean latency under ATLAS is below that of FCFS, and SRPT's below both."""
+def test_attained_service_lets_short_programs_overtake_long_ones() -> None:
+    """For conversations under load, the mean latency under SRPT is below that under ATLAS, which is below FCFS."""
     trace = generate("chat", 150, poisson(random.Random(1), 2.0), random.Random(1))
 
     def mean(policy: PolicyConfig | Literal["srpt"]) -> float:
@@ -337,8 +341,8 @@ def test_attained_service_lets_short_programs_pass_long_ones() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 64])
-def test_more_engines_make_it_quicker(replicas: int) -> None:
-    """64 equal calls at once take as many rounds as one engine's share of them."""
+def test_more_engines_shorten_the_makespan(replicas: int) -> None:
+    """64 equal calls that arrive together take as many rounds as one engine has calls."""
     trace = [chain(f"P{number}", (4,)) for number in range(64)]
     settings = SimSettings(batch_size=1, unit_steps=True, replicas=replicas, balancer=BalancerConfig("least_used"))
     assert simulate(trace, settings).makespan == 4 * 64 / replicas
@@ -352,14 +356,14 @@ def test_latencies_are_interpolated() -> None:
     assert (result.mean_latency, result.total_wait, result.prefix_hit_rate) == (3, 0, 0)
 
 
-def test_progress_is_told() -> None:
-    """Now and then, how many programs have ended."""
-    told: list[int] = []
-    simulate([chain(f"P{number}", (1,)) for number in range(200)], progress=told.append)
-    assert told == [64, 128, 192]
+def test_progress_is_reported() -> None:
+    """`progress` is called with the number of programs that have ended, after every 64th."""
+    reported: list[int] = []
+    simulate([chain(f"P{number}", (1,)) for number in range(200)], progress=reported.append)
+    assert reported == [64, 128, 192]
 
 
-# -- what cannot be simulated
+# -- errors
 
 
 @pytest.mark.parametrize(
@@ -374,17 +378,17 @@ def test_progress_is_told() -> None:
         ({"policy": 7}, "a PolicyConfig, or the name of a policy, not 7"),
     ],
 )
-def test_settings_that_make_no_sense(change: dict[str, object], message: str) -> None:
-    """Are refused where they are written, with what would make sense."""
+def test_settings_out_of_range_are_refused(change: dict[str, object], message: str) -> None:
+    """`SimSettings` refuses them at once and says what is allowed."""
     with pytest.raises(SimulationError, match=message):
         SimSettings(**change)  # type: ignore[arg-type]
 
 
-def test_programs_that_cannot_be_served() -> None:
-    """None at all, one twice, or a call that is longer than the KV cache."""
+def test_programs_that_cannot_be_served_are_refused() -> None:
+    """No programs, two programs with one id, and a call that is longer than the KV cache are errors that say so."""
     with pytest.raises(SimulationError, match="no program to simulate"):
         simulate([])
-    with pytest.raises(SimulationError, match="same id"):
+    with pytest.raises(SimulationError, match="2 programs have the id 'A'"):
         simulate([chain("A", (1,)), chain("A", (2,))])
     with pytest.raises(SimulationError, match=r"'c' of program 'A' has 110 tokens.*holds 109; .*kv_tokens"):
         simulate([one_call(100, 10)], SimSettings(kv_tokens=109))

@@ -1,4 +1,4 @@
-"""The step-time model: fitted to steps, it gives them back."""
+"""The model of step times, fitted to steps that a known model made."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from weft.core.sim import SimulationError, StepSample, StepTime
 
 
 def samples(truth: StepTime, count: int = 200, noise: float = 0.0) -> list[StepSample]:
+    """Random steps that take as long as `truth` says, with a relative error of this standard deviation."""
     rng = random.Random(0)
     made = []
     for _ in range(count):
@@ -21,15 +22,15 @@ def samples(truth: StepTime, count: int = 200, noise: float = 0.0) -> list[StepS
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_a_fit_finds_the_coefficients(noise: float) -> None:
-    """Exactly without noise, and within 10 % with 2 % of it."""
+    """The fit finds the coefficients exactly without noise, and within 10 % with 2 % noise."""
     truth = StepTime(8e-3, 2e-4, 1e-4, 6.5e-8)
     fitted = StepTime.fit(samples(truth, noise=noise))
     for name in ("fixed_s", "decode_token_s", "prefill_token_s", "context_token_s"):
         assert getattr(fitted, name) == pytest.approx(getattr(truth, name), rel=1e-6 if noise == 0 else 0.1)
 
 
-def test_what_does_not_vary_is_zero() -> None:
-    """Of steps that only decode, the time of a prompt token cannot be told."""
+def test_a_coefficient_without_variation_is_zero() -> None:
+    """From steps that only decode, the time of a prompt token cannot be learned."""
     only_decode = [StepSample(n, 0, 1000, 0.01 + n * 0.001) for n in range(1, 9)]
     fitted = StepTime.fit(only_decode)
     assert fitted.step_s(4, 0, 1000) == pytest.approx(0.014)
@@ -37,7 +38,7 @@ def test_what_does_not_vary_is_zero() -> None:
 
 
 def test_no_coefficient_is_negative() -> None:
-    """Where a larger context happened to go with shorter steps, the context is left out, and the rest fits."""
+    """If steps with a larger context happen to be shorter, the context is left out of the fit."""
     made = [StepSample(n % 4, 0, 1000 * n, 0.1 - 0.001 * n + 0.01 * (n % 4)) for n in range(20)]
     fitted = StepTime.fit(made)
     assert fitted.context_token_s == 0.0
@@ -46,17 +47,17 @@ def test_no_coefficient_is_negative() -> None:
 
 
 def test_columns_that_depend_on_each_other() -> None:
-    """Context that is always ten tokens a call: the two cannot be told apart, and the sum is right."""
+    """If the context always has ten tokens for each call, the two cannot be distinguished, but their sum is right."""
     made = [StepSample(n, 0, 10 * n, 0.01 + 0.002 * n) for n in range(1, 30)]
     assert StepTime.fit(made).step_s(50, 0, 500) == pytest.approx(0.11)
 
 
-def test_what_cannot_be_fitted() -> None:
-    """One step, numbers that are none, steps that take no time."""
+def test_samples_that_cannot_be_fitted_are_refused() -> None:
+    """A single step, values that are not finite, and steps that take no time are errors that say so."""
     for made in ([StepSample(1, 0, 0, 0.1)], [StepSample(1, 0, 0, float("nan"))] * 3):
         with pytest.raises(SimulationError, match="measure at least two"):
             StepTime.fit(made)
-    with pytest.raises(SimulationError, match="takes some"):
+    with pytest.raises(SimulationError, match=r"fixed_s \+ decode_token_s above 0"):
         StepTime.fit([StepSample(1, 0, 0, 0.0), StepSample(2, 0, 0, 0.0)])
-    with pytest.raises(SimulationError, match="0 or more"):
+    with pytest.raises(SimulationError, match="at least 0"):
         StepTime(prefill_token_s=-1.0)
