@@ -1,4 +1,4 @@
-"""Queue bounds that are found from the calls that are served."""
+"""Queue bounds that are learned from the calls that have been served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.core.process_table import Attained
 
 
 def observed(services_s: Sequence[float], queues: int = 4) -> Sequence[float] | None:
-    """The latest bounds after these calls."""
+    """The latest bounds after calls with these services, in seconds; None if there are none yet."""
     calibration = BoundsCalibration(queues)
     latest = None
     for service_s in services_s:
@@ -24,7 +24,7 @@ def observed(services_s: Sequence[float], queues: int = 4) -> Sequence[float] | 
 
 
 def serve(policy: Atlas, services_s: Sequence[float]) -> None:
-    """Calls that run one after the other, each of a new program."""
+    """Serve calls one after another, each of a new program."""
     for service_s in services_s:
         call = Call("c", ProgramView("p"))
         policy.arrive(call, 0.0)
@@ -33,30 +33,30 @@ def serve(policy: Atlas, services_s: Sequence[float]) -> None:
         policy.leave(call)
 
 
-def test_nothing_is_said_before_enough_calls() -> None:
-    """Thirty-one calls are not yet a distribution."""
+def test_bounds_are_first_learned_after_32_calls() -> None:
+    """Thirty-one calls are too few to learn bounds from."""
     assert observed([1.0] * 31) is None
     assert observed([1.0] * 32) == [1.0, 2.0, 4.0]
 
 
 def test_the_first_queue_holds_nine_calls_in_ten() -> None:
-    """A hundred-odd short calls and a few long ones: the long ones do not widen the first queue."""
+    """A few long calls among ninety short ones do not widen the first queue."""
     assert observed([0.5] * 90 + [50.0] * 6) == [0.5, 1.0, 2.0]
 
 
 def test_calls_that_never_ran_do_not_count() -> None:
-    """A call aborted in the queue says nothing about service."""
+    """A call that was aborted in the queue had no service to learn from."""
     assert observed([0.0] * 100) is None
 
 
 def test_old_calls_are_forgotten() -> None:
-    """When the load changes, the bounds follow."""
+    """When the workload changes, the bounds follow the latest calls."""
     assert observed([10.0] * 512 + [1.0] * 512) == [1.0, 2.0, 4.0]
 
 
 @given(st.lists(st.floats(1e-6, 1e4), min_size=32, max_size=200), st.integers(2, 8))
 def test_bounds_are_always_valid(services_s: list[float], queues: int) -> None:
-    """Positive, increasing, one fewer than queues, whatever the calls."""
+    """For any calls, the bounds are positive and increasing, and there is one fewer than queues."""
     bounds = observed(services_s, queues)
     assert bounds is not None
     assert len(bounds) == queues - 1
@@ -64,8 +64,9 @@ def test_bounds_are_always_valid(services_s: list[float], queues: int) -> None:
     assert all(a < b for a, b in itertools.pairwise(bounds))
 
 
-def test_the_policy_takes_the_bounds_over() -> None:
-    """It starts with the defaults, and later arrivals go by what was found; quanta follow."""
+def test_the_policy_uses_the_learned_bounds() -> None:
+    """The policy starts with the default bounds. Calls that arrive later are ranked by the learned bounds, and the
+    quanta follow them."""
     policy = PolicyConfig("atlas", bounds_s="auto").make()
     assert isinstance(policy, Atlas)
     assert policy.bounds_s == DEFAULT_BOUNDS_S
@@ -79,16 +80,16 @@ def test_the_policy_takes_the_bounds_over() -> None:
     assert (early.rank.level, late.rank.level) == (0, 2)
 
 
-def test_bounds_stay_where_they_were_put() -> None:
-    """Without "auto" nothing moves."""
+def test_given_bounds_do_not_change() -> None:
+    """Bounds that are given as numbers are not learned."""
     policy = PolicyConfig("atlas", bounds_s=(1.0, 2.0)).make()
     assert isinstance(policy, Atlas)
     serve(policy, [0.1] * 100)
     assert policy.bounds_s == (1.0, 2.0)
 
 
-def test_quanta_that_were_given_stay() -> None:
-    """Only the bounds are found; a quantum for each queue was said."""
+def test_given_quanta_do_not_change() -> None:
+    """If the quanta are given, only the bounds are learned."""
     policy = PolicyConfig("atlas", bounds_s="auto", quanta_s=(1.0,) * 5).make()
     assert isinstance(policy, Atlas)
     serve(policy, [0.1] * 100)

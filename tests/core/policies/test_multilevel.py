@@ -19,7 +19,7 @@ BOUNDS = (1.0, 3.0)  # Q_1 [0, 1), Q_2 [1, 3), Q_3 [3, oo): quanta of 1, 2 and n
 
 
 def arrived(policy: Policy, key: str = "c", service_s: float = 0.0, *, wait_s: float = 0.0, now_s: float = 0.0) -> Call:
-    """A call of a program of its own that has attained `service_s` and waited `wait_s`."""
+    """A call that has just arrived. Its program has attained `service_s` and waited `wait_s`."""
     call = Call(key, ProgramView(key, attained=Attained(service_s, service_s, wait_s, wait_s)))
     policy.arrive(call, now_s)
     return call
@@ -43,7 +43,7 @@ def waiting(policy: Policy) -> list[str]:
     [(0.0, 0), (0.999, 0), (1.0, 1), (1.001, 1), (2.999, 1), (3.0, 2), (1e9, 2)],
 )
 def test_queues_are_half_open(service_s: float, level: int) -> None:
-    """A program whose service is exactly a bound is in the queue of lower priority (lines 11, 12)."""
+    """A call whose program's service equals a bound enters the queue of lower priority (lines 11, 12)."""
     call = arrived(Plas(BOUNDS), service_s=service_s)
     assert call.rank.level == level
     assert call.service_s == service_s
@@ -51,12 +51,12 @@ def test_queues_are_half_open(service_s: float, level: int) -> None:
 
 @pytest.mark.parametrize(("service_s", "quantum_s"), [(0.0, 1.0), (1.0, 2.0), (2.5, 2.0), (3.0, math.inf)])
 def test_a_quantum_is_as_long_as_its_queue_is_wide(service_s: float, quantum_s: float) -> None:
-    """A call gets the whole quantum of its queue, the last queue's has no end (line 13)."""
+    """A call gets the whole quantum of its queue. That of the last queue is infinite (line 13)."""
     assert arrived(Plas(BOUNDS), service_s=service_s).quantum_s == quantum_s
 
 
-def test_inside_a_queue_first_come_first_served() -> None:
-    """Calls of one queue stand in the order of arrival, whatever their service inside the queue's range."""
+def test_a_queue_is_first_come_first_served() -> None:
+    """Calls of one queue are in the order of arrival, whatever their service inside the queue's range."""
     policy = Plas(BOUNDS)
     for key, service_s in [("b2", 2.0), ("a1", 0.9), ("b1", 1.0), ("c", 7.0), ("a2", 0.0)]:
         arrived(policy, key, service_s)
@@ -64,7 +64,7 @@ def test_inside_a_queue_first_come_first_served() -> None:
 
 
 def test_an_arriving_call_keeps_the_service_it_arrived_with() -> None:
-    """What the program attains later moves its next call, not one that waits already."""
+    """Service that the program attains later affects its next call, not a call that waits already."""
     policy = Plas(BOUNDS)
     call = arrived(policy)
     call.program.attained.fold(Attained(), Account(service_s=5.0))
@@ -76,7 +76,7 @@ def test_an_arriving_call_keeps_the_service_it_arrived_with() -> None:
 
 @pytest.mark.parametrize(("charges", "level"), [([0.999], 0), ([1.0], 1), ([0.5, 0.5], 1), ([0.5, 0.4], 0), ([2.5], 1)])
 def test_a_call_is_demoted_when_its_quantum_is_used_up(charges: list[float], level: int) -> None:
-    """Exactly at the end of its quantum a call goes down, by one queue, and gets that queue's whole quantum."""
+    """A call is demoted by one queue exactly at the end of its quantum, and gets the whole quantum of that queue."""
     policy = Plas(BOUNDS)
     call = started(policy)
     for charge in charges:
@@ -87,7 +87,7 @@ def test_a_call_is_demoted_when_its_quantum_is_used_up(charges: list[float], lev
 
 
 def test_demotion_is_to_the_tail() -> None:
-    """A demoted call stands behind those already in the queue it comes to, and before later ones."""
+    """A demoted call is behind the calls that are in the next queue already, and before calls that arrive later."""
     policy = Plas(BOUNDS)
     before = arrived(policy, "before", 1.0)
     call = started(policy)
@@ -97,7 +97,7 @@ def test_demotion_is_to_the_tail() -> None:
 
 
 def test_the_last_queue_has_no_end() -> None:
-    """In the last queue a call keeps its place, however long it runs."""
+    """A call in the last queue keeps its rank, however long it runs."""
     policy = Plas(BOUNDS)
     call = started(policy, service_s=3.0)
     rank = call.rank
@@ -106,8 +106,8 @@ def test_the_last_queue_has_no_end() -> None:
     assert call.rank == rank
 
 
-def test_a_call_that_waits_again_can_be_demoted() -> None:
-    """A step that comes back after its call was preempted is charged, and moves the call in the queue."""
+def test_a_preempted_call_can_be_demoted() -> None:
+    """A call is charged for a step that ends after the call's preemption, and its rank in the queue follows."""
     policy = Plas(BOUNDS)
     call = started(policy)
     policy.preempt(call, 1.0)
@@ -120,8 +120,8 @@ def test_a_call_that_waits_again_can_be_demoted() -> None:
 # -- starting, preemption, leaving
 
 
-def test_wait_is_from_arrival_to_start() -> None:
-    """Starting adds the wait that ends and takes the call out of the queue."""
+def test_wait_lasts_from_arrival_to_start() -> None:
+    """When a call starts, its wait is added up and the call leaves the queue."""
     policy = Plas(BOUNDS)
     call = arrived(policy, now_s=2.0)
     policy.start(call, 5.0)
@@ -130,8 +130,8 @@ def test_wait_is_from_arrival_to_start() -> None:
     assert waiting(policy) == []
 
 
-def test_a_preempted_call_keeps_its_place_and_its_quantum() -> None:
-    """A call that leaves the batch unfinished waits where it stood, with what is left of its quantum."""
+def test_a_preempted_call_keeps_its_rank_and_its_quantum() -> None:
+    """A preempted call waits with its old rank and the rest of its quantum."""
     policy = Plas(BOUNDS)
     first, second = started(policy, "first", 1.0), started(policy, "second", 1.0)
     third = arrived(policy, "third", 1.0)
@@ -146,8 +146,8 @@ def test_a_preempted_call_keeps_its_place_and_its_quantum() -> None:
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_a_call_that_leaves_is_gone(running: bool) -> None:
-    """Finished or aborted, waiting or running, a call does not come up again (line 18)."""
+def test_a_call_that_leaves_is_forgotten(running: bool) -> None:
+    """A call that has left while it waited or ran is neither in the queue nor promoted (line 18)."""
     policy = Plas(BOUNDS, beta=1.0)
     call = arrived(policy, service_s=1.0)
     if running:
@@ -171,7 +171,7 @@ def test_promotion_exactly_at_beta(now_s: float, promoted: bool) -> None:
 
 
 def test_the_calls_own_wait_and_service_count() -> None:
-    """What the call has waited and run itself is in the ratio: (0 + 3 + 5) / (2 + 2) = 2."""
+    """The call's own wait and service are part of the ratio: (0 + 3 + 5) / (2 + 2) = 2."""
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=2.0)
     policy.start(call, 3.0)
@@ -182,7 +182,7 @@ def test_the_calls_own_wait_and_service_count() -> None:
 
 
 def test_only_the_calls_own_times_are_reset() -> None:
-    """Promotion sets c.wait and c.model_time to zero and leaves the program's row and c.service (line 29)."""
+    """Promotion sets c.wait and c.model_time to zero, and changes neither the program's row nor c.service (line 29)."""
     policy = Plas(BOUNDS, beta=1.0)
     call = arrived(policy, service_s=2.0, wait_s=1.0)
     policy.start(call, 0.5)
@@ -198,7 +198,7 @@ def test_only_the_calls_own_times_are_reset() -> None:
 
 
 def test_a_promoted_call_goes_to_the_tail_of_q1_with_its_quantum() -> None:
-    """A promoted call stands behind those in Q_1, may run for Q_1's quantum, and then goes down as any other."""
+    """A promoted call is behind the calls in Q_1, may run for Q_1's quantum, and is then demoted like other calls."""
     policy = Plas(BOUNDS, beta=1.0)
     call = arrived(policy, "starved", 3.0)
     arrived(policy, "in q1")
@@ -211,7 +211,7 @@ def test_a_promoted_call_goes_to_the_tail_of_q1_with_its_quantum() -> None:
 
 
 def test_calls_in_q1_are_not_promoted() -> None:
-    """A call that is in Q_1 already keeps its place, however long it waits."""
+    """A call in Q_1 keeps its rank, however long it waits."""
     policy = Plas(BOUNDS, beta=1.0)
     call = arrived(policy, service_s=0.5)
     rank = call.rank
@@ -220,7 +220,7 @@ def test_calls_in_q1_are_not_promoted() -> None:
 
 
 def test_a_running_call_is_not_promoted() -> None:
-    """Only a call that waits starves."""
+    """Only a call that waits can starve."""
     policy = Plas(BOUNDS, beta=1.0)
     call = arrived(policy, service_s=1.0, wait_s=50.0)
     policy.start(call, 50.0)
@@ -229,7 +229,7 @@ def test_a_running_call_is_not_promoted() -> None:
 
 
 def test_starved_calls_are_promoted_in_rank_order() -> None:
-    """Calls that starve together keep their order (line 15)."""
+    """Calls that are promoted together keep their order (line 15)."""
     policy = Plas(BOUNDS, beta=1.0)
     calls = [arrived(policy, key, service_s) for key, service_s in [("z", 9.0), ("y", 3.0), ("x", 1.0)]]
     assert policy.promote(20.0) == [calls[2], calls[0], calls[1]]
@@ -237,14 +237,14 @@ def test_starved_calls_are_promoted_in_rank_order() -> None:
 
 
 def test_no_promotion_without_beta() -> None:
-    """With beta None nothing ever starves."""
+    """If beta is None, no call is ever promoted."""
     policy = Plas(BOUNDS, beta=None)
     arrived(policy, service_s=1.0, wait_s=1e9)
     assert policy.promote(1e12) == []
 
 
 def test_a_siblings_wait_brings_promotion_forward() -> None:
-    """A sibling that waited long and left lets this call up at once."""
+    """When a sibling leaves after a long wait, a waiting call of the program is promoted earlier."""
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
     assert policy.promote(1.0) == []
@@ -254,8 +254,8 @@ def test_a_siblings_wait_brings_promotion_forward() -> None:
     assert policy.promote(1.0) == [call], "(9 + 1) / (5 + 0) = 2"
 
 
-def test_a_siblings_service_puts_promotion_off() -> None:
-    """What the program is served meanwhile counts as well."""
+def test_a_siblings_service_delays_promotion() -> None:
+    """When a sibling leaves after long service, a waiting call of the program is promoted later."""
     policy = Plas(BOUNDS, beta=2.0)
     call = arrived(policy, service_s=4.0)
     call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=4.0))
@@ -265,7 +265,7 @@ def test_a_siblings_service_puts_promotion_off() -> None:
 
 
 def test_threads_of_a_program_are_promoted_together() -> None:
-    """Calls of one starving program that wait alike go up together, also again after they were demoted."""
+    """Calls of one program that have waited equally long are promoted at the same time."""
     policy = Plas(BOUNDS, beta=1.0)
     program = ProgramView("p", attained=Attained(4.0, 4.0, 2.0, 2.0))
     calls = [Call(key, program) for key in "abc"]
@@ -276,29 +276,30 @@ def test_threads_of_a_program_are_promoted_together() -> None:
 
 
 @pytest.mark.parametrize(("policy", "served_s"), [(Plas(BOUNDS, 1.0), 6.0), (Atlas(BOUNDS, 1.0), 2.0)])
-def test_the_ratio_is_over_the_service_that_ranks(policy: MultilevelPolicy, served_s: float) -> None:
-    """PLAS weighs the wait against the total service, ATLAS against the critical path."""
+def test_the_ratio_uses_the_service_that_ranks(policy: MultilevelPolicy, served_s: float) -> None:
+    """PLAS divides the wait by the total service, and ATLAS by the service on the critical path."""
     call = Call("c", ProgramView("p", attained=Attained(service_s=2.0, total_service_s=6.0)))
     policy.arrive(call, 0.0)
     assert policy.promote(served_s - 0.001) == []
     assert policy.promote(served_s) == [call]
 
 
-@pytest.mark.parametrize(("policy", "due_s"), [(Plas(BOUNDS, 1.0), 2.0), (Atlas(BOUNDS, 1.0), 1.0)])
-def test_wait_is_over_the_same_calls_as_service(policy: MultilevelPolicy, due_s: float) -> None:
-    """A wide program's waits add up for PLAS, as its service does, and for ATLAS neither: width is no starvation."""
+@pytest.mark.parametrize(("policy", "promoted_s"), [(Plas(BOUNDS, 1.0), 2.0), (Atlas(BOUNDS, 1.0), 1.0)])
+def test_wait_covers_the_same_calls_as_service(policy: MultilevelPolicy, promoted_s: float) -> None:
+    """PLAS sums wait and service over all calls of a wide program, and ATLAS takes both from its critical path. So a
+    program does not starve only because it is wide."""
     attained = Attained(service_s=2.0, total_service_s=6.0, wait_s=1.0, total_wait_s=4.0)
     call = Call("c", ProgramView("p", attained=attained))
     policy.arrive(call, 0.0)
-    assert policy.promote(due_s - 0.001) == []
-    assert policy.promote(due_s) == [call]
+    assert policy.promote(promoted_s - 0.001) == []
+    assert policy.promote(promoted_s) == [call]
 
 
 # -- lines 32-39: the next batch
 
 
 def batch(policy: Policy, *services: float) -> list[Call]:
-    """Running calls r0, r1, ... of these services."""
+    """Running calls r0, r1, ... whose programs have attained these services."""
     return [started(policy, f"r{number}", service_s) for number, service_s in enumerate(services)]
 
 
@@ -306,8 +307,8 @@ def names(calls: Sequence[Call]) -> list[str]:
     return [call.key for call in calls]
 
 
-def test_no_victims_while_there_is_room() -> None:
-    """Waiting calls go into free places first."""
+def test_no_call_is_preempted_while_slots_are_free() -> None:
+    """Waiting calls take free slots first."""
     policy = Plas(BOUNDS)
     running = batch(policy, 5.0)
     arrived(policy, "w")
@@ -315,8 +316,8 @@ def test_no_victims_while_there_is_room() -> None:
     assert names(policy.victims(running, free_slots=0)) == ["r0"]
 
 
-def test_victims_are_those_furthest_down_first() -> None:
-    """Each waiting call that is before a running one takes the place of the last; then it stops."""
+def test_the_last_call_in_rank_is_preempted_first() -> None:
+    """Each waiting call preempts the last running call, as long as that one has the lower rank."""
     policy = Plas(BOUNDS)
     running = batch(policy, 5.0, 0.0, 1.0, 6.0)
     for number in range(2):
@@ -327,8 +328,8 @@ def test_victims_are_those_furthest_down_first() -> None:
     assert names(policy.victims(running, free_slots=2)) == ["r3"]
 
 
-def test_victims_are_only_proposed() -> None:
-    """Asking changes neither the batch nor the queue."""
+def test_victims_changes_nothing() -> None:
+    """`victims` only proposes preemptions: it changes neither the batch nor the queue."""
     policy = Plas(BOUNDS)
     running = batch(policy, 5.0)
     arrived(policy, "w")
@@ -336,8 +337,8 @@ def test_victims_are_only_proposed() -> None:
     assert waiting(policy) == ["w"]
 
 
-def test_calls_that_could_not_start_take_no_place() -> None:
-    """A waiting call that is not ready is passed over; those behind it are looked at."""
+def test_calls_that_are_not_ready_preempt_no_call() -> None:
+    """A waiting call that is not ready is passed over, and the calls behind it are considered."""
     policy = Plas(BOUNDS)
     running = batch(policy, 5.0, 6.0)
     for number in range(3):
@@ -347,16 +348,16 @@ def test_calls_that_could_not_start_take_no_place() -> None:
     assert policy.victims(running, 1, ready=lambda call: call.key == "w2") == []
 
 
-def test_nobody_is_preempted_for_a_later_call_of_the_same_queue() -> None:
-    """Inside a queue the one that came first runs on."""
+def test_no_call_is_preempted_for_a_later_call_of_the_same_queue() -> None:
+    """Of two calls in one queue, the earlier one keeps running."""
     policy = Plas(BOUNDS)
     running = batch(policy, 1.0)
     arrived(policy, "w", 1.0)
     assert policy.victims(running, 0) == []
 
 
-def test_a_quantum_ends_in_favour_of_those_who_wait() -> None:
-    """A demoted call makes room for a call that waits in the queue it came to."""
+def test_a_demoted_call_is_preempted_for_a_call_in_its_new_queue() -> None:
+    """When its quantum ends, a call moves behind the calls that wait in the next queue, and is preempted for them."""
     policy = Plas(BOUNDS)
     [call] = batch(policy, 0.0)
     arrived(policy, "w", 1.0)
@@ -365,8 +366,8 @@ def test_a_quantum_ends_in_favour_of_those_who_wait() -> None:
     assert policy.victims([call], 0) == [call]
 
 
-def test_nothing_running_and_nothing_waiting() -> None:
-    """An empty batch has no victims, and an empty queue asks for none."""
+def test_an_empty_batch_or_queue_has_no_victims() -> None:
+    """No call is preempted if none runs or none waits."""
     policy = Plas(BOUNDS)
     running = batch(policy, 1.0)
     assert policy.victims(running, 0) == []
@@ -375,7 +376,7 @@ def test_nothing_running_and_nothing_waiting() -> None:
 
 
 def test_fcfs_never_preempts() -> None:
-    """Under FCFS nobody makes room, not even for an earlier call that was not ready when the batch was formed."""
+    """Under FCFS no call is preempted, not even for an earlier call that was not ready when the batch was formed."""
     policy = Fcfs()
     early = arrived(policy, "early")
     running = batch(policy, 0.0)
@@ -392,20 +393,20 @@ def test_fcfs_never_preempts() -> None:
     "bounds", [(0.0,), (-1.0,), (1.0, 1.0), (2.0, 1.0), (1.0, math.inf), (math.nan,), (1.0, math.nan, 2.0)]
 )
 def test_bounds_that_make_no_queues_are_refused(bounds: tuple[float, ...]) -> None:
-    """Bounds are positive, finite and increasing; the message shows those given."""
+    """Bounds must be positive, finite and increasing. The message shows the bounds that were given."""
     with pytest.raises(PolicyError, match=r"queue bounds must be positive, finite and increasing seconds, not \["):
         Plas(bounds)
 
 
 @pytest.mark.parametrize("beta", [0.0, -1.0, math.nan])
 def test_a_beta_that_makes_no_ratio_is_refused(beta: float) -> None:
-    """Beta is above zero, or None; the message shows the one given."""
+    """Beta must be above zero, or None. The message shows the value that was given."""
     with pytest.raises(PolicyError, match=f"beta must be > 0, or None to never promote, not {beta}"):
         Plas(BOUNDS, beta)
 
 
 def test_one_queue_is_first_come_first_served() -> None:
-    """Without bounds there is one queue, no demotion and nothing to promote."""
+    """Without bounds there is one queue, so no call is demoted or promoted."""
     policy = Plas((), beta=1.0)
     calls = [arrived(policy, "a", 100.0), arrived(policy, "b", 0.0)]
     policy.start(calls[0], 0.0)
@@ -418,8 +419,8 @@ def test_one_queue_is_first_come_first_served() -> None:
 # -- any sequence of events
 
 
-class Tracked:
-    """What a call's place ought to be, worked out apart from the policy."""
+class ModelCall:
+    """The expected queue, quantum and times of a call, computed without the policy."""
 
     def __init__(self, call: Call, program: ProgramView, level: int, quantum_s: float, since_s: float) -> None:
         self.call = call
@@ -435,11 +436,11 @@ class Tracked:
         self.all_service_s = 0.0
 
 
-quarters = st.integers(1, 20).map(lambda number: number / 4)  # exact in binary, so that bounds can be met exactly
+quarters = st.integers(1, 20).map(lambda number: number / 4)  # exact in binary, so that times can equal bounds
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Any sequence of what a driver may do, with every call's queue, quantum and wait kept beside the policy."""
+    """Any sequence of a driver's actions. A model keeps every call's queue, quantum and wait."""
 
     policy: MultilevelPolicy
 
@@ -447,7 +448,7 @@ class PolicyMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.programs = [ProgramView("p") for _ in range(3)]
-        self.calls: list[Tracked] = []
+        self.calls: list[ModelCall] = []
         self.made = 0
 
     @initialize(
@@ -473,18 +474,18 @@ class PolicyMachine(RuleBasedStateMachine):
         return edges[level + 1] - edges[level]
 
     @property
-    def running(self) -> list[Tracked]:
+    def running(self) -> list[ModelCall]:
         return [each for each in self.calls if not each.waiting]
 
     @property
-    def in_queue(self) -> list[Tracked]:
+    def in_queue(self) -> list[ModelCall]:
         return sorted((each for each in self.calls if each.waiting), key=lambda each: each.call.rank)
 
-    def enter(self, each: Tracked, level: int) -> None:
+    def enter(self, each: ModelCall, level: int) -> None:
         each.level, each.quantum_s = level, self.width_s(level)
         assert each.call.rank == max((other.call.rank for other in self.calls if other.level == level), default=None)
 
-    # -- what a driver does
+    # -- the driver's actions
 
     @rule(seconds=quarters)
     def time_passes(self, seconds: float) -> None:
@@ -498,7 +499,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy.arrive(call, self.now_s)
         service_s = self.service_s(mine)
         level = sum(bound <= service_s for bound in self.policy.bounds_s)
-        each = Tracked(call, mine, level, self.width_s(level), self.now_s)
+        each = ModelCall(call, mine, level, self.width_s(level), self.now_s)
         self.calls.append(each)
         self.enter(each, level)
         assert call.service_s == service_s
@@ -506,12 +507,12 @@ class PolicyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_queue)
     @rule(skip=st.integers(0, 2))
     def start(self, skip: int) -> None:
-        """The first waiting call starts, or one behind it while the first ones are not ready."""
+        """The first waiting call starts, or one behind it because the first ones are not ready."""
         each = self.in_queue[min(skip, len(self.in_queue) - 1)]
         self.policy.start(each.call, self.now_s)
         self.stop_waiting(each)
 
-    def stop_waiting(self, each: Tracked) -> None:
+    def stop_waiting(self, each: ModelCall) -> None:
         each.waiting = False
         each.wait_s += self.now_s - each.since_s
         each.all_wait_s += self.now_s - each.since_s
@@ -527,10 +528,10 @@ class PolicyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_queue)
     @rule(data=st.data(), seconds=quarters)
     def late_step(self, data: st.DataObject, seconds: float) -> None:
-        """A step comes back whose call was preempted meanwhile."""
+        """A step ends whose call has been preempted in the meantime."""
         self.charge(data.draw(st.sampled_from(self.in_queue)), seconds)
 
-    def charge(self, each: Tracked, seconds: float) -> None:
+    def charge(self, each: ModelCall, seconds: float) -> None:
         rank = each.call.rank
         self.policy.charge(each.call, seconds, self.now_s)
         each.model_time_s += seconds
@@ -544,9 +545,9 @@ class PolicyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        self.put_back(data.draw(st.sampled_from(self.running)))
+        self.preempt_call(data.draw(st.sampled_from(self.running)))
 
-    def put_back(self, each: Tracked) -> None:
+    def preempt_call(self, each: ModelCall) -> None:
         rank = each.call.rank
         self.policy.preempt(each.call, self.now_s)
         each.waiting, each.since_s = True, self.now_s
@@ -565,7 +566,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule()
     def promote(self) -> None:
-        def starved(each: Tracked) -> bool:
+        def starved(each: ModelCall) -> bool:
             wait_s = self.program_wait_s(each.program) + each.wait_s + self.now_s - each.since_s
             service_s = self.service_s(each.program) + each.model_time_s
             return self.policy.beta is not None and each.level > 0 and wait_s / service_s >= self.policy.beta
@@ -581,7 +582,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(slots=st.integers(0, 6), data=st.data())
     def form_a_batch(self, slots: int, data: st.DataObject) -> None:
-        """The batch becomes the first calls, of those that run or could, that fit (lines 32-39)."""
+        """The batch becomes the first calls in rank order that fit, of the running and the ready ones (lines 32-39)."""
         ready = data.draw(st.sets(st.sampled_from([each.call.key for each in self.calls]))) if self.calls else set()
         free = max(0, slots - len(self.running))
         running = {each.call.key: each for each in self.running}
@@ -593,16 +594,16 @@ class PolicyMachine(RuleBasedStateMachine):
         assert victims == sorted(victims, key=lambda call: call.rank, reverse=True)
         for victim in victims:
             assert any(each.call.rank < victim.rank for each in candidates)
-            self.put_back(running[victim.key])
+            self.preempt_call(running[victim.key])
         for each in candidates:
             if each.call.key in batch:
                 self.policy.start(each.call, self.now_s)
                 self.stop_waiting(each)
 
-    # -- what must be true
+    # -- invariants
 
     @invariant()
-    def each_call_is_in_one_place(self) -> None:
+    def each_call_either_runs_or_waits(self) -> None:
         assert {id(each.call) for each in self.in_queue} == {id(call) for call in self.policy.waiting}
         assert len(self.policy.waiting) == len(self.in_queue)
 
@@ -618,7 +619,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert len({rank.order for rank in ranks}) == len(ranks)
 
     @invariant()
-    def calls_are_where_the_model_has_them(self) -> None:
+    def calls_agree_with_the_model(self) -> None:
         for each in self.calls:
             call = each.call
             assert (call.rank.level, call.quantum_s) == (each.level, each.quantum_s)
@@ -632,6 +633,6 @@ class PolicyMachine(RuleBasedStateMachine):
 
 TestPolicyMachine = PolicyMachine.TestCase
 TestPolicyMachine.__doc__ = (
-    "Any sequence of events leaves each call in the queue, and at the place, that Algorithm 1 says."
+    "After any sequence of events, each call has the queue and the position that Algorithm 1 gives it."
 )
 TestPolicyMachine.settings = settings(max_examples=150, stateful_step_count=40)

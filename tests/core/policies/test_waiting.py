@@ -1,4 +1,4 @@
-"""The queue of waiting calls, against a sorted list."""
+"""The queue of waiting calls, compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def keys(queue: WaitingCalls) -> list[str]:
     return [each.key for each in queue]
 
 
-def test_in_rank_order() -> None:
-    """Calls come level by level and, inside a level, in their order, however they were added."""
+def test_calls_are_in_rank_order() -> None:
+    """Calls are sorted by level and then by their order in the level, however they were added."""
     ranks = [(level, order) for level in range(3) for order in range(4)]
     calls = [call(f"{level}{order}", level, order) for level, order in ranks]
     random.Random(3).shuffle(calls)
@@ -41,13 +41,13 @@ def test_in_rank_order() -> None:
 
 
 def test_equal_ranks_keep_the_order_of_adding() -> None:
-    """Calls of the same rank are told apart by when they were added; calls themselves are never compared."""
+    """Calls of the same rank are sorted by when they were added. Calls themselves are never compared."""
     queue = queue_of(*(call(key) for key in "badc"))
     assert keys(queue) == list("badc")
 
 
 def test_an_empty_queue_has_no_first_call() -> None:
-    """`peek` and `pop` of nothing say so."""
+    """`peek` and `pop` of an empty queue raise an error that says so."""
     queue = WaitingCalls()
     assert len(queue) == 0
     assert list(queue) == []
@@ -57,7 +57,7 @@ def test_an_empty_queue_has_no_first_call() -> None:
 
 
 def test_a_call_is_in_once() -> None:
-    """Adding a call that waits already is a mistake of the caller, and the queue is as before."""
+    """Adding a call that waits already is the caller's mistake, and does not change the queue."""
     twice = call("twice")
     queue = queue_of(twice)
     with pytest.raises(ValueError, match="call twice is already waiting"):
@@ -66,7 +66,7 @@ def test_a_call_is_in_once() -> None:
 
 
 def test_peek_leaves_the_call_in() -> None:
-    """Looking takes nothing; popping takes what was looked at."""
+    """`peek` removes no call, and `pop` removes the call that `peek` returned."""
     first, second = call("first", 0), call("second", 1)
     queue = queue_of(second, first)
     assert queue.peek() is queue.peek() is first
@@ -75,19 +75,19 @@ def test_peek_leaves_the_call_in() -> None:
     assert second in queue
 
 
-def test_discard_takes_out_from_anywhere() -> None:
-    """A call in the middle can be taken out, and one that is not in can be asked to go."""
+def test_discard_removes_a_call_from_anywhere() -> None:
+    """`discard` removes a call from the middle of the queue, and ignores a call that does not wait."""
     calls = [call(key, order=order) for order, key in enumerate("abc")]
     queue = queue_of(*calls)
     queue.discard(calls[1])
     queue.discard(calls[1])
-    queue.discard(call("stranger"))
+    queue.discard(call("never added"))
     assert keys(queue) == ["a", "c"]
 
 
 @pytest.mark.parametrize("read_first", [True, False])
-def test_a_call_comes_back_with_another_rank(read_first: bool) -> None:
-    """A call that was taken out and put back stands where its new rank says, once."""
+def test_a_call_can_be_added_again_with_another_rank(read_first: bool) -> None:
+    """A call that was removed and added again is in the queue once, at its new rank."""
     moving = call("moving", 0)
     queue = queue_of(moving, call("other", 1))
     queue.discard(moving)
@@ -100,8 +100,8 @@ def test_a_call_comes_back_with_another_rank(read_first: bool) -> None:
     assert [queue.pop().key, queue.pop().key] == ["other", "moving"]
 
 
-def test_a_partial_read_loses_nothing() -> None:
-    """A reader that stops early, or fails, leaves the queue as it was."""
+def test_a_partial_read_changes_nothing() -> None:
+    """Iterating only a part, or failing on the way, leaves the queue unchanged."""
     queue = queue_of(*(call(str(number), order=number) for number in range(10)))
     for _ in itertools.islice(queue, 3):
         pass
@@ -117,7 +117,7 @@ def test_a_partial_read_loses_nothing() -> None:
 
 
 def test_a_rank_that_changes_unannounced_is_found() -> None:
-    """The integrity check names a waiting call whose rank was changed without `update`."""
+    """The integrity check finds a waiting call whose rank was changed without `update`, and names it."""
     moved = call("moved", 1, 1)
     queue = queue_of(moved, call("other", 2, 2))
     moved.rank = Rank(3, 3)
@@ -128,8 +128,8 @@ def test_a_rank_that_changes_unannounced_is_found() -> None:
     assert keys(queue) == ["other", "moved"]
 
 
-def test_reranked_calls_do_not_pile_up() -> None:
-    """The heap stays within twice the calls that wait (and a few), however often their ranks change."""
+def test_old_entries_of_reranked_calls_are_dropped() -> None:
+    """The heap has at most about twice as many entries as calls wait, however often their ranks change."""
     calls = [call(str(number), 0, number) for number in range(5)]
     queue = queue_of(*calls)
     for number in range(1000):
@@ -140,8 +140,8 @@ def test_reranked_calls_do_not_pile_up() -> None:
     assert keys(queue) == [str(number) for number in range(5)]
 
 
-def test_removed_calls_do_not_pile_up() -> None:
-    """The heap stays within twice the calls that wait (and a few), however many come and go."""
+def test_old_entries_of_removed_calls_are_dropped() -> None:
+    """The heap has at most about twice as many entries as calls wait, however many are added and removed."""
     stay = [call(f"stay{number}", 5, number) for number in range(5)]
     queue = queue_of(*stay)
     for number in range(1000):
@@ -153,13 +153,13 @@ def test_removed_calls_do_not_pile_up() -> None:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Any use of the queue against a list that is sorted whenever it is read."""
+    """Any use of the queue, compared with a list that is sorted whenever it is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queue = WaitingCalls()
         self.model: list[tuple[Rank, int, Call]] = []
-        self.out: list[Call] = []  # calls that were in before
+        self.removed: list[Call] = []
         self.pushes = itertools.count()
         self.names = itertools.count()
 
@@ -167,9 +167,9 @@ class QueueMachine(RuleBasedStateMachine):
     def expected(self) -> list[Call]:
         return [each for _, _, each in sorted(self.model, key=lambda item: item[:2])]
 
-    def took(self, gone: Call) -> None:
-        self.model = [item for item in self.model if item[2] is not gone]
-        self.out.append(gone)
+    def remove_from_model(self, removed: Call) -> None:
+        self.model = [item for item in self.model if item[2] is not removed]
+        self.removed.append(removed)
 
     def push_call(self, pushed: Call) -> None:
         self.queue.push(pushed)
@@ -186,19 +186,19 @@ class QueueMachine(RuleBasedStateMachine):
         for rank in ranks:
             self.push(rank)
 
-    @precondition(lambda self: self.out)
+    @precondition(lambda self: self.removed)
     @rule(data=st.data(), rank=ranks)
     def push_again(self, data: st.DataObject, rank: Rank) -> None:
-        back = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-        back.rank = rank
-        self.push_call(back)
+        pushed = self.removed.pop(data.draw(st.integers(0, len(self.removed) - 1)))
+        pushed.rank = rank
+        self.push_call(pushed)
 
     @precondition(lambda self: self.model)
     @rule(rank=ranks)
     def demote_first(self, rank: Rank) -> None:
-        """The first call moves, and nothing is read in between."""
+        """The first call gets another rank, and nothing is read in between."""
         self.discard_call(self.expected[0])
-        moved = self.out.pop()
+        moved = self.removed.pop()
         moved.rank = rank
         self.push_call(moved)
 
@@ -218,48 +218,48 @@ class QueueMachine(RuleBasedStateMachine):
     def update_without_a_change(self, data: st.DataObject) -> None:
         self.queue.update(data.draw(st.sampled_from(self.expected)))
 
-    @precondition(lambda self: self.out)
+    @precondition(lambda self: self.removed)
     @rule(data=st.data(), rank=ranks)
     def rerank_absent(self, data: st.DataObject, rank: Rank) -> None:
         """A call that does not wait gets another rank and stays out."""
-        moved = data.draw(st.sampled_from(self.out))
+        moved = data.draw(st.sampled_from(self.removed))
         moved.rank = rank
         self.queue.update(moved)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def push_twice(self, data: st.DataObject) -> None:
-        inside = data.draw(st.sampled_from(self.expected))
+        waiting = data.draw(st.sampled_from(self.expected))
         with pytest.raises(ValueError, match="already waiting"):
-            self.queue.push(inside)
+            self.queue.push(waiting)
 
     @precondition(lambda self: self.model)
     @rule()
     def pop(self) -> None:
         first = self.expected[0]
         assert self.queue.pop() is first
-        self.took(first)
+        self.remove_from_model(first)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
         self.discard_call(data.draw(st.sampled_from(self.expected)))
 
-    def discard_call(self, gone: Call) -> None:
-        self.queue.discard(gone)
-        self.took(gone)
+    def discard_call(self, removed: Call) -> None:
+        self.queue.discard(removed)
+        self.remove_from_model(removed)
 
     @precondition(lambda self: len(self.model) > 10)
     @rule(keep=st.integers(0, 5))
     def discard_most(self, keep: int) -> None:
-        """So many at once that the heap is rebuilt."""
-        for gone in self.expected[keep:]:
-            self.discard_call(gone)
+        """Remove so many calls at once that the heap is rebuilt."""
+        for removed in self.expected[keep:]:
+            self.discard_call(removed)
 
-    @precondition(lambda self: self.out)
+    @precondition(lambda self: self.removed)
     @rule(data=st.data())
     def discard_absent(self, data: st.DataObject) -> None:
-        self.queue.discard(data.draw(st.sampled_from(self.out)))
+        self.queue.discard(data.draw(st.sampled_from(self.removed)))
 
     @rule(count=st.integers(0, 10))
     def read_some(self, count: int) -> None:
@@ -279,13 +279,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_members(self) -> None:
-        """Reads nothing in order: that would drop what removed calls leave behind, before the next rule meets it."""
+        """Queue and model hold the same calls. The check does not read in order, because `peek` would drop the old
+        entries of removed calls before the next rule finds them."""
         assert len(self.queue) == len(self.model)
         assert all(each in self.queue for each in self.expected)
-        assert not any(each in self.queue for each in self.out)
+        assert not any(each in self.queue for each in self.removed)
         self.queue.check_integrity()
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.__doc__ = "Any use of the queue reads as a sorted list."
+TestQueueMachine.__doc__ = "However the queue is used, it reads as a sorted list."
 TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30)

@@ -48,7 +48,7 @@ def test_the_least_recently_used_prefix_is_evicted_from_its_end() -> None:
 
 
 def test_a_segment_is_evicted_before_its_parent() -> None:
-    """Of a call that has ended, its own tokens are evicted before the tokens that it shared, although those are older."""
+    """A call's own tokens are evicted before the tokens that it shared, although the shared tokens are older."""
     kv = KvCache(100)
     a = kv.reserve("a", None, 0, 40)
     kv.release(a)

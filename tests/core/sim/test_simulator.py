@@ -116,7 +116,7 @@ def test_priority_serves_one_programs_calls_as_they_arrive() -> None:
 
 
 def test_the_latest_program_is_preempted_under_priority() -> None:
-    """When the KV cache is full, the call of the later program is preempted, even if it arrived before the other call.
+    """When the KV cache is full, the later program's call is preempted, even if it arrived before the other call."""
     first = TraceProgram("A", (TraceCall("a1", (), 1, 1), TraceCall("a2", ("a1",), 40, 40, gap_s=1.0)), name="A")
     trace = [first, one_call(40, 40, "B")]
     tight = SimSettings(policy="priority", kv_tokens=120, step_time=EXACT)
@@ -147,7 +147,8 @@ def test_priority_is_first_come_first_served_for_programs_of_one_call(
 def test_unit_steps_agree_with_a_naive_engine(
     given_programs: list[TraceProgram], policy: PolicyConfig, batch_size: int
 ) -> None:
-    """The simulator jumps over steps, and every program's arrival, end, wait and service are those of the naive engine."""
+    """Every program has the arrival, end, wait and service that the naive engine gives it, although steps are jumped
+    over."""
     configuration = replace(UNIT, policy=policy, batch_size=batch_size)
     naive = NaiveEngine(given_programs, configuration, policy.make())
     result = simulate(given_programs, configuration)
