@@ -1,1 +1,1 @@
-"""Programs, the process table, scheduling and routing rules: pure Python without vLLM, torch, LangChain or AutoGen."""
+"""Programs, the process table, and the rules of scheduling and routing, without vLLM or any agent framework."""

@@ -1,1 +1,1 @@
-"""Everything that touches vLLM: the scheduler plugin, the engine and its chat endpoint, the embedded model."""
+"""All code that uses vLLM: the engines, their replicas, the scheduler plugin, KV swapping and the embedded model."""

@@ -1,4 +1,4 @@
-"""Where the replicas of an engine run: on this host, or in Ray."""
+"""Launchers by name: replicas run as processes of this host, or in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.core.routing.placement import share_cores
 from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher
 from weft.engine.replicas.ray_launcher import RayLauncher
 
-if TYPE_CHECKING:  # it imports vLLM, which takes seconds
+if TYPE_CHECKING:  # the module imports vLLM, which takes seconds
     from weft.engine.frontend.accounting import OnAccount
 
 Launcher = LocalLauncher | RayLauncher
@@ -28,19 +28,24 @@ def make_launcher(
     ray_actor_options: Mapping[str, Any] | None,
     on_account: OnAccount,
 ) -> Launcher:
-    """What makes the replicas; arguments as for `AsyncMultiLLMEngine`.
+    """Make the launcher for `backend`. The arguments are those of `AsyncMultiLLMEngine`.
+
+    Args:
+        on_account: Called with the account of each call.
 
     Raises:
-        ReplicaError: an unknown backend, or arguments that belong to the other one.
+        ReplicaError: The backend is unknown, or an argument belongs to the other backend.
         ClusterError: Ray is not installed, or its cluster does not answer.
     """
     if backend == "ray":
         if devices:
-            raise ReplicaError("Ray gives each replica its GPUs: say ray_actor_options={'num_gpus': 1}, not devices.")
+            raise ReplicaError(
+                "Ray assigns GPUs to replicas; pass ray_actor_options={'num_gpus': 1} instead of devices."
+            )
         return RayLauncher(engine_id, ray_address, ray_actor_options or {}, replicas, on_account)
     if backend != "mp":
-        raise ReplicaError(f"unknown backend {backend!r}; choose 'mp', processes of this host, or 'ray'.")
+        raise ReplicaError(f"unknown backend {backend!r}; choose 'mp' for processes of this host, or 'ray'.")
     if ray_address is not None or ray_actor_options is not None:
-        raise ReplicaError("ray_address and ray_actor_options go with backend='ray'.")
+        raise ReplicaError("ray_address and ray_actor_options go with backend='ray'; pass it, or leave them out.")
     cores = share_cores(os.sched_getaffinity(0), replicas) if CORES_VARIABLE not in os.environ else []
     return LocalLauncher(engine_id, cores, devices, on_account)

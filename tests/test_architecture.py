@@ -1,4 +1,4 @@
-"""Rules of the whole tree, read off its source: who imports what, and how light `import weft` is."""
+"""Rules for the whole source tree: the imports that are allowed, and how little `import weft` imports."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ IMPLICIT = ("contextvars", "structlog.contextvars", "structlog.threadlocal")
 
 
 def sources(*folders: str) -> list[Path]:
-    """The Python files of some folders, those behind the links in src/weft once."""
+    """The Python files of some folders. A file that is also reached through a link in src/weft is returned once."""
     found = {path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")}
     return sorted(path for path in found if "__pycache__" not in path.parts)
 
 
-def named(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
 def imports(source: str) -> Iterator[str]:
-    """Every module, and every name in a module, that a source imports, at its top or inside a function."""
+    """Yield every module, and every name in a module, that a source imports at its top or inside a function."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -49,7 +49,8 @@ def imports(source: str) -> Iterator[str]:
 
 
 def uses(source: str) -> Iterator[str]:
-    """Likewise, with every `package.attribute` that is read and every module imported by a call."""
+    """Yield the imports of a source, every `package.attribute` that it reads, and every module that it imports by a
+    call."""
     yield from imports(source)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -61,17 +62,17 @@ def uses(source: str) -> Iterator[str]:
 
 
 def among(source: str, modules: tuple[str, ...]) -> set[str]:
-    """Which of `modules`, or of what is in them, a source uses."""
+    """The `modules` of which a source uses the module itself or a name in it."""
     return {module for used in uses(source) for module in modules if used == module or used.startswith(f"{module}.")}
 
 
 def in_a_fresh_process(code: str) -> str:
-    """What `code` prints in a Python that has imported nothing yet, with warnings as errors."""
-    done = subprocess.run(
+    """Run `code` in a new Python process, with warnings as errors, and return what it prints."""
+    completed = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -91,22 +92,22 @@ def in_a_fresh_process(code: str) -> str:
         "__import__('contextvars')",
     ],
 )
-def test_the_rule_sees_every_way_in(source: str) -> None:
-    """However a source gets at ambient context, the check below finds it."""
+def test_the_check_finds_every_use_of_ambient_context(source: str) -> None:
+    """The check below finds each of these ways to read ambient context."""
     assert among(source, IMPLICIT)
 
 
 @pytest.mark.parametrize(
     "source", ["import structlog", "'contextvars'", "import contextvars_like", "x = 1 # contextvars"]
 )
-def test_the_rule_sees_nothing_else(source: str) -> None:
-    """What only looks like it is left alone."""
+def test_the_check_finds_nothing_else(source: str) -> None:
+    """The check ignores sources that only look as if they read ambient context."""
     assert among(source, IMPLICIT) == set()
 
 
-def test_the_rules_read_the_whole_tree() -> None:
-    """The files checked are those that are installed: each folder has some, and those behind links are not missed."""
-    checked = {named(path) for path in sources(*FOLDERS)}
+def test_the_checks_read_the_whole_tree() -> None:
+    """Every installed file is checked, including files that are installed through links."""
+    checked = {relative_name(path) for path in sources(*FOLDERS)}
     assert {
         "core/program/handle.py",
         "engine/scheduler/plugin.py",
@@ -114,18 +115,18 @@ def test_the_rules_read_the_whole_tree() -> None:
         "src/weft/commands/cli.py",
     } <= checked
     installed = {path.resolve() for folder in Path(weft.__file__).parent.iterdir() for path in folder.rglob("*.py")}
-    assert {named(path) for path in installed if path.is_relative_to(ROOT)} <= checked
+    assert {relative_name(path) for path in installed if path.is_relative_to(ROOT)} <= checked
 
 
-@pytest.mark.parametrize("path", sources(*FOLDERS), ids=named)
+@pytest.mark.parametrize("path", sources(*FOLDERS), ids=relative_name)
 def test_identity_is_never_looked_up(path: Path) -> None:
-    """No module reads context variables or thread-locals of structlog: identity is handed over."""
+    """No module reads context variables or structlog's thread-locals, because identity is handed over explicitly."""
     assert among(path.read_text(), IMPLICIT) == set()
 
 
-@pytest.mark.parametrize("path", sources("core"), ids=named)
+@pytest.mark.parametrize("path", sources("core"), ids=relative_name)
 def test_core_stands_alone(path: Path) -> None:
-    """Core imports the standard library, structlog and itself; no vLLM, no torch, no framework, no upper room."""
+    """Core imports only the standard library, structlog and itself."""
     assert among(path.read_text(), HEAVY) == set()
     for imported in imports(path.read_text()):
         top = imported.split(".")[0]
@@ -136,42 +137,42 @@ def test_core_stands_alone(path: Path) -> None:
     "source",
     ["import vllm", "from vllm import LLM", "def f():\n    import vllm.envs as e", "import_module('vllm.config')"],
 )
-def test_the_rule_sees_every_import_of_vllm(source: str) -> None:
-    """However a source imports vLLM, the check below finds it."""
+def test_the_check_finds_every_import_of_vllm(source: str) -> None:
+    """The check below finds each of these ways to import vLLM."""
     assert among(source, ("vllm",))
 
 
-@pytest.mark.parametrize("path", sources(*FOLDERS, "tests", "benchmarks"), ids=named)
+@pytest.mark.parametrize("path", sources(*FOLDERS, "tests", "benchmarks"), ids=relative_name)
 def test_vllm_is_imported_in_one_place(path: Path) -> None:
-    """Only engine/vllm_compat imports vLLM, so that all names and members of it that are used are listed there."""
+    """Only engine/vllm_compat imports vLLM, so it lists all names and members of vLLM that Weft uses."""
     assert not among(path.read_text(), ("vllm",)) or path.is_relative_to(ROOT / "engine" / "vllm_compat")
 
 
 def test_import_weft_is_light() -> None:
-    """`import weft` brings in neither vLLM nor torch nor a framework."""
+    """`import weft` imports neither vLLM nor torch nor a framework."""
     loaded = in_a_fresh_process("import sys, weft\nprint(*sys.modules)").split()
     assert "weft.core.program" in loaded
     assert set(loaded) & set(HEAVY) == set()
 
 
 def test_public_names_need_no_engine() -> None:
-    """Every public name but those of engines is there where vLLM, torch and the frameworks cannot be imported."""
-    of_engines = {"AsyncMultiLLMEngine", "Engine", "ServedModel"}
+    """Every public name that is not an engine's can be used where vLLM, torch and the frameworks cannot be imported."""
+    engine_names = {"AsyncMultiLLMEngine", "Engine", "ServedModel"}
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({HEAVY!r}))  # importing one now fails
 import weft
 for name in weft.__all__:
-    if name not in {of_engines!r}:
+    if name not in {engine_names!r}:
         print(name, getattr(weft, name) is not None)
 import weft.core.testing
 """
     printed = in_a_fresh_process(code).splitlines()
-    assert printed == [f"{name} True" for name in weft.__all__ if name not in of_engines]
+    assert printed == [f"{name} True" for name in weft.__all__ if name not in engine_names]
 
 
-def test_public_names_are_all_there_is() -> None:
-    """`weft.__all__` has no repeats, and a name that is not in it is an AttributeError."""
+def test_other_names_are_attribute_errors() -> None:
+    """`weft.__all__` has no repetitions, and reading a name that is not in it raises an AttributeError."""
     assert "Engine" in weft.__all__
     assert len(set(weft.__all__)) == len(weft.__all__)
     with pytest.raises(AttributeError, match="module 'weft' has no attribute 'engin'"):

@@ -1,4 +1,4 @@
-"""The policies as a whole: their names and parameters, what tells them apart, and schedules they make."""
+"""The policies as a whole: their names, their parameters, how they differ, and the schedules that they make."""
 
 from __future__ import annotations
 
@@ -35,29 +35,34 @@ from weft.core.process_table import Account, Attained
 
 @dataclass
 class Job:
-    """A program of calls one after another, each so many steps long."""
+    """A program of calls one after another."""
 
     name: str
-    steps: Sequence[int]
+    steps: Sequence[int]  # the length of each call
     arrival: int = 0
 
 
 @dataclass
-class Running:
-    """The call of a program that is under way."""
+class JobCall:
+    """A program's call in progress."""
 
     job: Job
-    index: int  # which of its calls
-    left: int  # steps to go
+    index: int  # of the call in the job
+    steps_left: int
     inherited: Attained
     call: Call
 
 
 class Schedule:
-    """What a policy makes of some programs on a batch of fixed size, one unit of time per step.
+    """The schedule that a policy makes of some programs, with a batch of fixed size and one unit of time a step.
 
-    A program's next call arrives the moment the previous one finishes. A character of `gantt[name]` is one step: "#"
-    the program's call ran, "." it waited, " " the program was not there.
+    A program's next call arrives when its previous call finishes.
+
+    Attributes:
+        gantt: For each program one character a step: "#" its call ran, "." its call waited, " " the program had not
+            arrived or had ended.
+        end: The time at which each program ended.
+        preemptions: The number of preemptions.
     """
 
     def __init__(self, policy: Policy, jobs: Sequence[Job], batch_size: int = 2) -> None:
@@ -67,22 +72,22 @@ class Schedule:
         self.gantt = {job.name: "" for job in jobs}
         self.end: dict[str, int] = {}
         self.preemptions = 0
-        self._live: dict[str, Running] = {}
-        self._batch: list[Running] = []
-        to_come = sorted(jobs, key=lambda job: job.arrival)  # stable: equal arrivals stay in the order given
-        while to_come or self._live:
-            while to_come and to_come[0].arrival == self.now:
-                self._arrive(to_come.pop(0), 0)
+        self._live: dict[str, JobCall] = {}
+        self._batch: list[JobCall] = []
+        arrivals = sorted(jobs, key=lambda job: job.arrival)  # stable: jobs that arrive together keep their order
+        while arrivals or self._live:
+            while arrivals and arrivals[0].arrival == self.now:
+                self._arrive(arrivals.pop(0), 0)
             self._form_batch(batch_size)
             self._step()
 
     def _arrive(self, job: Job, index: int) -> None:
         view = self.views[job.name]
         call = Call(f"{job.name}{index + 1}", view)
-        self._live[job.name] = Running(job, index, job.steps[index], replace(view.attained), call)
+        self._live[job.name] = JobCall(job, index, job.steps[index], replace(view.attained), call)
         self.policy.arrive(call, self.now)
 
-    def _of(self, call: Call) -> Running:
+    def _of(self, call: Call) -> JobCall:
         return next(each for each in self._live.values() if each.call is call)
 
     def _form_batch(self, batch_size: int) -> None:
@@ -102,10 +107,10 @@ class Schedule:
             self.gantt[name] += "#" if running else "." if name in self._live else " "
         self.now += 1
         for each in self._batch:
-            each.left -= 1
+            each.steps_left -= 1
             self.policy.charge(each.call, 1, self.now)
-        done = [each for each in self._batch if each.left == 0]
-        self._batch = [each for each in self._batch if each.left > 0]
+        done = [each for each in self._batch if each.steps_left == 0]
+        self._batch = [each for each in self._batch if each.steps_left > 0]
         for each in done:
             self.policy.leave(each.call)
             service_s = each.job.steps[each.index]
@@ -127,7 +132,7 @@ FIGURE_2 = [Job("A", (4, 3, 1, 1)), Job("B", (3, 3, 4)), Job("C", (1, 2)), Job("
 
 
 def test_figure_2_under_fcfs() -> None:
-    """Figure 2b: first come, first served makes the four programs wait 18 units together."""
+    """Figure 2b: under FCFS the four programs wait 18 units in sum."""
     schedule = Schedule(Fcfs(), FIGURE_2)
     assert schedule.gantt == {
         "A": "####...#####  ",
@@ -141,7 +146,7 @@ def test_figure_2_under_fcfs() -> None:
 
 
 def test_figure_2_under_plas() -> None:
-    """Figure 2d: PLAS with queue bounds 2 and 3 makes them wait 12 units, and C and D no longer wait for A and B."""
+    """Figure 2d: under PLAS with queue bounds 2 and 3 they wait 12 units, and C and D do not wait for A and B."""
     schedule = Schedule(Plas((2, 3)), FIGURE_2)
     assert schedule.gantt == {
         "A": "##..#.######  ",
@@ -154,47 +159,48 @@ def test_figure_2_under_plas() -> None:
 
 
 def test_figure_2_without_the_programs() -> None:
-    """Figure 2c: with the same bounds but each call on its own (MLFQ), later calls of A and B hold C and D up again.
+    """Figure 2c: with the same bounds but without programs (MLFQ), later calls of A and B delay C and D again.
 
-    The paper counts 18 units and does not give its quanta; these bounds give 17, others 15 to 19.
+    The paper counts 18 units and does not give its quanta. These bounds give 17 units, and others give 15 to 19.
     """
     assert sum(Schedule(Mlfq((2, 3)), FIGURE_2).waits.values()) == 17
 
 
 @pytest.mark.parametrize("bounds", [(2, 3), (2, 3, 4), (2, 3, 8)])
-def test_figure_2_does_not_hang_on_bounds_that_nobody_reaches(bounds: tuple[float, ...]) -> None:
-    """Further bounds above the two that matter change nothing in Figure 2d."""
+def test_figure_2_does_not_depend_on_further_bounds(bounds: tuple[float, ...]) -> None:
+    """Further bounds, above 2 and 3, change nothing in Figure 2d."""
     assert sum(Schedule(Plas(bounds), FIGURE_2).waits.values()) == 12
 
 
-def test_chains_make_plas_and_atlas_the_same() -> None:
-    """For programs of one thread the critical path is the total service, so both make one schedule."""
+def test_plas_and_atlas_agree_on_chains() -> None:
+    """For a program of one thread the critical path is the total service, so both policies make the same schedule."""
     assert Schedule(Atlas((2, 3)), FIGURE_2).gantt == Schedule(Plas((2, 3)), FIGURE_2).gantt
 
 
-def test_round_robin_takes_turns() -> None:
-    """Two calls of four steps on one slot with a quantum of two change places after each two."""
+def test_round_robin_alternates() -> None:
+    """Two calls of four steps on one slot, with a quantum of two, alternate every two steps."""
     schedule = Schedule(RoundRobin(2.0), [Job("A", (4,)), Job("B", (4,))], batch_size=1)
     assert schedule.gantt == {"A": "##..##  ", "B": "..##..##"}
 
 
-def test_srpt_runs_what_ends_soonest() -> None:
-    """Knowing the future, the shorter call goes first and a still shorter one that comes later preempts it."""
-    left = {"A1": 6.0, "B1": 4.0, "C1": 1.0}
+def test_srpt_runs_the_shortest_remaining_call() -> None:
+    """SRPT knows the lengths of the calls. The shorter call goes first, and a still shorter one that arrives later
+    preempts it."""
+    lengths = {"A1": 6.0, "B1": 4.0, "C1": 1.0}
     schedule = Schedule(
-        Srpt(lambda call: left[call.key] - call.model_time_s),
+        Srpt(lambda call: lengths[call.key] - call.model_time_s),
         [Job("A", (6,)), Job("B", (4,)), Job("C", (1,), arrival=1)],
         batch_size=1,
     )
     assert schedule.gantt == {"A": ".....######", "B": "#.###      ", "C": " #         "}
 
 
-# -- what tells PLAS from ATLAS
+# -- the difference of PLAS and ATLAS
 
 
-def test_plas_goes_by_the_sum_and_atlas_by_the_critical_path() -> None:
-    """A program of three parallel calls of 2 s (sum 6, path 2) is behind one of a single 4 s call under PLAS, and
-    before it under ATLAS."""
+def test_plas_ranks_by_the_sum_and_atlas_by_the_critical_path() -> None:
+    """A program with three parallel calls of 2 s has a sum of 6 s and a path of 2 s. It is behind a program with one
+    call of 4 s under PLAS, and before it under ATLAS."""
     wide, deep = ProgramView("wide"), ProgramView("deep")
     for _ in range(3):
         wide.attained.fold(Attained(), Account(service_s=2.0))
@@ -229,7 +235,7 @@ CONFIGS = [
 
 @given(jobs=jobs, config=st.sampled_from(CONFIGS), batch_size=st.integers(1, 3))
 def test_every_program_is_served_to_its_end(jobs: list[Job], config: PolicyConfig, batch_size: int) -> None:
-    """Whatever arrives, each program runs exactly its steps, and no place is empty while a call waits."""
+    """In any workload each program runs exactly its steps, and no slot is free while a call waits."""
     schedule = Schedule(config.make(), jobs, batch_size)
     for job in jobs:
         assert schedule.gantt[job.name].count("#") == sum(job.steps)
@@ -244,7 +250,7 @@ def test_every_program_is_served_to_its_end(jobs: list[Job], config: PolicyConfi
 
 @given(jobs=jobs, batch_size=st.integers(1, 3))
 def test_one_queue_is_fcfs(jobs: list[Job], batch_size: int) -> None:
-    """PLAS and ATLAS without bounds make the schedule that FCFS makes."""
+    """Without bounds, PLAS and ATLAS make the same schedule as FCFS."""
     fcfs = Schedule(Fcfs(), jobs, batch_size).gantt
     assert Schedule(Plas(()), jobs, batch_size).gantt == fcfs
     assert Schedule(Atlas((), 1.0), jobs, batch_size).gantt == fcfs
@@ -252,7 +258,7 @@ def test_one_queue_is_fcfs(jobs: list[Job], batch_size: int) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.name}-{config.parameters}")
 def test_the_same_seed_gives_the_same_schedule(config: PolicyConfig) -> None:
-    """One seeded workload of forty programs, run ten times, is scheduled ten times alike; another seed is not."""
+    """A seeded workload of forty programs gets the same schedule ten times. Another seed gets another schedule."""
 
     def schedule(seed: int) -> dict[str, str]:
         rng = random.Random(seed)
@@ -266,18 +272,21 @@ def test_the_same_seed_gives_the_same_schedule(config: PolicyConfig) -> None:
     assert schedule(1) != schedule(2)
 
 
-def test_beta_bounds_starvation() -> None:
-    """Short programs that keep coming hold a long one up for good without promotion, and not with it."""
+def test_beta_limits_starvation() -> None:
+    """Without promotion, short programs that keep arriving delay a long program until the last of them has ended. With
+    promotion they do not."""
     workload = [Job("long", (6, 6)), *(Job(f"short{number}", (2,), 2 * number) for number in range(1, 60))]
     starved = Schedule(Plas((3.0, 6.0), None), workload, batch_size=1)
-    helped = Schedule(Plas((3.0, 6.0), 2.0), workload, batch_size=1)
+    promoted = Schedule(Plas((3.0, 6.0), 2.0), workload, batch_size=1)
     assert starved.end["long"] > 100
-    assert helped.end["long"] < 60
+    assert promoted.end["long"] < 60
 
 
-# -- Figure 9 of Autellix: what the order of parallel calls does to a program
+# -- Figure 9 of Autellix: the order of parallel calls changes the makespan of a program
 
-FIGURE_9 = {  # call: (units of work, parents). The figure's numbers are not in the text: a graph of ours with its spans
+# For each call the units of work and the parents. The paper's text does not give the figure's numbers; this graph has
+# the same two makespans.
+FIGURE_9 = {
     "root": (1, ()),
     "b1": (3, ("root",)),
     "b2": (3, ("root",)),
@@ -289,15 +298,15 @@ FIGURE_9 = {  # call: (units of work, parents). The figure's numbers are not in 
 
 
 def makespan(policy: Policy) -> int:
-    """Units until the last call of `FIGURE_9` ends, two calls at a time."""
-    left = {name: work for name, (work, _) in FIGURE_9.items()}
+    """The time at which the last call of `FIGURE_9` ends, on two slots."""
+    steps_left = {name: work for name, (work, _) in FIGURE_9.items()}
     view = ProgramView("p")
     calls: dict[str, Call] = {}
     batch: list[str] = []
     now = 0
-    while any(left.values()):
+    while any(steps_left.values()):
         for name, (_, parents) in FIGURE_9.items():
-            if name not in calls and all(left[parent] == 0 for parent in parents):
+            if name not in calls and all(steps_left[parent] == 0 for parent in parents):
                 calls[name] = Call(name, view)
                 policy.arrive(calls[name], now)
         while len(batch) < 2 and len(policy.waiting):
@@ -305,9 +314,9 @@ def makespan(policy: Policy) -> int:
             policy.start(calls[batch[-1]], now)
         now += 1
         for name in batch:
-            left[name] -= 1
+            steps_left[name] -= 1
             policy.charge(calls[name], 1, now)
-        for name in [name for name in batch if left[name] == 0]:
+        for name in [name for name in batch if steps_left[name] == 0]:
             batch.remove(name)
             policy.leave(calls[name])
             view.attained.fold(Attained(calls[name].service_s), Account(calls[name].model_time_s))
@@ -315,11 +324,13 @@ def makespan(policy: Policy) -> int:
 
 
 def test_figure_9_by_arrival_and_by_critical_path() -> None:
-    """First come, first served, the critical path is begun too late: 14 units. Knowing it, 11."""
+    """Under FCFS the critical path begins too late, and the program takes 14 units. If the call with the longest path
+    goes first, it takes 11."""
 
     def path(name: str) -> int:
-        behind = [path(other) for other, (_, parents) in FIGURE_9.items() if name in parents]
-        return FIGURE_9[name][0] + max(behind, default=0)
+        """The work on the longest chain that begins with a call."""
+        after = [path(child) for child, (_, parents) in FIGURE_9.items() if name in parents]
+        return FIGURE_9[name][0] + max(after, default=0)
 
     assert makespan(Fcfs()) == 14
     assert makespan(Srpt(lambda call: -path(call.key))) == 11
@@ -332,15 +343,15 @@ def test_figure_9_by_arrival_and_by_critical_path() -> None:
     ("name", "kind"), [("fcfs", Fcfs), ("mlfq", Mlfq), ("plas", Plas), ("atlas", Atlas), ("rr", RoundRobin)]
 )
 def test_policies_are_made_by_name(name: str, kind: type[Policy]) -> None:
-    """Each listed name makes its policy, a new one each time."""
+    """A configuration with a policy's name makes that policy, a new one each time."""
     config = PolicyConfig(name)
     assert type(config.make()) is kind
     assert config.make() is not config.make()
     assert kind.name == name
 
 
-def test_the_names_are_all_there_is() -> None:
-    """The list of policies is complete and ATLAS is the default, with promotion on."""
+def test_names_and_defaults() -> None:
+    """The lists of policies are complete, and the default is ATLAS with promotion."""
     assert POLICIES == ("atlas", "fcfs", "mlfq", "plas", "rr")
     assert SIMULATED_POLICIES == ("atlas", "fcfs", "mlfq", "plas", "priority", "rr", "srpt")
     policy = PolicyConfig().make()
@@ -350,7 +361,7 @@ def test_the_names_are_all_there_is() -> None:
 
 @pytest.mark.parametrize("name", ["", "FCFS", "lifo"])
 def test_an_unknown_policy_is_refused_at_once(name: str) -> None:
-    """A wrong name fails where the configuration is written, and the message lists the right ones."""
+    """A wrong name fails when the configuration is made, and the message lists the right names."""
     with pytest.raises(PolicyError, match=rf"unknown policy '{name}'; choose one of atlas, fcfs, mlfq, plas, rr\."):
         PolicyConfig(name)
 
@@ -359,7 +370,7 @@ def test_an_unknown_policy_is_refused_at_once(name: str) -> None:
     "make", [lambda: PolicyConfig("plas", (2.0, 1.0)), lambda: PolicyConfig("atlas", beta=0.0)], ids=["bounds", "beta"]
 )
 def test_bad_parameters_are_refused_at_once(make: Callable[[], PolicyConfig]) -> None:
-    """Parameters the policy refuses fail where the configuration is written, as a ValueError too."""
+    """Invalid parameters fail when the configuration is made. The error is also a ValueError."""
     with pytest.raises(PolicyError):
         make()
     with pytest.raises(ValueError, match="must be"):
@@ -367,21 +378,23 @@ def test_bad_parameters_are_refused_at_once(make: Callable[[], PolicyConfig]) ->
 
 
 @pytest.mark.parametrize("token_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_token_that_costs_nothing_is_refused(token_s: float) -> None:
-    """Service that never grows would leave every call in Q_1."""
+def test_a_token_must_have_a_positive_finite_cost(token_s: float) -> None:
+    """With other costs, such as zero, a call's service would not grow and every call would stay in Q_1."""
     with pytest.raises(PolicyError, match="token_s must be positive"):
         PolicyConfig(token_s=token_s)
 
 
 def test_bounds_are_numbers_or_auto() -> None:
-    """Another word says what can be written."""
+    """For any other word the error says what is allowed."""
     with pytest.raises(PolicyError, match='increasing seconds, or "auto"'):
         PolicyConfig(bounds_s="best")  # type: ignore[arg-type]
 
 
 def test_parameters_reach_the_policy() -> None:
-    """Bounds and beta that are given by position or name are the policy's."""
+    """The policy has the bounds and the beta that are given, by position or by name."""
     policy = PolicyConfig("plas", (1.0, 2.0), None).make()
     assert isinstance(policy, Plas)
     assert (policy.bounds_s, policy.beta) == ((1.0, 2.0), None)
-    assert PolicyConfig("plas", bounds_s=[1.0, 2.0], beta=None) == PolicyConfig("plas", (1.0, 2.0), None)  # from JSON
+    assert PolicyConfig("plas", bounds_s=[1.0, 2.0], beta=None) == PolicyConfig(
+        "plas", (1.0, 2.0), None
+    )  # lists come from JSON
