@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from background import TINY, CommandResult, script
+from background import TINY, CommandResult, script, user_environment
 
 pytestmark = pytest.mark.engine
 
@@ -164,7 +164,12 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
 def test_the_demo_answers_and_shows_the_process_table(capfd: pytest.CaptureFixture[str]) -> None:
     """The demo prints real answers of the embedded model, and a process table whose rows differ."""
     completed = subprocess.run(
-        [sys.executable, "-m", "weft", "demo"], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-m", "weft", "demo"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=user_environment(),
     )
     with capfd.disabled():
         print(completed.stdout)  # noqa: T201  so that the log of CI shows the table

@@ -159,8 +159,10 @@ class Stepper:
         self._engine.add_request(call.request_id, rendered, params, arrival_time=float(call.number), priority=priority)
 
     def end_program(self, program_id: ProgramId) -> None:
-        """Tell Weft's scheduler that a program has ended."""
-        self._scheduler(encode_control(ProgramsEnded((program_id,))))
+        """Report to Weft's scheduler that a program has ended."""
+        from weft.engine.vllm_compat.control import send_to_scheduler_sync
+
+        send_to_scheduler_sync(self._engine, encode_control(ProgramsEnded((program_id,))))
 
     def step(self) -> list[Any]:
         """Run one engine step; returns vLLM's `RequestOutput` of each call that ended in the step."""
