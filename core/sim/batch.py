@@ -1,4 +1,4 @@
-"""The calls in the batch of a simulated replica: what the next step computes, and when something happens to a call.
+"""The batch of a simulated replica: its calls, the tokens of the next step, and the next event of each call.
 
 Calls that decode are not updated in each step. Heaps hold the steps with which they end and the times at which they
 have used their quanta, so the replica knows how many steps it can jump over.
@@ -136,5 +136,5 @@ class RunningBatch:
         return self.in_rank_order(calls)
 
     def is_empty(self) -> bool:
-        """Whether no call runs, and nothing is left of those that ran."""
+        """Whether no call runs and all counts are zero."""
         return not (self.ranks or self.chunks or self.decoding or self._context_tokens)

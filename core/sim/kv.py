@@ -210,6 +210,6 @@ class KvCache:
             "a prefix has a gap": all(s.base == (s.parent.end if s.parent else 0) for s in segments),
             "a key is wrong": all(segment.key == key for key, segment in self._index.items()),
         }
-        failed = [what for what, holds in checks.items() if not holds]
+        failed = [problem for problem, holds in checks.items() if not holds]
         if failed:
             raise AssertionError("; ".join(failed))

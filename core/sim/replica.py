@@ -189,7 +189,7 @@ class Replica:
         """Admit waiting calls in rank order until one does not fit.
 
         Args:
-            unused_tokens: Tokens of the next step that are left for prompts.
+            unused_tokens: Tokens of the next step that further prompts can use.
         """
         waiting, batch = self.policy.waiting, self._batch
         while waiting and unused_tokens > 0 and len(batch.ranks) < self._settings.batch_size:
@@ -207,7 +207,7 @@ class Replica:
                 batch.start_decoding(call)
 
     def _start(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
-        """Reserve a call's KV and determine what is to be computed before its next token.
+        """Reserve a call's KV and determine how many tokens are to be computed before its next one.
 
         Args:
             segment: The cached segment in which the call's prefix ends.
@@ -235,7 +235,7 @@ class Replica:
         call.started_s = now_s
 
     def _preempt(self, call: SimCall, now_s: float) -> None:
-        """Preempt a running call: its KV is copied to host memory or given up, and the call waits again."""
+        """Preempt a running call: its KV is unpinned, after a copy to host memory if the engines swap."""
         self._counts.preemptions += 1
         if call.end_step >= 0:
             self._charge_decode(call, now_s)
@@ -265,7 +265,7 @@ class Replica:
     def _charge_prefill(self, call: SimCall, step_s: float, now_s: float) -> None:
         """Charge a call for the step that computed a chunk of its prompt. The last chunk generates the first token."""
         chunk = self._batch.chunks[call]
-        if not chunk:  # no tokens of the step were left for it
+        if not chunk:  # other calls used up the tokens of the step
             return
         call.prefill_left -= chunk
         computed = max(0, call.context_tokens - call.prefill_left)

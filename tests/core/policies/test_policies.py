@@ -397,4 +397,4 @@ def test_parameters_reach_the_policy() -> None:
     assert (policy.bounds_s, policy.beta) == ((1.0, 2.0), None)
     assert PolicyConfig("plas", bounds_s=[1.0, 2.0], beta=None) == PolicyConfig(
         "plas", (1.0, 2.0), None
-    )  # lists come from JSON
+    )  # JSON has lists
