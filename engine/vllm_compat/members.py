@@ -534,7 +534,11 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
             "get_num_unfinished_requests": "(self) -> int",
             "reset_prefix_cache": "(self, ...) -> bool",
         },
+        read=("output_processor",),
     ),
+    "vllm.v1.engine.output_processor.OutputProcessor": Uses(read=("request_states",)),
+    "vllm.v1.engine.output_processor.RequestState": Uses(read=("detokenizer",)),
+    "vllm.v1.engine.detokenizer.IncrementalDetokenizer": Uses(called={"num_output_tokens": "(self) -> int"}),
     "vllm.engine.arg_utils.EngineArgs": Uses(passed=("hf_overrides",)),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from observers import ENDLESS_TOKENS
 
 if TYPE_CHECKING:
     import weft
@@ -24,7 +25,7 @@ def endless(engine: weft.Engine) -> ChatWeft:
     """A model whose calls last for seconds, unless they are aborted."""
     from weft.integrations.langchain import ChatWeft
 
-    return ChatWeft(engine=engine, temperature=0, max_tokens=1900, model_kwargs={"ignore_eos": True})
+    return ChatWeft(engine=engine, temperature=0, max_tokens=ENDLESS_TOKENS, model_kwargs={"ignore_eos": True})
 
 
 @pytest.fixture

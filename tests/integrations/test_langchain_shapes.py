@@ -25,7 +25,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
-from observers import resolve, wait_until_idle
+from observers import TIMEOUT_S, expiring_timeouts, resolve, wait_until_idle
 from typing_extensions import TypedDict
 
 import weft
@@ -770,8 +770,9 @@ async def test_times_and_costs(engine: weft.Engine, model: ChatWeft) -> None:
 async def test_cancelled_call(engine: weft.Engine, endless: ChatWeft, model: ChatWeft) -> None:
     """A call whose caller stopped waiting is cancelled in the graph, with the service until then."""
     async with weft.Program() as program:
-        with anyio.move_on_after(0.3):
-            await endless.with_config(run_name="endless").ainvoke("Hello", program.config())
+        async with expiring_timeouts(engine):
+            with anyio.move_on_after(TIMEOUT_S):
+                await endless.with_config(run_name="endless").ainvoke("Hello", program.config())
         await wait_until_idle(engine)
         # The end of the next call brings the account of the first.
         await model.with_config(run_name="next").ainvoke("Hello", program.config())

@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -18,14 +17,16 @@ import httpx2
 import openai
 import pytest
 from observers import (
+    ENDLESS_TOKENS,
     EndedPrograms,
     calls_in_flight,
+    cancel_while_generating,
     levels,
-    wait_until,
     wait_until_generating,
     wait_until_idle,
 )
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
+from polling import until
 from pydantic import BaseModel, Field
 
 import weft
@@ -90,7 +91,7 @@ def short(**request: Any) -> dict[str, Any]:
 
 def endless(**request: Any) -> dict[str, Any]:
     """Arguments for an answer that lasts for seconds."""
-    return short(max_tokens=1900, **request)
+    return short(max_tokens=ENDLESS_TOKENS, **request)
 
 
 @pytest.fixture
@@ -329,9 +330,7 @@ async def test_sync_streams_token_by_token(engine: weft.Engine) -> None:
             next(stream)
             busy = calls_in_flight(engine)
             stream.close()
-            deadline = time.monotonic() + 2
-            while calls_in_flight(engine) and time.monotonic() < deadline:
-                time.sleep(0.005)
+            asyncio.run(wait_until_idle(engine))
         return busy
 
     assert await asyncio.to_thread(read)
@@ -373,7 +372,7 @@ async def test_stream_never_read(engine: weft.Engine) -> None:
     await openai_client(engine).chat.completions.create(model=engine.model, messages=QUESTION, stream=True, **endless())
     gc.collect()
     await wait_until_idle(engine)
-    await wait_until(lambda: len(engine.table) == 0, seconds=2)
+    await until(lambda: len(engine.table) == 0)
     assert [str(row.state) for row in ended.rows] == ["cancelled"]
 
 
@@ -513,20 +512,7 @@ async def test_cancelled(engine: weft.Engine, stream: bool, how: str) -> None:
         else:
             await client.chat.completions.create(**request)
 
-    if how == "task":
-        task = asyncio.create_task(main())
-        await wait_until_generating(engine)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    elif how == "wait_for":
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(main(), 0.2)
-    else:
-        with anyio.move_on_after(0.2) as scope:
-            await main()
-        assert scope.cancelled_caught
-    await wait_until_idle(engine)
+    await cancel_while_generating(engine, how, main)
     (row,) = ended.rows
     assert (row.calls, str(row.state)) == (1, "cancelled")
     assert row.account.output_tokens < 1000
@@ -538,7 +524,7 @@ async def test_cancelled_in_the_queue(engine: weft.Engine) -> None:
         client = openai_client(engine, program)
         request = {"model": engine.model, "messages": QUESTION, "stream": True, **endless()}
         tasks = [asyncio.create_task(client.chat.completions.create(**request)) for _ in range(8)]  # 4 can run
-        await wait_until(lambda: any(task.done() for task in tasks))
+        await until(lambda: any(task.done() for task in tasks))
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -556,10 +542,10 @@ def test_keyboard_interrupt(engine: weft.Engine) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
-        deadline = time.monotonic() + 10
-        while not engine._llm.get_num_unfinished_requests() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            asyncio.run(wait_until_generating(engine))
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()

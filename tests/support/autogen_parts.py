@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from autogen_core.models import LLMMessage, SystemMessage, UserMessage
+from observers import ENDLESS_TOKENS
 
 import weft
 from weft.integrations.autogen import WeftChatCompletionClient
@@ -24,7 +25,7 @@ def babbling(engine: weft.Engine, tokens: int = 12, **fields: Any) -> WeftChatCo
 
 def endless(engine: weft.Engine) -> WeftChatCompletionClient:
     """A client whose calls last for seconds, unless they are aborted."""
-    return babbling(engine, tokens=1900)
+    return babbling(engine, tokens=ENDLESS_TOKENS)
 
 
 def terse(engine: weft.Engine, **fields: Any) -> WeftChatCompletionClient:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from polling import until
 
 import weft
 from weft.core.errors import ReplicaLostError
@@ -58,13 +58,6 @@ def replica_processes(engine: weft.AsyncMultiLLMEngine, engine_id: EngineId) -> 
     replica = next(iter(engine._groups.values())).supervisor.replica(engine_id)
     (process,) = [psutil.Process(each.pid) for each in replica._processes]
     return [process, *process.children(recursive=True)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll until a condition holds, at most for two minutes."""
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def both_ready(engine: weft.AsyncMultiLLMEngine) -> None:

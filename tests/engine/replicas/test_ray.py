@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 from background import is_background
-from replica_chaos import HELD_BACK, body, both_ready, content, idle, until
+from polling import until
+from replica_chaos import HELD_BACK, body, both_ready, content, idle
 
 import weft
 from weft.core.errors import (
@@ -144,7 +145,7 @@ def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert len(processes) >= 2
         yield engine
         processes |= engine_processes() - before
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=120)  # the timeout only prevents a hang
     assert alive == []
     assert not ray.is_initialized()
     recorded = read(trace)
@@ -206,13 +207,20 @@ async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: wef
 
 async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.AsyncMultiLLMEngine) -> None:
     """Its account arrives with a later answer of the same replica."""
-    with weft.Program("cancelled") as program:
+    with weft.Program("cancelled") as program, weft.Program("observer") as observer:
         identity = program.start_call("cancelled")
         task = asyncio.create_task(pair.chat(body(QUESTION, max_tokens=900), program, identity))
-        await asyncio.sleep(1)
+        await until(lambda: any(health.calls for health in pair.health()[pair.model]))
+        # Streams on both replicas show that the engines have made steps since the call began.
+        requests = [body(QUESTION, max_tokens=900) for _ in range(2)]
+        streams = [pair.chat_stream(each, observer, observer.start_call(f"{n}")) for n, each in enumerate(requests)]
+        for _ in range(5):
+            await asyncio.gather(*(anext(stream) for stream in streams))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        for stream in streams:
+            await stream.aclose()
         await idle(pair)
         keys = [f"after-{n}" for n in range(2)]  # one on each replica
         answers = await asyncio.gather(
@@ -220,7 +228,8 @@ async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.As
         )
         row = program.row
         assert row is not None
-        assert row.account.service_s - sum(answer["weft"]["service_s"] for answer in answers) > 0.3
+        answers_s = sum(answer["weft"]["service_s"] for answer in answers)
+        assert row.account.service_s - answers_s > 1e-6, "more than a rounding error"
 
 
 async def test_wrong_requests_are_refused_as_elsewhere(pair: weft.AsyncMultiLLMEngine) -> None:
@@ -239,7 +248,7 @@ async def test_a_replica_that_fits_on_no_node_is_an_error(
     """Both nodes are in use. The error names the resources that are needed, and the other replicas go on."""
     (group,) = pair._groups.values()
     monkeypatch.setattr(group.supervisor, "_start_timeout_s", 2.0)
-    with pytest.raises(EngineStartError, match=r"no place for replica .* within 2 s: it needs num_cpus 1"):
+    with pytest.raises(EngineStartError, match=r"no node for replica .* within 2 s: it needs num_cpus 1"):
         await pair.add_replica()
     assert pair.is_ready
     assert len(pair.health()[pair.model]) == 2

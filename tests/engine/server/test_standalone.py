@@ -82,6 +82,12 @@ def chat(client: httpx.Client, text: str = "hello", max_tokens: int = 8, **extra
     return answer
 
 
+def running_requests(client: httpx.Client) -> int:
+    """The number of requests in the server's batch, as its metrics report it."""
+    samples = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return int(sum(map(float, samples)))
+
+
 def account(answer: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = answer["kv_transfer_params"]["weft"]
     return found
@@ -113,7 +119,8 @@ def test_a_short_program_overtakes_long_ones(server: httpx.Client, how: str) -> 
 
     with ThreadPoolExecutor(3) as pool:
         long = [pool.submit(run, f"long-{n}", f"story {n}", 500) for n in range(2)]
-        time.sleep(0.3)  # both long calls run
+        while running_requests(server) < 2:
+            time.sleep(0.05)
         short = pool.submit(run, "short", "quick", 4).result()
         disturbed = [future.result() for future in long]
     assert ends[0] == "short"
