@@ -1,4 +1,4 @@
-"""Recording on real vLLM: what agents did, read back and simulated."""
+"""Recording on real vLLM: the trace of agents is read back and simulated."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ TOOL = {
 
 @pytest.fixture
 def recording(engine: weft.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The session's engine records for a test, into this file."""
+    """The file into which the shared engine records during a test."""
     path = tmp_path / "runs.jsonl"
     monkeypatch.setattr(engine, "_recorder", Recorder(path))
     return path
 
 
 async def test_a_langchain_program_is_recorded_and_simulated(engine: weft.Engine, recording: Path) -> None:
-    """Its calls, whole and streamed, one after another and side by side, have the parents and tokens of its graph, and
-    share with each other what their prompts have in common."""
+    """The recorded calls have the parents and the tokens of the program's graph, and share the common beginnings of
+    their prompts. The calls are whole or streamed, one after another or parallel."""
     model = ChatWeft(engine=engine, temperature=0, max_tokens=12, model_kwargs={"ignore_eos": True})
     handles: list[weft.Program] = []
 
@@ -64,7 +64,7 @@ async def test_a_langchain_program_is_recorded_and_simulated(engine: weft.Engine
     assert [(each.program, each.name, each.tenant) for each in recorded] == [
         (handle.program_id, "agent", "acme") for handle in handles
     ]
-    assert recorded[0].arrival_s < 0.1 < recorded[1].arrival_s
+    assert 0 == recorded[0].arrival_s < recorded[1].arrival_s
     for trace, handle in zip(recorded, handles, strict=True):
         assert len(trace.calls) == 4
         for call, node in zip(trace.calls, handle.graph.calls, strict=True):
@@ -72,27 +72,28 @@ async def test_a_langchain_program_is_recorded_and_simulated(engine: weft.Engine
             assert (call.prompt_tokens, call.output_tokens) == (node.account.prompt_tokens, 12)
         one, two, three, four = trace.calls
         assert (two.parents, three.parents, four.parents) == ((one.call_id,), (two.call_id,), (two.call_id,))
-        for before, call in ((one, two), (two, three), (two, four)):  # the answer as text may be other tokens
-            assert before.prompt_tokens <= call.shared_prefix_tokens <= before.prompt_tokens + 12
-    assert recorded[0].calls[0].shared_prefix_tokens == 0  # nothing to hold it against
+        # The text of an answer may be other tokens in the next prompt than those that were generated.
+        for parent, call in ((one, two), (two, three), (two, four)):
+            assert parent.prompt_tokens <= call.shared_prefix_tokens <= parent.prompt_tokens + 12
+    assert recorded[0].calls[0].shared_prefix_tokens == 0  # there is no earlier program
     assert 40 < recorded[1].calls[0].shared_prefix_tokens < recorded[1].calls[0].prompt_tokens
     result = simulate(recorded, SimSettings())
     assert {program: row.calls for program, row in result.programs.items()} == {each.program: 4 for each in recorded}
     assert result.prefix_hit_rate > 0.5
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("wants_ids", [False, True])
 async def test_recording_changes_no_answer(
-    asked: bool, engine: weft.Engine, recording: Path, monkeypatch: pytest.MonkeyPatch
+    wants_ids: bool, engine: weft.Engine, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole or streamed: token ids are in an answer only if its caller asked for them."""
+    """An answer, whole or streamed, has token ids only if the request asks for them."""
     request = {
         "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": 80,
         "temperature": 0,
         "tools": [TOOL],
         "tool_choice": {"type": "function", "function": {"name": "look"}},
-        **({"return_token_ids": True} if asked else {}),
+        **({"return_token_ids": True} if wants_ids else {}),
     }
 
     async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -111,25 +112,28 @@ async def test_recording_changes_no_answer(
     whole, chunks = await ask()
     monkeypatch.setattr(engine, "_recorder", None)
     plain, plain_chunks = await ask()
-    said, said_plain = (each["choices"][0]["message"]["tool_calls"][0]["function"] for each in (whole, plain))
-    assert said == said_plain
+    tool_call, plain_tool_call = (
+        answer["choices"][0]["message"]["tool_calls"][0]["function"] for answer in (whole, plain)
+    )
+    assert tool_call == plain_tool_call
     assert arguments(chunks) == arguments(plain_chunks)
-    assert json.loads(arguments(chunks)) == json.loads(said["arguments"])
+    assert json.loads(arguments(chunks)) == json.loads(tool_call["arguments"])
     assert whole.keys() == plain.keys()
     assert whole["choices"][0].keys() == plain["choices"][0].keys()
-    assert (len(ids(whole["choices"][0])) > 0) is asked
+    assert (len(ids(whole["choices"][0])) > 0) is wants_ids
     assert whole.get("prompt_token_ids") == plain.get("prompt_token_ids")
     streamed = [token for chunk in chunks for choice in chunk["choices"] for token in ids(choice)]
     assert streamed == ids(whole["choices"][0])
-    assert asked or not any(choice["delta"] == {} for c in chunks[:-1] for choice in c["choices"])
+    assert wants_ids or not any(choice["delta"] == {} for c in chunks[:-1] for choice in c["choices"])
     (recorded,) = read(recording)
     assert len(recorded.calls) == 2
 
 
-def test_wrong_files_are_told_before_anything_starts(
+def test_wrong_files_are_errors_before_anything_starts(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By both engines, and for the file that the environment names; `record=` goes before that."""
+    """Both engines refuse a file that cannot be recorded into, from `record=` or from WEFT_RECORD. `record=` takes
+    precedence."""
     for kind in (weft.Engine, weft.AsyncMultiLLMEngine):
         with pytest.raises(TraceError, match="is not a file"):
             kind(tiny_model, record=tmp_path)
@@ -172,8 +176,8 @@ AGENT_SCRIPT = script(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)))
 
 @pytest.mark.background("-m", "weft", "record", "runs.jsonl", "--", sys.executable, AGENT_SCRIPT, TINY)
 def test_weft_record(command_result: CommandResult) -> None:
-    """A script that knows nothing of it is recorded; programs that its engine's shutdown broke off too, once, with the
-    calls that finished."""
+    """`weft record` records a script that says nothing of recording. Programs that the engine's shutdown ends are
+    recorded once, with the calls that finished."""
     assert command_result.exit_code == 9, command_result.stderr
     out = command_result.folder / "runs.jsonl"
     assert command_result.stderr.endswith(f"recorded 3 programs; see: weft sim {out}\n")

@@ -87,7 +87,7 @@ def test_a_copy_that_fails_is_computed_again(found: Found) -> None:
     tokens: vLLM does not rewind the random numbers of a step whose load failed."""
     unreliable = found["unreliable"]
     assert unreliable["failures"] > 0
-    assert [what for what in unreliable["mismatches"] if "seeded" not in what.split(";")[0]] == []
+    assert [each for each in unreliable["mismatches"] if "seeded" not in each.split(";")[0]] == []
     assert unreliable["swap"]["swaps_in"] > 0
     assert unreliable["swap"]["used"] == 0
 

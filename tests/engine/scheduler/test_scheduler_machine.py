@@ -1,4 +1,4 @@
-"""The scheduler plugin compared with a naive model of Algorithm 1, which scans lists and knows nothing of vLLM."""
+"""The scheduler plugin compared with a naive model of Algorithm 1, which scans lists and does not use vLLM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NaiveCall:
 
     name: str
     program: NaiveProgram
-    left: int  # tokens
+    tokens_left: int
     arrived_s: float
     inherited_s: float
     inherited_wait_s: float
@@ -46,13 +46,13 @@ class NaiveCall:
     quantum_s: float = 0.0
     model_time_s: float = 0.0
     wait_s: float = 0.0
-    since_s: float = 0.0
+    waiting_since_s: float = 0.0
     running: bool = False
     preempted: bool = False
     resumed: bool = False  # whether it resumed in this step
     service_s: float = 0.0
     total_wait_s: float = 0.0
-    queued_s: float = 0.0  # start of the present wait; a promotion leaves it as it is
+    queued_since_s: float = 0.0  # start of the present wait; a promotion leaves it as it is
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -83,14 +83,14 @@ class NaiveScheduler:
     def arrive(self, name: str, program_name: str, tokens: int) -> None:
         program = self.programs.setdefault(program_name, NaiveProgram())
         call = NaiveCall(name, program, tokens, self.now_s, program.service_s, program.wait_s)
-        call.since_s = call.queued_s = self.now_s
+        call.waiting_since_s = call.queued_since_s = self.now_s
         self.enter(call, bisect_right(BOUNDS_S, self.attained_s(program)))
         self.calls.append(call)
 
     def leave(self, call: NaiveCall) -> None:
         self.calls.remove(call)
         if not call.running:
-            call.total_wait_s += self.now_s - call.queued_s
+            call.total_wait_s += self.now_s - call.queued_since_s
         program = call.program
         program.service_s = max(program.service_s, call.inherited_s + call.service_s)
         program.total_service_s += call.service_s
@@ -101,11 +101,11 @@ class NaiveScheduler:
         for call in sorted(self.calls, key=lambda call: call.rank):
             if call.running or call.level == 0:
                 continue
-            waited = self.waited_s(call.program) + call.wait_s + self.now_s - call.since_s
+            waited = self.waited_s(call.program) + call.wait_s + self.now_s - call.waiting_since_s
             served = self.attained_s(call.program) + call.model_time_s
             if waited >= BETA * served:
                 self.enter(call, 0)
-                call.wait_s, call.model_time_s, call.since_s = 0.0, 0.0, self.now_s
+                call.wait_s, call.model_time_s, call.waiting_since_s = 0.0, 0.0, self.now_s
 
     def step(self) -> set[str]:
         self.promote()
@@ -113,12 +113,12 @@ class NaiveScheduler:
         for call in self.calls:
             if call.running and call not in best:
                 call.running, call.preempted = False, True
-                call.since_s = call.queued_s = self.now_s
+                call.waiting_since_s = call.queued_since_s = self.now_s
         stayed, entered = [c for c in best if c.running], [c for c in best if not c.running]
         for call in entered:
             call.running, call.resumed = True, call.preempted
-            call.wait_s += self.now_s - call.since_s
-            call.total_wait_s += self.now_s - call.queued_s
+            call.wait_s += self.now_s - call.waiting_since_s
+            call.total_wait_s += self.now_s - call.queued_since_s
         self.now_s += 1.0
         for call in stayed + entered:
             call.model_time_s += 1.0
@@ -129,8 +129,8 @@ class NaiveScheduler:
             if call.quantum_s <= 0:
                 self.enter(call, call.level + 1)
         for call in best:
-            call.left -= 1
-            if call.left == 0:
+            call.tokens_left -= 1
+            if call.tokens_left == 0:
                 self.leave(call)
         return {call.name for call in best}
 
