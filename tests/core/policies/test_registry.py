@@ -162,15 +162,18 @@ def test_an_engine_takes_the_others(name: str) -> None:
     assert config.check_live() is config
 
 
-def test_each_policy_owns_its_parameters() -> None:
+@pytest.mark.parametrize(
+    ("name", "owned"),
+    [
+        ("atlas", ["bounds_s", "beta", "quanta_s"]),
+        ("fcfs", []),
+        ("mlfq", ["bounds_s", "beta", "quanta_s"]),
+        ("plas", ["bounds_s", "beta", "quanta_s"]),
+        ("priority", []),
+        ("rr", ["quanta_s"]),
+        ("srpt", []),
+    ],
+)
+def test_each_policy_owns_its_parameters(name: str, owned: list[str]) -> None:
     """Only the multilevel policies have bounds and beta."""
-    owned = {each.name: [field.name for field in fields(each.parameters)] for each in registrations()}
-    assert owned == {
-        "atlas": ["bounds_s", "beta", "quanta_s"],
-        "fcfs": [],
-        "mlfq": ["bounds_s", "beta", "quanta_s"],
-        "plas": ["bounds_s", "beta", "quanta_s"],
-        "priority": [],
-        "rr": ["quanta_s"],
-        "srpt": [],
-    }
+    assert [field.name for field in fields(registration(name).parameters)] == owned
