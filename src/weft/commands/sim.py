@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -13,7 +12,7 @@ import typer
 from weft.commands.choices import one_of
 from weft.commands.progress import simulation_progress
 from weft.core.errors import PolicyError, SimulationError, WeftError
-from weft.core.policies import SIMULATED_POLICIES, PolicyConfig, registration
+from weft.core.policies import SIMULATED_POLICIES, PolicyConfig
 from weft.core.routing import BALANCERS, BalancerConfig
 from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
@@ -87,7 +86,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
 
 
 def _policy(name: str, queue_bounds: str | None, beta: float | None) -> PolicyConfig:
-    """A policy with those of the options that it has as parameters. The others make no difference to it."""
+    """The policy with its parameters. An option that the policy does not have is an error."""
     options: dict[str, Any] = {}
     if queue_bounds is not None:
         try:
@@ -99,8 +98,7 @@ def _policy(name: str, queue_bounds: str | None, beta: float | None) -> PolicyCo
         options |= {"quanta_s": bounds_s[:1]} if name == "rr" else {"bounds_s": bounds_s}
     if beta is not None:
         options["beta"] = None if math.isinf(beta) else beta
-    parameters = {field.name for field in fields(registration(name).parameters)}
-    return PolicyConfig(name, **{option: value for option, value in options.items() if option in parameters})
+    return PolicyConfig(name, **options)
 
 
 def _print(result: SimResult, unit: str) -> None:
