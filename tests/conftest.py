@@ -73,11 +73,14 @@ def command_result(request: pytest.FixtureRequest, _background: BackgroundComman
 @pytest.fixture(scope="session")
 def engine(tiny_model: Path) -> Iterator[weft.Engine]:
     """The engine of the session. Its process table must be empty again after each test that uses it."""
+    from threads import one_thread
     from tiny_engine import ENGINE_ARGS
 
     import weft
 
-    with weft.Engine(tiny_model, **ENGINE_ARGS) as engine:
+    with one_thread():
+        engine = weft.Engine(tiny_model, **ENGINE_ARGS)
+    with engine:
         yield engine
 
 

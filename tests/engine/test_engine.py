@@ -465,9 +465,11 @@ async def test_an_engine_that_died_and_one_that_was_shut_down(tiny_model: Path) 
     """After `kill -9` of its process, the call in flight and later calls raise EngineDiedError. After the shutdown they
     raise EngineClosedError."""
     import psutil
+    from threads import one_thread
     from tiny_engine import ENGINE_ARGS
 
-    engine = await weft.Engine.create(tiny_model, **ENGINE_ARGS)
+    with one_thread():
+        engine = await weft.Engine.create(tiny_model, **ENGINE_ARGS)
     processes = [
         process for child in engine._children for process in psutil.Process(child.pid).children(recursive=True)
     ] + [psutil.Process(child.pid) for child in engine._children]

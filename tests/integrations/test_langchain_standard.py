@@ -23,13 +23,17 @@ pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 @pytest.fixture(scope="module")
 def smollm2() -> Iterator[weft.Engine]:
     """An engine on the embedded model, because the suites check the text of answers."""
-    with weft.Engine(
-        dtype="float32",  # With fewer bits, tokens tie, and machines break ties in different ways.
-        max_num_seqs=4,
-        max_model_len=4096,
-        enforce_eager=True,
-        use_tqdm_on_load=False,
-    ) as engine:
+    from threads import one_thread
+
+    with one_thread():
+        engine = weft.Engine(
+            dtype="float32",  # With fewer bits, tokens tie, and machines break ties in different ways.
+            max_num_seqs=4,
+            max_model_len=4096,
+            enforce_eager=True,
+            use_tqdm_on_load=False,
+        )
+    with engine:
         yield engine
         assert len(engine.table) == 0
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from threads import ONE_THREAD
 
 ROOT = Path(__file__).parents[2]
 TINY = "TINY"  # as an argument: the folder of the tiny model
@@ -110,7 +111,8 @@ class BackgroundCommands:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**user_environment(), "TORCH_COMPILE_DISABLE": "1"},  # The first compilation takes a minute or more.
+            # The first compilation takes a minute or more.
+            env={**user_environment(), **ONE_THREAD, "TORCH_COMPILE_DISABLE": "1"},
         ) as process:
             _sessions.add(process.pid)
             self._processes.append(process)

@@ -20,10 +20,13 @@ CONTEXT = " ".join(f"ship {n} passed the lighthouse at {n % 24} hours" for n in 
 @pytest.fixture(scope="module")
 def one_slot(tiny_model: Path) -> Iterator[weft.Engine]:
     """An engine that runs one call at a time and caches no prefixes, so a preempted call loses all its KV blocks."""
+    from threads import one_thread
     from tiny_engine import ENGINE_ARGS
 
     arguments = {**ENGINE_ARGS, "max_num_seqs": 1, "max_model_len": 4096, "enable_prefix_caching": False}
-    with weft.Engine(tiny_model, **arguments) as engine:
+    with one_thread():
+        engine = weft.Engine(tiny_model, **arguments)
+    with engine:
         yield engine
 
 

@@ -7,6 +7,7 @@ metadata of a distribution named vllm.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from threads import ONE_THREAD
 
 pytestmark = pytest.mark.engine
 
@@ -49,7 +51,11 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "2", "--max-model-len", "2048"),
         *("--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(128 << 20)),
     ]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+    environment = {**os.environ, **ONE_THREAD}
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as process,
+    ):
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
                 deadline = time.monotonic() + 600
