@@ -20,6 +20,11 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for the engine's processes; in this process, warnings are errors
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests of background commands to the end, so that few of them have to wait for their command."""
+    items.sort(key=lambda item: item.get_closest_marker("background") is not None)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """vLLM, LangGraph and AutoGen run on asyncio only."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,6 +86,27 @@ class InFlight:
     def report(self) -> dict[str, Any]:
         """Ids and account, as they go back with the answer."""
         return {**asdict(self.identity), **asdict(self.row.account)}
+
+    @asynccontextmanager
+    async def in_time(self, clock: Callable[[], float], request: Any) -> AsyncIterator[None]:
+        """Cancel the body when the call's deadline passes.
+
+        Args:
+            clock: Monotonic seconds, the engine's.
+            request: The `ChatCompletionRequest`.
+
+        Raises:
+            DeadlineError: It has passed.
+        """
+        left_s = self.deadline.at_s - clock()
+        scope = asyncio.timeout(left_s if left_s < math.inf else None)
+        try:
+            async with scope:
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise self.deadline.error(self.row.account.output_tokens if request.stream else 0) from error
 
     def abort(self) -> None:
         """End the call, because its program has ended or the engine is being shut down."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import os
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
-from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import ExitStack, aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -30,6 +29,7 @@ from weft.core.program.graph import CallState
 from weft.core.routing.admission import Deadline, check_timeout, deadline
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
+from weft.engine.frontend.create import start_in_thread
 from weft.engine.frontend.end_notices import EndNotices
 from weft.engine.frontend.in_flight import InFlightCalls
 from weft.engine.frontend.sessions import Sessions
@@ -102,22 +102,11 @@ class FrontEnd(ABC):
         Cancelling the start ends the processes that have started.
         """
         engine = cls.__new__(cls)
-        over = threading.Event()
-
-        def start() -> None:
-            try:
-                engine.__init__(*arguments, **keywords)  # type: ignore[misc]
-            finally:
-                over.set()
-
-        try:
-            await anyio.to_thread.run_sync(start, abandon_on_cancel=True)
-        except anyio.get_cancelled_exc_class():
-            engine._start_abandoned.set()  # noqa: SLF001  its own class
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(over.wait)
-                await anyio.to_thread.run_sync(engine.shutdown)
-            raise
+        await start_in_thread(
+            lambda: engine.__init__(*arguments, **keywords),  # type: ignore[misc]
+            abandon=lambda: engine._start_abandoned.set(),  # noqa: PLW0108, SLF001  `start` sets the attribute
+            shut_down=engine.shutdown,
+        )
         return engine
 
     # -- what the two kinds of engines implement
@@ -305,23 +294,6 @@ class FrontEnd(ABC):
         program_s = check_timeout(program.metadata.get("timeout_s", self._program_timeout_s), "metadata['timeout_s']")
         return deadline(now_s, timeout_s, row.start_s if row is not None else now_s, program_s)
 
-    @asynccontextmanager
-    async def _in_time(self, call: InFlight, request: Any) -> AsyncIterator[None]:
-        """Cancel the body when the call's deadline passes.
-
-        Raises:
-            DeadlineError: It has passed.
-        """
-        left_s = call.deadline.at_s - self._clock()
-        scope = asyncio.timeout(left_s if left_s < math.inf else None)
-        try:
-            async with scope:
-                yield
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise call.deadline.error(call.row.account.output_tokens if request.stream else 0) from error
-
     def _submit(self, call: InFlight, coroutine: Any) -> Future[Any]:
         call.future = self._loop.submit(coroutine)
         # A call that is cancelled before its coroutine began leaves here.
@@ -332,7 +304,7 @@ class FrontEnd(ABC):
 
     async def _complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
-            async with self._in_time(call, request):
+            async with call.in_time(self._clock, request):
                 response = await call.endpoint.chat.complete(request)
             if call.recorder is not None:
                 call.recorder.take(response)
@@ -351,7 +323,7 @@ class FrontEnd(ABC):
 
         async def pump() -> None:
             try:
-                async with self._in_time(call, request), aclosing(call.endpoint.chat.stream(request)) as chunks:
+                async with call.in_time(self._clock, request), aclosing(call.endpoint.chat.stream(request)) as chunks:
                     async for chunk in chunks:
                         if call.recorder is not None and not call.recorder.take(chunk):
                             continue
