@@ -80,8 +80,9 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
         """Send a control message (`weft.engine.wire.encode_control`) to the scheduler.
 
-        A replica that does not run, or dies meanwhile, ignores the message.
+        Returns:
+            The scheduler's answer; None if the replica does not run, or dies before it answers.
         """

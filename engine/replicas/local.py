@@ -213,11 +213,12 @@ class LocalReplica(Replica):
         finally:
             self._handles.discard(handle)
 
-    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
         llm = self.llm
         if llm is not None:
             with suppress(EngineError):  # it died, and its scheduler with it
-                await send_to_scheduler(llm, message)
+                return await send_to_scheduler(llm, message)
+        return None
 
 
 def _engine_processes(before: set[BaseProcess]) -> set[BaseProcess]:

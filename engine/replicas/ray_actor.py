@@ -131,9 +131,9 @@ class ReplicaHost:
             self._accounts.clear()
             yield ReplicaUpdate(accounts, items, llm.swap_stats if llm is not None else None, death)
 
-    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
         """As `Replica.send_to_scheduler`."""
-        await self._replica.send_to_scheduler(message)
+        return await self._replica.send_to_scheduler(message)
 
     async def stop(self) -> None:
         """End vLLM's processes."""

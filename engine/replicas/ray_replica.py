@@ -122,11 +122,12 @@ class RayReplica(Replica):
         if item.error is not None:
             raise item.error
 
-    async def send_to_scheduler(self, message: Mapping[str, Any]) -> None:
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
         llm = self.llm
         if llm is not None and llm.death is None:
             with suppress(RayError):  # it died, and its scheduler with it
-                await llm.actor.send_to_scheduler.remote(dict(message))
+                return await llm.actor.send_to_scheduler.remote(dict(message))
+        return None
 
 
 class _RemoteLLM:

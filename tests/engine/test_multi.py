@@ -31,6 +31,7 @@ from replica_chaos import (
     content,
     idle,
     in_flight,
+    known_to_schedulers,
     references,
     replica_processes,
 )
@@ -159,6 +160,16 @@ async def test_attained_service_travels_to_both_replicas(
         assert row.attained.service_s == pytest.approx(sum(service)) == pytest.approx(row.attained.total_service_s)
     assert len({engine_id for engine_id, _ in sent}) == 2
     assert [service_s for _, service_s in sent] == pytest.approx([sum(service[:n]) for n in range(4)])
+
+
+async def test_the_schedulers_forget_a_program_that_has_ended(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The end of a program reaches every scheduler process at once. A program that has not ended is still known."""
+    with weft.Program("over") as over:
+        await ask(pair, over, "hello")
+    with weft.Program("open") as still_open:
+        await ask(pair, still_open, "hello")
+        assert await known_to_schedulers(pair, over) == 0, "its end was reported before"
+        assert await known_to_schedulers(pair, still_open) == 1
 
 
 async def test_long_calls_stay_with_their_program_and_find_its_prefix(pair: weft.AsyncMultiLLMEngine) -> None:

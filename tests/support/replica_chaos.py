@@ -147,6 +147,18 @@ async def idle(engine: weft.AsyncMultiLLMEngine) -> None:
     await until(lambda: not any(health.calls for health in engine.health()[engine.model]))
 
 
+async def known_to_schedulers(engine: weft.AsyncMultiLLMEngine, program: weft.Program) -> int:
+    """The number of schedulers that know a program. They forget it."""
+    from weft.engine.wire import ProgramsEnded, encode_control
+
+    async def ask_all() -> list[Any]:
+        message = encode_control(ProgramsEnded((program.program_id,)))
+        replicas = [replica for group in engine._groups.values() for replica in group.supervisor.replicas()]
+        return [await replica.send_to_scheduler(message) for replica in replicas]
+
+    return sum(answer["ended"] for answer in await asyncio.wrap_future(engine._loop.submit(ask_all())))
+
+
 async def assert_idle(engine: weft.AsyncMultiLLMEngine) -> None:
     """Check that the table, the counts, the balancers and vLLM hold no call and no program."""
     balancers = [group.states.balancer for group in engine._groups.values()]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from background import is_background
 from polling import until
-from replica_chaos import HELD_BACK, body, both_ready, content, idle
+from replica_chaos import HELD_BACK, ask, body, both_ready, content, idle, known_to_schedulers
 
 import weft
 from weft.core.errors import (
@@ -203,6 +203,16 @@ async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: wef
         assert "choices" in await anext(endless)
         await endless.aclose()
         await idle(pair)
+
+
+async def test_the_schedulers_forget_a_program_that_has_ended(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The end of a program reaches every scheduler process at once. A program that has not ended is still known."""
+    with weft.Program("over") as over:
+        await ask(pair, over, "hello")
+    with weft.Program("open") as still_open:
+        await ask(pair, still_open, "hello")
+        assert await known_to_schedulers(pair, over) == 0, "its end was reported before"
+        assert await known_to_schedulers(pair, still_open) == 1
 
 
 async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.AsyncMultiLLMEngine) -> None:
