@@ -115,7 +115,7 @@ def test_the_files_of_an_extension_guide_work(page: str, tmp_path: Path, monkeyp
     (tmp_path / Path(module).name).write_text(source)
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     registry = importlib.import_module(f"{package.__name__}.registry")
-    monkeypatch.setattr(registry, "_registrations", dict(registry._registrations))
+    monkeypatch.setattr(registry.REGISTRY, "entries", dict(registry.REGISTRY.entries))
     name = f"{package.__name__}.{Path(module).stem}"
     try:
         exec(line, {})  # noqa: S102  the documents' own code

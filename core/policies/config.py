@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from weft.core.errors import PolicyError
 from weft.core.policies.base import Policy
-from weft.core.policies.parameters import check_number
 from weft.core.policies.registry import registration
+from weft.core.registry import check_number
 
 DEFAULT_POLICY = "atlas"
 
@@ -57,7 +57,7 @@ class PolicyConfig:
         given = {**dict(zip(allowed, values, strict=False)), **parameters}
         if type(decide_every) is not int or decide_every < 1:
             raise PolicyError(f"decide_every must be a whole number of steps, at least 1, not {decide_every!r}.")
-        if token_s is not None and not 0 < check_number(token_s, "token_s") < math.inf:
+        if token_s is not None and not 0 < check_number(token_s, "token_s", PolicyError) < math.inf:
             raise PolicyError(f"token_s must be positive seconds, or None to count time, not {token_s}.")
         # JSON has lists where Python has tuples.
         tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
@@ -101,4 +101,4 @@ class PolicyConfig:
 
     def make(self) -> Policy:
         """Make a new policy object, for one engine."""
-        return registration(self.name).policy.from_parameters(self.parameters)
+        return registration(self.name).kind.from_parameters(self.parameters)

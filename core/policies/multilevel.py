@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, Self
 from weft.core.errors import PolicyError
 from weft.core.policies.base import Policy
 from weft.core.policies.calibration import BoundsCalibration
-from weft.core.policies.parameters import check_number
 from weft.core.policies.starvation import Starvation
 from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.registry import check_number
 
 # Where calibration starts. The first bound should exceed the service of a typical call. Otherwise calls are demoted
 # while they run and preempt each other to no purpose: in the demo a call takes 2 to 3 s, and with a first bound of
@@ -70,14 +70,14 @@ def check_parameters(bounds_s: object, beta: object, quanta_s: object) -> None:
             raise PolicyError(
                 f"quanta must be {len(edges)} positive numbers of seconds, one for each queue, not {list(quanta)}."
             )
-    if beta is not None and not check_number(beta, "beta") > 0:
+    if beta is not None and not check_number(beta, "beta", PolicyError) > 0:
         raise PolicyError(f"beta must be > 0, or None to never promote, not {beta}.")
 
 
 def _seconds(values: object, what: str) -> list[float]:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise PolicyError(f"{what} must be a list of seconds, not {values!r:.60}.")
-    return [check_number(value, f"each of {what}") for value in values]
+    return [check_number(value, f"each of {what}", PolicyError) for value in values]
 
 
 class MultilevelPolicy(Policy):

@@ -9,8 +9,8 @@ from typing import Final
 
 from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, SessionId
+from weft.core.registry import check_number
 from weft.core.routing.balancer import Arrival, AssigningBalancer, EngineLoad
-from weft.core.routing.parameters import check_number
 from weft.core.routing.registry import register
 
 _LOAD_RATIO: Final = 2.0
@@ -30,7 +30,7 @@ class AffinityParameters:
     load_ratio: float = _LOAD_RATIO
 
     def __post_init__(self) -> None:
-        if not 1 <= check_number(self.load_ratio, "load_ratio") < math.inf:
+        if not 1 <= check_number(self.load_ratio, "load_ratio", BalancerError) < math.inf:
             raise BalancerError(f"load_ratio must be a finite number, 1 or more, not {self.load_ratio}.")
 
 

@@ -39,4 +39,4 @@ class BalancerConfig:
 
     def make(self) -> Balancer:
         """Make a balancer that has assigned nothing yet."""
-        return registration(self.name).balancer.from_parameters(self.parameters)
+        return registration(self.name).kind.from_parameters(self.parameters)

@@ -8,8 +8,8 @@ from typing import Final
 
 from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, ProgramId
+from weft.core.registry import check_number
 from weft.core.routing.balancer import Arrival, AssigningBalancer, EngineLoad
-from weft.core.routing.parameters import check_number
 from weft.core.routing.registry import register
 
 _THRESHOLD_TOKENS: Final = 2048
@@ -29,7 +29,7 @@ class LocalityParameters:
     threshold_tokens: int = _THRESHOLD_TOKENS
 
     def __post_init__(self) -> None:
-        if not check_number(self.threshold_tokens, "threshold_tokens") >= 0:
+        if not check_number(self.threshold_tokens, "threshold_tokens", BalancerError) >= 0:
             raise BalancerError(f"threshold_tokens must be 0 or more, not {self.threshold_tokens}.")
 
 

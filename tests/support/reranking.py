@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from weft.core.policies import Call, Policy, Rank, register
-from weft.core.policies import registry as registry_module
+from weft.core.policies.registry import REGISTRY
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Shuffled(Policy):
             pass
 
         Parameters.__init__.__defaults__ = (seed, share)  # type: ignore[misc]
-        with mock.patch.object(registry_module, "_registrations", dict(registry_module._registrations)):
+        with mock.patch.object(REGISTRY, "entries", dict(REGISTRY.entries)):
             register("shuffled", "random ranks", Parameters)(cls)
             yield
 

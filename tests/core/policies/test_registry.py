@@ -23,14 +23,14 @@ from weft.core.policies import (
     registration,
     registrations,
 )
-from weft.core.policies import registry as registry_module
+from weft.core.policies.registry import REGISTRY
 from weft.core.sim import SimSettings
 
 
 @pytest.fixture
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registry_module, "_registrations", dict(registry_module._registrations))
+    monkeypatch.setattr(REGISTRY, "entries", dict(REGISTRY.entries))
     return
 
 
@@ -78,7 +78,7 @@ def test_a_name_is_taken_once() -> None:
     """Two policies of one name are a mistake, not a replacement."""
     with pytest.raises(ValueError, match="a policy named 'atlas' is registered already"):
         register("atlas", "another")(ByKey)
-    assert registration("atlas").policy is not ByKey
+    assert registration("atlas").kind is not ByKey
 
 
 @pytest.mark.parametrize("name", SIMULATED_POLICIES)
@@ -92,7 +92,7 @@ def test_every_policy_is_complete(name: str) -> None:
         found.parameters().anything = 1
     made = PolicyConfig(name).make()
     assert isinstance(made, Policy)
-    assert (made.name, type(made)) == (name, found.policy)
+    assert (made.name, type(made)) == (name, found.kind)
 
 
 @pytest.mark.parametrize("name", SIMULATED_POLICIES)

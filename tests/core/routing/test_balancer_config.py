@@ -91,7 +91,7 @@ def test_a_configuration_is_frozen() -> None:
 @pytest.fixture
 def scratch_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop the test's registrations at its end."""
-    monkeypatch.setattr(registry, "_registrations", dict(registry._registrations))
+    monkeypatch.setattr(registry.REGISTRY, "entries", dict(registry.REGISTRY.entries))
 
 
 @dataclass(frozen=True, slots=True)
