@@ -111,16 +111,7 @@ class ChatEndpoint:
         Raises:
             CallError, EngineDiedError: See `weft.core.errors`.
         """
-        try:
-            response = await self._chat.create_chat_completion(request)
-        except Exception as error:
-            raise self._failure(request) or self._translate(error) from error
-        if isinstance(response, ErrorResponse):
-            failure = self._failure(request)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # vLLM answers a cancellation with an error response
-                raise asyncio.CancelledError
-            raise failure or self._error(response.error.message, response.error.code)
+        response = await self._create(request)
         return dict(response.model_dump(exclude_none=True))
 
     async def count_prompt_tokens(self, request: ChatCompletionRequest) -> int:
@@ -144,12 +135,7 @@ class ChatEndpoint:
         Raises:
             CallError, EngineDiedError: See `weft.core.errors`.
         """
-        try:
-            response = await self._chat.create_chat_completion(request)
-        except Exception as error:
-            raise self._failure(request) or self._translate(error) from error
-        if isinstance(response, ErrorResponse):
-            raise self._failure(request) or self._error(response.error.message, response.error.code)
+        response = await self._create(request)
         async with aclosing(response) as lines:
             async for line in lines:
                 data = line.removeprefix("data: ").strip()
@@ -159,6 +145,20 @@ class ChatEndpoint:
                 if "error" in chunk:
                     raise self._failure(request) or self._error(chunk["error"]["message"], chunk["error"].get("code"))
                 yield chunk
+
+    async def _create(self, request: ChatCompletionRequest) -> Any:
+        """vLLM's response or stream, with its errors as Weft's."""
+        try:
+            response = await self._chat.create_chat_completion(request)
+        except Exception as error:
+            raise self._failure(request) or self._translate(error) from error
+        if isinstance(response, ErrorResponse):
+            failure = self._failure(request)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # vLLM answers a cancellation with an error response
+                raise asyncio.CancelledError
+            raise failure or self._error(response.error.message, response.error.code)
+        return response
 
     def _failure(self, request: ChatCompletionRequest) -> WeftError | None:
         return self._failures.pop(CallId(request.request_id), None)

@@ -24,6 +24,7 @@ from replica_chaos import (
     PROMPTS,
     TOKENS,
     ask,
+    assert_ended_programs_are_forgotten,
     assert_idle,
     body,
     both_ready,
@@ -31,7 +32,6 @@ from replica_chaos import (
     content,
     idle,
     in_flight,
-    known_to_schedulers,
     references,
     replica_processes,
 )
@@ -164,12 +164,7 @@ async def test_attained_service_travels_to_both_replicas(
 
 async def test_the_schedulers_forget_a_program_that_has_ended(pair: weft.AsyncMultiLLMEngine) -> None:
     """The end of a program reaches every scheduler process at once. A program that has not ended is still known."""
-    with weft.Program("over") as over:
-        await ask(pair, over, "hello")
-    with weft.Program("open") as still_open:
-        await ask(pair, still_open, "hello")
-        assert await known_to_schedulers(pair, over) == 0, "its end was reported before"
-        assert await known_to_schedulers(pair, still_open) == 1
+    await assert_ended_programs_are_forgotten(pair)
 
 
 async def test_long_calls_stay_with_their_program_and_find_its_prefix(pair: weft.AsyncMultiLLMEngine) -> None:

@@ -147,7 +147,7 @@ async def idle(engine: weft.AsyncMultiLLMEngine) -> None:
     await until(lambda: not any(health.calls for health in engine.health()[engine.model]))
 
 
-async def known_to_schedulers(engine: weft.AsyncMultiLLMEngine, program: weft.Program) -> int:
+async def _known_to_schedulers(engine: weft.AsyncMultiLLMEngine, program: weft.Program) -> int:
     """The number of schedulers that know a program. They forget it."""
     from weft.engine.wire import ProgramsEnded, encode_control
 
@@ -157,6 +157,16 @@ async def known_to_schedulers(engine: weft.AsyncMultiLLMEngine, program: weft.Pr
         return [await replica.send_to_scheduler(message) for replica in replicas]
 
     return sum(answer["ended"] for answer in await asyncio.wrap_future(engine._loop.submit(ask_all())))
+
+
+async def assert_ended_programs_are_forgotten(engine: weft.AsyncMultiLLMEngine) -> None:
+    """Every scheduler has forgotten a program that has ended, and one still knows a program that has not."""
+    with weft.Program("over") as over:
+        await ask(engine, over, "hello")
+    with weft.Program("open") as still_open:
+        await ask(engine, still_open, "hello")
+        assert await _known_to_schedulers(engine, over) == 0, "its end was reported before"
+        assert await _known_to_schedulers(engine, still_open) == 1
 
 
 async def assert_idle(engine: weft.AsyncMultiLLMEngine) -> None:

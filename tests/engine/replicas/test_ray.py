@@ -14,7 +14,7 @@ import psutil
 import pytest
 from background import is_background
 from polling import until
-from replica_chaos import HELD_BACK, ask, body, both_ready, content, idle, known_to_schedulers
+from replica_chaos import HELD_BACK, assert_ended_programs_are_forgotten, body, both_ready, content, idle
 
 import weft
 from weft.core.errors import (
@@ -207,12 +207,7 @@ async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: wef
 
 async def test_the_schedulers_forget_a_program_that_has_ended(pair: weft.AsyncMultiLLMEngine) -> None:
     """The end of a program reaches every scheduler process at once. A program that has not ended is still known."""
-    with weft.Program("over") as over:
-        await ask(pair, over, "hello")
-    with weft.Program("open") as still_open:
-        await ask(pair, still_open, "hello")
-        assert await known_to_schedulers(pair, over) == 0, "its end was reported before"
-        assert await known_to_schedulers(pair, still_open) == 1
+    await assert_ended_programs_are_forgotten(pair)
 
 
 async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.AsyncMultiLLMEngine) -> None:
