@@ -1,0 +1,41 @@
+"""Import paths that earlier versions documented still lead to the same objects."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+MOVED = {
+    "weft.core.balancer": ("weft.core.routing", ["BalancerConfig", "Locality", "Affinity", "Arrival", "EngineLoad"]),
+    "weft.core.graph": ("weft.core.program.graph", ["ProgramGraph", "CallNode", "CallState", "Edge", "CriticalPath"]),
+    "weft.core.sim": ("weft.core.trace", ["TraceCall", "TraceProgram"]),
+    "weft.core.sim.trace": ("weft.core.trace.format", ["TraceCall", "TraceProgram", "read", "write", "from_graph"]),
+    "weft.core.sim.workloads": ("weft.core.trace.workloads", ["WORKLOADS", "generate", "poisson", "bursty", "mixed"]),
+    "weft.core.program": ("weft.core.program.handle", ["Program", "Backend", "register_adapter"]),
+    "weft.engine.http": ("weft.engine.server.check_ids", ["CheckIds"]),
+}
+MOVED_WITH_VLLM = {
+    "weft.engine.scheduler": ("weft.engine.scheduler.plugin", ["WeftScheduler"]),
+    "weft.engine.swap": ("weft.engine.kv_cache", ["HostPool", "Swapper", "SlotTable", "describe"]),
+    "weft.engine.swap.connector": ("weft.engine.kv_cache.connector", ["SwapConnector", "transfer_config"]),
+}
+
+
+def check(path: str, now: str, names: list[str]) -> None:
+    module, moved = importlib.import_module(path), importlib.import_module(now)
+    for name in names:
+        assert getattr(module, name) is getattr(moved, name), name
+
+
+@pytest.mark.parametrize("path", MOVED)
+def test_a_documented_path_still_works(path: str) -> None:
+    """The path gives the objects of the module that has them now."""
+    check(path, *MOVED[path])
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("path", MOVED_WITH_VLLM)
+def test_a_documented_path_of_vllm_plugins_still_works(path: str) -> None:
+    """vLLM imports these by the names that users give it: scheduler class, connector module, middleware."""
+    check(path, *MOVED_WITH_VLLM[path])
