@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from weft.core.errors import WeftError
 
@@ -31,6 +31,17 @@ def check_number(value: object, what: str, error: type[WeftError]) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise error(f"{what} must be a number, not {value!r:.60}.")
     return value
+
+
+class Registered:
+    """Base of the classes that are registered."""
+
+    name: ClassVar[str]  # set by `Registry.register`
+
+    @classmethod
+    def from_parameters(cls, parameters: Any) -> Self:
+        """Make an object from its parameters dataclass, whose fields are the constructor's arguments by default."""
+        return cls(**{each.name: getattr(parameters, each.name) for each in fields(parameters)})
 
 
 @dataclass(frozen=True, slots=True)

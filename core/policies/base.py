@@ -10,31 +10,25 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.policies.waiting import WaitingCalls
+from weft.core.registry import Registered
 
 
-class Policy(ABC):
+class Policy(Registered, ABC):
     """The contract.
 
     For each call the driver calls `arrive`, then any number of `start`, `charge` and `preempt`, then `leave`. Before
     the driver forms a batch, it calls `decide` and then `victims`.
     """
 
-    name: ClassVar[str]  # set by `register`
     # Whether a rank depends on the progress of each single step. The simulator then skips no steps.
     ranks_follow_steps: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.waiting = WaitingCalls()
-
-    @classmethod
-    def from_parameters(cls, parameters: Any) -> Self:
-        """Make a policy from its parameters dataclass, whose fields are the constructor's arguments by default."""
-        return cls(**{each.name: getattr(parameters, each.name) for each in fields(parameters)})
 
     # -- what the driver reports
 

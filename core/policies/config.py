@@ -82,10 +82,6 @@ class PolicyConfig:
         own = {each.name: getattr(self.parameters, each.name) for each in fields(self.parameters)}
         return {"name": self.name, **own, "decide_every": self.decide_every, "token_s": self.token_s}
 
-    def with_parameters(self, **changes: Any) -> Self:
-        """The same configuration with other parameters."""
-        return type(self)(**{**self.to_dict(), **changes})
-
     def check_live(self) -> Self:
         """Return this configuration if an engine can run it.
 

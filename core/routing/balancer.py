@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from weft.core.ids import EngineId, ProgramId, SessionId
+from weft.core.registry import Registered
 
 K = TypeVar("K", ProgramId, SessionId)
 
@@ -32,7 +32,7 @@ class EngineLoad(NamedTuple):
     calls: int  # in flight: sent to the engine and not ended, running or in the engine's queue
 
 
-class Balancer(ABC):
+class Balancer(Registered, ABC):
     """Chooses an engine for each call.
 
     A subclass implements `decide`. `choose` offers it the engines that can take the call at this moment. An engine that
@@ -40,16 +40,9 @@ class Balancer(ABC):
     engine that is gone or about to go.
     """
 
-    name: ClassVar[str]  # set by `register`
-
     def __init__(self) -> None:
         self._choices = itertools.count(1)
         self._last_choice: dict[EngineId, int] = {}
-
-    @classmethod
-    def from_parameters(cls, parameters: Any) -> Self:
-        """Make a balancer from its parameters dataclass, whose fields are the constructor's arguments by default."""
-        return cls(**{each.name: getattr(parameters, each.name) for each in fields(parameters)})
 
     def choose(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
         """Return the engine for a call.

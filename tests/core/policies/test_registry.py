@@ -106,11 +106,11 @@ def test_a_configuration_survives_its_journey(name: str) -> None:
 
 
 def test_a_configuration_cannot_be_changed() -> None:
-    """A configuration is frozen; `with_parameters` makes another one."""
+    """A configuration is frozen; `to_dict` and `from_dict` make another one."""
     config = PolicyConfig("atlas", beta=8)
     with pytest.raises(AttributeError):
         config.name = "plas"  # type: ignore[misc]
-    other = config.with_parameters(beta=2.0, decide_every=4)
+    other = PolicyConfig.from_dict({**config.to_dict(), "beta": 2.0, "decide_every": 4})
     assert (other.parameters.beta, other.decide_every, config.parameters.beta) == (2.0, 4, 8)
 
 
