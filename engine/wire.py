@@ -173,7 +173,7 @@ def attach_account(params: dict[str, Any] | None, account: CallAccount) -> dict[
     return params
 
 
-def attach_news(
+def attach_engine_report(
     params: dict[str, Any] | None, aborted: Mapping[CallId, CallAccount], swap: SwapStats | None
 ) -> dict[str, Any]:
     """Add the accounts of aborted calls and the swap's figures to the `kv_transfer_params` of an output."""

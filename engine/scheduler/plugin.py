@@ -36,7 +36,7 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire import CallAccount, attach_account, attach_news, decode_call, decode_control
+from weft.engine.wire import CallAccount, attach_account, attach_engine_report, decode_call, decode_control
 
 
 class WeftScheduler(AsyncScheduler):
@@ -274,7 +274,7 @@ class WeftScheduler(AsyncScheduler):
             for output in client_outputs.outputs:
                 self._attach_account(output)
                 if output.finish_reason is not None and self._has_own_client:  # other outputs may never reach a caller
-                    self._attach_news(output, client)
+                    self._attach_engine_report(output, client)
         self._left.clear()
         return outputs
 
@@ -288,12 +288,12 @@ class WeftScheduler(AsyncScheduler):
         if ledger is not None:
             output.kv_transfer_params = attach_account(output.kv_transfer_params, ledger.encode())
 
-    def _attach_news(self, output: EngineCoreOutput, client: int) -> None:
+    def _attach_engine_report(self, output: EngineCoreOutput, client: int) -> None:
         """Attach what only Weft's own front end is told to the last output of a call."""
         swap = self._swap.stats() if self._swap is not None else None
         aborted = self._aborted.pop(client, {})
         if aborted or swap is not None:
-            output.kv_transfer_params = attach_news(output.kv_transfer_params, aborted, swap)
+            output.kv_transfer_params = attach_engine_report(output.kv_transfer_params, aborted, swap)
 
     # Where steps do not overlap, vLLM uses its plain scheduler, which keeps no placeholders for tokens in flight.
 

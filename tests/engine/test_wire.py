@@ -18,7 +18,7 @@ from weft.engine.wire import (
     CallHeader,
     ProgramsEnded,
     attach_account,
-    attach_news,
+    attach_engine_report,
     check_call,
     decode_call,
     decode_control,
@@ -125,11 +125,11 @@ def test_an_account_comes_back() -> None:
     assert (report.aborted, report.swap) == ({}, None)
 
 
-def test_news_come_back_with_an_account() -> None:
+def test_an_engine_report_comes_back_with_an_account() -> None:
     """Accounts of aborted calls and the swap's figures share an output with its own account."""
     account, swap = encode_account(Account(1.0)), SwapStats(*range(14))
     params = attach_account({"other": 1}, account)
-    report = read_report(attach_news(params, {CallId("gone"): account}, swap))
+    report = read_report(attach_engine_report(params, {CallId("gone"): account}, swap))
     assert report.aborted == {"gone": Account(1.0)}
     assert report.swap == swap
     assert report.account == account
