@@ -117,29 +117,34 @@ async def test_a_dead_engine_is_an_error() -> None:
         send_to_scheduler_sync(front_end(Dead()), {})
 
 
+class Silent:
+    """A client whose engine never answers."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = asyncio.Event()
+
+    async def call_utility_async(self, *_: Any) -> Any:
+        try:
+            await asyncio.Future()
+        finally:
+            self.is_cancelled.set()
+
+
 @pytest.mark.timeout(30)
 async def test_an_engine_that_dies_during_a_message_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM never answers such a message; the sender does not wait for it."""
     from weft.engine.vllm_compat import control
 
     monkeypatch.setattr(control, "_WATCH_S", 0.01)
-    is_cancelled = asyncio.Event()
-
-    class Silent:
-        async def call_utility_async(self, *_: Any) -> Any:
-            try:
-                await asyncio.Future()
-            finally:
-                is_cancelled.set()
-
-    llm = front_end(Silent())
+    client = Silent()
+    llm = front_end(client)
     sending = asyncio.ensure_future(control.send_to_scheduler(llm, {}))
     await asyncio.sleep(0.05)
     assert not sending.done()
     llm.errored = True
     with pytest.raises(EngineDiedError):
         await sending
-    await is_cancelled.wait()
+    await client.is_cancelled.wait()
 
 
 @pytest.mark.timeout(30)
@@ -147,21 +152,13 @@ async def test_a_cancelled_sender_stops_waiting() -> None:
     """Cancelling the sender cancels vLLM's call too."""
     from weft.engine.vllm_compat.control import send_to_scheduler
 
-    is_cancelled = asyncio.Event()
-
-    class Silent:
-        async def call_utility_async(self, *_: Any) -> Any:
-            try:
-                await asyncio.Future()
-            finally:
-                is_cancelled.set()
-
-    sending = asyncio.ensure_future(send_to_scheduler(front_end(Silent()), {}))
+    client = Silent()
+    sending = asyncio.ensure_future(send_to_scheduler(front_end(client), {}))
     await asyncio.sleep(0.01)
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
-    await is_cancelled.wait()
+    await client.is_cancelled.wait()
 
 
 def test_a_blocking_engine_in_another_process() -> None:
