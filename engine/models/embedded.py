@@ -20,7 +20,7 @@ import filelock
 import platformdirs
 
 from weft.core.errors import ModelPrepareError
-from weft.engine.models.conversion import convert_in_child
+from weft.engine.models.conversion import check_conversion, convert_in_child
 from weft.engine.models.progress import ProgressCallback, ignore_progress
 from weft.engine.models.weights import (
     PACKAGE_VERSION,
@@ -107,6 +107,7 @@ def _prepare(folder: Path, report: ProgressCallback) -> None:
     prefix = f".{folder.name}.partial-"
     for leftover in folder.parent.glob(f"{prefix}*"):  # its process was killed, because the lock was free
         shutil.rmtree(leftover, ignore_errors=True)
+    check_conversion()
     free = shutil.disk_usage(folder.parent).free
     if free < _NEEDED_BYTES:
         raise ModelPrepareError(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
-import sys
 from typing import Final
 
 from weft.core.errors import UnsupportedVllmError, VllmUnavailableError
@@ -26,11 +24,11 @@ def installed_vllm() -> str | None:
     return None
 
 
-def require_vllm() -> None:
-    """Import vLLM, and keep it from changing the logging of this process.
+def check_vllm() -> str:
+    """The version of the installed vLLM, which is not imported: that takes seconds.
 
     Raises:
-        VllmUnavailableError: vLLM is not installed, or its import fails.
+        VllmUnavailableError: vLLM is not installed.
         UnsupportedVllmError: the installed minor version is not `SUPPORTED_VLLM`.
     """
     version = installed_vllm()
@@ -38,9 +36,17 @@ def require_vllm() -> None:
         raise VllmUnavailableError("it is not installed")
     if version.split("+")[0].split(".")[:2] != SUPPORTED_VLLM.split("."):
         raise UnsupportedVllmError(version, SUPPORTED_VLLM)
-    if "vllm" not in sys.modules:
-        # On import vLLM runs logging.config.dictConfig, which closes the log handlers that this process has set up.
-        os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    return version
+
+
+def require_vllm() -> None:
+    """Import vLLM.
+
+    Raises:
+        VllmUnavailableError: vLLM is not installed, or its import fails.
+        UnsupportedVllmError: the installed minor version is not `SUPPORTED_VLLM`.
+    """
+    check_vllm()
     try:
         importlib.import_module("vllm")
     except ImportError as error:

@@ -5,7 +5,14 @@ that an agent holds says it: `client.bind(program, agent=...)` makes a client fo
 for each agent of a team.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+from weft.integrations import require_packages
+
+require_packages(
+    "weft.integrations.autogen", "autogen_core", "autogen_agentchat", install="`pip install 'weft[autogen]'`"
+)
 
 from weft.integrations.autogen.calls import ClientConfigError
 from weft.integrations.autogen.client import WeftChatCompletionClient

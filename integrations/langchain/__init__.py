@@ -4,7 +4,12 @@ The handler sees the tree of runs, so it knows the program, the thread and the p
 docs/explanation/identity.md explains how the handler reaches the model on each of LangChain's paths.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+from weft.integrations import require_packages
+
+require_packages("weft.integrations.langchain", "langchain_core", install="`pip install 'weft[langchain]'`")
 
 from weft.integrations.langchain.chat_model import ChatWeft
 from weft.integrations.langchain.handler import ProgramCallbackHandler

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
 
 import pytest
+
+from weft.core.errors import MissingPackageError
 
 NAMES = {
     "langchain": ["ChatWeft", "ProgramCallbackHandler"],
@@ -22,6 +25,29 @@ def test_public_names(framework: str) -> None:
     package = importlib.import_module(f"weft.integrations.{framework}")
     assert package.__all__ == NAMES[framework]
     assert all(hasattr(package, name) for name in NAMES[framework])
+
+
+@pytest.mark.parametrize(
+    ("framework", "package", "install"),
+    [
+        ("langchain", "langchain_core", "weft[langchain]"),
+        ("autogen", "autogen_core", "weft[autogen]"),
+        ("openai", "httpx2", "weft[cpu]"),
+    ],
+)
+def test_a_missing_framework_is_a_typed_error(
+    framework: str, package: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import of an integration without its framework names the extra to install. Such code catches ImportError."""
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"weft.integrations.{framework}", raising=False)
+    with pytest.raises(MissingPackageError) as caught:
+        importlib.import_module(f"weft.integrations.{framework}")
+    assert isinstance(caught.value, ImportError)
+    assert str(caught.value).startswith(
+        f"weft.integrations.{framework} needs {package}: not installed. Run `pip install"
+    )
+    assert install in str(caught.value)
 
 
 def test_autogen_finds_the_client_by_its_provider() -> None:

@@ -11,6 +11,7 @@ from weft.commands.model import fetch_model
 from weft.core.errors import WeftError
 from weft.core.policies import POLICIES
 from weft.engine.models.embedded import is_embedded_model_ready
+from weft.engine.vllm_compat.version import check_vllm
 
 
 def demo(
@@ -30,6 +31,7 @@ def demo(
         if (error.name or "").split(".")[0] not in {"langchain", "langchain_core", "langgraph"}:
             raise
         raise WeftError("the demo needs LangChain: pip install 'weft[langchain]'") from error
+    check_vllm()
     if model is None and not is_embedded_model_ready():
         fetch_model()
     raise typer.Exit(run_demo(model, policy, programs))

@@ -206,6 +206,17 @@ def test_full_disk(conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> 
     assert not conversions
 
 
+def test_nothing_is_downloaded_that_could_not_be_converted(
+    conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a package of the conversion, the error names it and the extras, and comes before the download."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setattr(embedded, "installed_gguf", lambda: pytest.fail("the weights were fetched"))
+    with pytest.raises(ModelPrepareError, match=r"without gguf: not installed. Run `pip install 'weft\[cpu\]'`"):
+        embedded.embedded_model()
+    assert not conversions
+
+
 def test_cache_that_cannot_be_written(cache: Path, conversions: list[Path]) -> None:
     """An error of the file system is raised as ModelPrepareError, which says what to do."""
     cache.write_text("a file where the folder should be")
