@@ -12,6 +12,8 @@
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
+#elif defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_write_range(void *address, long bytes);  // as GCC declares it
 #endif
 
 namespace weft {
@@ -87,9 +89,12 @@ struct Group {
   }
 };
 
-void check_poison([[maybe_unused]] const Copy &copy) {
-#if defined(__SANITIZE_ADDRESS__)  // AddressSanitizer does not see streaming stores; memset makes it report
-  if (__asan_region_is_poisoned(copy.to, copy.bytes)) std::memset(copy.to, 0, copy.bytes);
+// Sanitizers do not see streaming stores.
+void tell_sanitizer([[maybe_unused]] const Copy &copy) {
+#if defined(__SANITIZE_ADDRESS__)
+  if (__asan_region_is_poisoned(copy.to, copy.bytes)) std::memset(copy.to, 0, copy.bytes);  // makes it report
+#elif defined(__SANITIZE_THREAD__)
+  __tsan_write_range(copy.to, copy.bytes);
 #endif
 }
 
@@ -116,7 +121,7 @@ __attribute__((target("avx2"))) void copy_streaming(const Group &group) {
   for (int i = 0; i < group.size; ++i) {
     if (reinterpret_cast<uintptr_t>(group.copies[i].to) % 32 != 0) return copy_plain(group);
     common = std::min(common, group.copies[i].bytes / 128 * 128);
-    check_poison(group.copies[i]);
+    tell_sanitizer(group.copies[i]);
   }
   // The hardware prefetcher starts again on every page. Copying four pages in step keeps four of its streams busy.
   for (int64_t at = 0; at < common; at += 128) {

@@ -1,5 +1,5 @@
-// Validation, see swap_validate.h. Overlap is found exactly, not by bounds. The search goes through the blocks only
-// where two pieces have different strides, so it is quick for a cache with many blocks.
+// Validation, see swap_validate.h. Overlap is found exactly, not by bounds, and in a time that does not grow with the
+// number of blocks.
 #include "swap_validate.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@ namespace weft {
 namespace {
 
 using Wide = __int128;  // wide enough for products of addresses
+using UWide = unsigned __int128;
 
 [[noreturn]] void refuse(const std::string &what) { throw std::invalid_argument(what); }
 
@@ -28,38 +29,56 @@ bool touches(const Spans &a, Wide begin, Wide end) {
   return k < a.count && a.first + k * a.stride < end;
 }
 
+// The sum of floor((a * i + b) / m) for i = 0 ... n - 1, modulo 2^128. Requires m > 0. Each round takes the remainder of
+// a Euclidean division, so there are few.
+UWide floor_sum(UWide n, UWide m, UWide a, UWide b) {
+  UWide sum = 0;
+  for (;;) {
+    sum += n * (n - 1) / 2 * (a / m) + n * (b / m);
+    a %= m;
+    b %= m;
+    const UWide top = a * n + b;
+    if (top < m) return sum;
+    n = top / m;
+    b = top % m;
+    std::swap(m, a);
+  }
+}
+
 // Whether any span of `a` shares a byte with any span of `b`.
 bool overlap(const Spans &a, const Spans &b) {
   if (a.end() <= b.first || b.end() <= a.first) return false;
-  if (a.stride == b.stride) {
-    // Span j of b meets span k of a if d = j - k gives a.first - b.bytes < b.first + d * stride < a.first + a.bytes.
-    const Wide d = floor_div(a.first - b.bytes - b.first, a.stride) + 1;  // the least d that satisfies the left side
-    const Wide low = std::max<Wide>(d, 1 - a.count);
-    return low < b.count && b.first + low * a.stride < a.first + a.bytes;
-  }
-  for (Wide k = 0; k < b.count; ++k) {
-    if (touches(a, b.first + k * b.stride, b.first + k * b.stride + b.bytes)) return true;
-  }
-  return false;
+  // Spans of b that do not lie between the ends of a as a whole meet a's first or last span, or no span.
+  if (touches(b, a.first, a.first + a.bytes) || touches(b, a.end() - a.bytes, a.end())) return true;
+  const Wide low = std::max<Wide>(0, floor_div(a.first - b.first - 1, b.stride) + 1);
+  const Wide count = std::min(b.count, floor_div(a.end() - b.first - 1, b.stride) + 1) - low;
+  if (count <= 0) return false;
+  // Of the others, one that starts r bytes after a's latest start meets that span if r < a.bytes, and the next one if
+  // r > a.stride - b.bytes. Both are one condition: (r + b.bytes - 1) mod a.stride < width.
+  const Wide width = a.bytes + b.bytes - 1;
+  if (width >= a.stride) return true;
+  // The number of starts that satisfy it is a difference of two sums, for floor(x / m) - floor((x - width) / m) is 1 if
+  // x mod m < width, and 0 otherwise. One more stride keeps x - width above 0.
+  const UWide x = static_cast<UWide>(b.first + low * b.stride - a.first + b.bytes - 1 + a.stride);
+  const auto n = static_cast<UWide>(count), m = static_cast<UWide>(a.stride), step = static_cast<UWide>(b.stride);
+  return floor_sum(n, m, step, x) != floor_sum(n, m, step, x - static_cast<UWide>(width));
 }
 
 std::string number(int64_t value) { return std::to_string(value); }
 
 void check_ids(const char *what, const int64_t *ids, int64_t count, int64_t limit) {
-  std::vector<uint64_t> seen(static_cast<size_t>(limit / 64 + 1));
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t id = ids[i];
+  std::vector<int64_t> sorted(ids, ids + count);
+  for (const int64_t id : sorted) {
     if (id < 0 || id >= limit) {
       refuse(std::string(what) + " " + number(id) + " is out of range: there are " + number(limit) +
              ". Pass numbers from 0 to " + number(limit - 1) + ".");
     }
-    uint64_t &word = seen[static_cast<size_t>(id) / 64];
-    const uint64_t bit = uint64_t{1} << (id % 64);
-    if (word & bit) {
-      refuse(std::string(what) + " " + number(id) + " appears twice in one call. Pass each number at most once: the "
-             "copies run in no particular order.");
-    }
-    word |= bit;
+  }
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) {
+    refuse(std::string(what) + " " + number(*twice) + " appears twice in one call. Pass each number at most once: the "
+           "copies run in no particular order.");
   }
 }
 

@@ -10,6 +10,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
 
@@ -60,6 +62,9 @@ struct Workers::Team {
 };
 
 Workers::Workers(int threads, std::vector<int> cpus) : threads_(threads), cpus_(std::move(cpus)) {
+  if (threads < 1 || threads > 1024) {
+    throw std::invalid_argument(std::to_string(threads) + " threads. Give 1 to 1024.");
+  }
   team_ = std::make_unique<Team>();
 }
 

@@ -14,7 +14,7 @@ class Workers {
  public:
   // `threads` includes the caller. The other threads start with the first call that can use them. They run on `cpus`
   // unless it is empty, because a new thread inherits the caller's affinity, which in vLLM's CPU worker is a single
-  // core.
+  // core. Throws std::invalid_argument unless `threads` is 1 to 1024.
   Workers(int threads, std::vector<int> cpus);
   ~Workers();
 

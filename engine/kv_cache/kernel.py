@@ -87,12 +87,13 @@ class Swapper:
         Args:
             layout: of the engine's caches.
             pool: has slots of at least `layout.slot_bytes` bytes; pinned if the caches are on a GPU.
-            threads: on a CPU, how many threads copy a batch of 4 MiB or more. None: one for each core that this process
-                may use, at most 8.
+            threads: on a CPU, how many threads copy a batch of 4 MiB or more, 1 to 1024. None: one for each core that
+                this process may use, at most 8.
             staging_bytes: on a GPU, the bytes of each of the two staging buffers there.
 
         Raises:
-            SwapArgumentError: the pool's slots are too small, or caches overlap each other or the pool.
+            SwapArgumentError: the pool's slots are too small, caches overlap each other or the pool, or there cannot be
+                so many threads.
             SwapDeviceError: CUDA reported an error.
             PoolClosedError: the pool was closed.
         """

@@ -149,11 +149,11 @@ def check(pieces: list[tuple[int, int, int]], blocks: int, pool: int, slot_strid
 
 @given(
     pieces=st.lists(
-        st.tuples(st.integers(1000, 1100), st.sampled_from([0, 1, 7, 20, 20, 20, 60]), st.integers(1, 12)),
+        st.tuples(st.integers(1000, 1100), st.sampled_from([0, 1, 7, 20, 20, 20, 33, 45, 60]), st.integers(1, 12)),
         min_size=1,
         max_size=4,
     ),
-    blocks=st.integers(1, 6),
+    blocks=st.integers(1, 20),
     pool=st.integers(900, 1500),
 )
 def test_overlap_is_found_exactly(pieces: list[tuple[int, int, int]], blocks: int, pool: int) -> None:
@@ -167,6 +167,44 @@ def test_overlap_is_found_exactly(pieces: list[tuple[int, int, int]], blocks: in
     )
     owners.update(range(pool, pool + 2 * stride))
     assert bool(check(pieces, blocks, pool, stride, 2)) == (max(owners.values()) > 1)
+
+
+@given(
+    first=st.tuples(st.integers(0, 300), st.integers(1, 70), st.integers(1, 9)),
+    second=st.tuples(st.integers(0, 300), st.integers(1, 70), st.integers(1, 9)),
+    blocks=st.integers(2, 60),
+)
+def test_overlap_of_pieces_with_different_strides(
+    first: tuple[int, int, int], second: tuple[int, int, int], blocks: int
+) -> None:
+    """Two pieces that repeat at different distances are refused if and only if they meet somewhere."""
+    pieces = [(1000 + address, max(stride, size), size) for address, stride, size in (first, second)]
+    bytes_of = [
+        {byte for block in range(blocks) for byte in range(at + block * step, at + block * step + size)}
+        for at, step, size in pieces
+    ]
+    assert bool(check(pieces, blocks, 1 << 20, 64, 1)) == bool(bytes_of[0] & bytes_of[1])
+
+
+def test_the_check_takes_no_longer_for_more_blocks() -> None:
+    """With 2^40 blocks, trying block after block would not end. These pieces meet never, or only in the last blocks."""
+    blocks, far = 1 << 40, 1 << 60
+    assert check([(96, 6, 1), (97, 9, 1)], blocks, far, 64, 1) == ""  # 6k = 1 + 9j has no solution
+    assert "overlap" in check([(96, 6, 1), (99, 9, 1)], blocks, far, 64, 1)
+    one_before = (96 + (blocks - 2) * 1_000_003 - (blocks - 2) * 1_000_000, 1_000_000, 1)
+    assert "overlap" in check([(96, 1_000_003, 1), one_before], blocks, far * 4, 64, 1)
+    layout = _csrc.SwapLayout(np.array([(96, 6, 1), (97, 9, 1)], np.int64), blocks, far, 64, blocks)
+    layout.check(np.array([blocks - 1, 0]), np.array([0, blocks - 1]))
+    with pytest.raises(ValueError, match="appears twice"):
+        layout.check(np.array([5, 0, 5]), np.array([0, 1, 2]))
+
+
+@pytest.mark.parametrize("threads", [-1, 0, 1025, 2**31 - 1])
+def test_a_number_of_threads_that_makes_no_sense(threads: int) -> None:
+    """So many threads are refused before any is started."""
+    layout = describe({"a": GOOD}, 7)
+    with HostPool(4, layout.slot_bytes) as pool, pytest.raises(SwapArgumentError, match=f"{threads} threads"):
+        Swapper(layout, pool, threads=threads)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A pytest plugin for `make test-asan`: tests use the extension in $WEFT_CSRC, not the installed one."""
+"""A pytest plugin for `make test-asan` and `make test-ubsan`: tests use the extension in $WEFT_CSRC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import weft
 
 spec = PathFinder.find_spec("_csrc", [os.environ["WEFT_CSRC"]])
 if spec is None or spec.loader is None:
-    raise ImportError(f"there is no extension in {os.environ['WEFT_CSRC']}. Build it with make test-asan.")
+    raise ImportError(
+        f"there is no extension in {os.environ['WEFT_CSRC']}. Build it with make test-asan or make test-ubsan."
+    )
 extension = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(extension)
 sys.modules["weft._csrc"] = weft._csrc = extension  # type: ignore[attr-defined]
