@@ -1,0 +1,88 @@
+"""Any bytes in a file are a trace, a graph or a public agent trace, or a `TraceError` with a short message."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from weft.core.errors import TraceError
+from weft.core.trace.converters import convert
+from weft.core.trace.format import dump, path_tokens, read, write
+from weft.core.trace.workloads import chat
+from weft.views.graph import load
+
+_FOLDER: Final = tempfile.TemporaryDirectory()
+_FILE: Final = Path(_FOLDER.name, "trace.jsonl")
+_ANSWERS: Final = _FILE.with_suffix(".answers.jsonl")
+_SEPARATOR: Final = b"\x00\x00"  # before the answers of a BFCL file
+
+
+def one_input(data: bytes) -> None:
+    """Read a file in every way that Weft reads one. A trace that was read is the same after it is written again."""
+    text, _, answers = data.partition(_SEPARATOR)
+    _FILE.write_bytes(text)
+    _ANSWERS.write_bytes(answers)
+    for reader in (read, convert, load):
+        try:
+            found = reader(_FILE)
+        except TraceError as error:
+            found, message = None, str(error)
+        if found is None:
+            assert len(message) < 1000
+        elif reader is read:
+            write(found, _ANSWERS)
+            assert read(_ANSWERS) == found
+            assert all(path_tokens(program.calls) > 0 for program in found)
+
+
+def seeds() -> list[bytes]:
+    """Files of each kind, and the mistakes that people make in them."""
+    rows = [
+        {"id": "a", "output_tokens": 4},
+        {"id": "b", "parents": ["a"], "output_tokens": 1, "prompt_tokens": 9, "gap_s": 0.5, "tool": "search"},
+        {"id": "c", "parents": ["a", "b"], "output_tokens": 2, "prompt_tokens": 9, "shared_prefix_tokens": 3},
+    ]
+    whole = {"version": 1, "program": "p", "arrival_s": 1.5, "name": "n", "tenant": "t", "calls": rows}
+    wrong = [
+        {"program": "p", "calls": [{"id": "a", "parents": ["b"], "output_tokens": 1}]},
+        {"program": "p", "calls": [{"id": "a", "output_tokens": 0}]},
+        {"program": "p" * 2000, "calls": []},
+        {"program": "p", "calls": [{"id": "i" * 2000, "output_tokens": 1, "parents": ["q" * 2000]}]},
+        {"program": "p", "arrival_s": 10**400, "calls": rows},
+        {"program": "\ud800", "calls": [{"id": "\ud800", "output_tokens": 10**400}]},
+        {"version": 2},
+        {"calls": [], "more": 1},
+        [whole],
+        7,
+    ]
+    account = {"service_s": 0.1, "wait_s": 0.0, "preemptions": 0, "swapped_tokens": 0, "recomputed_tokens": 0}
+    tokens = {"prompt_tokens": 3, "output_tokens": 2, "cached_tokens": 0}
+    times = {"arrival_s": 0.0, "completion_s": 1.0}
+    call = {"call_id": "c", "thread_id": "t", "label": "", "state": "finished", "parents": [], "tools": ["x"]}
+    graph = {
+        "format": "weft-program-graph",
+        "version": 1,
+        "program": {"program_id": "p", "session_id": "s", "name": "n"},
+        "calls": [{**call, **times, **account, **tokens}],
+    }
+    message = {"role": "user", "content": "hi", "name": "search"}
+    tau = [{"task_id": 1, "traj": [message, {"role": "assistant", "content": "ho", "tool_calls": None}]}]
+    bfcl = {"id": "b1", "question": [[message]]}
+    answer = {"id": "b1", "ground_truth": [["f(1)"]]}
+    nested = b"[" * 900 + b"]" * 900
+    texts = [json.dumps(each).encode() for each in (whole, *wrong, graph, tau)]
+    return [
+        *texts,
+        texts[0] + b"\n" + texts[0],
+        dump(chat(random.Random(0), "chat")).encode(),
+        json.dumps(bfcl).encode() + _SEPARATOR + json.dumps(answer).encode(),
+        b'{"program": "p", "arrival_s": 1e999, "calls": []}',
+        b'{"program": ' + nested + b', "calls": []}',
+        b'{"program": "p", "calls": [{"id": "a", "parents": ' + nested + b"}]}",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b"",
+    ]

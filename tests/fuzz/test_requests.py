@@ -1,0 +1,45 @@
+"""The fuzz targets of requests hold for their seeds, and for inputs that Hypothesis makes of bytes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def target(name: str) -> Any:
+    """The module of a target. Some import vLLM, which takes seconds."""
+    return importlib.import_module(name)
+
+
+@pytest.mark.engine
+def test_make_request_answers_every_seed() -> None:
+    """Requests that once failed with an untyped error are refused by a typed one."""
+    fuzz = target("fuzz_make_request")
+    for seed in fuzz.seeds():
+        fuzz.one_input(seed)
+
+
+@pytest.mark.engine
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_make_request_answers_whatever_comes(data: bytes) -> None:
+    """No body makes vLLM's validators fail in a way that reaches the caller."""
+    target("fuzz_make_request").one_input(data)
+
+
+def test_check_ids_answers_every_seed() -> None:
+    """Bodies on which the middleware once failed, or that it once kept in memory, get one response."""
+    fuzz = target("fuzz_check_ids")
+    for seed in fuzz.seeds():
+        fuzz.one_input(seed)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_check_ids_answers_whatever_comes(data: bytes) -> None:
+    """No request gets an id past the check, and none makes the middleware fail."""
+    target("fuzz_check_ids").one_input(data)
