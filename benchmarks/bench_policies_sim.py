@@ -115,6 +115,10 @@ VARIANTS: dict[str, Callable[[float], PolicyConfig]] = {
 }
 
 
+# Those that are simulated on the other engines as well.
+MACHINE_VARIANTS = ("7 queues", "3 queues", "queues by program, 5 queues")
+
+
 def engine(slots: int) -> SimSettings:
     """An engine whose KV cache never fills."""
     return SimSettings(batch_size=slots, kv_tokens=math.inf)
@@ -220,20 +224,23 @@ def compare_machines(options: Options, progress: Progress) -> dict[str, Any]:
     """FCFS, ATLAS and SRPT on other machines, each at its own rate of the comparison.
 
     Returns:
-        By machine, workload and policy, a summary for each of the first two seeds.
+        By machine, workload and policy, a summary for each seed: all seeds where the KV cache is small, because they
+        differ much there, and else the first two.
     """
-    kinds, seeds = machines(options.slots), range(min(options.seeds, 2))
-    task = progress.add_task("machines", total=len(kinds) * len(WORKLOADS) * len(seeds))
+    kinds = machines(options.slots)
+    task = progress.add_task("machines", total=len(kinds) * len(WORKLOADS))
     found: dict[str, Any] = {}
     for machine, settings in kinds.items():
+        seeds = options.seeds if settings.kv_tokens < math.inf else min(options.seeds, 2)
         for workload in WORKLOADS:
             row = found.setdefault(machine, {}).setdefault(workload, {})
-            for seed in seeds:
+            for seed in range(seeds):
                 load = loaded(workload, seed, options, settings)
-                seven = VARIANTS["7 queues"](load.call_service_s(settings))
-                for name, policy in (("fcfs", "fcfs"), ("atlas", "atlas"), ("7 queues", seven), ("srpt", "srpt")):
+                first_s = load.call_service_s(settings)
+                variants = {name: VARIANTS[name](first_s) for name in MACHINE_VARIANTS}
+                for name, policy in {"fcfs": "fcfs", "atlas": "atlas", **variants, "srpt": "srpt"}.items():
                     row.setdefault(name, []).append(load.simulate(settings, policy))
-                progress.advance(task)
+            progress.advance(task)
     return found
 
 
@@ -303,7 +310,7 @@ def compared_with_atlas(found: dict[str, Any]) -> Iterator[Ratio]:
 def compared_on_machines(found: dict[str, Any]) -> Iterator[Ratio]:
     for machine, by_workload in found.items():
         for workload, by_policy in by_workload.items():
-            for policy in ("atlas", "7 queues", "srpt"):
+            for policy in ("atlas", *MACHINE_VARIANTS, "srpt"):
                 yield machine, f"{workload}, {policy}", by_policy[policy], by_policy["fcfs"]
 
 

@@ -17,7 +17,9 @@ from weft.core.policies.oracles import Srpt
 from weft.core.policies.plas import Plas
 from weft.core.policies.priority import Priority
 from weft.core.policies.registry import register, registration, registrations
+from weft.core.policies.room import Room
 from weft.core.policies.round_robin import RoundRobin
+from weft.core.policies.step_tokens import StepTokens
 from weft.core.policies.view import Call, ProgramView, Rank
 
 POLICIES: Final = tuple(each.name for each in registrations() if not each.simulation_only)
@@ -41,8 +43,10 @@ __all__ = [
     "Priority",
     "ProgramView",
     "Rank",
+    "Room",
     "RoundRobin",
     "Srpt",
+    "StepTokens",
     "register",
     "registration",
     "registrations",

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
+from weft.core.policies.room import Room, UnlimitedRoom
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.policies.waiting import WaitingCalls
 from weft.core.registry import Registered
@@ -20,12 +21,14 @@ from weft.core.registry import Registered
 class Policy(Registered, ABC):
     """The contract.
 
-    For each call the driver calls `arrive`, then any number of `start`, `charge` and `preempt`, then `leave`. Before
-    the driver forms a batch, it calls `decide` and then `victims`.
+    For each call the driver calls `arrive`, then any number of `start`, `charge`, `stall`, `go_on` and `preempt`, then
+    `leave`. Before the driver forms a batch, it calls `decide` and then `victims`.
     """
 
     # Whether a rank depends on the progress of each single step. The simulator then skips no steps.
     ranks_follow_steps: ClassVar[bool] = False
+    # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
+    preempts: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.waiting = WaitingCalls()
@@ -56,6 +59,18 @@ class Policy(Registered, ABC):
         """A running call leaves the batch unfinished and waits again with its old rank."""
         call.waiting_since_s = now_s
         self.waiting.push(call)
+
+    def stall(self, call: Call, now_s: float) -> None:
+        """A running call gets no tokens in the coming step, because calls of better rank use them up.
+
+        It stays in the batch, and waits.
+        """
+        call.waiting_since_s = now_s
+
+    def go_on(self, call: Call, now_s: float) -> None:
+        """A call that has stalled gets tokens again, or is about to be preempted."""
+        call.wait_s += now_s - call.waiting_since_s
+        call.waiting_since_s = math.nan
 
     def leave(self, call: Call) -> None:
         """A call finished or was aborted (line 18)."""
@@ -113,8 +128,7 @@ class Policy(Registered, ABC):
         free_slots: int,
         *,
         ready: Callable[[Call], bool] = lambda _call: True,
-        free_blocks: float = math.inf,
-        blocks: Callable[[Call], int] = lambda _call: 0,
+        room: Room | None = None,
     ) -> list[Call]:
         """The running calls to preempt so that the batch holds the first calls of Q_1 ... Q_K that fit (lines 32-39).
 
@@ -122,26 +136,31 @@ class Policy(Registered, ABC):
             running: The calls in the batch.
             free_slots: How many more calls the batch could take.
             ready: Whether a waiting call could start now. A call that could not is passed over.
-            free_blocks: KV blocks that are free.
-            blocks: KV blocks that a waiting call needs to start, or that a running call would give back.
+            room: The KV cache and the step's tokens; None if they have no bound. `victims` uses the room up.
 
         Returns:
             The calls to preempt, the last in rank first. For each there is a waiting call of better rank that then
             fits.
         """
+        if not self.preempts:
+            return []
+        room = room or UnlimitedRoom()
         by_rank = sorted(running, key=lambda call: call.rank)
         victims: list[Call] = []
         for candidate in self.waiting:
             if not ready(candidate):
                 continue
-            needed = blocks(candidate)
+            if not room.offer(candidate):
+                return victims
             chosen = len(victims)
-            while free_slots < 1 or free_blocks < needed:
+            while free_slots < 1 or not room.fits():
                 if not by_rank or candidate.rank > by_rank[-1].rank:
-                    return victims[:chosen]  # the candidate does not fit, so no call is preempted for it
+                    for call in reversed(victims[chosen:]):  # the candidate does not fit, so they stay
+                        room.keep(call)
+                    return victims[:chosen]
                 victims.append(by_rank.pop())
                 free_slots += 1
-                free_blocks += blocks(victims[-1])
+                room.preempt(victims[-1])
             free_slots -= 1
-            free_blocks -= needed
+            room.start()
         return victims

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 from weft.core.policies.multilevel import MultilevelPolicy
@@ -13,6 +12,8 @@ from weft.core.policies.view import Call
 @register("fcfs", "first come, first served: vLLM's own order")
 class Fcfs(MultilevelPolicy):
     """One queue, no quantum, no promotion, no preemption."""
+
+    preempts = False  # a running call stays, even when an earlier call becomes ready after it
 
     def __init__(self) -> None:
         super().__init__(bounds_s=(), beta=None)
@@ -25,8 +26,3 @@ class Fcfs(MultilevelPolicy):
     def attained_service_s(self, call: Call) -> float:
         del call
         return 0.0
-
-    def victims(self, running: Sequence[Call], free_slots: int, **_limits: Any) -> list[Call]:
-        """None: a running call stays, even when an earlier call becomes ready after it."""
-        del running, free_slots
-        return []

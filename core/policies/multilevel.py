@@ -151,6 +151,14 @@ class MultilevelPolicy(Policy):
         call.waiting_since_s = now_s
         self._wait(call)
 
+    def stall(self, call: Call, now_s: float) -> None:
+        super().stall(call, now_s)
+        self._watch(call)
+
+    def go_on(self, call: Call, now_s: float) -> None:
+        super().go_on(call, now_s)
+        self._starvation.discard(call)
+
     def leave(self, call: Call) -> None:
         super().leave(call)
         self._starvation.discard(call)
@@ -173,8 +181,9 @@ class MultilevelPolicy(Policy):
             call.quantum_s -= model_time_s
         if call.quantum_s <= 0:
             self._enter(call, call.rank.level + 1)
-        if call in self.waiting:  # the step was reported after the call's preemption
-            self._wait(call)
+        if not math.isnan(call.waiting_since_s):  # the step was reported after the call's preemption, or as it stalled
+            self.waiting.update(call)
+            self._watch(call)
 
     def program_changed(self, program: ProgramView) -> None:
         for call in self._starvation.calls_of(program):
@@ -186,7 +195,7 @@ class MultilevelPolicy(Policy):
         for call in starved:
             self._enter(call, 0)
             call.wait_s, call.model_time_s, call.waiting_since_s = 0.0, 0.0, now_s  # line 29
-            self._wait(call)
+            self.waiting.update(call)
         return starved
 
     def next_change_s(self) -> float:
@@ -199,14 +208,11 @@ class MultilevelPolicy(Policy):
         call.quantum_s = self.quanta_s[level]
 
     def _wait(self, call: Call) -> None:
-        if call in self.waiting:
-            self.waiting.update(call)
-        else:
-            self.waiting.push(call)
+        self.waiting.push(call)
         self._watch(call)
 
     def _watch(self, call: Call) -> None:
-        """Set the timer of a waiting call. A call in Q_1 has none, because there is no queue to promote it to."""
+        """Set the timer of a call that waits or has stalled. A call in Q_1 has none, because it cannot be promoted."""
         if call.rank.level == 0:
             self._starvation.discard(call)
             return

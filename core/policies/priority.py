@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 from weft.core.policies.base import Policy
 from weft.core.policies.registry import register
@@ -19,6 +17,8 @@ class Priority(Policy):
     Like vLLM's `--scheduling-policy priority` it orders the waiting calls only. It preempts only when KV blocks run
     out, the call of the latest program first.
     """
+
+    preempts = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,8 +35,3 @@ class Priority(Policy):
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         del now_s, recomputed
         call.model_time_s += model_time_s
-
-    def victims(self, running: Sequence[Call], free_slots: int, **_limits: Any) -> list[Call]:
-        """None: vLLM lets a running call stay."""
-        del running, free_slots
-        return []

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 
-from weft.core.policies import Rank
+from weft.core.policies import Rank, StepTokens
 from weft.core.sim.calls import SimCall
 from weft.core.sim.jump import Jump
 
@@ -49,17 +49,10 @@ class RunningBatch:
         computed_tokens = sum(call.context_tokens - call.prefill_left for call in self.chunks)
         return self.decoding, sum(self.chunks.values()), self._context_tokens + computed_tokens
 
-    def divide_step(self, step_tokens: int) -> int:
-        """Divide a step's tokens: one for each call that decodes, the rest for the prompts in rank order.
-
-        Returns:
-            The number of tokens that are not used.
-        """
-        unused = step_tokens - self.decoding
-        for call in self.in_rank_order(self.chunks):
-            self.chunks[call] = min(call.prefill_left, unused)
-            unused -= self.chunks[call]
-        return unused
+    def divide_step(self, step_tokens: int) -> StepTokens:
+        """Begin to divide a step's tokens: one for each call that decodes, the rest for prompts in rank order."""
+        prompts = self.in_rank_order(self.chunks)
+        return StepTokens(step_tokens - self.decoding, [(call, call.prefill_left) for call in prompts])
 
     def lowest_rank(self) -> Rank:
         """The rank of the running call that is preempted first. At least one call must run."""

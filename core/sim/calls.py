@@ -26,6 +26,7 @@ class SimCall(Call):
     index: int = field(kw_only=True)  # in its program's list of calls
     inherited: Attained = field(kw_only=True)  # its program's attained service on arrival (Algorithm 1 line 11)
     running: bool = False
+    stalled: bool = False  # it runs, and gets no tokens in the present step
     resumed: bool = False  # it was preempted before, and has generated nothing since it started again
     generated: int = 0  # tokens, when it was last charged
     prefill_left: int = 0  # tokens to compute before the next one is generated
@@ -44,6 +45,13 @@ class SimCall(Call):
     def context_tokens(self) -> int:
         """Tokens of its prompt and of its output so far."""
         return self.spec.prompt_tokens + self.generated
+
+    def tokens_to_compute(self, hit: int) -> int:
+        """Tokens to compute before the next one is generated, if the call starts and finds a prefix of `hit` tokens.
+
+        At least the last token is computed again, because the next one follows from its output.
+        """
+        return max(1, self.context_tokens - max(hit, self.swapped))
 
     @property
     def kv_key(self) -> Hashable:

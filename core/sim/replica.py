@@ -16,6 +16,7 @@ from weft.core.sim.calls import SimCall
 from weft.core.sim.jump import Jump
 from weft.core.sim.kv import KvCache, Segment
 from weft.core.sim.result import Batch, Counts, Execution
+from weft.core.sim.room import SimRoom
 from weft.core.sim.settings import SimSettings
 
 # Share of the KV cache that stays free when a further call is admitted. Without it, the call would soon be preempted.
@@ -127,7 +128,12 @@ class Replica:
             self._preempt_victims(now_s)
         while batch.growth_tokens > self._kv.available:
             self._preempt(batch.lowest_call(), now_s)
-        self._admit(batch.divide_step(self._settings.chunk_tokens), now_s)
+        self._admit(now_s)
+        for call, tokens in batch.chunks.items():
+            if tokens == 0 and not call.stalled:
+                self._stall(call, now_s)
+            elif tokens and call.stalled:
+                self._go_on(call, now_s)
         self.jump = self._plan_jump(now_s) if batch.ranks else None
         return self.jump
 
@@ -158,7 +164,7 @@ class Replica:
     def _preempt_victims(self, now_s: float) -> None:
         """Preempt running calls for waiting calls of higher queues (Algorithm 1 lines 32-39)."""
         waiting, batch = self.policy.waiting, self._batch
-        if not waiting or not batch.ranks or waiting.peek().rank > batch.lowest_rank():
+        if not self.policy.preempts or not waiting or not batch.ranks or waiting.peek().rank > batch.lowest_rank():
             return
         free_slots, free_tokens = self._settings.batch_size - len(batch.ranks), self._free_tokens()
         if len(waiting) <= min(free_slots, 4) and sum(map(_context_tokens, waiting)) <= free_tokens:
@@ -166,45 +172,40 @@ class Replica:
         victims = self.policy.victims(
             [call for call in batch.ranks if not (call.resumed and call in batch.chunks)],
             free_slots,
-            free_blocks=free_tokens,
-            blocks=self._kv_tokens_of,
+            room=SimRoom(
+                self._kv,
+                free_tokens,
+                batch.steps,
+                batch.divide_step(self._settings.chunk_tokens),
+                self._settings,
+            ),
         )
         for call in victims:
             self._preempt(cast("SimCall", call), now_s)
-
-    def _kv_tokens_of(self, call: Call) -> int:
-        """Tokens of KV that a waiting call needs or a running call has. As in the scheduler plugin, shared tokens count
-        in full."""
-        call = cast("SimCall", call)
-        if not call.running or call.segment is None:
-            return call.context_tokens
-        uncharged = self._batch.steps - call.charged_step if call.end_step >= 0 else 0
-        return call.segment.end - call.prefill_left + uncharged
 
     def _free_tokens(self) -> float:
         """Tokens of KV that a call may take, so that the next step fits and a share of the cache stays free."""
         return self._kv.available - self._batch.growth_tokens - 1 - self._headroom_tokens
 
-    def _admit(self, unused_tokens: int, now_s: float) -> None:
-        """Admit waiting calls in rank order until one does not fit.
-
-        Args:
-            unused_tokens: Tokens of the next step that further prompts can use.
-        """
+    def _admit(self, now_s: float) -> None:
+        """Admit waiting calls in rank order until one does not fit, and divide the next step's tokens."""
         waiting, batch = self.policy.waiting, self._batch
-        while waiting and unused_tokens > 0 and len(batch.ranks) < self._settings.batch_size:
+        tokens = batch.divide_step(self._settings.chunk_tokens)
+        while waiting and len(batch.ranks) < self._settings.batch_size:
             call = cast("SimCall", waiting.peek())
+            if not tokens.left_for(call if self.policy.preempts else None):
+                break
             segment, hit = self._kv.find(call.prefixes()) if self._settings.shares_prefixes else (None, 0)
             if batch.ranks and self._kv.cost(segment, hit, call.context_tokens) > self._free_tokens():
-                return
+                break
             self._start(call, segment, hit, now_s)
             self.policy.start(call, now_s)
             batch.ranks[call] = call.rank
             if call.prefill_left:
-                batch.chunks[call] = min(call.prefill_left, unused_tokens)
-                unused_tokens -= batch.chunks[call]
+                batch.chunks[call] = tokens.take(call.prefill_left)
             else:
                 batch.start_decoding(call)
+        batch.chunks.update(cast("dict[SimCall, int]", tokens.divide()))
 
     def _start(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
         """Reserve a call's KV and determine how many tokens are to be computed before its next one.
@@ -219,7 +220,7 @@ class Replica:
             counts.prompt += spec.prompt_tokens
             counts.prefix_hits += hit
             call.cached_tokens = min(hit, spec.prompt_tokens)
-        held = max(hit, call.swapped)
+        found, held = hit, max(hit, call.swapped)
         self._swap_s += max(0, call.swapped - hit) * self._settings.swap_token_s
         if call.resumed:
             counts.recomputed += max(0, call.computed - held)
@@ -227,8 +228,7 @@ class Replica:
         if hit < shared and self._settings.shares_prefixes:
             segment, hit = self._kv.reserve_prefix(call.prefix_key, segment, hit, shared), shared
         call.segment = self._kv.reserve(call.kv_key, segment, hit, tokens)
-        # At least the last token is computed again, because the next one follows from its output.
-        call.prefill_left = 0 if self._settings.unit_steps else max(1, tokens - held)
+        call.prefill_left = 0 if self._settings.unit_steps else call.tokens_to_compute(found)
         call.swapped = 0
         call.running = True
         call.total_wait_s += now_s - call.queued_since_s
@@ -237,6 +237,8 @@ class Replica:
     def _preempt(self, call: SimCall, now_s: float) -> None:
         """Preempt a running call: its KV is unpinned, after a copy to host memory if the engines swap."""
         self._counts.preemptions += 1
+        if call.stalled:
+            self._go_on(call, now_s)
         if call.end_step >= 0:
             self._charge_decode(call, now_s)
         segment = cast("Segment", call.segment)
@@ -248,6 +250,16 @@ class Replica:
         self._stop(call, now_s)
         call.queued_since_s = now_s
         self.policy.preempt(call, now_s)
+
+    def _stall(self, call: SimCall, now_s: float) -> None:
+        """Calls of better rank use up the tokens of the next step."""
+        call.stalled, call.queued_since_s = True, now_s
+        self.policy.stall(call, now_s)
+
+    def _go_on(self, call: SimCall, now_s: float) -> None:
+        call.stalled = False
+        call.total_wait_s += now_s - call.queued_since_s
+        self.policy.go_on(call, now_s)
 
     def _stop(self, call: SimCall, now_s: float) -> None:
         """A call leaves the batch."""

@@ -198,13 +198,16 @@ class _Simulation:
         self._loads[number] = EngineLoad(self._engine_ids[number], self._loads[number].calls + 1)
         return number
 
-    def _call_ends(self, call: SimCall, replica: Replica, now_s: float) -> None:
+    def _call_ends(self, call: SimCall, replica: Replica) -> None:
         program, number = call.owner, replica.number
         program.view.attained.fold(call.inherited, Account(call.total_service_s, call.total_wait_s))
         replica.policy.program_changed(program.view)
         self._waits_s[program.number] += call.total_wait_s
         self._services_s[program.number] += call.total_service_s
         self._loads[number] = EngineLoad(self._engine_ids[number], self._loads[number].calls - 1)
+
+    def _start_children(self, call: SimCall, now_s: float) -> None:
+        program = call.owner
         program.unfinished_calls -= 1
         for child in program.children[call.index]:
             program.unfinished_parents[child] -= 1
@@ -238,8 +241,11 @@ class _Simulation:
 
     def _jump_ends(self, replica: Replica, now_s: float) -> None:
         self._to_schedule.add(replica.number)  # so that the calls that arrive now are scheduled once, together
-        for call in replica.end_jump(now_s):
-            self._call_ends(call, replica, now_s)
+        ended = replica.end_jump(now_s)
+        for call in ended:
+            self._call_ends(call, replica)
+        for call in ended:  # they inherit the service of all calls that end with the step
+            self._start_children(call, now_s)
         if self._events and self._events[0].time_s <= now_s:  # more may arrive at this time
             self._add_event(now_s, _SCHEDULE, replica.number, replica)
         else:

@@ -116,8 +116,10 @@ class Stepper:
         if self._baseline.policy is None:
             return {"scheduling_policy": self._baseline.stock}
         from weft.engine.scheduler import WeftScheduler
+        from weft.engine.wire import SchedulerConfig, encode_config
 
-        arguments = {"scheduler_cls": WeftScheduler, "additional_config": {"weft": self._baseline.policy.to_dict()}}
+        weft = encode_config(SchedulerConfig(self._baseline.policy.to_dict(), trust_clients=True))
+        arguments = {"scheduler_cls": WeftScheduler, "additional_config": {"weft": weft}}
         if self._baseline.swaps:
             from weft.engine.kv_cache.connector import transfer_config
 

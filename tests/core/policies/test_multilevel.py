@@ -254,6 +254,17 @@ def test_a_siblings_wait_brings_promotion_forward() -> None:
     assert policy.promote(1.0) == [call], "(9 + 1) / (5 + 0) = 2"
 
 
+def test_a_wide_program_does_not_starve_by_a_branch_that_waited_and_was_not_served() -> None:
+    """Wait and service are of one chain: (2 + 14) / 8 = 2. The other branch's wait would make it (9 + 14) / 8."""
+    policy = Atlas(BOUNDS, beta=2.0)
+    call = arrived(policy, service_s=4.0)
+    call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=1.0, wait_s=9.0))
+    call.program.attained.fold(Attained(4.0, 4.0), Account(service_s=4.0, wait_s=2.0))
+    policy.program_changed(call.program)
+    assert policy.promote(13.999) == []
+    assert policy.promote(14.0) == [call]
+
+
 def test_a_siblings_service_delays_promotion() -> None:
     """When a sibling leaves after long service, a waiting call of the program is promoted later."""
     policy = Plas(BOUNDS, beta=2.0)

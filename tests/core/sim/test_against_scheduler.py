@@ -29,8 +29,9 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-def workload(seed: int, prompt_tokens: tuple[int, int] = (1, 9)) -> list[TraceProgram]:
-    """Twelve programs of up to eight calls with random parents. Gaps and arrivals are whole seconds."""
+def workload(seed: int, output_tokens: tuple[int, int] = (1, 9), prompt_tokens: int = 40) -> list[TraceProgram]:
+    """Twelve programs of up to eight calls with random parents, and prompts of up to `prompt_tokens` tokens. Gaps and
+    arrivals are whole seconds."""
     rng = random.Random(seed)
     programs = []
     for number in range(12):
@@ -38,7 +39,8 @@ def workload(seed: int, prompt_tokens: tuple[int, int] = (1, 9)) -> list[TracePr
         for index in range(rng.randint(1, 8)):
             parents = rng.sample([call.call_id for call in calls], min(len(calls), rng.randint(0, 2)))
             gap_s = float(rng.choice((0, 0, 2)))
-            calls.append(TraceCall(f"c{index}", tuple(parents), rng.randint(*prompt_tokens), rng.randint(1, 40), gap_s))
+            output, prompt = rng.randint(*output_tokens), rng.randint(1, prompt_tokens)
+            calls.append(TraceCall(f"c{index}", tuple(parents), output, prompt, gap_s))
         programs.append(TraceProgram(f"P{number}", tuple(calls), float(rng.randint(0, 40))))
     return programs
 
@@ -49,8 +51,8 @@ def schedule(
     """Serve programs with the plugin, at one second a step.
 
     Returns:
-        The calls in the step that begins at each second, the end of the last call in seconds, and the number of
-        preemptions.
+        The calls in the batch at each second, those without tokens in the step included, the end of the last call in
+        seconds, and the number of preemptions.
     """
     from scheduler_harness import SchedulerHarness
 
@@ -88,7 +90,8 @@ def schedule(
             harness.clock.advance(1.0)
             continue
         finished_before = len(harness.finished)
-        steps.append(harness.step())
+        scheduled = harness.step()
+        steps.append(scheduled | {request.request_id for request in harness.scheduler.running})
         for request_id in harness.finished[finished_before:]:
             name, ended = request_id.split("/")
             for call in by_name[name].calls:
@@ -101,21 +104,26 @@ def schedule(
     return steps, harness.clock() - begin_s, preemptions
 
 
+@pytest.mark.parametrize(
+    ("chunk_tokens", "prompt_tokens"), [(1024, 40), (24, 150)], ids=["short prompts", "prompts in chunks"]
+)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config['name']}-{len(config)}")
-def test_every_step_has_the_same_calls(config: dict[str, Any], tmp_path: Path) -> None:
+def test_every_step_has_the_same_calls(
+    config: dict[str, Any], chunk_tokens: int, prompt_tokens: int, tmp_path: Path
+) -> None:
     """For five random workloads under each policy, simulator and plugin agree in every step, the end and the number of
-    preemptions."""
+    preemptions. They also divide the steps alike, where prompts take several steps and displace each other."""
     settings = SimSettings(
         policy=PolicyConfig(**config),
         batch_size=SLOTS,
-        chunk_tokens=1024,
+        chunk_tokens=chunk_tokens,
         kv_tokens=math.inf,
         prefix_cache=False,
         step_time=StepTime(1.0, 0.0, 0.0, 0.0),
     )
     for seed in range(5):
-        programs = workload(seed)
-        steps, end_s, preemptions = schedule(programs, config, tmp_path)
+        programs = workload(seed, prompt_tokens=prompt_tokens)
+        steps, end_s, preemptions = schedule(programs, config, tmp_path, batched_tokens=chunk_tokens, blocks=400)
         result = simulate(programs, settings, runs=True)
         simulated: list[set[str]] = [set() for _ in steps]
         for execution in result.runs:

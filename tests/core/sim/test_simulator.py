@@ -176,6 +176,47 @@ def test_steps_with_prompts_agree_with_a_naive_engine(
     assert result.counts.preemptions == naive.preemptions
 
 
+def test_newcomers_that_share_a_prompt_preempt_no_call() -> None:
+    """A newcomer whose prompt a running call has in the cache needs only its own tokens; the running call stays.
+
+    Counted with the whole prompt, each of the six preempted the running call, which was readmitted at once.
+    """
+    trace = [one_call(300, 100, "long", shared_prefix_tokens=160)]
+    trace += [
+        replace(one_call(161, 30, f"new-{number}", shared_prefix_tokens=160), arrival_s=20.0 + number)
+        for number in range(6)
+    ]
+    policy = PolicyConfig("atlas", (8.0, 64.0), None)
+    settings = SimSettings(policy=policy, kv_tokens=600, step_time=StepTime(1.0, 0.0, 0.0, 0.0))
+    result = simulate(trace, settings)
+    assert result.counts.preemptions == 0
+    assert result.total_wait == 0
+
+
+@given(
+    given_programs=programs(most=8),
+    policy=st.sampled_from([*POLICIES, "srpt"]),
+    batch_size=st.integers(1, 4),
+    kv_tokens=st.integers(20, 120),
+    prefix_cache=st.booleans(),
+)
+def test_a_preempted_call_stays_out_of_the_step(
+    given_programs: list[TraceProgram], kv_tokens: int, **others: object
+) -> None:
+    """A call that is preempted is not admitted again in the same step: its place went to a call of better rank."""
+    largest = max(call.prompt_tokens + call.output_tokens for program in given_programs for call in program.calls)
+    settings = SimSettings(
+        kv_tokens=max(largest, kv_tokens),
+        chunk_tokens=64,
+        step_time=EXACT,
+        **others,  # type: ignore[arg-type]
+    )
+    ended: dict[tuple[str, str], float] = {}
+    for run in sorted(simulate(given_programs, settings, runs=True).runs, key=lambda run: run.start_s):
+        assert ended.get((run.program, run.call_id)) != run.start_s
+        ended[run.program, run.call_id] = run.end_s
+
+
 @settings(max_examples=200)
 @given(
     given_programs=programs(most=8),

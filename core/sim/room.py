@@ -1,0 +1,94 @@
+"""What the next step of a simulated replica has room for, if some calls started and others were preempted."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import cast
+
+from weft.core.policies import Call, StepTokens
+from weft.core.sim.calls import SimCall
+from weft.core.sim.kv import KvCache, Segment
+from weft.core.sim.settings import SimSettings
+
+
+class SimRoom:
+    """Counts the tokens of KV that calls need and give back; tokens that another running call reads count for neither.
+
+    Args:
+        kv: The KV cache. It is not changed.
+        free_tokens: Tokens that calls may take.
+        steps: Steps that the replica has made. A call that decodes has generated a token with each since its last
+            charge.
+        step_tokens: The tokens of the next step.
+        settings: The simulation's settings.
+    """
+
+    def __init__(
+        self, kv: KvCache, free_tokens: float, steps: int, step_tokens: StepTokens, settings: SimSettings
+    ) -> None:
+        self._kv = kv
+        self._step_tokens = step_tokens
+        self._free_tokens = free_tokens
+        self._steps = steps
+        self._settings = settings
+        self._pins: dict[Segment, int] = {}  # of the segments whose number of pins would change
+        self._prefixes: dict[Hashable, int] = {}  # that calls which would start bring, with their lengths in tokens
+        self._call: SimCall | None = None
+        self._segment: Segment | None = None
+        self._hit = 0
+
+    def offer(self, call: Call) -> bool:
+        self._call = cast("SimCall", call)
+        self._segment, self._hit = self._kv.find(self._call.prefixes()) if self._settings.shares_prefixes else (None, 0)
+        return self._step_tokens.left_for(call) > 0
+
+    def fits(self) -> bool:
+        return self._needed_tokens() <= self._free_tokens
+
+    def start(self) -> None:
+        call = cast("SimCall", self._call)
+        if not self._settings.unit_steps:
+            self._step_tokens.take(call.tokens_to_compute(max(self._hit, self._brought_tokens())))
+        self._free_tokens -= self._needed_tokens()
+        segment = self._segment
+        while segment is not None:
+            pins = self._pins_of(segment)
+            self._pins[segment] = pins + 1
+            if pins:
+                break
+            segment = segment.parent
+        if self._settings.shares_prefixes and call.spec.shared_prefix_tokens:
+            self._prefixes[call.prefix_key] = call.spec.shared_prefix_tokens
+
+    def keep(self, call: Call) -> None:
+        self._step_tokens.keep(call)
+
+    def preempt(self, call: Call) -> None:
+        self._step_tokens.preempt(call)
+        call = cast("SimCall", call)
+        own = cast("Segment", call.segment)
+        # A token that the call would generate in the next step, and those that its segment does not count yet.
+        self._free_tokens += 1 + (self._steps - call.charged_step if call.end_step >= 0 else 0)
+        segment: Segment | None = own
+        while segment is not None:
+            self._pins[segment] = self._pins_of(segment) - 1
+            if self._pins[segment]:
+                return
+            self._free_tokens += segment.tokens
+            segment = segment.parent
+
+    def _needed_tokens(self) -> int:
+        """Tokens of the offered call that no running call has."""
+        call, segment = cast("SimCall", self._call), self._segment
+        while segment is not None and not self._pins_of(segment):
+            segment = segment.parent
+        shared = min(segment.end, self._hit) if segment is not None else 0
+        return call.context_tokens - max(shared, self._brought_tokens())
+
+    def _brought_tokens(self) -> int:
+        """Tokens of the offered call's prefix that calls which would start bring."""
+        call = cast("SimCall", self._call)
+        return min(self._prefixes.get(call.prefix_key, 0), call.spec.shared_prefix_tokens) if self._prefixes else 0
+
+    def _pins_of(self, segment: Segment) -> int:
+        return self._pins.get(segment, segment.pins)
