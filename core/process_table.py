@@ -11,10 +11,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
+from weft.core.locks import fork_safe
+
+# A program that runs for days may use a new thread for each call. Older threads without a call are summed up.
+KEEP_IDLE_THREADS: Final = 256
 
 
 class ProgramState(StrEnum):
@@ -25,6 +29,7 @@ class ProgramState(StrEnum):
     FINISHED = "finished"  # the entrypoint returned
     FAILED = "failed"  # the entrypoint raised
     CANCELLED = "cancelled"  # the entrypoint was cancelled or its generator closed early
+    ABANDONED = "abandoned"  # nothing happened for the program's idle time-out, and nobody reported its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class Account:
     """The cost of one call so far. The account travels back from the engine with the call's output."""
 
     service_s: float = 0.0  # seconds on the model executor, summed over the steps that the call was part of
-    wait_s: float = 0.0  # seconds in the scheduler's queue, before the first step and while preempted
+    wait_s: float = 0.0  # seconds in the scheduler's queue, before the first step and while preempted or stalled
     preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -59,13 +64,16 @@ class Attained:
 
     The front end's table and each engine's scheduler keep a copy. Both change it only by `fold` and `merge`. All values
     are seconds.
+
+    A chain is a sequence of calls of which each arrived after the one before it had left. The longest chain is the one
+    with the most service. Of chains with equal service it is the one with the longest wait.
     """
 
-    service_s: float = 0.0  # of the longest observed critical path: the scalar of ATLAS, Alg. 1 line 4
+    service_s: float = 0.0  # of the longest chain: the scalar of ATLAS, Alg. 1 line 4
     total_service_s: float = 0.0  # sum over all calls: PLAS, eq. 1. It equals service_s for a single thread
     # Anti-starvation compares the wait W_total with the service T_total, which must be of the same calls. The waits of
     # a wide program's parallel calls add up while its critical path does not, so it would always seem to starve.
-    wait_s: float = 0.0  # of the longest chain of waits
+    wait_s: float = 0.0  # of the longest chain. It falls when a chain that waited less becomes the longest
     total_wait_s: float = 0.0  # sum over all calls
 
     def fold(self, inherited: Attained, account: Account) -> None:
@@ -75,17 +83,19 @@ class Attained:
             inherited: the program's values when the call arrived (line 11, `c.service`).
             account: the cost of the call. Its `service_s` is `c.model_time`.
         """
-        self.service_s = max(self.service_s, inherited.service_s + account.service_s)
+        self.keep_longer_chain(inherited.service_s + account.service_s, inherited.wait_s + account.wait_s)
         self.total_service_s += account.service_s
-        self.wait_s = max(self.wait_s, inherited.wait_s + account.wait_s)
         self.total_wait_s += account.wait_s
 
     def merge(self, other: Attained) -> None:
-        """Take over newer values from another copy. All values only grow, so the larger value is the newer one."""
-        self.service_s = max(self.service_s, other.service_s)
+        """Take over newer values from another copy. Sums and the longest chain only grow, so the larger is newer."""
+        self.keep_longer_chain(other.service_s, other.wait_s)
         self.total_service_s = max(self.total_service_s, other.total_service_s)
-        self.wait_s = max(self.wait_s, other.wait_s)
         self.total_wait_s = max(self.total_wait_s, other.total_wait_s)
+
+    def keep_longer_chain(self, service_s: float, wait_s: float) -> None:
+        """Take over the service and the wait of a chain if it is longer than the longest one so far."""
+        self.service_s, self.wait_s = max((self.service_s, self.wait_s), (service_s, wait_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +143,24 @@ class ThreadRow:
 
 
 @dataclass(slots=True)
+class FoldedThreads:
+    """The sums over the threads of a program that have no row of their own any more."""
+
+    threads: int = 0  # a thread that continues after it was folded counts again
+    calls: int = 0
+    account: Account = Account()
+
+
+@dataclass(slots=True)
 class ProgramRow:
     """The row of a program.
 
     The six metrics of §4.2.1 are `attained` (service and wait), `engine_ids`, `threads`, `last_arrival_s` and
     `last_completion_s`. The other fields are for users and traces. The time from a program's first call to its last
     consists of service, wait, interception and the way to the engine.
+
+    `threads` has the threads with a call in flight and `KEEP_IDLE_THREADS` others, those that were last in use. The
+    older ones are in `folded`.
     """
 
     info: ProgramInfo
@@ -147,18 +169,80 @@ class ProgramRow:
     attained: Attained = field(default_factory=Attained)
     engine_ids: list[EngineId] = field(default_factory=list)  # engines that may hold its KV, in the order of first use
     threads: dict[ThreadId, ThreadRow] = field(default_factory=dict)
+    folded: FoldedThreads = field(default_factory=FoldedThreads)
     last_arrival_s: float = math.nan  # identifies stale programs; nan before the first call
     last_completion_s: float = math.nan  # identifies long interceptions; nan before the first call has left
     interception_s: float = 0.0  # time between calls, with none in flight: tools, humans, the program's own code
     end_s: float = math.nan
     calls: int = 0  # that have arrived so far
     account: Account = Account()  # sum over the calls that have left the engine
+    in_flight: dict[CallId, CallRow] = field(default_factory=dict)  # over all threads; `active` is a copy
+    _idle: dict[ThreadId, None] = field(default_factory=dict, repr=False)  # without a call, the longest idle first
 
     @property
     def active(self) -> dict[CallId, CallRow]:
         """The calls in flight, over all threads."""
-        threads = list(self.threads.values())  # copies, because another thread may change the dictionaries
-        return {call_id: call for thread in threads for call_id, call in dict(thread.active).items()}
+        return dict(self.in_flight)  # a copy, because another thread may change the dictionary
+
+    @property
+    def thread_count(self) -> int:
+        """How many threads the program has had."""
+        return len(self.threads) + self.folded.threads
+
+    def enter(self, call: CallRow, now_s: float) -> None:
+        """Add a call that arrives. Only the process table calls this."""
+        thread_id, call_id = call.identity.thread_id, call.identity.call_id
+        thread = self.threads.get(thread_id)
+        if thread is None:
+            thread = self.threads[thread_id] = ThreadRow(thread_id, arrival_s=now_s)
+        self._idle.pop(thread_id, None)
+        thread.active[call_id] = self.in_flight[call_id] = call
+        thread.calls += 1
+        self.calls += 1
+
+    def exit(self, call: CallRow) -> bool:
+        """Remove a call that leaves, and add its account. Only the process table calls this.
+
+        Returns:
+            Whether the call was in flight. If not, nothing changes.
+        """
+        thread_id, call_id = call.identity.thread_id, call.identity.call_id
+        if self.in_flight.get(call_id) is not call:
+            return False
+        thread = self.threads[thread_id]
+        del self.in_flight[call_id], thread.active[call_id]
+        thread.account += call.account
+        self.account += call.account
+        if not thread.active:
+            self._idle[thread_id] = None
+            if len(self._idle) > KEEP_IDLE_THREADS:
+                self._fold(next(iter(self._idle)))
+        return True
+
+    def adds_up(self) -> bool:
+        """Whether the sums over calls, threads and the program agree. For tests."""
+        threads = self.threads.values()
+        summed = sum((thread.account for thread in threads), self.folded.account)
+        return (
+            self.calls == self.folded.calls + sum(thread.calls for thread in threads)
+            and self.in_flight == {call_id: call for thread in threads for call_id, call in thread.active.items()}
+            and set(self._idle) == {thread.thread_id for thread in threads if not thread.active}
+            and len(self._idle) <= KEEP_IDLE_THREADS
+            and math.isclose(self.account.service_s, summed.service_s, abs_tol=1e-6)
+            and math.isclose(self.account.wait_s, summed.wait_s, abs_tol=1e-6)
+            and math.isclose(self.attained.total_service_s, self.account.service_s, abs_tol=1e-6)
+            and math.isclose(self.attained.total_wait_s, self.account.wait_s, abs_tol=1e-6)
+            and self.attained.service_s <= self.attained.total_service_s + 1e-6
+            and self.attained.wait_s <= self.attained.total_wait_s + 1e-6
+            and (self.state is ProgramState.ACTIVE) == bool(self.in_flight)
+        )
+
+    def _fold(self, thread_id: ThreadId) -> None:
+        del self._idle[thread_id]
+        thread = self.threads.pop(thread_id)
+        self.folded.threads += 1
+        self.folded.calls += thread.calls
+        self.folded.account += thread.account
 
 
 class ProcessTable:
@@ -171,7 +255,7 @@ class ProcessTable:
     def __init__(self, keep_ended: int = 1000) -> None:
         self._rows: dict[ProgramId, ProgramRow] = {}
         self._ended: deque[ProgramRow] = deque(maxlen=keep_ended)
-        self._lock = threading.RLock()
+        self._lock = fork_safe(threading.RLock())
 
     def open(self, info: ProgramInfo, now_s: float) -> None:
         """Add a row for a program that starts.
@@ -203,17 +287,12 @@ class ProcessTable:
             row = self._rows.get(identity.program_id)
             if row is None:
                 raise ProgramEndedError(identity.program_id, identity.program_id)
-            if any(identity.call_id in other.active for other in row.threads.values()):
+            if identity.call_id in row.in_flight:
                 raise InvalidIdError(f"call {identity.call_id} is already in flight; ids are used once.")
-            thread = row.threads.get(identity.thread_id)
-            if thread is None:
-                thread = row.threads[identity.thread_id] = ThreadRow(identity.thread_id, arrival_s=now_s)
             if row.state is ProgramState.IDLE and row.calls > 0:
                 row.interception_s += now_s - row.last_completion_s
             call = CallRow(identity, engine_id, arrival_s=now_s, inherited=replace(row.attained))
-            thread.active[identity.call_id] = call
-            thread.calls += 1
-            row.calls += 1
+            row.enter(call, now_s)
             row.last_arrival_s = now_s
             row.state = ProgramState.ACTIVE
             if engine_id is not None:
@@ -243,16 +322,11 @@ class ProcessTable:
         """
         with self._lock:
             row = self._rows.get(call.identity.program_id)
-            if row is None:
-                return
-            thread = row.threads.get(call.identity.thread_id)
-            if thread is None or thread.active.pop(call.identity.call_id, None) is not call:
+            if row is None or not row.exit(call):
                 return
             row.attained.fold(call.inherited, call.account)
-            thread.account += call.account
-            row.account += call.account
             row.last_completion_s = now_s
-            if not any(other.active for other in row.threads.values()):
+            if not row.in_flight:
                 row.state = ProgramState.IDLE
 
     def settle(self, call: CallRow, account: Account) -> None:
@@ -266,18 +340,19 @@ class ProcessTable:
         """
         with self._lock:
             row = self._rows.get(call.identity.program_id)
-            thread = row.threads.get(call.identity.thread_id) if row is not None else None
             more_s = account.service_s - call.account.service_s
-            if row is None or thread is None or call.identity.call_id in thread.active or more_s < 0:
+            if row is None or call.identity.call_id in row.in_flight or more_s < 0:
                 return
             more = Account(more_s, account.wait_s - call.account.wait_s, account.preemptions - call.account.preemptions)
-            # The longest chains are maxima, so folding the whole account a second time is correct for them.
-            longest = replace(row.attained)
-            longest.fold(call.inherited, account)
-            row.attained.service_s, row.attained.wait_s = longest.service_s, longest.wait_s
+            # The call's chain replaces its shorter self, which ended with the account so far.
+            row.attained.keep_longer_chain(
+                call.inherited.service_s + account.service_s, call.inherited.wait_s + account.wait_s
+            )
             row.attained.total_service_s += more.service_s
             row.attained.total_wait_s += more.wait_s
-            thread.account += more
+            # The thread may have been folded since the call left.
+            sums = row.threads.get(call.identity.thread_id, row.folded)
+            sums.account += more
             row.account += more
             call.account += more
 
@@ -328,18 +403,5 @@ class ProcessTable:
         """
         with self._lock:
             for program_id, row in self._rows.items():
-                threads = row.threads.values()
-                summed = sum((thread.account for thread in threads), Account())
-                ok = (
-                    program_id == row.info.program_id
-                    and row.calls == sum(thread.calls for thread in threads)
-                    and math.isclose(row.account.service_s, summed.service_s, abs_tol=1e-6)
-                    and math.isclose(row.account.wait_s, summed.wait_s, abs_tol=1e-6)
-                    and math.isclose(row.attained.total_service_s, row.account.service_s, abs_tol=1e-6)
-                    and math.isclose(row.attained.total_wait_s, row.account.wait_s, abs_tol=1e-6)
-                    and row.attained.service_s <= row.attained.total_service_s + 1e-6
-                    and row.attained.wait_s <= row.attained.total_wait_s + 1e-6
-                    and (row.state is ProgramState.ACTIVE) == bool(row.active)
-                )
-                if not ok:
+                if program_id != row.info.program_id or not row.adds_up():
                     raise AssertionError(f"process table row of {program_id} does not add up: {row}")

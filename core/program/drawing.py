@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def mermaid(graph: ProgramGraph) -> str:
     """Return a graph as a Mermaid flowchart."""
+    graph = graph.copy()
     lines = ["flowchart TD"]
+    if graph.folded.calls:
+        lines.append(f'    folded["{_folded(graph)}"]')
     for number, calls in enumerate(_threads(graph)):
         lines.append(f'    subgraph t{number}["thread {number}"]')
         lines += [f'        {call}["{"<br/>".join(map(_mermaid_text, caption))}"]' for call, caption in calls]
@@ -36,7 +39,10 @@ def mermaid(graph: ProgramGraph) -> str:
 
 def dot(graph: ProgramGraph) -> str:
     """Return a graph in the DOT language of Graphviz."""
+    graph = graph.copy()
     lines = [f'digraph "{_dot_text(graph.name)}" {{', "    node [shape=box];"]
+    if graph.folded.calls:
+        lines.append(f'    folded [label="{_folded(graph)}"];')
     for number, calls in enumerate(_threads(graph)):
         lines.append(f'    subgraph cluster_{number} {{ label="thread {number}";')
         captions = ((call, "\\n".join(map(_dot_text, caption))) for call, caption in calls)
@@ -75,6 +81,10 @@ def _edges(graph: ProgramGraph) -> Iterator[_Edge]:
             gap = gaps.get(pair)
             label = f"{', '.join(gap.tools)} {gap.duration_s:.3f} s" if gap else ""
             yield _Edge(names[edge.parent], names[node.call_id], edge.exact, pair in critical, label)
+
+
+def _folded(graph: ProgramGraph) -> str:
+    return f"{graph.folded.calls} older calls, {graph.folded.account.service_s:.3f} s"
 
 
 def _short_names(graph: ProgramGraph) -> dict[CallId, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -20,6 +21,7 @@ from weft.core.program import drawing
 
 FORMAT: Final = "weft.graph"
 VERSION: Final = 1
+KEEP_CALLS: Final = 20_000  # beyond which the older half is folded
 
 
 class CallState(StrEnum):
@@ -52,6 +54,7 @@ class CallNode:
     arrival_s: float | None = None
     completion_s: float | None = None
     account: Account = field(default_factory=Account)
+    folded_s: float = 0.0  # service of the longest chain of folded calls before the call
 
     @property
     def service_s(self) -> float:
@@ -84,20 +87,31 @@ class CriticalPath(NamedTuple):
     """The longest chain of calls by service."""
 
     service_s: float  # the sum over the calls
-    calls: tuple[CallId, ...]  # from first to last
+    calls: tuple[CallId, ...]  # from first to last, without folded calls
+
+
+class FoldedCalls(NamedTuple):
+    """The sums over the calls of a long program that are no longer in its graph."""
+
+    calls: int = 0
+    path_s: float = 0.0  # service of the longest chain of them
+    account: Account = Account()
 
 
 class ProgramGraph:
-    """The DAG of one program. Only one thread at a time may write to it; any thread may read meanwhile."""
+    """The DAG of one program. Only one thread at a time may write to it; any thread may read meanwhile.
+
+    A program of more than 20,000 calls has the 10,000 newest calls at least, and those that may still become parents.
+    The sums over the others are in `folded`. A reader that looks up calls several times takes a `copy` first.
+    """
 
     def __init__(self, program_id: ProgramId, session_id: SessionId, name: str) -> None:
         self.program_id = program_id
         self.session_id = session_id
         self.name = name
         self._calls: dict[CallId, CallNode] = {}  # in the order in which they started, so parents come first
-        # For each call that has left: the service of the longest chain that ends with it, and its predecessor there.
-        self._longest: dict[CallId, tuple[float, CallId | None]] = {}
-        self._last: CallId | None = None  # the end of the critical path
+        self._limit = KEEP_CALLS
+        self.folded = FoldedCalls()
 
     # -- writing
 
@@ -115,24 +129,64 @@ class ProgramGraph:
         if call_id in self._calls:
             left_s = None if self[call_id].arrival_s is None else now_s
             self._calls[call_id] = replace(self[call_id], state=state, completion_s=left_s, account=account)
-            self._extend(call_id)
 
     def settle(self, call_id: CallId, account: Account) -> None:
         """Replace the account of a call that has left. An unknown call changes nothing."""
         if call_id in self._calls:
             self._calls[call_id] = replace(self[call_id], account=account)
-            for other in self._calls:  # calls that come after it may have left already
-                if other in self._longest:
-                    self._extend(other)
 
-    def _extend(self, call_id: CallId) -> None:
-        """Equation 2: p(c) = max over parents k of p(k) + t(k), and 0 for a root."""
-        node = self[call_id]
-        known = ((self._longest[edge.parent][0], edge.parent) for edge in node.parents if edge.parent in self._longest)
-        before_s, before = max(known, key=lambda each: each[0], default=(0.0, None))
-        self._longest[call_id] = (before_s + node.service_s, before)
-        if self._last is None or self._longest[call_id][0] > self._longest[self._last][0]:
-            self._last = call_id
+    def fold(self, stays: Callable[[CallId], bool]) -> None:
+        """Replace the oldest calls by their sums, once there are many calls. Edges from them are left out.
+
+        Args:
+            stays: whether a call may still become a parent. Such calls are not folded, nor are running ones.
+        """
+        if len(self._calls) <= self._limit:
+            return
+        longest = self._longest()
+        old = list(self._calls.values())[: len(self._calls) - KEEP_CALLS // 2]
+        gone = {node.call_id for node in old if node.state is not CallState.RUNNING and not stays(node.call_id)}
+        accounts = (node.account for node in old if node.call_id in gone)
+        chains_s = {call_id: longest[call_id][0] for call_id in gone if call_id in longest}
+        path_s = max(chains_s.values(), default=0.0)
+        self.folded = FoldedCalls(
+            self.folded.calls + len(gone), max(self.folded.path_s, path_s), sum(accounts, self.folded.account)
+        )
+        # Readers on other threads go on with the former dictionary.
+        rest: dict[CallId, CallNode] = {}
+        parents: dict[int, tuple[tuple[Edge, ...], float]] = {}  # by the identity of a tuple, which calls may share
+        for call_id, node in self._calls.items():
+            if call_id in gone:
+                continue
+            key = id(node.parents)
+            if key not in parents:
+                before_s = (chains_s[edge.parent] for edge in node.parents if edge.parent in chains_s)
+                edges = tuple(edge for edge in node.parents if edge.parent not in gone)
+                parents[key] = edges, max(before_s, default=0.0)
+            edges, folded_s = parents[key]
+            if len(edges) < len(node.parents):
+                node = replace(node, parents=edges, folded_s=max(node.folded_s, folded_s))  # noqa: PLW2901  the new node
+            rest[call_id] = node
+        self._calls = rest
+        self._limit = max(KEEP_CALLS, 2 * len(rest))
+
+    def _longest(self) -> dict[CallId, tuple[float, CallId | None]]:
+        """For each call that has left: the service of the longest chain that ends with it, and the call before it.
+
+        Equation 2: p(c) = max over parents k of p(k) + t(k), and 0 for a root.
+        """
+        longest: dict[CallId, tuple[float, CallId | None]] = {}
+        chains: dict[int, tuple[float, CallId | None]] = {}  # by the identity of a tuple of parents
+        for node in self.calls:
+            if node.state in (CallState.NAMED, CallState.RUNNING):
+                continue
+            before = chains.get(id(node.parents))
+            if before is None:
+                known = ((longest[edge.parent][0], edge.parent) for edge in node.parents if edge.parent in longest)
+                before = chains[id(node.parents)] = max(known, key=lambda each: each[0], default=(0.0, None))
+            before_s, call_id = max(before, (node.folded_s, None), key=lambda each: each[0])
+            longest[node.call_id] = (before_s + node.service_s, call_id)
+        return longest
 
     # -- reading
 
@@ -140,6 +194,15 @@ class ProgramGraph:
     def calls(self) -> tuple[CallNode, ...]:
         """All calls, in the order in which they started."""
         return tuple(self._calls.values())
+
+    def copy(self) -> ProgramGraph:
+        """Return the graph as it is now, which does not change any more."""
+        made = ProgramGraph(self.program_id, self.session_id, self.name)
+        made._calls, made.folded = dict(self._calls), self.folded
+        return made
+
+    def __contains__(self, call_id: CallId) -> bool:
+        return call_id in self._calls
 
     def __getitem__(self, call_id: CallId) -> CallNode:
         return self._calls[call_id]
@@ -170,8 +233,9 @@ class ProgramGraph:
     def interceptions(self) -> tuple[Interception, ...]:
         """The interception before each call that has parents, if the call and a parent were on an engine."""
         found = []
-        for node in self.calls:
-            ends = [(self[edge.parent].completion_s, edge.parent) for edge in node.parents]
+        calls = self._calls
+        for node in tuple(calls.values()):
+            ends = [(calls[edge.parent].completion_s, edge.parent) for edge in node.parents]
             known = [(end_s, parent) for end_s, parent in ends if end_s is not None]
             if known and node.arrival_s is not None:
                 start_s, after = max(known, key=lambda each: each[0])
@@ -179,13 +243,20 @@ class ProgramGraph:
         return tuple(found)
 
     def critical_path(self) -> CriticalPath:
-        """Return the longest chain of calls that have left the engine (eq. 2). Guesses count as parents."""
+        """Return the longest chain of calls that have left the engine (eq. 2). Guesses count as parents.
+
+        Of chains that are equally long, it is one whose last call began first.
+        """
+        longest = self._longest()
+        last = max(longest, key=lambda each: longest[each][0], default=None)
+        if last is None or longest[last][0] < self.folded.path_s:
+            return CriticalPath(self.folded.path_s, ())
         calls: list[CallId] = []
-        call_id = self._last
+        call_id: CallId | None = last
         while call_id is not None:
             calls.append(call_id)
-            call_id = self._longest[call_id][1]
-        return CriticalPath(self._longest[calls[0]][0] if calls else 0.0, tuple(reversed(calls)))
+            call_id = longest[call_id][1]
+        return CriticalPath(longest[last][0], tuple(reversed(calls)))
 
     # -- JSON
 
@@ -193,19 +264,24 @@ class ProgramGraph:
         """Return the graph as one line of JSON, so that a file may hold many graphs::
 
             {"format": "weft.graph", "version": 1,
-             "program": {"program_id", "session_id", "name"},
+             "program": {"program_id", "session_id", "name",
+                         "folded": {"calls", "path_s", "service_s", …}},  # only if older calls were folded
              "calls": [{"call_id", "thread_id", "label", "state",
                         "parents": [{"call_id", "exact"}],           # the oldest first
                         "tools": [name],
                         "arrival_s", "completion_s",                 # null: has not reached, or not left, an engine
                         "service_s", "wait_s", "preemptions",
                         "prompt_tokens", "output_tokens", "cached_tokens",
-                        "swapped_tokens", "recomputed_tokens"}]}
+                        "swapped_tokens", "recomputed_tokens",
+                        "folded_s"}]}                                # only if folded calls came before the call
 
         Times are seconds of the engine's monotonic clock. Keys are in this order, and calls are in the order in which
         they started.
         """
-        program = {"program_id": self.program_id, "session_id": self.session_id, "name": self.name}
+        program: dict[str, Any] = {"program_id": self.program_id, "session_id": self.session_id, "name": self.name}
+        if self.folded.calls:
+            sums = asdict(self.folded.account)
+            program["folded"] = {"calls": self.folded.calls, "path_s": self.folded.path_s, **sums}
         calls = [
             {
                 "call_id": node.call_id,
@@ -217,6 +293,7 @@ class ProgramGraph:
                 "arrival_s": node.arrival_s,
                 "completion_s": node.completion_s,
                 **asdict(node.account),
+                **({"folded_s": node.folded_s} if node.folded_s else {}),
             }
             for node in self.calls
         ]
@@ -239,8 +316,7 @@ class ProgramGraph:
                 if node.call_id in graph._calls or any(edge.parent not in graph._calls for edge in node.parents):
                     raise ValueError(f"call {node.call_id} is there twice or before its parents")
                 graph.open(node)
-                if node.state not in (CallState.NAMED, CallState.RUNNING):
-                    graph._extend(node.call_id)
+            graph.folded = _folded(data["program"].get("folded"))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             detail = " ".join(f"{type(error).__name__}: {error}".split())
             raise TraceError(
@@ -267,8 +343,19 @@ def _node(data: dict[str, Any]) -> CallNode:
         tools=tuple(_typed(tool, str) for tool in data["tools"]),
         state=CallState(data["state"]),
         **times,
-        account=Account(**{each.name: _typed(data[each.name], float, int) for each in fields(Account)}),
+        account=_account(data),
+        folded_s=_typed(data.get("folded_s", 0.0), float, int),
     )
+
+
+def _folded(data: dict[str, Any] | None) -> FoldedCalls:
+    if data is None:
+        return FoldedCalls()
+    return FoldedCalls(_typed(data["calls"], int), _typed(data["path_s"], float, int), _account(data))
+
+
+def _account(data: dict[str, Any]) -> Account:
+    return Account(**{each.name: _typed(data[each.name], float, int) for each in fields(Account)})
 
 
 def _typed(value: Any, *kinds: type) -> Any:

@@ -149,23 +149,26 @@ class Lineage:
             if len(text) > MIN_QUOTED_CHARS and key not in self._whole:
                 longer.append(text)
         if longer:
-            known = self._outputs if quoted_from is None else quoted_from
+            known = self._outputs if quoted_from is None else self._with_output(quoted_from)
             found |= self._quoted("\0".join(longer), (call_id for call_id in known if call_id not in found))
         return self._in_order(found)
 
-    def ambiguous(self, content: Content, calls: Iterable[CallId]) -> set[CallId]:
+    def ambiguous(self, content: Content, calls: Collection[CallId]) -> set[CallId]:
         """Return those of `calls` whose output occurs in an input but was given by other calls as well."""
         texts = [text.strip() for text in content.texts]
         keys, everything = set(map(hash, texts)), "\0".join(texts)
+        outputs = ((call_id, self._outputs[call_id]) for call_id in self._with_output(calls))
         return {
             call_id
-            for call_id in calls
-            if (output := self._outputs.get(call_id)) is not None
-            and (
-                any(key in keys and self._whole.only(key) is None for key in output.hashes)
-                or any(text in everything and self._whole.only(hash(text)) is None for text in output.quotable)
-            )
+            for call_id, output in outputs
+            if any(key in keys and self._whole.only(key) is None for key in output.hashes)
+            or any(text in everything and self._whole.only(hash(text)) is None for text in output.quotable)
         }
+
+    def _with_output(self, calls: Collection[CallId]) -> list[CallId]:
+        """Return those of `calls` whose output is kept, in steps for each call or each output, whichever are fewer."""
+        few, others = (calls, self._outputs) if len(calls) < len(self._outputs) else (self._outputs, calls)
+        return [call_id for call_id in few if call_id in others]
 
     def _quoted(self, text: str, calls: Iterable[CallId]) -> set[CallId | None]:
         """Return those of `calls` whose output occurs in `text`.
@@ -176,7 +179,6 @@ class Lineage:
         candidates = [
             (quotable, call_id)
             for call_id in calls
-            if call_id in self._outputs
             for quotable in self._outputs[call_id].quotable
             if self._whole.only(hash(quotable)) == call_id
         ]

@@ -13,17 +13,26 @@ call, because too many parents are better than too few. If lineage names some of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import functools
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ThreadId
-from weft.core.program.ancestry import Ancestry, Calls
+from weft.core.program.ancestry import Ancestry, Calls, newest
 from weft.core.program.lineage import NOTHING, Content, Inputs, Lineage
 
 ROOT: Final[Hashable] = ("weft", "root")
 _KEEP_ENDED: Final = 1000  # ended runs that are kept, because a run may still start inside them
+# Bounds for wide programs. A frontier has this many calls at most, the newest.
+MOST_IN_FRONTIER: Final = 16_384
+# Without a bound, calls of many strands that each come after all others would have edges by the square of their number.
+# A call has all of its parents as long as the calls so far have this many on average. Otherwise it has the newest,
+# certain ones rather than guesses. Calls with the same frontier share a tuple of parents, which counts once.
+PARENTS_A_CALL: Final = 16
+FEWEST_LISTED: Final = 64
+_MOST_TOOLS: Final = 100  # names of tools between two calls
 
 
 class RunKind(Enum):
@@ -38,19 +47,40 @@ class RunKind(Enum):
     STAGE = "stage"
 
 
-class _Certainty(Enum):
-    """How certain it is that the next call comes after a call of the frontier."""
+@dataclass(eq=False, slots=True)
+class _Front:
+    """The calls of a frontier, as sets of an `Ancestry`. None of them is an ancestor of another.
 
-    GUESS = "the calls of the frontier overlapped"
-    OBSERVED = "no other call overlapped"
-    STATED = "a framework stated it"
+    It is certain that the next call comes after a call of the frontier if a framework has stated so, or if no other
+    call overlapped. It is a guess if calls overlapped.
+    """
+
+    calls: int = 0
+    guesses: int = 0  # those of the calls that are guesses
+    stated: int = 0  # those of the calls that a framework has stated
+    past: int = 0  # all ancestors of the calls
+    _covered: int | None = None
+    listed: tuple[Calls, Calls] | None = None  # the parents of a call that comes after all calls, and the guesses
+
+    @property
+    def covered(self) -> int:
+        """The calls and all their ancestors. Kept, so that the calls after this frontier share one integer."""
+        if self._covered is None:
+            self._covered = self.calls | self.past
+        return self._covered
+
+    def renumber(self, renumbered: Callable[[int], int]) -> None:
+        """Change all sets after the ancestry has forgotten calls."""
+        self.calls, self.guesses = renumbered(self.calls), renumbered(self.guesses)
+        self.stated, self.past = renumbered(self.stated), renumbered(self.past)
+        self._covered = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Frontier:
     """The calls that the next call inside a run comes after."""
 
-    calls: Mapping[CallId, _Certainty] = field(default_factory=dict)
+    front: _Front = field(default_factory=_Front)
     tools: tuple[str, ...] = ()  # the tools that ran after these calls
 
 
@@ -91,10 +121,12 @@ class RunTree:
     def __init__(self, new_thread: Callable[[], ThreadId]) -> None:
         self._root = _Run(ROOT, None, RunKind.STAGE, entry=_Frontier())
         self._runs: dict[Hashable, _Run] = {ROOT: self._root}
-        self._ended: dict[Hashable, _Run] = {}
+        self._ended: dict[Hashable, _Run] = {}  # for each ended run, the run that enclosed it
         self._calls: dict[CallId, _Run] = {}  # the runs of the calls in flight
         self._lineage = Lineage()
         self._ancestry = Ancestry(new_thread)
+        self._started = 0  # calls
+        self._listed = 0  # parents, those that several calls share counted once
 
     # -- runs
 
@@ -131,7 +163,7 @@ class RunTree:
         if node is not None:
             node.tool = tool
             frontier = self._frontier(node)
-            node.frontier = _Frontier(frontier.calls, _merged(frontier.tools, (tool,)))
+            node.frontier = _Frontier(frontier.front, _merged(frontier.tools, (tool,)))
 
     def end(self, run: Hashable) -> None:
         """End a run, with or without success. Its calls in flight have no result. Unknown runs are ignored."""
@@ -140,8 +172,7 @@ class RunTree:
             return
         for call_id in tuple(node.calls):
             self.drop_call(call_id)
-        self._close(node)
-        self._ended[run] = node
+        self._ended[run] = self._close(node)
         if len(self._ended) > _KEEP_ENDED:
             del self._ended[next(iter(self._ended))]
 
@@ -157,6 +188,8 @@ class RunTree:
         enclosing = node.parent
         while enclosing is not None and not enclosing.is_open:
             enclosing = enclosing.parent
+        if node.entry is not None or node.kind is RunKind.STEP:  # the ended runs in between are not needed any more
+            node.parent = enclosing
         return enclosing or self._root
 
     def _entry(self, node: _Run) -> _Frontier:
@@ -191,16 +224,32 @@ class RunTree:
             self._runs[run].is_implicit = True
         node = self._runs[run]
         before = self._frontier(node)
-        parents, proven = self._choose_parents(before.calls, inputs)
-        ordered = self._ancestry.in_order(parents)
-        inexact = tuple(call for call in ordered if parents[call] is _Certainty.GUESS)
+        parents, proven = self._choose_parents(before.front, inputs)
+        self._started += 1
+        ordered, inexact = parents.listed = parents.listed or self._list(parents)
         call_run = self._calls[call_id] = _Run(call_id, node, RunKind.CODE, entry=before)
         node.calls.add(call_id)
         self._mark_calling(call_run)
-        self._mark_guesses(call_run, inexact)
-        thread_id = self._ancestry.add(call_id, ordered, proven)
-        self._ancestry.forget(self._calls_in_use)
+        if parents.guesses:
+            self._mark_guesses(call_run, parents.guesses)
+        thread_id = self._ancestry.add(call_id, parents.calls, parents.covered, proven)
+        renumbered = self._ancestry.forget(self._set_in_use)
+        if renumbered is not None:
+            for front in self._fronts():
+                front.renumber(renumbered)
         return Opened(thread_id, ordered, inexact, before.tools)
+
+    def _list(self, parents: _Front) -> tuple[Calls, Calls]:
+        """Return the parents of a call, the oldest first, and those of them that are guesses, within the bounds."""
+        calls, most = parents.calls, max(FEWEST_LISTED, PARENTS_A_CALL * self._started - self._listed)
+        if calls.bit_count() > most:
+            certain = calls & ~parents.guesses
+            count = certain.bit_count()
+            calls = newest(certain, most) if count > most else certain | newest(parents.guesses, most - count)
+        ordered = self._ancestry.in_order(calls)
+        self._listed += len(ordered)
+        guesses = calls & parents.guesses
+        return ordered, ordered if guesses == calls else self._ancestry.in_order(guesses)
 
     def end_call(self, call_id: CallId, output: Content = NOTHING) -> None:
         """End a call that has a result: the next call in its run comes after it. Ignored if it is not in flight."""
@@ -208,7 +257,7 @@ class RunTree:
         if call_run is not None:
             self._ancestry.finish(call_id)
             self._lineage.add_output(call_id, output)
-            call_run.frontier = _Frontier({call_id: _Certainty.OBSERVED})
+            call_run.frontier = _Frontier(_Front(self._ancestry.one(call_id), past=self._ancestry.past(call_id)))
             self.drop_call(call_id)
 
     def fail_call(self, call_id: CallId) -> None:
@@ -221,8 +270,8 @@ class RunTree:
         """End a call, without a result unless `end_call` gave one. Ignored if the call is not in flight."""
         call_run = self._calls.pop(call_id, None)
         if call_run is not None:
-            self._close(call_run)
             node = call_run.parent or self._root
+            self._close(call_run)
             node.calls.discard(call_id)
             if node.is_implicit and not node.calls:
                 self.end(node.key)
@@ -236,15 +285,13 @@ class RunTree:
             node = self._enclosing(node)
             node.calling_children += 1
 
-    def _mark_guesses(self, node: _Run, guesses: Calls) -> None:
+    def _mark_guesses(self, node: _Run, guesses: int) -> None:
         """Note that a call begins after guesses, in its run and in all enclosing runs that start with these guesses."""
-        while node.entry is not None and not node.entry.calls.keys().isdisjoint(guesses):
+        while node.entry is not None and node.entry.front.calls & guesses:
             node.follows_guesses = True
             node = self._enclosing(node)
 
-    def _choose_parents(
-        self, frontier: Mapping[CallId, _Certainty], inputs: Inputs
-    ) -> tuple[dict[CallId, _Certainty], Calls]:
+    def _choose_parents(self, frontier: _Front, inputs: Inputs) -> tuple[_Front, Calls]:
         """Choose the parents of a call with their certainty, and return the calls that lineage proves as well.
 
         Lineage is asked if the frontier has guesses or several calls, or if calls outside the frontier's past have
@@ -252,32 +299,37 @@ class RunTree:
         added.
         """
         ancestry = self._ancestry
-        covered = ancestry.with_ancestors(frontier)
-        guesses = {call for call, certainty in frontier.items() if certainty is _Certainty.GUESS}
-        if not guesses and len(frontier) < 2 and not ancestry.finished & ~covered:
-            return dict(frontier), ()
+        is_single = not frontier.calls & (frontier.calls - 1)
+        if not frontier.guesses and is_single and ancestry.finished_count == frontier.covered.bit_count():
+            return frontier, ()
         content = inputs() if callable(inputs) else inputs
         if not content.texts and not content.ids:
-            return dict(frontier), ()
+            return frontier, ()
         proven = certain = self._lineage.certain(content)
-        if guesses or not frontier:  # only then is a search inside longer texts worth its time
-            proven = self._lineage.origins(content, quoted_from=frontier or None)
-        named = frontier.keys() & set(proven)
-        dropped = guesses - named - self._lineage.ambiguous(content, guesses - named) if named else ()
-        parents = {call: certainty for call, certainty in frontier.items() if call not in dropped}
-        parents |= dict.fromkeys(named & guesses, _Certainty.OBSERVED)
-        for call in certain if frontier else proven:
-            if ancestry.has_finished(call) and not ancestry.contains(covered, call):
-                parents[call] = _Certainty.OBSERVED
-        return self._without_implied(parents), proven
+        if frontier.guesses or not frontier.calls:  # only then is a search inside longer texts worth its time
+            proven = self._lineage.origins(content, _Members(ancestry, frontier.calls) if frontier.calls else None)
+        named = ancestry.set_of(call for call in proven if ancestry.contains(frontier.calls, call))
+        calls, guesses, covered = frontier.calls, frontier.guesses & ~named, frontier.covered
+        if named and guesses:
+            unnamed = _Members(ancestry, guesses)
+            ambiguous = ancestry.set_of(iter(self._lineage.ambiguous(content, unnamed)))
+            calls &= ~(guesses & ~ambiguous)
+            guesses &= ambiguous
+        outside = [call for call in (certain if frontier.calls else proven) if ancestry.has_finished(call)]
+        added = [call for call in outside if not ancestry.contains(covered, call)]
+        if calls == frontier.calls and guesses == frontier.guesses and not added:
+            return frontier, proven
+        past = frontier.past if calls == frontier.calls else ancestry.past_of(calls)
+        implied = ancestry.past_of(ancestry.set_of(added))
+        calls = (calls | ancestry.set_of(added)) & ~implied
+        return _Front(calls, guesses & calls, frontier.stated & calls, past | implied), proven
 
-    def _without_implied(self, calls: Mapping[CallId, _Certainty]) -> dict[CallId, _Certainty]:
-        """Return the calls that are not ancestors of others among them."""
-        implied = self._ancestry.ancestors(calls)
-        return {call: certainty for call, certainty in calls.items() if not self._ancestry.contains(implied, call)}
+    def _close(self, node: _Run) -> _Run:
+        """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry.
 
-    def _close(self, node: _Run) -> None:
-        """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry."""
+        Returns:
+            The enclosing run.
+        """
         node.is_open = False
         enclosing = self._enclosing(node)
         calling_siblings = enclosing.calling_children
@@ -285,34 +337,71 @@ class RunTree:
             calling_siblings -= 1
             enclosing.calling_children = calling_siblings + node.calling_children  # open runs inside move up
         if node.frontier is None:
-            return
+            return enclosing
         entry, around, inside = self._entry(node), self._frontier(enclosing), node.frontier
         tools = inside.tools if node.tool is None else _merged(inside.tools, (node.tool,))
-        added = [call for call in inside.calls if call not in entry.calls]
+        added = inside.front.calls & ~entry.front.calls
         if not added:
-            enclosing.frontier = _Frontier(around.calls, _merged(around.tools, tools))
-            return
-        concurrent = {call for call in around.calls if call not in entry.calls}  # of runs that ended during this run
-        calls = self._without_implied({**around.calls, **dict.fromkeys(added, _Certainty.STATED)})
+            enclosing.frontier = _Frontier(around.front, _merged(around.tools, tools))
+            return enclosing
+        front = around.front
+        concurrent = front.calls & ~entry.front.calls  # of runs that ended during this run
+        # All calls of the entry are in the frontier around, or came before it, so their past is no new one.
+        past = front.past | inside.front.past
+        calls = (front.calls | added) & ~past
+        added &= calls
+        guesses, stated = front.guesses & calls & ~added, front.stated & calls | added
         if node.kind is RunKind.CODE:
             # Another strand may continue independently: a concurrent run, or one that a remaining guess belongs to.
-            strands = bool(concurrent or calling_siblings) or node.follows_guesses or _Certainty.GUESS in calls.values()
-            if strands:
-                calls |= {call: _Certainty.GUESS for call in concurrent if calls.get(call) is _Certainty.OBSERVED}
-            certainty = _Certainty.GUESS if strands else _Certainty.OBSERVED
-            calls |= {call: certainty for call in added if call in calls}
-        enclosing.frontier = _Frontier(calls, tools)
+            if concurrent or calling_siblings or node.follows_guesses or guesses:
+                guesses |= concurrent & calls & ~stated | added
+            stated &= ~added
+        if calls.bit_count() > MOST_IN_FRONTIER:
+            calls = newest(calls, MOST_IN_FRONTIER * 3 // 4)
+        enclosing.frontier = _Frontier(_Front(calls, guesses & calls, stated & calls, past), tools)
+        return enclosing
 
-    def _calls_in_use(self) -> set[CallId]:
+    # -- memory
+
+    def knows(self, call_id: CallId) -> bool:
+        """Whether a call is in flight, or may be a parent of a later call."""
+        return self._ancestry.knows(call_id)
+
+    def _set_in_use(self) -> int:
+        """The calls that are in flight, and those that an open run comes after."""
+        in_flight = self._ancestry.set_of(self._calls)
+        return functools.reduce(int.__or__, (front.calls for front in self._fronts()), in_flight)
+
+    def _fronts(self) -> Iterator[_Front]:
+        """Yield the calls of each frontier that is in use, once."""
         nodes: set[_Run] = set()
+        seen: set[_Front] = set()
         for leaf in (*self._runs.values(), *self._calls.values()):
             node: _Run | None = leaf
             while node is not None and node not in nodes:
                 nodes.add(node)
+                for frontier in (node.entry, node.frontier, node.stage_entry):
+                    if frontier is not None and frontier.front not in seen:
+                        seen.add(frontier.front)
+                        yield frontier.front
                 node = node.parent
-        frontiers = (each for node in nodes for each in (node.entry, node.frontier, node.stage_entry))
-        return {*self._calls, *(call for each in frontiers if each is not None for call in each.calls)}
+
+
+class _Members(Collection[CallId]):
+    """A set of calls as a collection."""
+
+    def __init__(self, ancestry: Ancestry, calls: int) -> None:
+        self._ancestry, self._calls = ancestry, calls
+
+    def __len__(self) -> int:
+        return self._calls.bit_count()
+
+    def __iter__(self) -> Iterator[CallId]:
+        return iter(self._ancestry.in_order(self._calls))
+
+    def __contains__(self, call_id: object) -> bool:
+        return isinstance(call_id, str) and self._ancestry.contains(self._calls, CallId(call_id))
 
 
 def _merged(tools: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(tools + more))
+    return tuple(dict.fromkeys(tools + more))[:_MOST_TOOLS] if set(more) - set(tools) else tools

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from operations import growth
 
 from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
@@ -21,6 +22,7 @@ from weft.core.process_table import (
     Attained,
     CallIdentity,
     CallRow,
+    FoldedThreads,
     ProcessTable,
     ProgramInfo,
     ProgramRow,
@@ -111,8 +113,20 @@ def test_a_call_inherits_the_service_attained_before_its_arrival(it: Table) -> N
     assert it.row.attained.service_s == 10.0
 
 
-def test_wait_is_measured_over_the_longest_chain_and_in_total(it: Table) -> None:
-    """The longest of parallel waits counts for the chain; all of them count for the sum."""
+def test_the_wait_is_that_of_the_chain_with_the_most_service(it: Table) -> None:
+    """A parallel call that waited long and was served little has no part in it; no chain has both maxima."""
+    served, waited = it.arrive("served"), it.arrive("waited", "u")
+    it.leave(waited, service_s=1.0, wait_s=50.0)
+    assert (it.row.attained.service_s, it.row.attained.wait_s) == (1.0, 50.0)
+    it.leave(served, service_s=9.0, wait_s=2.0)
+    assert (it.row.attained.service_s, it.row.attained.wait_s) == (9.0, 2.0)
+    assert it.row.attained.total_wait_s == 52.0
+    it.leave(it.arrive("join"), service_s=1.0, wait_s=3.0)
+    assert (it.row.attained.service_s, it.row.attained.wait_s) == (10.0, 5.0)
+
+
+def test_of_chains_with_equal_service_the_longer_wait_counts(it: Table) -> None:
+    """The longer of parallel waits counts for the chain; all of them count for the sum."""
     left, right = it.arrive("left"), it.arrive("right", "u")
     it.leave(left, wait_s=2.0)
     it.leave(right, wait_s=3.0)
@@ -180,6 +194,48 @@ def test_all_fields_of_an_account_are_summed(it: Table) -> None:
         call.account = Account(1.0, 2.0, preemptions=3, prompt_tokens=4, output_tokens=5, cached_tokens=6)
         it.table.leave(call, it.clock())
     assert it.row.account == it.row.threads[ThreadId("t")].account == Account(2.0, 4.0, 6, 8, 10, 12)
+
+
+# -- wide and long programs
+
+
+def parallel(calls: int) -> None:
+    """Calls on as many threads, all in flight at once."""
+    it = Table()
+    for call in [it.arrive(f"c{number}", f"t{number}") for number in range(calls)]:
+        it.leave(call, 1.0)
+
+
+def one_after_another(calls: int) -> None:
+    """Calls one after another, each on a thread of its own."""
+    it = Table()
+    for number in range(calls):
+        it.leave(it.arrive(f"c{number}", f"t{number}"), 1.0)
+
+
+@pytest.mark.parametrize("shape", [parallel, one_after_another])
+def test_a_call_costs_the_same_in_a_program_of_many_threads(shape: Callable[[int], None]) -> None:
+    """An arrival and a leave look at no other thread of the program."""
+    assert growth(shape) < 1.1
+
+
+def test_threads_that_have_long_been_idle_are_folded_into_sums(it: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row keeps the threads with calls in flight and a number of others, so it does not grow for days. The sums stay,
+    and a final account of an aborted call on a folded thread still counts."""
+    monkeypatch.setattr("weft.core.process_table.KEEP_IDLE_THREADS", 2)
+    busy = it.arrive("busy", "busy")
+    calls = [it.arrive(f"c{number}", f"t{number}") for number in range(5)]
+    for call in calls:
+        it.leave(call, 1.0)
+    assert set(it.row.threads) == {"busy", "t3", "t4"}
+    assert it.row.folded == FoldedThreads(threads=3, calls=3, account=Account(3.0))
+    it.leave(it.arrive("c5", "t3"), 1.0)
+    it.leave(it.arrive("c6", "t6"), 1.0)
+    assert set(it.row.threads) == {"busy", "t3", "t6"}, "a thread that is used again stays"
+    it.table.settle(calls[0], Account(service_s=1.5))
+    assert (it.row.folded.account.service_s, it.row.account.service_s) == (4.5, 7.5)
+    it.leave(busy, 1.0)
+    assert (it.row.thread_count, it.row.calls) == (7, 8)
 
 
 # -- arrival
@@ -348,7 +404,7 @@ def test_critical_path_is_never_longer_than_the_total(calls: list[tuple[float, f
     for service_s, wait_s in calls:
         parallel.fold(Attained(), Account(service_s, wait_s))
         chain.fold(replace(chain), Account(service_s, wait_s))
-    assert parallel.service_s == max((service_s for service_s, _ in calls), default=0.0)
+    assert (parallel.service_s, parallel.wait_s) == max(calls, default=(0.0, 0.0))
     assert parallel.service_s <= parallel.total_service_s
     assert chain.service_s == chain.total_service_s == parallel.total_service_s
     assert chain.wait_s == chain.total_wait_s == parallel.total_wait_s == sum(wait_s for _, wait_s in calls)
@@ -371,6 +427,56 @@ def test_merging_copies_is_order_free(a: Attained, b: Attained, c: Attained) -> 
     assert merged(a, b, c) == merged(c, a, b, a) == merged(merged(a, b), merged(b, c))
     assert merged(a, b).service_s >= a.service_s
     assert merged(a, Attained()) == a
+    chains = [(each.service_s, each.wait_s) for each in (a, b)]
+    assert (merged(a, b).service_s, merged(a, b).wait_s) in chains, "service and wait are of the same chain"
+
+
+calls_of_a_program = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 6), amounts, amounts, st.booleans(), amounts, amounts), max_size=9
+)
+
+
+@given(calls_of_a_program)
+def test_service_and_wait_are_those_of_one_chain(
+    calls: list[tuple[int, int, float, float, bool, float, float]],
+) -> None:
+    """In any overlap of calls, the table has the longest of all chains, found by listing them, with its wait.
+
+    A call may leave before its final account comes, which is then settled before any other call arrives. The copies of
+    two schedulers, which know some of the calls each, merge to the same chain when they know all of them together.
+    """
+    table = ProcessTable()
+    table.open(info(), 0.0)
+    spans = [(begin, begin + length + 1) for begin, length, *_ in calls]
+    events = [(end, 0, n) for n, (_, end) in enumerate(spans)] + [(begin, 1, n) for n, (begin, _) in enumerate(spans)]
+    arrived: dict[int, CallRow] = {}
+    copies = [Attained(), Attained()]
+    for time, arrives, n in sorted(events):
+        _, _, service_s, wait_s, settles, more_service_s, more_wait_s = calls[n]
+        if arrives:
+            arrived[n] = table.arrive(identity(f"c{n}", f"t{n}"), ENGINE, float(time))[0]
+            continue
+        arrived[n].account = Account(service_s, wait_s)
+        table.leave(arrived[n], float(time))
+        if settles:
+            table.settle(arrived[n], Account(service_s + more_service_s, wait_s + more_wait_s))
+        copies[n % 2].fold(arrived[n].inherited, arrived[n].account)
+    costs = {n: arrived[n].account for n in arrived}
+
+    def chains(before: int) -> Iterator[tuple[float, float]]:
+        """The service and the wait of every chain whose calls left no later than `before`."""
+        yield 0.0, 0.0
+        for n, (begin, end) in enumerate(spans):
+            if end <= before:
+                for service_s, wait_s in chains(begin):
+                    yield service_s + costs[n].service_s, wait_s + costs[n].wait_s
+
+    row = table.get(ProgramId("p"))
+    assert row is not None
+    assert (row.attained.service_s, row.attained.wait_s) == max(chains(99))
+    copies[0].merge(copies[1])
+    assert (copies[0].service_s, copies[0].wait_s) == max(chains(99))
+    table.check_integrity()
 
 
 # -- any order of events, and many threads
@@ -528,23 +634,22 @@ class TableMachine(RuleBasedStateMachine):
             call: sent for call, sent in self.calls.items() if sent.program == program and thread in (None, sent.thread)
         }
 
-    def path(self, program: str, cost: Callable[[Account], float], before: float = math.inf) -> float:
-        """The scalar of line 4 over the calls that left before an event, computed from its definition."""
-        return max(
-            (
-                self.path(program, cost, sent.arrived) + cost(sent.account)
-                for sent in self.of(program).values()
-                if sent.left is not None and sent.left < before
-            ),
-            default=0.0,
-        )
+    def longest_chain(self, program: str, before: float = math.inf) -> tuple[float, float]:
+        """Service and wait of the longest chain of calls that left before an event, computed from its definition."""
+        chains = [(0.0, 0.0)]
+        for sent in self.of(program).values():
+            if sent.left is not None and sent.left < before:
+                service_s, wait_s = self.longest_chain(program, sent.arrived)
+                chains.append((service_s + sent.account.service_s, wait_s + sent.account.wait_s))
+        return max(chains)
 
     def attained(self, program: str) -> Attained:
         left = [sent for sent in self.of(program).values() if sent.left is not None]
+        service_s, wait_s = self.longest_chain(program)
         return Attained(
-            self.path(program, lambda account: account.service_s),
+            service_s,
             sum(sent.account.service_s for sent in left),
-            self.path(program, lambda account: account.wait_s),
+            wait_s,
             sum(sent.account.wait_s for sent in left),
         )
 
@@ -576,6 +681,7 @@ class TableMachine(RuleBasedStateMachine):
             assert same(row.last_arrival_s, max((sent.at_s for sent in calls.values()), default=math.nan))
             left = [sent.left_s for sent in calls.values() if sent.left is not None]
             assert same(row.last_completion_s, max(left, default=math.nan))
+            assert row.thread_count == len(row.threads)
             assert set(row.threads) == {sent.thread for sent in calls.values()}
             for name, thread in row.threads.items():
                 mine = self.of(program, name)

@@ -95,11 +95,13 @@ def draw(graph: ProgramGraph, axes: Any) -> None:
     are arrows, dashed where they are guesses. Interceptions are thin lines with the names of the tools. The critical
     path is red.
     """
+    graph = graph.copy()  # the program may go on
     lanes = {thread_id: number for number, thread_id in enumerate(graph.threads)}
     timed = {node.call_id: node for node in graph.calls if node.arrival_s is not None}
     begin_s = min((_start_s(node) for node in timed.values()), default=0.0)
     last_s = max((node.completion_s or _start_s(node) for node in timed.values()), default=0.0)
     path = graph.critical_path()
+    on_critical_path = set(path.calls)
 
     def position(node: CallNode) -> tuple[float, float, int]:
         end_s = last_s if node.completion_s is None else node.completion_s
@@ -108,7 +110,7 @@ def draw(graph: ProgramGraph, axes: Any) -> None:
     for node in timed.values():
         start, end, lane = position(node)
         wait, service = node.account.wait_s, node.service_s
-        on_path = node.call_id in path.calls
+        on_path = node.call_id in on_critical_path
         bar: dict[str, Any] = {"height": 2 * _HALF, "left": start}
         axes.barh(lane, end - start, color=_REST, **bar)
         axes.barh(lane, min(wait + service, end - start), color=_SERVICE, **bar)
@@ -129,6 +131,7 @@ def draw(graph: ProgramGraph, axes: Any) -> None:
     missing = len(graph) - len(timed)
     title = f"{graph.name}: {len(graph)} calls, critical path {path.service_s:.3f} s of service"
     title += f" ({missing} never reached the engine)" if missing else ""
+    title += f", after {graph.folded.calls} older calls" if graph.folded.calls else ""
     axes.set_title(_one_line(title), fontsize=10, parse_math=False)
     for color, meaning in ((_WAIT, "wait"), (_SERVICE, "service"), (_REST, "other time"), (_CRITICAL, "critical path")):
         axes.barh(0, 0, color=color, label=meaning)

@@ -20,7 +20,7 @@ _NUMBERS = (
     "pre-\nempt.",
     "took\ns",
 )
-_STATE_STYLES = {"finished": "green", "failed": "red", "cancelled": "yellow", "active": "bold"}
+_STATE_STYLES = {"finished": "green", "failed": "red", "cancelled": "yellow", "abandoned": "magenta", "active": "bold"}
 
 
 def process_table(table: ProcessTable) -> Table:
@@ -56,7 +56,7 @@ def _cells(row: ProgramRow) -> list[str]:
     style = _STATE_STYLES.get(row.state)
     return [
         row.info.name,
-        str(len(row.threads)),
+        str(row.thread_count),
         str(row.calls),
         str(account.prompt_tokens),
         str(account.output_tokens),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.process_table import Account
-from weft.core.program.graph import CallNode, CallState, Edge, Interception, ProgramGraph
+from weft.core.program.graph import CallNode, CallState, Edge, FoldedCalls, Interception, ProgramGraph
 
 
 def graph(name: str = "answer") -> ProgramGraph:
@@ -149,6 +150,48 @@ def test_unknown_calls_change_nothing() -> None:
     assert len(made) == 0
 
 
+# -- long programs
+
+
+def test_old_calls_of_a_long_program_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older half goes into sums, except calls that run or may still become parents. Pictures and JSON say so."""
+    monkeypatch.setattr("weft.core.program.graph.KEEP_CALLS", 4)
+    made = graph()
+    run(made, node("a"), 0.0, 1.0)
+    run(made, node("b", "a"), 1.0, 2.0)
+    made.open(node("running", "a", thread="t1"))
+    made.arrive(CallId("running"), 1.0)
+    run(made, node("c", "b"), 2.0, 3.0)
+    made.fold(lambda call_id: call_id == "a")
+    assert (len(made), made.folded) == (4, FoldedCalls()), "nothing is folded up to the limit"
+    reader = made.copy()
+    run(made, node("d", "b", "c"), 3.0, 4.0)
+    made.fold(lambda call_id: call_id == "a")
+    assert [call.call_id for call in made.calls] == ["a", "running", "c", "d"]
+    assert made.folded == FoldedCalls(1, 2.0, Account(service_s=1.0, output_tokens=3))
+    assert made[CallId("d")].parents == (Edge(CallId("c"), True),)
+    assert made.critical_path() == (4.0, ("c", "d")), "its service includes that of folded calls"
+    assert [call.call_id for call in reader.calls] == ["a", "b", "running", "c"]
+    assert "1 older calls, 1.000 s" in made.to_mermaid()
+    assert "1 older calls, 1.000 s" in made.to_dot()
+    read = ProgramGraph.from_json(made.to_json())
+    assert (read.calls, read.folded, read.critical_path()) == (made.calls, made.folded, made.critical_path())
+    made.settle(CallId("b"), Account(9.0))
+    made.leave(CallId("b"), 5.0, Account(9.0), CallState.FINISHED)
+    assert len(made) == 4, "late reports of folded calls change nothing"
+
+
+def test_the_critical_path_may_consist_of_folded_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no later chain is longer, its calls are not known any more, but its service is."""
+    monkeypatch.setattr("weft.core.program.graph.KEEP_CALLS", 2)
+    made = graph()
+    run(made, node("long"), 0.0, 9.0)
+    for name in ("x", "y"):
+        run(made, node(name), 9.0, 10.0)
+    made.fold(lambda _call_id: False)
+    assert made.critical_path() == (9.0, ())
+
+
 # -- any graph
 
 shapes = st.lists(
@@ -192,6 +235,28 @@ def test_the_critical_path_is_the_longest_of_all_chains(shape: list[Any]) -> Non
     path = made.critical_path()
     assert path.service_s == max(lengths.values(), default=0.0)
     assert path.service_s == lengths.get(path.calls, 0.0)
+
+
+@given(shapes, st.integers(1, 6))
+def test_folding_loses_no_service(shape: list[Any], keep: int) -> None:
+    """However early calls are folded, the sum of all accounts and the service of the critical path stay the same, and
+    the edges between the calls that are left stay."""
+    whole, folded = build(shape), graph("any")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.core.program.graph.KEEP_CALLS", keep)
+        folded._limit = keep
+        for number, call in enumerate(whole.calls):
+            there = tuple(edge for edge in call.parents if edge.parent in folded)
+            folded.open(replace(call, parents=there))
+            near = {CallId(f"c{each}") for each in range(number - 6, number + 1)}
+            folded.fold(near.__contains__)
+    assert folded.folded.calls + len(folded) == len(whole)
+    accounts = (call.account for call in folded.calls)
+    assert sum(accounts, folded.folded.account) == sum((call.account for call in whole.calls), Account())
+    assert folded.critical_path().service_s == whole.critical_path().service_s
+    for call in folded.calls:
+        expected = tuple(edge for edge in whole[call.call_id].parents if edge.parent in folded)
+        assert call.parents == expected
 
 
 @given(shapes)
