@@ -8,6 +8,9 @@ the message and, as `weft_<key>`, on the record. Ids are bound explicitly; nothi
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
+from contextlib import suppress
 from typing import Any, cast
 
 import structlog
@@ -23,6 +26,19 @@ def _as_record(_logger: WrappedLogger, _method: str, event: EventDict) -> tuple[
     return (text,), {**kwargs, "extra": {f"weft_{key}": value for key, value in event.items()}}
 
 
+class _Logger(BoundLogger):
+    """A logger whose caller goes on if a handler of the host raises, because its disk is full, for example."""
+
+    def _proxy_to_logger(self, method_name: str, event: str | None = None, *event_args: str, **event_kw: Any) -> Any:
+        try:
+            return super()._proxy_to_logger(method_name, event, *event_args, **event_kw)
+        except Exception:
+            if logging.raiseExceptions and sys.stderr is not None:  # as the standard library's handlers do
+                with suppress(OSError):
+                    traceback.print_exc()
+            return None
+
+
 def get_logger(name: str = "weft") -> BoundLogger:
     """Return a structlog bound logger that wraps the standard library's logger `name`."""
     logger = structlog.wrap_logger(
@@ -32,7 +48,7 @@ def get_logger(name: str = "weft") -> BoundLogger:
             structlog.stdlib.PositionalArgumentsFormatter(),
             _as_record,
         ],
-        wrapper_class=BoundLogger,
+        wrapper_class=_Logger,
         context_class=dict,
         cache_logger_on_first_use=False,
     )

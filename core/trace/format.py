@@ -11,7 +11,6 @@ keys.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from weft.core.errors import TraceError
 from weft.core.program.graph import ProgramGraph
 
 VERSION: Final = 1
+
+_MOST: Final = 10**15  # tokens of a call, and seconds: larger numbers would overflow, or lose their digits, in sums
 
 _PROGRAM_KEYS: Final = ("version", "program", "arrival_s", "name", "tenant", "calls")
 _CALL_KEYS: Final = (
@@ -72,7 +73,7 @@ def read(path: Path) -> list[TraceProgram]:
                 program = parse(line, where)
                 if program.program in lines:
                     raise TraceError(
-                        f"{where}: program {program.program!r} is on line {lines[program.program]} already; "
+                        f"{where}: program {program.program!r:.80} is on line {lines[program.program]} already; "
                         "give each program an id of its own."
                     )
                 lines[program.program] = number
@@ -108,7 +109,7 @@ def parse(line: str, where: str) -> TraceProgram:
     program = _text(data, "program", where, required=True)
     arrival_s = _number(data, "arrival_s", where)
     name, tenant = _text(data, "name", where), _text(data, "tenant", where)
-    where = f"{where}: program {program!r}"
+    where = f"{where}: program {program!r:.80}"
     rows = data.get("calls")
     if not isinstance(rows, list) or not rows:
         raise TraceError(f"{where}: calls is {rows!r:.40}; give a list of at least one call.")
@@ -156,6 +157,7 @@ def from_graph(
     Raises:
         TraceError: no call of the program has an output token.
     """
+    graph = graph.copy()  # the program may go on
     kept: dict[str, tuple[str, ...]] = {}  # for each call, the parents that its children get in the trace
     calls: list[TraceCall] = []
     arrivals = [node.arrival_s for node in graph.calls if node.arrival_s is not None and node.account.output_tokens > 0]
@@ -193,7 +195,7 @@ def from_graph(
 def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
     data = _object(row, where, _CALL_KEYS)
     call_id = _text(data, "id", where, required=True) or ""
-    where = f"{where} ({call_id!r})"
+    where = f"{where} ({call_id!r:.80})"
     default = [previous.call_id] if previous else []
     parents = data.get("parents", default)
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
@@ -250,12 +252,13 @@ def _check_order(calls: list[TraceCall], where: str) -> None:
     if len(by_id) < len(calls):
         seen: set[str] = set()
         twice = next(call.call_id for call in calls if call.call_id in seen or seen.add(call.call_id))  # type: ignore[func-returns-value]
-        raise TraceError(f"{where}: two calls have the id {twice!r}; give each call of a program its own.")
+        raise TraceError(f"{where}: two calls have the id {twice!r:.80}; give each call of a program its own.")
     for call in calls:
         for parent in call.parents:
             if parent not in by_id:
                 raise TraceError(
-                    f"{where}, call {call.call_id!r}: there is no parent {parent!r}; name a call of this program."
+                    f"{where}, call {call.call_id!r:.80}: there is no parent {parent!r:.80}; name a call of this "
+                    "program."
                 )
     for call in in_order(calls):
         del by_id[call.call_id]
@@ -299,13 +302,15 @@ def _text(data: Mapping[str, Any], key: str, where: str, *, required: bool = Fal
 
 def _whole(data: Mapping[str, Any], key: str, where: str, *, least: int = 0, required: bool = False) -> int:
     value = data.get(key, None if required else 0)
-    if type(value) is not int or value < least:
-        raise TraceError(f"{where}: {key} is {value!r:.40}; give a whole number of at least {least}.")
+    if type(value) is not int or not least <= value <= _MOST:
+        raise TraceError(
+            f"{where}: {key} is {value!r:.40}; give a whole number of at least {least} and at most {_MOST:.0e}."
+        )
     return value
 
 
 def _number(data: Mapping[str, Any], key: str, where: str) -> float:
     value = data.get(key, 0.0)
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise TraceError(f"{where}: {key} is {value!r:.40}; give seconds, 0 or more.")
+    if type(value) not in (int, float) or not 0 <= value <= _MOST:
+        raise TraceError(f"{where}: {key} is {value!r:.40}; give seconds, 0 or more and at most {_MOST:.0e}.")
     return float(value)

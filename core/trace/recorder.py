@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import functools
 import os
 import threading
-from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId
-from weft.core.log import get_logger
+from weft.core.locks import fork_safe
 from weft.core.process_table import ProgramInfo
 from weft.core.program.graph import ProgramGraph
-from weft.core.trace.format import TraceCall, TraceProgram, dump, from_graph, read
+from weft.core.trace.format import dump, from_graph
+from weft.core.trace.prefixes import TokenChain
+from weft.core.trace.writer import FLUSH_S, TraceWriter, prepare
+
+__all__ = ["VARIABLE", "Recorder", "prepare"]
 
 # The environment variable that names the trace file of engines without a `record` argument.
 VARIABLE: Final = "WEFT_RECORD"
 
 _MAX_NAMES: Final = 1000  # a limit, because an application may name each program after its user
+_MAX_BLOCKS: Final = 1 << 16  # whose hashes are kept of one program: 512 KiB, for a million tokens
 
 
 @dataclass(slots=True)
@@ -32,40 +34,84 @@ class _OpenProgram:
 
     info: ProgramInfo
     graph: ProgramGraph | None = None  # from its first call on
-    prompts: dict[CallId, array[int]] = field(default_factory=dict)  # token ids
-    outputs: dict[CallId, array[int]] = field(default_factory=dict)  # token ids; of several choices, those of the first
+    shared: dict[CallId, int] = field(default_factory=dict)  # by call: tokens that its prompt shares
+    chains: dict[CallId, TokenChain] = field(default_factory=dict)  # the call used least recently first
+    blocks: int = 0  # of all chains
+
+    def add(self, call_id: CallId, chain: TokenChain) -> None:
+        """Keep the chain of a call, and forget those that were not in use for the longest time."""
+        self.chains[call_id] = chain
+        self.blocks += len(chain)
+        self.forget()
+
+    def forget(self) -> None:
+        while self.blocks > _MAX_BLOCKS and len(self.chains) > 1:
+            self.blocks -= len(self.chains.pop(next(iter(self.chains))))
+        if self.graph is not None and len(self.shared) > 2 * len(self.graph) + _MAX_NAMES:  # the graph forgets as well
+            self.shared = {call_id: shared for call_id, shared in self.shared.items() if call_id in self.graph}
+
+    def chain_before(self, call_id: CallId) -> TokenChain | None:
+        """The chain of a call's first parent in the trace; None if it has no parent, or if the chain is forgotten."""
+        parent = self.first_parent(call_id)
+        chain = self.chains.pop(parent, None) if parent is not None else None
+        if parent is not None and chain is not None:
+            self.chains[parent] = chain  # used most recently
+        return chain
+
+    def first_parent(self, call_id: CallId) -> CallId | None:
+        """The first parent that a call has in the trace, which has no calls without output."""
+        graph, seen = self.graph, {call_id}
+        if graph is None or call_id not in graph:
+            return None
+        waiting = [iter(graph[call_id].parents)]
+        while waiting:
+            edge = next(waiting[-1], None)
+            if edge is None:
+                waiting.pop()
+            elif edge.parent in graph and edge.parent not in seen:
+                if graph[edge.parent].account.output_tokens > 0:
+                    return edge.parent
+                seen.add(edge.parent)
+                waiting.append(iter(graph[edge.parent].parents))
+        return None
 
 
 class Recorder:
-    """Appends the programs of one engine to a trace file.
+    """Appends the programs of one engine to a trace file, on a thread of its own.
 
-    Any thread may use a recorder, and several recorders may append to one file. `arrival_s` counts from the first call
-    of the first program. `shared_prefix_tokens` is found by comparing token ids: those of a call with those of its
-    first parent, or those of a call without parents with those of the first ended program of the same name. Texts are
-    not recorded.
+    Any thread may use a recorder, and several recorders may append to one file. No method but `end_all` and `flush`
+    waits for the file. `arrival_s` counts from the first call of the first program. `shared_prefix_tokens` is found by
+    comparing hashes of blocks of tokens: those of a call with those of its first parent, or those of a call without
+    parents with those of the first call of a program of the same name. Neither texts nor token ids are kept.
 
-    After the start, errors are not raised: recording stops with one warning.
+    After the start, errors are not raised: recording stops with one warning. If programs end faster than they can be
+    written, some are not recorded, with one warning.
 
     Args:
         path: the file. It is created if it does not exist.
 
     Raises:
-        TraceError: the file cannot be written, or is not a trace.
+        TraceError: the file cannot be written, is not a trace, or is locked by another process for longer than 5 s.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path).absolute()  # because the application may change its working directory
-        prepare(self._path)
-        self._lock = threading.Lock()
+        absolute = Path(path).absolute()  # because the application may change its working directory
+        prepare(absolute)
+        self._writer = TraceWriter(absolute)
+        self._lock = fork_safe(threading.Lock())
         self._open: dict[ProgramId, _OpenProgram] = {}
         self._start_s: float | None = None
-        self._first_prompts: dict[str, array[int]] = {}  # by program name, to compare other programs' prompts with
-        self._stopped = False
+        self._first_prompts: dict[str, TokenChain] = {}  # by program name, to compare other programs' prompts with
+
+    @property
+    def dropped(self) -> int:
+        """How many programs were not recorded because too many waited to be written."""
+        return self._writer.dropped
 
     def begin(self, info: ProgramInfo) -> None:
         """Note that a program begins."""
         with self._lock:
-            if not self._stopped:
+            if not self._writer.stopped:
                 self._open[info.program_id] = _OpenProgram(info)
 
     def call_arrived(self, graph: ProgramGraph, now_s: float) -> None:
@@ -77,7 +123,7 @@ class Recorder:
         """
         with self._lock:
             self._start_s = now_s if self._start_s is None else self._start_s
-            program = self._open.get(graph.program_id)
+            program = self._get(graph.program_id)
             if program is not None:
                 program.graph = graph
 
@@ -86,115 +132,75 @@ class Recorder:
     ) -> None:
         """Add token ids of a call: its prompt, or more of its output. The ids of an unknown program are ignored."""
         with self._lock:
-            program = self._open.get(program_id)
+            program = self._get(program_id)
             if program is None:
                 return
-            if prompt:
-                program.prompts[call_id] = array("i", prompt)
-            program.outputs.setdefault(call_id, array("i")).extend(output)
+            if call_id not in program.shared:  # its first tokens
+                chain = TokenChain(prompt)
+                program.shared[call_id] = self._shared_tokens(program, call_id, chain, prompt)
+                program.add(call_id, chain)
+            known = program.chains.get(call_id)
+            if known is not None and output:
+                program.blocks -= len(known)
+                known.extend(output)
+                program.add(call_id, known)
 
     def end(self, program_id: ProgramId) -> None:
-        """Write the line of a program that has ended.
+        """Write the line of a program that has ended, soon.
 
         A program that has ended before, or that has no call with an output token, gets no line.
         """
         with self._lock:
-            program = self._open.pop(program_id, None)
-            if program is None or program.graph is None or self._stopped:
+            program = self._get(program_id)
+            if program is None:
                 return
-            try:
-                trace = self._trace(program, program.graph)
-                if trace is not None:
-                    _append(self._path, dump(trace))
-            except Exception as error:
-                self._stopped = True
-                self._open.clear()
-                get_logger().warning(
-                    "recording stopped; the programs recorded so far can be used, later ones are not recorded",
-                    path=str(self._path),
-                    reason=str(error),
-                )
+            del self._open[program_id]
+            if program.graph is None:
+                return
+            graph = program.graph.copy()  # as of now, since aborted calls change it later
+        self._writer.put(functools.partial(self._line, program, graph), len(graph))
 
     def end_all(self) -> None:
-        """Write the lines of all programs that have not ended, when the engine is shut down."""
+        """Write the lines of all programs that have not ended, when the engine is shut down.
+
+        Waits 5 s at most until they are written. What is not written by then is dropped with a warning.
+        """
         for program_id in list(self._open):
             self.end(program_id)
+        self.flush()
 
-    def _trace(self, program: _OpenProgram, graph: ProgramGraph) -> TraceProgram | None:
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until the programs that have ended are written.
+
+        Args:
+            timeout_s: the longest wait, in seconds. After it, recording stops with a warning.
+
+        Returns:
+            Whether they are written.
+        """
+        return self._writer.flush(timeout_s)
+
+    def _get(self, program_id: ProgramId) -> _OpenProgram | None:
+        if self._writer.stopped:
+            self._open.clear()
+            self._first_prompts.clear()
+        return self._open.get(program_id)
+
+    def _line(self, program: _OpenProgram, graph: ProgramGraph) -> str | None:
         try:
             trace = from_graph(graph, start_s=self._start_s or 0.0, tenant=program.info.tenant)
         except TraceError:  # no call has an output token
             return None
-        calls = (replace(call, shared_prefix_tokens=self._shared_tokens(program, call)) for call in trace.calls)
-        return replace(trace, calls=tuple(calls))
+        shared = ((call, program.shared.get(CallId(call.call_id), 0)) for call in trace.calls)
+        return dump(replace(trace, calls=tuple(replace(call, shared_prefix_tokens=tokens) for call, tokens in shared)))
 
-    def _shared_tokens(self, program: _OpenProgram, call: TraceCall) -> int:
-        prompt = program.prompts.get(CallId(call.call_id))
-        if prompt is None:
-            return 0
-        if call.parents:
-            parent = CallId(call.parents[0])
-            before = program.prompts.get(parent, array("i")) + program.outputs.get(parent, array("i"))
-            return _common_prefix(prompt, before)
+    def _shared_tokens(self, program: _OpenProgram, call_id: CallId, chain: TokenChain, prompt: Sequence[int]) -> int:
+        if program.first_parent(call_id) is not None:
+            before = program.chain_before(call_id)
+            return before.shared_tokens(chain, prompt) if before is not None else 0
         name = program.info.name
         if name in self._first_prompts:
-            return _common_prefix(prompt, self._first_prompts[name])
-        if len(self._first_prompts) < _MAX_NAMES:
-            self._first_prompts[name] = prompt
+            return self._first_prompts[name].shared_tokens(chain, prompt)
+        if prompt and len(self._first_prompts) < _MAX_NAMES:
+            self._first_prompts[name] = chain.of_prompt()
         return 0
-
-
-def prepare(path: Path) -> int:
-    """Create a trace file, or check that an existing file can be written and is empty or a trace.
-
-    Returns:
-        The number of programs in the file.
-
-    Raises:
-        TraceError: the file cannot be written, or is not a trace.
-    """
-    if path.exists() and not path.is_file():
-        raise TraceError(f"{path} is not a file; name a trace file to record into, or a new file.")
-    try:
-        with _locked(path) as file:
-            size = os.fstat(file).st_size
-            if not size:
-                return 0
-            programs = len(read(path))
-            if os.pread(file, 1, size - 1) != b"\n":  # a file that was edited by hand may lack the last line break
-                os.write(file, b"\n")
-            return programs
-    except OSError as error:
-        raise TraceError(f"{path} cannot be recorded into: {error.strerror or error}. Choose another file.") from None
-
-
-def _append(path: Path, line: str) -> None:
-    data = f"{line}\n".encode()
-    with _locked(path) as file:
-        size = os.fstat(file).st_size
-        if os.write(file, data) < len(data):  # the disk is full; half a line would make the file unreadable
-            os.ftruncate(file, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Open a file to append to, and lock it against other recorders until it is closed."""
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-    finally:
-        os.close(file)
-
-
-def _common_prefix(first: array[int], second: array[int]) -> int:
-    """Return the length of the common prefix, by bisection."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

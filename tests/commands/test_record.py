@@ -38,6 +38,7 @@ for number in range(int(sys.argv[1])):
     program.call_arrived(identity.call_id, 1.0)
     program.call_left(identity.call_id, 2.0, Account(prompt_tokens=5, output_tokens=2), CallState.FINISHED)
     program.end()
+recorder.flush()
 how = sys.argv[2]
 try:
     print("ready", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tiny_engine import ENGINE_ARGS
 
 import weft
 from weft.core.errors import TraceError
-from weft.core.sim import SimSettings, simulate
+from weft.core.sim import SimSettings, TraceProgram, simulate
 from weft.core.trace.format import read
 from weft.core.trace.recorder import Recorder
 from weft.integrations.langchain import ChatWeft
@@ -34,15 +35,24 @@ TOOL = {
 }
 
 
+Recorded = Callable[[], list[TraceProgram]]
+
+
 @pytest.fixture
-def recording(engine: weft.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file into which the shared engine records during a test."""
+def recording(engine: weft.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Reads what the shared engine has recorded during a test."""
     path = tmp_path / "runs.jsonl"
-    monkeypatch.setattr(engine, "_recorder", Recorder(path))
-    return path
+    recorder = Recorder(path)
+    monkeypatch.setattr(engine, "_recorder", recorder)
+
+    def recorded() -> list[TraceProgram]:
+        assert recorder.flush()
+        return read(path)
+
+    return recorded
 
 
-async def test_a_langchain_program_is_recorded_and_simulated(engine: weft.Engine, recording: Path) -> None:
+async def test_a_langchain_program_is_recorded_and_simulated(engine: weft.Engine, recording: Recorded) -> None:
     """The recorded calls have the parents and the tokens of the program's graph, and share the common beginnings of
     their prompts. The calls are whole or streamed, one after another or parallel."""
     model = ChatWeft(engine=engine, temperature=0, max_tokens=12, model_kwargs={"ignore_eos": True})
@@ -60,7 +70,7 @@ async def test_a_langchain_program_is_recorded_and_simulated(engine: weft.Engine
 
     await agent("How many?")
     await agent("How many were there then?")
-    recorded = read(recording)
+    recorded = recording()
     assert [(each.program, each.name, each.tenant) for each in recorded] == [
         (handle.program_id, "agent", "acme") for handle in handles
     ]
@@ -84,7 +94,7 @@ async def test_a_langchain_program_is_recorded_and_simulated(engine: weft.Engine
 
 @pytest.mark.parametrize("wants_ids", [False, True])
 async def test_recording_changes_no_answer(
-    wants_ids: bool, engine: weft.Engine, recording: Path, monkeypatch: pytest.MonkeyPatch
+    wants_ids: bool, engine: weft.Engine, recording: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer, whole or streamed, has token ids only if the request asks for them."""
     request = {
@@ -125,7 +135,7 @@ async def test_recording_changes_no_answer(
     streamed = [token for chunk in chunks for choice in chunk["choices"] for token in ids(choice)]
     assert streamed == ids(whole["choices"][0])
     assert wants_ids or not any(choice["delta"] == {} for c in chunks[:-1] for choice in c["choices"])
-    (recorded,) = read(recording)
+    (recorded,) = recording()
     assert len(recorded.calls) == 2
 
 

@@ -23,6 +23,7 @@ from weft.core.process_table import Account, ProgramInfo
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 from weft.core.trace.format import read, write
+from weft.core.trace.prefixes import BLOCK_TOKENS
 from weft.core.trace.recorder import Recorder, prepare
 
 _fresh = itertools.count(1000)  # token ids that no other prompt has
@@ -71,6 +72,7 @@ def play(recorder: Recorder, *specs: TraceProgram) -> None:
         played.begin()
         played.run()
         recorder.end(played.program_id)
+    recorder.flush()
 
 
 def one(program: str = "A", output_tokens: int = 4, **fields: str) -> TraceProgram:
@@ -83,25 +85,37 @@ def first_s(program: TraceProgram) -> float:
     return program.arrival_s + min(call.gap_s for call in program.calls if not call.parents)
 
 
+def found(shared: int, *ends: int) -> int:
+    """Return how many of `shared` tokens are found in a prompt whose parts have these ends: whole blocks, unless an end
+    lies in the last block."""
+    whole = shared - shared % BLOCK_TOKENS
+    return max(whole, *(min(shared, end) for end in ends if end - end % BLOCK_TOKENS == whole), 0)
+
+
 def as_recorded(made: list[TraceProgram], ends: list[int]) -> list[TraceProgram]:
-    """Return the programs as a recorder writes them when they end in this order."""
+    """Return the programs as a recorder writes them when they run one after another and end in this order."""
     start_s = min(map(first_s, made))
-    beginnings: dict[str | None, int] = {}  # by name, the shared prefix of the prompt that others are compared with
+    firsts: dict[str | None, TraceCall] = {}  # by name, the call whose prompt others are compared with
     expected = []
-    for program in (made[index] for index in ends):
+    for program in made:
         calls = []
+        by_id = {call.call_id: call for call in program.calls}
         late_s = first_s(program) - program.arrival_s
         for call in program.calls:
-            if call.parents:
-                calls.append(call)
-                continue
             shared = call.shared_prefix_tokens
-            known = min(shared, beginnings.get(program.name, 0))
+            if call.parents:
+                parent = by_id[call.parents[0]]
+                ends_of = parent.prompt_tokens, parent.prompt_tokens + parent.output_tokens
+                calls.append(replace(call, shared_prefix_tokens=found(shared, *ends_of)))
+                continue
+            first = firsts.get(program.name)
+            common = min(shared, first.shared_prefix_tokens) if first is not None else 0
+            known = found(common, first.prompt_tokens) if first is not None else 0
             if call.prompt_tokens:
-                beginnings.setdefault(program.name, shared)
+                firsts.setdefault(program.name, call)
             calls.append(replace(call, gap_s=call.gap_s - late_s, shared_prefix_tokens=known))
         expected.append(replace(program, arrival_s=first_s(program) - start_s, calls=tuple(calls)))
-    return expected
+    return [expected[index] for index in ends]
 
 
 @given(programs(), st.data())
@@ -118,6 +132,7 @@ def test_recorded_programs_are_read_back(made: list[TraceProgram], data: st.Data
             each.run()
         for index in ends:
             recorder.end(played[index].program_id)
+        assert recorder.flush()
         recorded = read(path)
         assert recorded == as_recorded(made, ends)
         result = simulate(recorded, SimSettings())
@@ -182,8 +197,45 @@ def test_the_child_of_a_call_without_output_is_compared_with_its_grandparent(tmp
         recorder.note_tokens(played.program_id, call_id, prompt=prompt, output=output)
         played.graph.leave(call_id, 0.0, Account(0, 0, 0, len(prompt), len(output)), CallState.FINISHED)
     recorder.end(played.program_id)
+    recorder.flush()
     (recorded,) = read(path)
     assert recorded.calls == (TraceCall("a", (), 1, 3), TraceCall("c", ("a",), 1, 5, shared_prefix_tokens=4))
+
+
+def test_a_long_program_keeps_a_bounded_number_of_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompts that were not continued for the longest time are forgotten; the chain in use goes on, and no token
+    ids are kept."""
+    monkeypatch.setattr("weft.core.trace.recorder._MAX_BLOCKS", 20)
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path)
+    calls = [TraceCall("root", (), 1, 64)]
+    for number in range(30):
+        parent = calls[-1] if number % 2 else calls[0]
+        calls.append(TraceCall(f"c{number}", (parent.call_id,), 1, 65, shared_prefix_tokens=64 if number % 2 else 48))
+    played = Played(recorder, TraceProgram("A", tuple(calls)))
+    played.begin()
+    played.run()
+    program = recorder._open[played.program_id]
+    assert program.blocks == sum(map(len, program.chains.values())) <= 20
+    recorder.end(played.program_id)
+    recorder.flush()
+    (recorded,) = read(path)
+    assert [call.shared_prefix_tokens for call in recorded.calls] == [0, *[48, 64] * 15]
+
+
+def test_a_call_that_is_forgotten_shares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the first parent's hashes are gone, the figure is 0 rather than a guess, and late output changes nothing."""
+    monkeypatch.setattr("weft.core.trace.recorder._MAX_BLOCKS", 2)
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path)
+    calls = (TraceCall("a", (), 1, 32), TraceCall("b", (), 1, 32), TraceCall("c", ("a",), 1, 32, 0.0, None, None, 32))
+    played = Played(recorder, TraceProgram("A", calls))
+    played.begin()
+    played.run()
+    recorder.note_tokens(played.program_id, CallId("a"), output=[1] * 32)
+    assert list(recorder._open[played.program_id].chains) == ["c"]
+    recorder.end_all()
+    assert [call.shared_prefix_tokens for call in read(path)[0].calls] == [0, 0, 0]
 
 
 # -- the file

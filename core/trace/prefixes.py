@@ -1,0 +1,80 @@
+"""How many first tokens two calls have in common, found without keeping their tokens: by hashes of blocks."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+BLOCK_TOKENS: Final = 16  # as in vLLM's prefix cache on a GPU
+
+
+class TokenChain:
+    """A prompt and its output, as a hash for each whole block. A block's hash covers all tokens before it as well.
+
+    The hashes are those of Python's `hash`, 8 bytes for 16 tokens. They mean nothing to another process.
+
+    Args:
+        prompt: token ids.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._hashes = array("q")
+        self._tail = array("i")  # the tokens after the last whole block
+        self.extend(prompt)
+        self._ends = [(len(self._hashes), self._tail)]  # of the prompt: whole blocks, and the tokens after them
+
+    def __len__(self) -> int:
+        """How many whole blocks there are."""
+        return len(self._hashes)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add tokens of the output."""
+        data = self._tail + array("i", tokens)
+        key = self._hashes[-1] if self._hashes else 0
+        whole = len(data) - len(data) % BLOCK_TOKENS
+        for begin in range(0, whole, BLOCK_TOKENS):
+            key = hash((key, data[begin : begin + BLOCK_TOKENS].tobytes()))
+            self._hashes.append(key)
+        self._tail = data[whole:]
+
+    def shared_tokens(self, prompt: TokenChain, tokens: Sequence[int]) -> int:
+        """Return how many first tokens of another prompt are the first ones here.
+
+        The number is exact if the other prompt goes on where this prompt or its output ends, or differs in the block in
+        which one of them ends. Otherwise it is rounded down to whole blocks.
+
+        Args:
+            prompt: the chain of the other prompt.
+            tokens: the token ids of the other prompt.
+        """
+        blocks = _common_prefix(self._hashes, prompt._hashes)
+        begin = blocks * BLOCK_TOKENS
+        ends = (tail for end, tail in (*self._ends, (len(self._hashes), self._tail)) if end == blocks)
+        return begin + max((_same(tail, tokens[begin : begin + BLOCK_TOKENS]) for tail in ends), default=0)
+
+    def of_prompt(self) -> TokenChain:
+        """Return the chain of the prompt alone."""
+        chain = TokenChain(())
+        whole, chain._tail = self._ends[0]
+        chain._hashes = self._hashes[:whole]
+        return chain
+
+
+def _common_prefix(first: array[int], second: array[int]) -> int:
+    """Return how many first hashes are the same, by bisection: where two are the same, all before them are."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[middle - 1] == second[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _same(tail: array[int], tokens: Sequence[int]) -> int:
+    """Return how many first tokens of a tail are the same as those of a prompt."""
+    pairs = zip(tail, tokens, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
