@@ -6,21 +6,26 @@ argument. The entrypoint passes it on to a framework as `program.config()`, or t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from structlog.stdlib import BoundLogger
 
 from weft.core.errors import ProgramEndedError, ProgramEngineError
 from weft.core.ids import CallId, IdSource, ProgramId, SessionId, check_id
+from weft.core.locks import fork_safe
 from weft.core.log import get_logger
 from weft.core.process_table import Account, Attained, CallIdentity, ProgramInfo, ProgramRow, ProgramState
+from weft.core.program.ancestry import Calls
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.program.lineage import NOTHING, Content, Inputs
 from weft.core.program.run_tree import ROOT, RunKind, RunTree
+
+MOST_PARENTS_SENT: Final = 64  # with a call to its engine, the newest; the graph has all of them
 
 
 class Backend(Protocol):
@@ -51,19 +56,37 @@ def register_adapter(framework: str, adapter: Callable[[Program], Any]) -> None:
     _adapters[framework] = adapter
 
 
+def _nothing() -> None:
+    """Does nothing."""
+
+
 class _SharedState:
     """The state that a program's own handle and the handles of its branches share."""
 
     def __init__(self, info: ProgramInfo, ids: IdSource) -> None:
         self.info = info
         self.ids = ids
-        self.lock = threading.RLock()
+        self.lock = fork_safe(threading.RLock())
         self.tree = RunTree(ids.thread)
         self.graph = ProgramGraph(info.program_id, info.session_id, info.name)
         self.state = ProgramState.IDLE
         self.backend: Backend | None = None
         self.last_row: ProgramRow | None = None
         self.anchors = itertools.count(1)
+        self.reports = 0  # from integrations and the engine
+        self.idle_timeout_s: float | None = None
+        self.on_abandoned: Callable[[], None] = _nothing
+        self._edges: tuple[Calls, tuple[Edge, ...]] = ((), ())  # of the latest call
+
+    def edges(self, parents: Calls, inexact: Calls) -> tuple[Edge, ...]:
+        """The edges of a call. Calls that share a tuple of parents share a tuple of edges."""
+        if parents is not self._edges[0]:
+            guesses = set(inexact)
+            self._edges = parents, tuple(_edge(parent, parent not in guesses) for parent in parents)
+        return self._edges[1]
+
+
+_edge = functools.lru_cache(4096)(Edge)  # a call is a parent of many calls in a wide program
 
 
 class Program:
@@ -196,16 +219,19 @@ class Program:
             stage: for `RunKind.STAGE`: the same value for runs that the framework starts to run concurrently.
         """
         with self._shared.lock:
+            self._shared.reports += 1
             self._shared.tree.start(run, parent, self._anchor, kind, stage)
 
     def end_run(self, run: Hashable) -> None:
         """Report that a run of the framework ended, with or without success."""
         with self._shared.lock:
+            self._shared.reports += 1
             self._shared.tree.end(run)
 
     def note_tool(self, run: Hashable, name: str) -> None:
         """Report that a run is a tool, or a human's answer ("human"). The graph names it in the interception."""
         with self._shared.lock:
+            self._shared.reports += 1
             self._shared.tree.note_tool(run, name)
 
     def note_tools(self, run: Hashable, names: Iterable[str]) -> None:
@@ -219,6 +245,8 @@ class Program:
     def start_call(self, run: Hashable, inputs: Inputs = NOTHING, *, label: str | None = None) -> CallIdentity:
         """Report that a run of the framework calls the LLM, and return the ids of the call.
 
+        The ids name the 64 newest parents at most, because they travel with the call. The graph has all parents.
+
         Args:
             run: the run. A run that was not reported is at the top of this handle, and ends with the call.
             inputs: the content of the call's messages, or a function that returns it. The function is called only if
@@ -229,13 +257,14 @@ class Program:
             ProgramEndedError: the program has ended.
         """
         with self._shared.lock:
+            self._shared.reports += 1
             self._check_running()
             call_id = self._shared.ids.call()
             thread_id, parents, inexact, tools = self._shared.tree.start_call(run, call_id, self._anchor, inputs)
-            guesses = set(inexact)
-            edges = tuple(Edge(parent, parent not in guesses) for parent in parents)
+            edges = self._shared.edges(parents, inexact)
             self._shared.graph.open(CallNode(call_id, thread_id, edges, label or "", tools))
-            return CallIdentity(self.program_id, thread_id, call_id, parents)
+            self._shared.graph.fold(self._shared.tree.knows)
+            return CallIdentity(self.program_id, thread_id, call_id, parents[-MOST_PARENTS_SENT:])
 
     def end_call(self, run: Hashable, identity: CallIdentity, output: Content = NOTHING) -> None:
         """Report that a call has a result. The next call in the run comes after it.
@@ -249,6 +278,7 @@ class Program:
         """
         del run  # the tree knows the run of the call
         with self._shared.lock:
+            self._shared.reports += 1
             self._shared.tree.end_call(identity.call_id, output)
 
     # -- reports from an engine, in seconds of its monotonic clock
@@ -256,11 +286,13 @@ class Program:
     def call_arrived(self, call_id: CallId, now_s: float) -> None:
         """Report that a call reached the engine."""
         with self._shared.lock:
+            self._shared.reports += 1
             self._shared.graph.arrive(call_id, now_s)
 
     def call_left(self, call_id: CallId, now_s: float, account: Account, state: CallState) -> None:
         """Report that a call left the engine, or that the engine refused it, before the caller gets the result."""
         with self._shared.lock:
+            self._shared.reports += 1
             self._shared.graph.leave(call_id, now_s, account, state)
             if state is CallState.FAILED:
                 self._shared.tree.fail_call(call_id)
@@ -271,6 +303,46 @@ class Program:
         """Report the final account of an aborted call, which exceeds that of its latest output."""
         with self._shared.lock:
             self._shared.graph.settle(call_id, account)
+
+    # -- the end of programs whose end may not be reported
+
+    def end_when_idle(self, timeout_s: float, on_abandoned: Callable[[], None]) -> None:
+        """End the program as abandoned once nothing is reported of it, and no call is in flight, for `timeout_s`.
+
+        An engine checks the programs that have made a call on it. A program without a call ends by `abandon` only.
+
+        Args:
+            timeout_s: seconds, above 0.
+            on_abandoned: called when the program ends that way. It must not use the program.
+        """
+        with self._shared.lock:
+            self._shared.idle_timeout_s = timeout_s
+            self._shared.on_abandoned = on_abandoned
+
+    @property
+    def idle_timeout_s(self) -> float | None:
+        """Seconds without a report after which the program ends; None: never."""
+        return self._shared.idle_timeout_s
+
+    @property
+    def reports(self) -> int:
+        """How many reports of runs and calls the program has got. The number grows while anything happens."""
+        return self._shared.reports
+
+    def abandon(self, reports: int) -> bool:
+        """End the program as abandoned, unless it has got more than `reports` reports.
+
+        Returns:
+            Whether the program ended now.
+        """
+        with self._shared.lock:
+            if self._shared.state is not ProgramState.IDLE or self._shared.reports != reports:
+                return False
+            self._shared.state = ProgramState.ABANDONED
+            self._shared.on_abandoned()  # before a late call can find the program ended
+            self._shared.on_abandoned = _nothing
+        self._leave_backend(ProgramState.ABANDONED)
+        return True
 
     # -- start, state and end
 
@@ -302,8 +374,10 @@ class Program:
     @property
     def state(self) -> ProgramState:
         """Idle or active while the program runs, then the state in which it ended."""
+        if self._shared.state is not ProgramState.IDLE:  # its row is about to leave the table, or has left
+            return self._shared.state
         row = self.row
-        return row.state if row is not None else self._shared.state
+        return row.state if row is not None else ProgramState.IDLE
 
     @property
     def row(self) -> ProgramRow | None:
@@ -336,7 +410,11 @@ class Program:
             if self._shared.state is not ProgramState.IDLE:
                 return
             self._shared.state = state
-            backend = self._shared.backend
+            self._shared.on_abandoned = _nothing  # it may refer to the program
+        self._leave_backend(state)
+
+    def _leave_backend(self, state: ProgramState) -> None:
+        backend = self._shared.backend
         if backend is not None:
             self._shared.last_row = backend.end_session(self.program_id, state)
         self.log.debug("program ended", state=str(state))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, BaseCallbackHandler, CallbackManagerForLLMRun
 from langchain_core.messages import BaseMessage
 
-from weft.core.errors import InvalidIdError
-from weft.core.process_table import CallIdentity
+from weft.core.errors import InvalidIdError, ProgramEndedError
+from weft.core.process_table import CallIdentity, ProgramState
 from weft.core.program import Program, register_adapter
 from weft.core.program.lineage import Inputs
 from weft.core.program.run_tree import RunKind
+from weft.core.routing.admission import check_timeout
 from weft.integrations.langchain.messages import Answer, input_content
+from weft.integrations.langchain.root_runs import RootRuns
 
 _SESSION_KEYS: Final = ("session_id", "conversation_id", "thread_id")  # in the order in which LangSmith reads them
 RUN_KWARG: Final = "_weft_run"  # the private argument that carries a `Run` to the model
@@ -51,6 +52,17 @@ def _run_kind(tags: list[str] | None, parent: _OpenRun | None) -> tuple[RunKind,
     return (RunKind.STAGE, "each") if parent is not None and parent.is_map else (RunKind.CODE, None)
 
 
+def _new_program(name: str, metadata: dict[str, Any] | None) -> Program:
+    """The program of a root run, in the session that the run's metadata names."""
+    session = next((metadata[key] for key in _SESSION_KEYS if metadata and metadata.get(key)), None)
+    try:
+        return Program(name, session_id=str(session) if session is not None else None, metadata=metadata)
+    except InvalidIdError as error:  # LangChain would drop the error, and the run would have no program.
+        program = Program(name, metadata=metadata)
+        program.log.warning("the run's session id is not usable, so it gets its own", reason=str(error))
+        return program
+
+
 class ProgramCallbackHandler(BaseCallbackHandler):
     """Carries a program through LangChain: `config={"callbacks": [ProgramCallbackHandler()]}`.
 
@@ -58,15 +70,21 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         program: The program to which all runs belong; `program.config()` passes it. None: Each root run is a program
             of its own. It has the name of the run, and the session that the run's metadata names (`session_id`,
             `conversation_id` or `thread_id`).
+        idle_timeout_s: Where each root run is a program: Seconds without the start or end of a run or call, and without
+            a call in flight, after which a program ends as `ProgramState.ABANDONED`. LangChain does not report the end
+            of every run that is left. A call that comes later nevertheless goes to a new program of the same name and
+            session, and a warning says so. None: no limit.
+
+    Raises:
+        InvalidRequestError: `idle_timeout_s` is not above 0.
     """
 
     run_inline = True  # The handler runs at once on the caller's thread, so a parent is known before its children.
 
-    def __init__(self, program: Program | None = None) -> None:
+    def __init__(self, program: Program | None = None, *, idle_timeout_s: float | None = 600.0) -> None:
         self.program = program
-        self._lock = threading.Lock()
-        self._programs: dict[UUID, Program] = {}  # by open run; used where each root run is a program
         self._open_runs: dict[UUID, _OpenRun] = {}
+        self._root_runs = RootRuns(check_timeout(idle_timeout_s, "idle_timeout_s"), self._forget)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProgramCallbackHandler:
         return self  # LangChain copies configs, and a copy must carry the same program.
@@ -79,34 +97,33 @@ class ProgramCallbackHandler(BaseCallbackHandler):
             given: The input of the call, for lineage.
 
         Raises:
-            ProgramEndedError: The program has ended.
+            ProgramEndedError: The program has ended, other than by its time-out.
         """
-        program = self._program_of(run_id) or self._open_program(run_id, None, "chat", None)
         run = self._open_runs.get(run_id)
-        return program, program.start_call(run_id, given, label=run.label if run is not None else None)
+        label = run.label if run is not None else None
+        program = self._program_of(run_id) or self._open_program(run_id, run_id, "chat", None)
+        try:
+            return program, program.start_call(run_id, given, label=label)
+        except ProgramEndedError:
+            if program is self.program or program.state is not ProgramState.ABANDONED:
+                raise
+        program = self._open_program(run_id, run_id, "chat", None)  # it has timed out at this very moment
+        return program, program.start_call(run_id, given, label=label)
 
-    def _program_of(self, run_id: UUID | None) -> Program | None:
-        if self.program is not None:
-            return self.program
-        with self._lock:
-            return self._programs.get(run_id) if run_id is not None else None
+    def _program_of(self, run_id: UUID) -> Program | None:
+        return self.program if self.program is not None else self._root_runs.program_of(run_id)
+
+    def _forget(self, runs: set[UUID]) -> None:
+        for run_id in runs:
+            self._open_runs.pop(run_id, None)
 
     def _open_program(
         self, run_id: UUID, parent_run_id: UUID | None, name: str, metadata: dict[str, Any] | None
     ) -> Program:
         """The program of a new run: its parent's, or a new program."""
-        program = self._program_of(parent_run_id)
-        if program is None:
-            session = next((metadata[key] for key in _SESSION_KEYS if metadata and metadata.get(key)), None)
-            try:
-                program = Program(name, session_id=str(session) if session is not None else None, metadata=metadata)
-            except InvalidIdError as error:  # LangChain would drop the error, and the run would have no program.
-                program = Program(name, metadata=metadata)
-                program.log.warning("the run's session id is not usable, so it gets its own", reason=str(error))
-        if self.program is None:
-            with self._lock:
-                self._programs[run_id] = program
-        return program
+        if self.program is not None:
+            return self.program
+        return self._root_runs.start(run_id, parent_run_id, functools.partial(_new_program, name, metadata))
 
     def _start(
         self,
@@ -143,18 +160,12 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         self.finish(run_id, error)
 
     def finish(self, run_id: UUID, error: BaseException | None) -> None:
-        """End a run, and a program that this handler opened with its last run. Ending twice changes nothing."""
+        """End a run, and with it perhaps a program that this handler opened. Ending twice changes nothing."""
         self._open_runs.pop(run_id, None)
-        program = self._program_of(run_id)
-        if program is None:
-            return
-        program.end_run(run_id)
-        if self.program is None:
-            with self._lock:
-                self._programs.pop(run_id, None)
-                ends = program not in self._programs.values()
-            if ends:
-                program.end_with(error)
+        if self.program is not None:
+            self.program.end_run(run_id)
+        else:
+            self._root_runs.end(run_id, error)
 
     on_chain_start = on_llm_start = on_chat_model_start = _start
     on_tool_start = on_retriever_start = _start_tool
