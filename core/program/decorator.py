@@ -7,42 +7,48 @@ import inspect
 import re
 import types
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from typing import Any, ForwardRef, Protocol, TypeVar, Union, cast, get_args, get_origin, overload
+from typing import Any, Concatenate, ForwardRef, Union, cast, get_args, get_origin, overload
 
 from weft.core.errors import ProgramParameterError
-from weft.core.program import Program
-
-R_co = TypeVar("R_co", covariant=True)
+from weft.core.program.entrypoint import (
+    A_contra,
+    AnyEntrypoint,
+    B_contra,
+    C_contra,
+    Decorator,
+    Entrypoint,
+    EntrypointAfter1,
+    EntrypointAfter2,
+    EntrypointAfter3,
+    P,
+    R_co,
+)
+from weft.core.program.handle import Program
 
 # For annotations that cannot be evaluated, e.g. because a name is imported for type checkers only.
 _UNION_TEXT = re.compile(r"(?:[\w.]+\.)?(?:Optional|Union)\[(.*)\]")
 _PROGRAM_TEXT = re.compile(r"(?:[\w.]+\.)?Program")
 
 
-class Entrypoint(Protocol[R_co]):
-    """The result of `@program`: a function of the same kind as the decorated one, without the `Program` parameter."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
-        """Run the function as a new program, or with `program=` as a branch of that program."""
-
-    def options(
-        self,
-        *,
-        name: str | None = None,
-        session_id: str | None = None,
-        tenant: str | None = None,
-        tags: Iterable[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Entrypoint[R_co]:
-        """Return the same entrypoint with other options, e.g. `answer.options(session_id=user)(question)`.
-
-        Options that are None stay as they are. For a method, use the class:
-        `Agent.answer.options(session_id=user)(agent, question)`.
-        """
-
-
+# The overloads overlap for a function with two programs, which is refused at run time.
 @overload
-def program(function: Callable[..., R_co], /) -> Entrypoint[R_co]: ...
+def program(  # type: ignore[overload-overlap]
+    function: Callable[Concatenate[Program, P], R_co], /
+) -> Entrypoint[P, R_co]: ...
+@overload
+def program(  # type: ignore[overload-overlap]
+    function: Callable[Concatenate[A_contra, Program, P], R_co], /
+) -> EntrypointAfter1[A_contra, P, R_co]: ...
+@overload
+def program(  # type: ignore[overload-overlap]
+    function: Callable[Concatenate[A_contra, B_contra, Program, P], R_co], /
+) -> EntrypointAfter2[A_contra, B_contra, P, R_co]: ...
+@overload
+def program(
+    function: Callable[Concatenate[A_contra, B_contra, C_contra, Program, P], R_co], /
+) -> EntrypointAfter3[A_contra, B_contra, C_contra, P, R_co]: ...
+@overload
+def program(function: Callable[..., R_co], /) -> AnyEntrypoint[R_co]: ...
 @overload
 def program(
     *,
@@ -51,7 +57,7 @@ def program(
     tenant: str | None = None,
     tags: Iterable[str] = (),
     metadata: Mapping[str, Any] | None = None,
-) -> Callable[[Callable[..., R_co]], Entrypoint[R_co]]: ...
+) -> Decorator: ...
 def program(function: Any = None, /, **options: Any) -> Any:
     """Make a function the entrypoint of a program: each call of the function is one program.
 

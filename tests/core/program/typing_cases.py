@@ -1,0 +1,109 @@
+"""What type checkers must accept and refuse of decorated functions. A line that must be refused ends with `# refused`.
+
+`test_typing.py` runs the checkers over this file. Nothing here is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from typing import assert_type
+
+import weft
+
+
+@weft.program
+async def last(question: str, program: weft.Program) -> int:
+    return len(question) + len(program.name)
+
+
+@weft.program
+async def first(program: weft.Program, question: str, times: int = 1) -> int:
+    return len(question) * times + len(program.name)
+
+
+@weft.program(name="renamed", tags=["typed"])
+async def with_options(question: str, times: int, program: weft.Program, *, loud: bool = False) -> int:
+    return len(question) * times + loud + len(program.name)
+
+
+@weft.program
+async def optional(question: str, program: weft.Program | None = None, times: int = 1) -> int:
+    return len(question) * times + (program is None)
+
+
+@weft.program
+def blocking(question: str, program: weft.Program) -> int:
+    return len(question) + len(program.name)
+
+
+@weft.program
+async def stream(question: str, program: weft.Program) -> AsyncGenerator[str]:
+    yield question + program.name
+
+
+@weft.program
+def pieces(question: str, program: weft.Program) -> Generator[str]:
+    yield question + program.name
+
+
+@weft.program
+async def keyword_only(question: str, *, program: weft.Program) -> int:
+    return len(question) + len(program.name)
+
+
+class Agent:
+    @weft.program
+    async def answer(self, question: str, program: weft.Program) -> int:
+        return len(question) + len(program.name)
+
+    @weft.program
+    async def vote(self, program: weft.Program, question: str, times: int = 1) -> int:
+        return len(question) * times + len(program.name)
+
+
+async def results_are_known(program: weft.Program) -> None:
+    assert_type(await last("x"), int)
+    assert_type(await last(question="x"), int)
+    assert_type(await last("x", program=program), int)
+    assert_type(await last.options(session_id="user")("x"), int)
+    assert_type(await first("x"), int)
+    assert_type(await first("x", times=2), int)
+    assert_type(await first(question="x", times=2), int)
+    assert_type(await first("x", 2, program=program), int)
+    assert_type(await with_options("x", 2, loud=True), int)
+    assert_type(await with_options("x", times=2), int)
+    assert_type(await optional("x", times=2), int)
+    assert_type(blocking("x"), int)
+    assert_type(await keyword_only("x"), int)
+    async for text in stream("x"):
+        assert_type(text, str)
+    for text in pieces("x"):
+        assert_type(text, str)
+
+
+async def methods_are_bound(agent: Agent, program: weft.Program) -> None:
+    assert_type(await agent.answer("x"), int)
+    assert_type(await agent.answer(question="x"), int)
+    assert_type(await agent.answer("x", program=program), int)
+    assert_type(await agent.vote("x", times=2), int)
+    assert_type(await Agent.answer(agent, "x"), int)
+    assert_type(await Agent.vote.options(session_id="user")(agent, "x"), int)
+
+
+async def wrong_calls_are_refused(agent: Agent) -> None:
+    await last(1, 2, 3, foo="x")  # refused
+    await last(1)  # refused
+    await last("x", "y")  # refused
+    await last()  # accepted: a call by keywords alone is not checked where parameters come before the program
+    await first(1)  # refused
+    await first("x", foo=1)  # refused
+    await first()  # refused
+    await with_options("x", "y")  # refused
+    await with_options("x", 1, quiet=True)  # refused
+    blocking(1)  # refused
+    stream(1, 2)  # refused
+    await agent.answer(1, 2)  # refused
+    await agent.vote(1)  # refused
+    await agent.vote("x", foo=1)  # refused
+    await keyword_only(1, 2)  # accepted: Python has no type for a function less a parameter that is keyword-only
+    last.options(nme="x")  # refused
