@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import itertools
+import threading
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Final
 
 from weft.core.ids import EngineId, ProgramId
@@ -21,18 +25,44 @@ class FakeClock:
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
 
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        # When each sleeper wakes, a number for those that wake at the same time, and how to wake it.
+        self._sleepers: list[tuple[float, int, Callable[[], None]]] = []
+
     def __call__(self) -> float:
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock by `seconds`.
+        """Advance the clock by `seconds`, and wake the sleepers whose time has come. May be called from any thread.
 
         Raises:
             ValueError: `seconds` is negative.
         """
         if seconds < 0:
             raise ValueError(f"a clock cannot go back by {-seconds} s; give 0 or more")
-        self.now_s += seconds
+        with self._lock:
+            self.now_s += seconds
+            due = []
+            while self._sleepers and self._sleepers[0][0] <= self.now_s:
+                due.append(heapq.heappop(self._sleepers)[2])
+        for wake in due:
+            with suppress(RuntimeError):  # the sleeper's event loop is closed
+                wake()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until the clock has been advanced by `seconds`."""
+        loop = asyncio.get_running_loop()
+        awake = asyncio.Event()
+        with self._lock:
+            if seconds <= 0:
+                return
+
+            def wake() -> None:
+                loop.call_soon_threadsafe(awake.set)
+
+            heapq.heappush(self._sleepers, (self.now_s + seconds, next(self._numbers), wake))
+        await awake.wait()
 
 
 class RecordingBackend:

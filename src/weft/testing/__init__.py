@@ -42,5 +42,6 @@ this::
 from __future__ import annotations
 
 from weft.core.testing import FakeClock, RecordingBackend
+from weft.testing.scripted import Reply, ScriptedCall, ScriptedEngine
 
-__all__ = ["FakeClock", "RecordingBackend"]
+__all__ = ["FakeClock", "RecordingBackend", "Reply", "ScriptedCall", "ScriptedEngine"]

@@ -1,0 +1,273 @@
+"""An engine that answers from a script, for tests of agents with their real framework and without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast
+
+from weft.core.errors import InvalidRequestError, ScriptError
+from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.process_table import Account
+from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
+from weft.core.testing import FakeClock
+from weft.engine.frontend.calls import ModelEndpoint
+from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.frontend.weak import weakly
+from weft.engine.wire import decode_call
+
+_POLL_S: Final = 0.001
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of a `ScriptedEngine`.
+
+    Args:
+        content: The text.
+        tool_calls: The name and the arguments of each tool that the model calls.
+        latency_s: Seconds that the answer takes. None: the engine's `latency_s`.
+    """
+
+    content: str = ""
+    tool_calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    latency_s: float | None = None
+
+
+AnyReply = str | Reply | Exception
+
+
+class ScriptedCall(NamedTuple):
+    """A call that reached a `ScriptedEngine`."""
+
+    body: Mapping[str, Any]  # the request in OpenAI's chat format, with `messages`, `tools`, `temperature`, …
+    program_id: ProgramId
+    thread_id: ThreadId
+    parents: tuple[CallId, ...]  # the calls that had to finish first
+
+
+class _Request:
+    """A request, with the attributes that the front end reads and sets."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.body = body
+        self.request_id: str = body.get("request_id", "")
+        self.stream: bool = body.get("stream", False)
+        self.return_token_ids: bool = bool(body.get("return_token_ids"))
+        self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
+
+
+class ScriptedEngine(FrontEnd):
+    """An engine without a model and without vLLM, for unit tests. Everything but the answers is Weft's own.
+
+    ::
+
+        engine = ScriptedEngine(["Paris", Reply(tool_calls=[("weather", {"city": "Paris"})]), "It is warm."])
+        model = ChatWeft(engine=engine)
+
+    `ChatWeft`, `WeftChatCompletionClient` and `openai_client` take it like a `weft.Engine`. It has a real process
+    table, sessions, deadlines and errors. A token is a word.
+
+    Args:
+        replies: The answers, one for each call in the order of arrival; or a function from the request, in OpenAI's
+            chat format, to the answer. An answer is a text, a `Reply`, or an exception, which the call then raises.
+        latency_s: Seconds that each answer takes, and that count as the call's service.
+        clock: Answers wait until the test has advanced this clock by their latency. None: the engine has a clock of its
+            own, `engine.clock`, and advances it by the latency of each answer, so that nothing waits.
+        max_calls: As for `weft.Engine`.
+        max_model_len: The context length, in words.
+
+    Attributes:
+        calls: The calls that have arrived, in order.
+        clock: The engine's clock, in seconds.
+
+    Raises:
+        ReplicaError: `max_calls` is not above 0.
+    """
+
+    model = "scripted"
+
+    def __init__(
+        self,
+        replies: Iterable[AnyReply] | Callable[[Mapping[str, Any]], AnyReply],
+        *,
+        latency_s: float = 0.0,
+        clock: FakeClock | None = None,
+        max_calls: int = DEFAULT_MAX_CALLS,
+        max_model_len: int = 4096,
+    ) -> None:
+        self.clock = clock or FakeClock()
+        super().__init__(
+            "fcfs",
+            max_calls=max_calls,
+            call_timeout_s=None,
+            program_timeout_s=None,
+            hang_timeout_s=None,
+            clock=self.clock,
+            record=None,
+        )
+        self.calls: list[ScriptedCall] = []
+        self._start_loop()
+        self._chat = _ScriptedChat(
+            replies,
+            latency_s,
+            self.clock,
+            waits=clock is not None,
+            max_model_len=max_model_len,
+            on_call=self.calls.append,
+            on_account=weakly(self._in_flight.account),
+        )
+        self._only_endpoint = ModelEndpoint(cast("Any", self._chat), Admission(lambda: max_calls), self.engine_id)
+        self._finalizer = weakref.finalize(self, self._loop.stop)
+        self._closed = False
+
+    def _endpoint(self, model: str | None) -> ModelEndpoint:
+        del model  # any name will do
+        return self._only_endpoint
+
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
+        del message  # there is no scheduler
+        return []
+
+    @property
+    def swap_stats(self) -> None:
+        return None
+
+    async def until_waiting(self, calls: int) -> None:
+        """Wait until so many calls wait for the clock, which the test then advances."""
+        while self._chat.waiting < calls:  # noqa: ASYNC110  the calls are on the engine's event loop
+            await asyncio.sleep(_POLL_S)
+
+    def __repr__(self) -> str:
+        return f"<weft.testing.ScriptedEngine {self.engine_id} {len(self.calls)} calls>"
+
+
+class _ScriptedChat:
+    """Takes the place of vLLM's chat endpoint."""
+
+    def __init__(
+        self,
+        replies: Iterable[AnyReply] | Callable[[Mapping[str, Any]], AnyReply],
+        latency_s: float,
+        clock: FakeClock,
+        *,
+        waits: bool,
+        max_model_len: int,
+        on_call: Callable[[ScriptedCall], None],
+        on_account: Callable[[CallId, Account], None],
+    ) -> None:
+        self._function = replies if callable(replies) else None
+        self._list: Iterator[AnyReply] = iter(() if callable(replies) else replies)
+        self._latency_s = latency_s
+        self._clock = clock
+        self._waits = waits
+        self._on_call = on_call
+        self._on_account = on_account
+        self._count = 0
+        self.waiting = 0  # calls that wait for the clock
+        self.max_model_len = max_model_len
+
+    # -- what the front end asks of an endpoint
+
+    @staticmethod
+    def tokenize(text: str) -> list[int]:
+        return [sum(word.encode()) for word in text.split()]
+
+    @staticmethod
+    def make_request(body: dict[str, Any]) -> _Request:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise InvalidRequestError("the chat request is malformed: messages must be a list of one message or more.")
+        if body.get("n") not in (None, 1):
+            raise InvalidRequestError("a scripted engine gives one answer to a call; leave out n.")
+        return _Request(body)
+
+    async def count_prompt_tokens(self, request: _Request) -> int:
+        return len(self._prompt(request))
+
+    async def complete(self, request: _Request) -> dict[str, Any]:
+        message, usage, reason = await self._answer(request)
+        choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+        if request.return_token_ids:
+            choice["token_ids"] = self.tokenize(message.get("content") or "")
+        answer = {**_head(request, "chat.completion"), "choices": [choice], "usage": usage}
+        return {**answer, "prompt_token_ids": self._prompt(request)} if request.return_token_ids else answer
+
+    async def stream(self, request: _Request) -> AsyncGenerator[dict[str, Any]]:
+        message, usage, reason = await self._answer(request)
+        head = _head(request, "chat.completion.chunk")
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        words = (message.get("content") or "").split(" ")
+        deltas += [{"content": word if number == 0 else f" {word}"} for number, word in enumerate(words) if message]
+        deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(message.get("tool_calls") or ())]
+        for number, delta in enumerate(deltas):
+            choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
+            chunk = {**head, "choices": [choice]}
+            if request.return_token_ids:
+                choice["token_ids"] = self.tokenize(delta.get("content") or "")
+                if number == 0:
+                    chunk["prompt_token_ids"] = self._prompt(request)
+            yield chunk
+        yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+        if (request.body.get("stream_options") or {}).get("include_usage"):
+            yield {**head, "choices": [], "usage": usage}
+
+    # -- the script
+
+    async def _answer(self, request: _Request) -> tuple[dict[str, Any], dict[str, int], str]:
+        """The next reply as OpenAI's message, with its usage and its finish reason."""
+        reply = self._next(request)
+        number = self._count
+        latency_s = self._latency_s if reply.latency_s is None else reply.latency_s
+        if self._waits:
+            self.waiting += 1
+            try:
+                await self._clock.sleep(latency_s)
+            finally:
+                self.waiting -= 1
+        else:
+            self._clock.advance(latency_s)
+        words = reply.content.split(" ") if reply.content else []
+        limits = (request.body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+        limit = next((limit for limit in limits if limit is not None), len(words))
+        is_cut = len(words) > limit and not reply.tool_calls
+        message: dict[str, Any] = {"content": " ".join(words[:limit] if is_cut else words) or None}
+        if reply.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call-{number}-{index}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": json.dumps(arguments)},
+                }
+                for index, (name, arguments) in enumerate(reply.tool_calls)
+            ]
+        prompt, output = len(self._prompt(request)), max(1, min(len(words), limit))
+        account = Account(service_s=latency_s, prompt_tokens=prompt, output_tokens=output)
+        self._on_account(CallId(request.request_id), account)
+        usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        return message, usage, "tool_calls" if reply.tool_calls else "length" if is_cut else "stop"
+
+    def _next(self, request: _Request) -> Reply:
+        identity = decode_call(request.vllm_xargs, request.request_id, None, is_trusted=True).identity
+        self._on_call(ScriptedCall(request.body, identity.program_id, identity.thread_id, identity.parents))
+        self._count += 1
+        reply = self._function(request.body) if self._function else next(self._list, None)
+        if isinstance(reply, Exception):
+            raise reply
+        if reply is None:
+            last = request.body["messages"][-1]
+            raise ScriptError(f"the script has no reply for call {self._count}, whose last message is {last!r:.200}.")
+        if not isinstance(reply, str | Reply):
+            raise ScriptError(f"reply {self._count} must be a text, a Reply or an Exception, not {reply!r:.200}.")
+        return Reply(reply) if isinstance(reply, str) else reply
+
+    def _prompt(self, request: _Request) -> list[int]:
+        texts = (message.get("content") for message in request.body["messages"] if isinstance(message, Mapping))
+        return self.tokenize(" ".join(text if isinstance(text, str) else json.dumps(text) for text in texts if text))
+
+
+def _head(request: _Request, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{request.request_id}", "object": kind, "created": 0, "model": ScriptedEngine.model}
