@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -31,6 +31,8 @@ from weft.engine.vllm_compat.names import (
     OpenAIServingModels,
     VLLMClientError,
 )
+
+_PROBLEM_CHARS: Final = 2000  # of an error's message, because vLLM's validators repeat the value
 
 
 class ChatEndpoint:
@@ -93,17 +95,12 @@ class ChatEndpoint:
         """Check a chat request in OpenAI's format.
 
         Raises:
-            InvalidRequestError: The request is malformed; the message names each field.
+            InvalidRequestError: The request is malformed; the message names each field where vLLM does.
         """
         try:
             return ChatCompletionRequest(**body)
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
-            )
-            raise InvalidRequestError(f"the chat request is malformed: {problems}") from None
-        except (TypeError, ValueError, VLLMClientError) as error:
-            raise InvalidRequestError(f"the chat request is malformed: {error}") from None
+        except Exception as error:  # vLLM's validators read a body of any shape, and fail on some in other ways
+            raise InvalidRequestError(f"the chat request is malformed: {_problem(error):.{_PROBLEM_CHARS}}") from None
 
     async def complete(self, request: ChatCompletionRequest) -> dict[str, Any]:
         """One answer, as an OpenAI `chat.completion` object.
@@ -126,7 +123,7 @@ class ChatEndpoint:
         try:
             _, (prompt,) = await self._llm.renderer.render_chat_async([request.messages], chat, any_length)
         except VLLMClientError as error:
-            raise InvalidRequestError(f"the engine refused the request: {error}") from None
+            raise InvalidRequestError(f"the engine refused the request: {_said(error)}") from None
         return len(prompt["prompt_token_ids"])
 
     async def stream(self, request: ChatCompletionRequest) -> AsyncGenerator[dict[str, Any]]:
@@ -165,16 +162,35 @@ class ChatEndpoint:
 
     def _translate(self, error: Exception) -> WeftError:
         if isinstance(error, EngineDeadError) or self._llm.errored:
-            return EngineDiedError()
+            return EngineDiedError(getattr(self._llm, "why_dead", ""))
         if isinstance(error, VLLMClientError):
-            return self._error(str(error).split(" (parameter=")[0], 400)
-        return CallFailedError(f"the engine failed on this call: {type(error).__name__}: {error}")
+            return self._error(_said(error).split(" (parameter=")[0], 400)
+        return CallFailedError(f"the engine failed on this call: {type(error).__name__}: {_said(error)}")
 
     def _error(self, message: str, code: Any) -> WeftError:
         if self._llm.errored:
-            return EngineDiedError()
+            return EngineDiedError(getattr(self._llm, "why_dead", ""))
         if "context length" in message or "maximum model length" in message or "max_model_len" in message:
             return ContextLengthError(message)
         if isinstance(code, int) and 400 <= code < 500:
             return InvalidRequestError(f"the engine refused the request: {message}")
         return CallFailedError(f"the engine failed on this call: {message}")
+
+
+def _problem(error: Exception) -> str:
+    """What vLLM's validators found wrong with a request."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        return "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in found)
+    if isinstance(error, TypeError | ValueError | VLLMClientError):
+        return _said(error)
+    return f"a field has a value of the wrong type ({_said(error)}). Compare the fields with OpenAI's chat completions."
+
+
+def _said(error: Exception) -> str:
+    """The error's text. vLLM's errors add the client's value when they are asked for it, which may fail."""
+    try:
+        return f"{error!s:.{_PROBLEM_CHARS}}"
+    except (RecursionError, ValueError):  # the value is nested too deeply, or has too many digits
+        message = error.args[0] if error.args else None
+        return f"{message:.{_PROBLEM_CHARS}}" if isinstance(message, str) else type(error).__name__

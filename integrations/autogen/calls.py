@@ -19,12 +19,14 @@ from autogen_core.models import (
 )
 
 from weft.core.errors import InvalidRequestError, WeftError
+from weft.core.locks import fork_safe
 from weft.core.program import Program
 from weft.core.program.lineage import NOTHING, Content
 from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
 
-# Fields that the client itself fills in, from AutoGen's arguments. `n` is among them because a call has one answer.
-_RESERVED: Final = {"messages", "model", "n", "request_id", "session_id", "stream", "tools"}
+# Fields that the client fills in from AutoGen's arguments. `n` is among them because a call has one answer.
+_FROM_AUTOGEN: Final = {"model", "n", "tools"}
 
 
 class ClientConfigError(WeftError, NotImplementedError):
@@ -164,7 +166,7 @@ class Usage:
 
     def __init__(self, parent: Usage | None = None) -> None:
         self._parent = parent
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -183,20 +185,13 @@ class Usage:
             return RequestUsage(self._prompt_tokens, self._completion_tokens)
 
 
-def check_fields(names: Iterable[str]) -> None:
+def check_client_fields(names: Iterable[str]) -> None:
     """Check that a user may set these fields of vLLM's chat request.
 
     Raises:
         InvalidRequestError: vLLM's chat request has no such field, or the client fills it in. The message names it.
     """
-    from weft.engine.vllm_compat.names import ChatCompletionRequest
-
-    wrong = [name for name in names if name in _RESERVED or name not in ChatCompletionRequest.model_fields]
-    if wrong:
-        raise InvalidRequestError(
-            f"{', '.join(wrong)}: not a field of vLLM's chat request that can be set here. Such fields are top_p, "
-            "seed, stop, min_tokens, parallel_tool_calls, structured_outputs and others."
-        )
+    check_fields(names, CHAT_FIELDS - FILLED_IN - _FROM_AUTOGEN)
 
 
 def takes_several_system_messages(engine: FrontEnd, fields: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ from weft.integrations.autogen.calls import (
     Call,
     ClientConfigError,
     Usage,
-    check_fields,
+    check_client_fields,
     takes_several_system_messages,
     until_cancelled,
 )
@@ -93,7 +93,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         add_name_prefixes: bool = False,
         **fields: Any,
     ) -> None:
-        check_fields(fields)
+        check_client_fields(fields)
         sampling = {"temperature": temperature, "max_tokens": max_tokens}
         self.engine = engine
         self.binding: Binding | None = None
@@ -200,7 +200,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         json_output: bool | type[BaseModel] | None = None,
         extra: Mapping[str, Any] = _NONE,
     ) -> dict[str, Any]:
-        check_fields(extra)
+        check_client_fields(extra)
         info = self._model_info
         body = {**self._fields, **extra}
         body["messages"] = to_messages(messages, info, name_prefixes=self._name_prefixes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from operator import itemgetter
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -29,6 +29,7 @@ from weft.integrations.langchain.messages import (
     to_chunk,
     to_result,
 )
+from weft.integrations.langchain.parameters import constructor_fields, request_fields
 
 
 class ChatWeft(BaseChatModel):
@@ -38,18 +39,35 @@ class ChatWeft(BaseChatModel):
 
         model = ChatWeft(engine=engine, temperature=0)
         model.invoke("Hello", config=program.config())
+
+    Further fields of vLLM's chat request, such as `top_k` and `chat_template_kwargs`, are given in the same way, and to
+    single calls as well: `model.invoke("Hello", top_k=5)`. LangChain's other names for fields are known, too:
+    `max_completion_tokens`, `stop_sequences`, `model_name` and `request_timeout`. Of the parameters that all models
+    of LangChain take, `api_key` and `max_retries` have no effect: no key is needed, and `with_retry` repeats calls.
+
+    Raises:
+        InvalidRequestError: A field is not known. The message names the field that is spelt most like it.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     engine: FrontEnd = Field(exclude=True, repr=False)
+    model: str | None = None
+    """One of the models that the engine serves; None: the first."""
     temperature: float | None = None
     max_tokens: int | None = None
     top_p: float | None = None
     seed: int | None = None
     stop: list[str] | None = None
+    timeout: float | None = None
+    """Seconds that a call may take, its time in the queue included; None: the engine's `call_timeout_s`."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of vLLM's chat request, such as `top_k`, `repetition_penalty` and `chat_template_kwargs`."""
+    """Further fields of vLLM's chat request."""
+
+    if not TYPE_CHECKING:  # type checkers read the fields above
+
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**constructor_fields(fields, type(self).model_fields))
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
@@ -65,15 +83,13 @@ class ChatWeft(BaseChatModel):
         return {"model_name": self.engine.model, **self._defaults()}
 
     def _defaults(self) -> dict[str, Any]:
-        fields = ("temperature", "max_tokens", "top_p", "seed", "stop")
-        return {
-            **{name: value for name in fields if (value := getattr(self, name)) is not None},
-            **self.model_kwargs,
-        }
+        fields = ("model", "temperature", "max_tokens", "top_p", "seed", "stop", "timeout")
+        given = {name: value for name in fields if (value := getattr(self, name)) is not None}
+        return {**request_fields(given), **self.model_kwargs}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
-        model = kwargs.get("model") or self.engine.model
+        model = kwargs.get("model") or self.model or self.engine.model
         return LangSmithParams(**{**params, "ls_provider": "weft", "ls_model_name": model})
 
     def get_token_ids(self, text: str) -> list[int]:
@@ -206,8 +222,7 @@ class ChatWeft(BaseChatModel):
         *,
         stream: bool = False,
     ) -> dict[str, Any]:
-        body = {**self._defaults(), **kwargs, "messages": convert_to_openai_messages(messages)}
-        body.pop("stream", None)  # LangChain's own switch, which LangChain has obeyed already
+        body = {**self._defaults(), **request_fields(kwargs), "messages": convert_to_openai_messages(messages)}
         if stop is not None:
             body["stop"] = stop
         if stream:
@@ -221,6 +236,7 @@ class ChatWeft(BaseChatModel):
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
         tool_choice: str | dict[str, Any] | bool | None = None,
+        strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Offer tools to the model.
@@ -229,10 +245,11 @@ class ChatWeft(BaseChatModel):
             tools: The tools, in any form that LangChain takes.
             tool_choice: "auto" (the model decides; needs the engine's `tool_call_parser`), "any", "required" or True
                 (some tool, enforced by structured output), "none", or the name of a tool.
+            strict: Whether the model must keep to the tools' schemas, as OpenAI's field of a function.
             **kwargs: Further fields of the request, such as `parallel_tool_calls=False` for at most one tool call an
                 answer.
         """
-        formatted = [convert_to_openai_tool(tool) for tool in tools]
+        formatted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         if tool_choice in ("any", "required", True):
             kwargs["tool_choice"] = "required"
         elif isinstance(tool_choice, str) and tool_choice not in ("auto", "none"):
