@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Final, NewType
+import reprlib
+from typing import Final, NewType, TypeGuard
 
 from weft.core.errors import InvalidIdError
 
@@ -14,6 +15,19 @@ CallId = NewType("CallId", str)
 EngineId = NewType("EngineId", str)
 
 MAX_ID_LENGTH: Final = 256
+
+
+def is_id(value: object, max_length: int = MAX_ID_LENGTH) -> TypeGuard[str]:
+    """Whether `value` is a printable string of 1 to `max_length` characters."""
+    return isinstance(value, str) and 0 < len(value) <= max_length and value.isprintable()
+
+
+def shown(value: object) -> str:
+    """The value for an error message: at most 80 characters, whatever its size, depth and type."""
+    try:
+        return f"{reprlib.repr(value):.80}"
+    except (ValueError, RecursionError):  # an int of more than 4,300 digits has no text
+        return f"a value of type {type(value).__name__}"
 
 
 def check_id(value: object, what: str) -> str:
@@ -27,8 +41,8 @@ def check_id(value: object, what: str) -> str:
         InvalidIdError: the value is not such a string. The message names `what` and shows the value.
     """
     if not isinstance(value, str):
-        raise InvalidIdError(f"{what} must be a string, not {type(value).__name__} ({value!r:.80}).")
-    if not 0 < len(value) <= MAX_ID_LENGTH or not value.isprintable():
+        raise InvalidIdError(f"{what} must be a string, not {type(value).__name__} ({shown(value)}).")
+    if not is_id(value):
         raise InvalidIdError(
             f"{what} must be 1 to {MAX_ID_LENGTH} printable characters, not {len(value)}: {value!r:.80}."
         )

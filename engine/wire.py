@@ -5,6 +5,7 @@
 - Outputs carry a `Report` back, in `RequestOutput.kv_transfer_params`, the one field of an output that a scheduler
   plugin can fill.
 - Control messages go to the scheduler on a channel of their own (`weft.engine.vllm_compat.control`).
+- The scheduler's own settings reach it in `additional_config["weft"]`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,48 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from weft.core.errors import InvalidIdError, InvalidRequestError
-from weft.core.ids import CallId, ProgramId, SessionId, ThreadId, check_id
+from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
+from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId, check_id, is_id, shown
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.process_table import Account, Attained, CallIdentity
 
 ExtraArgs = dict[str, str | int | float | list[str | int | float]]
+
+# -- to the scheduler, at its start
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The settings of a scheduler: `additional_config["weft"]`."""
+
+    policy: Mapping[str, Any]  # of a `PolicyConfig`
+    # The scheduler serves one engine of Weft. Behind a server it must not tell one client of another one's calls.
+    one_client: bool = False
+    trust_clients: bool = False  # Weft's own engine is always trusted; see `decode_call`
+
+
+def encode_config(config: SchedulerConfig) -> dict[str, Any]:
+    """The settings as `additional_config["weft"]` carries them."""
+    flags = {"one_client": config.one_client, "trust_clients": config.trust_clients}
+    return {**config.policy, **{name: True for name, is_set in flags.items() if is_set}}
+
+
+def decode_config(additional_config: object) -> SchedulerConfig:
+    """Read vLLM's `additional_config`.
+
+    Raises:
+        PolicyError: `weft` is no mapping, or one of the two flags is neither true nor false.
+    """
+    config = additional_config.get("weft", {}) if isinstance(additional_config, Mapping) else {}
+    if not isinstance(config, Mapping):
+        raise PolicyError(f'"weft" in additional_config must be a policy, such as {{"name": "atlas"}}, not {config!r}.')
+    policy = dict(config)
+    flags = {name: policy.pop(name, False) for name in ("one_client", "trust_clients")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise PolicyError(f'"{name}" in additional_config["weft"] must be true or false, not {value!r:.80}.')
+    return SchedulerConfig(policy, flags["one_client"], flags["one_client"] or flags["trust_clients"])
+
 
 # -- to the scheduler, with a call
 
@@ -41,6 +78,12 @@ class CallHeader:
 _IDS: Final = ("program_id", "thread_id", "call_id")
 _TEXTS: Final = ("program_name", "tenant")
 _SECONDS: Final = ("service_s", "total_service_s", "wait_s", "total_wait_s", "time_left_s")
+_FIGURES: Final = (*_SECONDS, "program_calls")
+FIELDS: Final = (*_IDS, "parents", *_TEXTS, *_FIGURES, "program_end")  # in the `extra_args` of a call
+
+MAX_FIGURE: Final = 10**8  # of seconds, three years, and of calls; sums with it stay exact to less than a microsecond
+SCOPE_LENGTH: Final = 33  # of what a server puts before the ids of its clients (weft.engine.server.identity)
+_MAX_LENGTH: Final = MAX_ID_LENGTH + SCOPE_LENGTH
 
 
 def encode_call(header: CallHeader) -> ExtraArgs:
@@ -69,39 +112,66 @@ def encode_call(header: CallHeader) -> ExtraArgs:
     return args
 
 
-def decode_call(extra_args: Mapping[str, Any] | None, request_id: str, session_id: str | None) -> CallHeader:
+def decode_call(extra_args: object, request_id: str, session_id: object, *, is_trusted: bool) -> CallHeader:
     """Read the header of a call inside the scheduler.
 
-    Never raises, because an exception there ends the engine. A program id that is missing or malformed falls back to
-    the session and then to the request, so that a request of a client without programs is a program of its own. A
-    number that makes no sense counts as unknown.
+    Never raises, because an exception there ends the engine. Keeps no string that is longer than an id may be. A
+    program id that is missing or malformed falls back to the session and then to the request, so that a request of a
+    client without programs is a program of its own. A number that makes no sense counts as unknown.
+
+    Args:
+        extra_args: Whatever vLLM passes on.
+        request_id: vLLM's id of the request.
+        session_id: vLLM's id of the session, None if there is none.
+        is_trusted: Whether the sender's figures count. They decide over the order of programs, so that a wrong figure
+            can starve a program. Without trust they are unknown.
     """
-    args = extra_args or {}
-    program_id = _text(args.get("program_id")) or session_id or request_id
+    args = extra_args if isinstance(extra_args, Mapping) else {}
+    figures = args if is_trusted else {}
+    session = _id(session_id)
+    program_id = (
+        ProgramId(_id(args.get("program_id"))) or _program_of_session(session) or program_of_request(request_id)
+    )
     parents = args.get("parents")
     identity = CallIdentity(
-        program_id=ProgramId(program_id),
-        thread_id=ThreadId(_text(args.get("thread_id")) or program_id),
-        call_id=CallId(_text(args.get("call_id")) or request_id),
-        parents=tuple(CallId(p) for p in parents if _text(p)) if isinstance(parents, list) else (),
+        program_id=program_id,
+        thread_id=ThreadId(_id(args.get("thread_id")) or program_id),
+        call_id=CallId(_id(args.get("call_id")) or request_id),
+        parents=tuple(CallId(p) for p in parents if _id(p)) if isinstance(parents, list) else (),
     )
-    service_s, wait_s = _seconds(args.get("service_s")), _seconds(args.get("wait_s"))
-    calls = args.get("program_calls")
+    service_s, wait_s = _seconds(figures.get("service_s")), _seconds(figures.get("wait_s"))
     return CallHeader(
         identity,
         Attained(
             service_s=service_s,
-            total_service_s=max(_seconds(args.get("total_service_s")), service_s),
+            total_service_s=max(_seconds(figures.get("total_service_s")), service_s),
             wait_s=wait_s,
-            total_wait_s=max(_seconds(args.get("total_wait_s")), wait_s),
+            total_wait_s=max(_seconds(figures.get("total_wait_s")), wait_s),
         ),
-        session_id=SessionId(session_id) if session_id else None,
-        program_name=_text(args.get("program_name")),
-        tenant=_text(args.get("tenant")) or None,
-        program_calls=calls if isinstance(calls, int) and calls > 0 else 0,
-        time_left_s=_seconds(args.get("time_left_s")) or math.inf,
+        session_id=SessionId(session) if session else None,
+        program_name=_id(args.get("program_name")),
+        tenant=_id(args.get("tenant")) or None,
+        program_calls=_calls(figures.get("program_calls")),
+        time_left_s=_seconds(figures.get("time_left_s")) or math.inf,
         ends_program=args.get("program_end") in (1, True),
     )
+
+
+# Programs that a client does not name have names of their own. A tab separates their parts: no id has one.
+
+
+def program_of_request(request_id: str) -> ProgramId:
+    """The program of a request that names neither a program nor a session."""
+    return ProgramId(f"request\t{request_id}")
+
+
+def _program_of_session(session_id: str) -> ProgramId:
+    return ProgramId(f"session\t{session_id}" if session_id else "")
+
+
+def figures_of(extra_args: object) -> list[str]:
+    """The names of the figures that a call carries, which only a trusted sender should send."""
+    return [name for name in _FIGURES if name in extra_args] if isinstance(extra_args, Mapping) else []
 
 
 def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None:
@@ -109,8 +179,8 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
 
     Raises:
         InvalidIdError: An id, name or tenant cannot travel, or `parents` is not a list of ids.
-        InvalidRequestError: A time is not a number of seconds, 0 or more, `program_calls` is not a number of calls, or
-            `program_end` is not 0 or 1.
+        InvalidRequestError: A time is not a number of seconds from 0 to `MAX_FIGURE`, `program_calls` is not a number
+            of calls in that range, or `program_end` is not 0 or 1.
     """
     for name in (*_IDS, *_TEXTS):
         if name in extra_args:
@@ -124,21 +194,21 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
         check_id(parent, "each of parents")
     for name in _SECONDS:
         value = extra_args.get(name, 0.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise InvalidRequestError(f"{name} must be a number of seconds, 0 or more, not {value!r:.80}.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_FIGURE:
+            raise InvalidRequestError(f"{name} must be a number of seconds from 0 to {MAX_FIGURE}, not {shown(value)}.")
     calls = extra_args.get("program_calls", 0)
-    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 0:
-        raise InvalidRequestError(f"program_calls must be a number of calls, 0 or more, not {calls!r:.80}.")
-    if extra_args.get("program_end", 0) not in (0, 1):
+    if isinstance(calls, bool) or not isinstance(calls, int) or not 0 <= calls <= MAX_FIGURE:
         raise InvalidRequestError(
-            f"program_end must be 1 on a program's last call, not {extra_args['program_end']!r:.80}."
+            f"program_calls must be a number of calls from 0 to {MAX_FIGURE}, not {shown(calls)}."
         )
+    end = extra_args.get("program_end", 0)
+    if end not in (0, 1):
+        raise InvalidRequestError(f"program_end must be 1 on a program's last call, not {shown(end)}.")
 
 
 # -- back from the scheduler, with an output
 
 _ACCOUNT: Final = "weft"
-_ABORTED: Final = "weft_aborted"
 _SWAP: Final = "weft_swap"
 
 CallAccount = dict[str, Any]  # the part of an account that only the scheduler knows
@@ -148,11 +218,10 @@ class Report(NamedTuple):
     """What an output brings from the scheduler."""
 
     account: CallAccount | None  # of the output's own call so far
-    aborted: dict[CallId, Account]  # of calls that were aborted and had no last output; their tokens are unknown
     swap: SwapStats | None  # of the engine's swap, as of this output
 
 
-_NO_REPORT: Final = Report(None, {}, None)
+_NO_REPORT: Final = Report(None, None)
 
 
 def encode_account(account: Account) -> CallAccount:
@@ -173,15 +242,10 @@ def attach_account(params: dict[str, Any] | None, account: CallAccount) -> dict[
     return params
 
 
-def attach_engine_report(
-    params: dict[str, Any] | None, aborted: Mapping[CallId, CallAccount], swap: SwapStats | None
-) -> dict[str, Any]:
-    """Add the accounts of aborted calls and the swap's figures to the `kv_transfer_params` of an output."""
+def attach_swap(params: dict[str, Any] | None, swap: SwapStats) -> dict[str, Any]:
+    """Add the swap's figures to the `kv_transfer_params` of an output."""
     params = {} if params is None else params
-    if aborted:
-        params[_ABORTED] = dict(aborted)
-    if swap is not None:
-        params[_SWAP] = tuple(swap)
+    params[_SWAP] = tuple(swap)
     return params
 
 
@@ -190,15 +254,10 @@ def read_report(params: Mapping[str, Any] | None) -> Report:
     if not params:
         return _NO_REPORT
     swap = params.get(_SWAP)
-    aborted = params.get(_ABORTED) or {}
-    return Report(
-        params.get(_ACCOUNT),
-        {CallId(call_id): Account(**account) for call_id, account in aborted.items()},
-        None if swap is None else SwapStats(*swap),
-    )
+    return Report(params.get(_ACCOUNT), None if swap is None else SwapStats(*swap))
 
 
-# -- to the scheduler, on the control channel
+# -- to the scheduler, on the control channel, and its answers
 
 
 class ProgramsEnded(NamedTuple):
@@ -207,28 +266,60 @@ class ProgramsEnded(NamedTuple):
     program_ids: tuple[ProgramId, ...]
 
 
-def encode_control(message: ProgramsEnded) -> dict[str, Any]:
+class AbortedCalls(NamedTuple):
+    """A control message: these calls were aborted. The scheduler answers with their accounts."""
+
+    call_ids: tuple[CallId, ...]
+
+
+class Ping(NamedTuple):
+    """A control message: the scheduler is to answer. It does so between two steps."""
+
+
+def encode_control(message: ProgramsEnded | AbortedCalls | Ping) -> dict[str, Any]:
     """A control message as msgpack carries it."""
-    return {"type": "programs_ended", "program_ids": list(message.program_ids)}
+    if isinstance(message, ProgramsEnded):
+        return {"type": "programs_ended", "program_ids": list(message.program_ids)}
+    if isinstance(message, AbortedCalls):
+        return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
+    return {"type": "ping"}
 
 
-def decode_control(data: object) -> ProgramsEnded | None:
-    """Read a control message inside the scheduler; None if it is not one. Never raises."""
-    if not isinstance(data, Mapping) or data.get("type") != "programs_ended":
+def decode_control(data: object) -> ProgramsEnded | AbortedCalls | None:
+    """Read a control message inside the scheduler; None if it is a ping or no control message. Never raises."""
+    if not isinstance(data, Mapping):
         return None
-    ids = data.get("program_ids")
-    return ProgramsEnded(tuple(ProgramId(each) for each in _strings(ids)))
+    if data.get("type") == "programs_ended":
+        return ProgramsEnded(tuple(ProgramId(each) for each in _strings(data.get("program_ids"))))
+    if data.get("type") == "aborted_calls":
+        return AbortedCalls(tuple(CallId(each) for each in _strings(data.get("call_ids"))))
+    return None
+
+
+def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
+    """Read a scheduler's answer to `AbortedCalls`: the accounts of those that it knows; the tokens are not counted.
+
+    Args:
+        answer: The answer. None: There was none, because the scheduler's process does not run.
+    """
+    accounts = (answer or {}).get("aborted") or {}
+    return {CallId(call_id): Account(**account) for call_id, account in accounts.items()}
 
 
 def _strings(values: object) -> Iterable[str]:
     return (value for value in values if isinstance(value, str)) if isinstance(values, list | tuple) else ()
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+def _id(value: object) -> str:
+    return value if is_id(value, _MAX_LENGTH) else ""
 
 
-def _seconds(value: Any) -> float:
-    if isinstance(value, int | float) and math.isfinite(value) and value > 0:
-        return float(value)
+def _seconds(value: object) -> float:
+    # An int may be too large for a float. A comparison takes it, and min returns the smaller value.
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(min(value, MAX_FIGURE))
     return 0.0
+
+
+def _calls(value: object) -> int:
+    return min(value, MAX_FIGURE) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -10,7 +10,7 @@ from typing import Final
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import Call, Policy, ProgramView
 from weft.engine.scheduler.ledger import Entry, Ledger, ProgramEntry
-from weft.engine.wire import CallHeader
+from weft.engine.wire import CallHeader, program_of_request
 
 # How many programs without a request are remembered, the latest used: clients may send ids and no figures.
 _REMEMBERED_PROGRAMS: Final = 10_000
@@ -80,7 +80,7 @@ class CallTable:
         if entry is None:
             return None
         ledger = entry.ledger
-        if entry.running:
+        if entry.running and not entry.stalled:
             ledger.stop(now_s)
         elif ledger.running == 0:  # aborted, or finished while it was preempted: its last wait counts too
             ledger.wait_s += now_s - ledger.waiting_since_s
@@ -99,11 +99,21 @@ class CallTable:
             self.end_program(ledger.program_id)
         return ledger
 
+    def set_stalled(self, entry: Entry, now_s: float, *, stalled: bool) -> None:
+        """Note that a running request gets no tokens in the coming step, and therefore waits, or that it goes on."""
+        if stalled and not entry.stalled:
+            entry.ledger.stop(now_s)
+            self._policy.stall(entry.call, now_s)
+        elif entry.stalled and not stalled:
+            entry.ledger.start(now_s)
+            self._policy.go_on(entry.call, now_s)
+        entry.stalled = stalled
+
     def _remember(self, program_id: ProgramId, program: ProgramEntry, request_id: str) -> None:
         del self._programs[program_id]
         if program.has_ended:
             return
-        if program_id == request_id:  # a request without ids, which is a program of its own
+        if program_id == program_of_request(request_id):
             self._policy.program_ended(program.view)
             return
         self._idle[program_id] = program.view
@@ -126,6 +136,11 @@ class CallTable:
             self._policy.program_ended(view)
         return view is not None
 
+    def knows(self, program_id: ProgramId) -> bool:
+        """Whether a program has had a call here and, as far as is known, has not ended."""
+        program = self._programs.get(program_id)
+        return program_id in self._idle if program is None else not program.has_ended
+
     def check_integrity(self, running: set[str]) -> None:
         """Assert that the sums over programs, calls and requests agree. For tests.
 
@@ -143,7 +158,9 @@ class CallTable:
             "a quantum was used up": all(entry.call.quantum_s > 0 for entry in entries),
             "a program's requests do not add up": sum(p.requests for p in self._programs.values()) == len(entries),
             "a call's sequences do not add up": sum(x.sequences for x in self._ledgers.values()) == len(entries),
-            "a ledger's running count is wrong": sum(x.running for x in self._ledgers.values()) == len(running),
+            "a call stalls and does not run": all(entry.running for entry in entries if entry.stalled),
+            "a ledger's running count is wrong": sum(x.running for x in self._ledgers.values())
+            == sum(entry.running and not entry.stalled for entry in entries),
             "a program is both idle and busy": not (self._programs.keys() & self._idle.keys()),
         }
         failed = [what for what, holds in checks.items() if not holds]

@@ -1,1 +1,1 @@
-"""Additions to vLLM's HTTP server."""
+"""Additions to vLLM's HTTP server: the middleware `CheckIds`, and the identity of requests."""

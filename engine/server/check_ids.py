@@ -1,73 +1,213 @@
-"""ASGI middleware for vLLM's own server that answers requests with malformed ids with status 400.
+"""ASGI middleware for vLLM's own server that checks the ids of requests and keeps those of different API keys apart.
 
     vllm serve MODEL --scheduler-cls weft.engine.scheduler.WeftScheduler \\
         --middleware weft.engine.http.CheckIds
 
-Without it the server accepts malformed ids, and the scheduler ignores them. The scheduler cannot refuse a request,
-because an exception in its process would end every call.
+It answers requests with malformed ids with status 400. Without it the server accepts them, and the scheduler ignores
+them. The scheduler cannot refuse a request, because an exception in its process would end every call.
+
+vLLM runs a user's middleware before its own, authentication included. So this middleware reads no body by itself. It
+waits until the application asks for the body, which is after authentication.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+import os
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from weft.core.errors import InvalidIdError, InvalidRequestError
-from weft.engine.wire import check_call
+from weft.core.errors import EngineStartError, InvalidIdError, InvalidRequestError
+from weft.engine.server.identity import (
+    fields_of_form,
+    scope_headers,
+    scope_of,
+    scope_request,
+    server_takes_figures,
+    without_session,
+)
 
+Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
+_DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
+_FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
+
+
+def read_limit(environment: Mapping[str, str]) -> int:
+    """The largest body of a request in bytes: `WEFT_MAX_BODY_BYTES`, or 64 MiB.
+
+    Raises:
+        EngineStartError: The variable is not a positive whole number.
+    """
+    text = environment.get(_LIMIT_VARIABLE, str(_DEFAULT_LIMIT_BYTES))
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) > 0):
+        raise EngineStartError(
+            f"{_LIMIT_VARIABLE} must be a number of bytes, at least 1, not {text!r:.80}. Write {_DEFAULT_LIMIT_BYTES} "
+            "for 64 MiB, or leave it out."
+        )
+    return int(text)
+
+
+# Read when vLLM imports the module, so that a wrong value stops the server. An error while the application starts would
+# not: uvicorn takes it for an application without start-up.
+MAX_BODY_BYTES: Final = read_limit(os.environ)
 
 
 class CheckIds:
-    """Checks `vllm_xargs` and `session_id` of every JSON request under /v1/ before the server gets the request."""
+    """Checks the ids of every request with a body, on every route, and puts them into the scope of its API key.
 
-    def __init__(self, app: App) -> None:
+    Args:
+        app: The application.
+        max_body_bytes: The largest body that is read.
+    """
+
+    def __init__(self, app: App, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._app = app
+        self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # vLLM reads no ids from websockets
             await self._app(scope, receive, send)
             return
-        messages = [await receive()]
-        while messages[-1].get("more_body"):
-            messages.append(await receive())
-        problem = _problem(b"".join(message.get("body", b"") for message in messages))
-        if problem is not None:
-            await _refuse(problem, send)
+        exchange = _Exchange(scope, receive, send, self._max_body_bytes)
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception:
+            # A route that reads the body itself fails when the request ends early. The client has its answer.
+            if not exchange.has_refused:
+                raise
+
+
+class _Refusal(NamedTuple):
+    status: HTTPStatus
+    message: str
+
+
+class _Exchange:
+    """One request and its response, between the server and the application."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        self._receive, self._send = receive, send
+        self._max_body_bytes = max_body_bytes
+        self._headers = list(scope["headers"])
+        self._id_scope = scope_of(self._headers)
+        self._takes_figures = server_takes_figures(scope.get("app"))
+        self._has_read = False  # the body
+        self._has_begun = False  # the application's response
+        self.has_refused = False
+        self._refusal: _Refusal | None = None
+        try:
+            self.scope = {**scope, "headers": scope_headers(self._headers, self._id_scope)}
+        except InvalidIdError as error:  # the client is told when it is authenticated
+            self.scope = {**scope, "headers": without_session(self._headers)}
+            self._refusal = _Refusal(HTTPStatus.BAD_REQUEST, str(error))
+
+    async def receive(self) -> Message:
+        """The request's body in one piece, then what the server says of the connection."""
+        if self.has_refused:
+            return {"type": "http.disconnect"}
+        if self._has_read:
+            return await self._receive()
+        self._has_read = True
+        found = self._refusal or await self._read()
+        if isinstance(found, bytes):
+            found = await self._check(found)
+        if isinstance(found, _Refusal):
+            await self._refuse(found)
+        if isinstance(found, bytes):
+            return {"type": "http.request", "body": found, "more_body": False}
+        # The application must not act on a request that was refused. An empty body would be an order to some routes.
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Pass the application's response on, unless the request was refused."""
+        if not self.has_refused:
+            self._has_begun = True
+            await self._send(message)
+
+    async def _read(self) -> bytes | _Refusal | None:
+        """The body; None if the client has gone."""
+        limit = self._max_body_bytes
+        too_large = _Refusal(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the request's body has more than {limit} bytes. Send less, or ask the server's operator to raise "
+            f"{_LIMIT_VARIABLE}.",
+        )
+        announced = self._header(b"content-length").lstrip(b"0")
+        if announced.isdigit() and (len(announced) > len(str(limit)) or int(announced) > limit):
+            return too_large
+        body = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > limit:
+                return too_large
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    async def _check(self, body: bytes) -> bytes | _Refusal:
+        """The body with ids in their scope, and otherwise unchanged."""
+        try:
+            if self._header(b"content-type").partition(b";")[0].strip().lower() in _FORMS:
+                await self._check_form(body)
+            request = json.loads(body)
+            if isinstance(request, dict):
+                # vLLM reads what is written here, not what was sent. So both agree on keys that occur twice.
+                has_changed = scope_request(request, self._id_scope, takes_figures=self._takes_figures)
+                return json.dumps(request).encode() if has_changed else body
+        except (InvalidIdError, InvalidRequestError) as error:
+            return _Refusal(HTTPStatus.BAD_REQUEST, str(error))
+        except RecursionError:
+            return _Refusal(
+                HTTPStatus.BAD_REQUEST, "the request is nested too deeply. Send fewer levels of lists and objects."
+            )
+        except ValueError:
+            pass  # the server refuses broken JSON itself, and other routes take other bodies
+        return body
+
+    async def _check_form(self, body: bytes) -> None:
+        """Refuse ids in a form, as routes for audio take it: they could not be put into their scope.
+
+        Raises:
+            InvalidRequestError: There are such ids.
+        """
+        from starlette.requests import Request  # with the parser of vLLM's own routes
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        try:
+            async with Request(self.scope, receive).form() as form:
+                values = form.getlist("vllm_xargs")
+        except Exception:  # a broken form, on which the server's own parser fails in the same way
             return
-        replay = iter(messages)
+        names = [name for value in values if isinstance(value, str) for name in fields_of_form(value)]
+        if names:
+            raise InvalidRequestError(
+                f"a form cannot carry {', '.join(names)}. Leave the fields out of the form's vllm_xargs; each request "
+                "is then a program of its own."
+            )
 
-        async def receive_again() -> Message:
-            message = next(replay, None)
-            # After the body, the only message left is that the client has disconnected.
-            return message if message is not None else await receive()
+    async def _refuse(self, refusal: _Refusal) -> None:
+        """Answer in place of the application, unless it has begun to answer."""
+        if self._has_begun:
+            return
+        self.has_refused = True
+        status, message = refusal
+        error = {"message": message, "type": "BadRequestError", "param": None, "code": status.value}
+        headers = [(b"content-type", b"application/json")]
+        if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        await self._send({"type": "http.response.start", "status": status.value, "headers": headers})
+        await self._send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})
 
-        await self._app(scope, receive_again, send)
-
-
-def _problem(body: bytes) -> str | None:
-    try:
-        request = json.loads(body)
-    except ValueError:
-        return None  # the server refuses broken JSON itself, and audio requests are forms
-    if not isinstance(request, dict):
-        return None
-    xargs = request.get("vllm_xargs") or {}
-    try:
-        check_call(xargs if isinstance(xargs, dict) else {}, request.get("session_id"))
-    except (InvalidIdError, InvalidRequestError) as error:
-        return str(error)
-    return None
-
-
-async def _refuse(problem: str, send: Send) -> None:
-    status = HTTPStatus.BAD_REQUEST
-    error = {"message": problem, "type": "BadRequestError", "param": None, "code": status.value}
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status.value, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})
+    def _header(self, name: bytes) -> bytes:
+        return next((value for key, value in self._headers if key == name), b"")

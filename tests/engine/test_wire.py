@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft.core.errors import InvalidIdError, InvalidRequestError
-from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
+from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
+from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.process_table import Account, Attained, CallIdentity
 from weft.engine.wire import (
+    FIELDS,
+    MAX_FIGURE,
+    SCOPE_LENGTH,
+    AbortedCalls,
     CallHeader,
     ProgramsEnded,
     attach_account,
-    attach_engine_report,
+    attach_swap,
     check_call,
     decode_call,
+    decode_config,
     decode_control,
     encode_account,
     encode_call,
+    encode_config,
     encode_control,
+    program_of_request,
+    read_aborted,
     read_report,
 )
 
@@ -44,19 +53,21 @@ headers = st.builds(
     st.booleans(),
 )
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-2, 2).map(lambda sign: sign * 10**400)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.text("a", min_size=250, max_size=300)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=5) | st.integers() | st.binary(max_size=2), inner, max_size=3)
+    ),
     max_leaves=5,
 )
-WHOLE = CallHeader(
-    CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c")),
-    program_name="n",
-    tenant="t",
-    program_calls=1,
-    time_left_s=1.0,
-    ends_program=True,
-)
-KEYS = list(encode_call(WHOLE))
 
 
 @given(headers)
@@ -64,7 +75,7 @@ def test_a_header_survives_its_journey(header: CallHeader) -> None:
     """A call's header is the same after `extra_args`, JSON and the scheduler's reader. The server's check passes it."""
     args = json.loads(json.dumps(encode_call(header)))
     check_call(args, header.session_id)
-    assert decode_call(args, "request", header.session_id) == header
+    assert decode_call(args, "request", header.session_id, is_trusted=True) == header
 
 
 def test_a_default_takes_no_room() -> None:
@@ -74,24 +85,56 @@ def test_a_default_takes_no_room() -> None:
     )
 
 
-@given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), anything), st.none() | ids)
-def test_the_scheduler_reads_whatever_comes(args: dict[str, Any], session_id: str | None) -> None:
-    """Nothing that a client sends raises in the scheduler, and every field of the result makes sense."""
-    header = decode_call(args, "request", session_id)
-    assert header.identity.program_id
-    assert header.identity.call_id
-    for value in (header.attained.service_s, header.attained.wait_s, header.time_left_s):
-        assert value >= 0
-    assert header.attained.total_service_s >= header.attained.service_s
-    assert header.program_calls >= 0
-    assert header.session_id == session_id
+@example({"service_s": 10**400, "time_left_s": -(10**400), "program_calls": 10**400}, None, True)
+@example({"program_id": "p" * 1_000_000, "parents": ["c" * 1_000_000]}, "s" * 1_000_000, True)
+@given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), anything) | anything, anything, st.booleans())
+def test_the_scheduler_reads_whatever_comes(args: object, session_id: object, is_trusted: bool) -> None:
+    """Nothing that JSON or msgpack can carry raises in the scheduler. Every field of the result is within its bounds,
+    so that a client can make the scheduler neither hold long strings nor calculate with infinite figures."""
+    header = decode_call(args, "request", session_id, is_trusted=is_trusted)
+    identity, attained = header.identity, header.attained
+    texts = [*identity.parents, header.program_name, header.tenant or "", header.session_id or ""]
+    assert all(len(text) <= MAX_ID_LENGTH + SCOPE_LENGTH for text in texts)
+    for text in (identity.program_id, identity.thread_id, identity.call_id):
+        assert 0 < len(text) <= len("session\t") + MAX_ID_LENGTH + SCOPE_LENGTH
+    figures = [attained.service_s, attained.total_service_s, attained.wait_s, attained.total_wait_s]
+    assert all(type(figure) is float and 0 <= figure <= MAX_FIGURE for figure in figures)
+    assert attained.total_service_s >= attained.service_s
+    assert 0 <= header.program_calls <= MAX_FIGURE
+    assert 0 < header.time_left_s <= MAX_FIGURE or header.time_left_s == math.inf
+
+
+@given(headers)
+def test_figures_of_a_sender_without_trust_are_unknown(header: CallHeader) -> None:
+    """Such a sender still names its program, but says nothing about what the program has attained."""
+    read = decode_call(encode_call(header), "request", header.session_id, is_trusted=False)
+    assert read == replace(header, attained=Attained(), program_calls=0, time_left_s=math.inf)
 
 
 def test_ids_fall_back_to_the_session_and_then_to_the_request() -> None:
     """A client without programs gets a program of its own for each session, or else for each request."""
-    assert decode_call(None, "request", None).identity.program_id == "request"
-    assert decode_call({"program_id": 7}, "request", "session").identity.program_id == "session"
-    assert decode_call({"program_id": "p"}, "request", "session").identity.thread_id == "p"
+
+    def program(args: object, request_id: str, session_id: str | None) -> str:
+        return decode_call(args, request_id, session_id, is_trusted=False).identity.program_id
+
+    assert program(None, "a", None) == program_of_request("a") != program(None, "b", None)
+    assert program({"program_id": 7}, "a", "s") == program(None, "b", "s") != program(None, "a", "t")
+    identity = decode_call({"program_id": "p"}, "request", "session", is_trusted=False).identity
+    assert (identity.program_id, identity.thread_id) == ("p", "p")
+
+
+@given(ids, ids)
+def test_a_named_program_is_no_session_and_no_request(name: str, other: str) -> None:
+    """No program id that a client may choose is the program of a session or of a request, whatever their ids are."""
+
+    def program(args: object, session_id: str | None) -> str:
+        return decode_call(args, other, session_id, is_trusted=False).identity.program_id
+
+    derived = {program(None, None), program(None, other)}
+    assert len(derived) == 2
+    for chosen in (name, other, *derived, *(each.replace("\t", " ") for each in derived)):
+        named = decode_call({"program_id": chosen}, "this request", None, is_trusted=False).identity.program_id
+        assert named not in derived
 
 
 @pytest.mark.parametrize(
@@ -116,21 +159,55 @@ def test_a_server_refuses_what_makes_no_sense(args: dict[str, Any], error: type[
         check_call(args)
 
 
+@pytest.mark.parametrize("name", ["program_id", "service_s", "program_calls", "program_end"])
+def test_an_error_about_a_huge_value_is_short(name: str) -> None:
+    """A number of 5,000 digits has no text in Python, and a list of 5,000 levels no representation."""
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    for value in (-(10**5000), nested):
+        with pytest.raises((InvalidIdError, InvalidRequestError), match=f"^{name} must be ") as caught:
+            check_call({name: value})
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("weft", "expected"),
+    [
+        ({"name": "atlas"}, (False, False)),
+        ({"name": "atlas", "trust_clients": True}, (False, True)),
+        ({"name": "atlas", "one_client": True}, (True, True)),
+    ],
+)
+def test_only_weft_itself_is_trusted_by_default(weft: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    """The figures of an engine's own front end count. Under a server they count if the operator says so."""
+    config = decode_config({"weft": weft})
+    assert (config.one_client, config.trust_clients) == expected
+    assert config.policy == {"name": "atlas"}
+    assert decode_config({"weft": encode_config(config)}) == config
+
+
+@pytest.mark.parametrize("weft", ["atlas", {"name": "atlas", "trust_clients": "yes"}, {"one_client": 1}])
+def test_settings_that_are_no_settings_are_refused(weft: object) -> None:
+    """The server does not start, and the error shows the value."""
+    with pytest.raises(PolicyError, match=r"not ('atlas'|'yes'|1)\.$"):
+        decode_config({"weft": weft})
+
+
 def test_an_account_comes_back() -> None:
     """The scheduler's part of an account survives the journey back."""
     account = Account(1.5, 2.5, 3, swapped_tokens=4, recomputed_tokens=5)
     report = read_report(attach_account(None, encode_account(account)))
     assert report.account is not None
     assert Account(**report.account) == account
-    assert (report.aborted, report.swap) == ({}, None)
+    assert report.swap is None
 
 
-def test_an_engine_report_comes_back_with_an_account() -> None:
-    """Accounts of aborted calls and the swap's figures share an output with its own account."""
+def test_the_swaps_figures_come_back_with_an_account() -> None:
+    """An output carries both, and what a connector of the user's own put there."""
     account, swap = encode_account(Account(1.0)), SwapStats(*range(14))
     params = attach_account({"other": 1}, account)
-    report = read_report(attach_engine_report(params, {CallId("gone"): account}, swap))
-    assert report.aborted == {"gone": Account(1.0)}
+    report = read_report(attach_swap(params, swap))
     assert report.swap == swap
     assert report.account == account
     assert params["other"] == 1
@@ -139,20 +216,32 @@ def test_an_engine_report_comes_back_with_an_account() -> None:
 @pytest.mark.parametrize("params", [None, {}, {"other": 1}])
 def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> None:
     """An output of another scheduler, or another connector's, carries nothing of Weft's."""
-    assert read_report(params) == (None, {}, None)
+    assert read_report(params) == (None, None)
 
 
-def test_ended_programs_reach_the_scheduler() -> None:
-    """The control message survives msgpack, which turns tuples into lists."""
-    message = ProgramsEnded((ProgramId("a"), ProgramId("b")))
+@pytest.mark.parametrize(
+    "message", [ProgramsEnded((ProgramId("a"), ProgramId("b"))), AbortedCalls((CallId("c"), CallId("d")))]
+)
+def test_control_messages_reach_the_scheduler(message: ProgramsEnded | AbortedCalls) -> None:
+    """They survive msgpack, which turns tuples into lists."""
     assert decode_control(json.loads(json.dumps(encode_control(message)))) == message
 
 
+@example({"type": "programs_ended", "program_ids": [10**400, ["a"]]})
 @given(anything)
 def test_a_strange_control_message_is_ignored(message: object) -> None:
     """The scheduler reads whatever comes on the control channel without an error."""
-    assert decode_control(message) is None
+    ended = decode_control(message)
+    assert ended is None or ended.program_ids == ()
     assert decode_control({"type": "programs_ended", "program_ids": message}) is not None
+    assert decode_control({"type": "aborted_calls", "call_ids": message}) is not None
+
+
+def test_accounts_of_aborted_calls_come_back() -> None:
+    """A scheduler answers with what it knows. A replica that does not run gives no answer."""
+    account = Account(1.5, 2.5, 3, swapped_tokens=4, recomputed_tokens=5)
+    assert read_aborted({"aborted": {"c": encode_account(account)}}) == {"c": account}
+    assert read_aborted({"aborted": {}}) == read_aborted({"ended": 1}) == read_aborted(None) == {}
 
 
 def test_a_session_travels_as_vllms_own() -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.policies import Fcfs, ProgramView
 from weft.core.process_table import Attained, CallIdentity
-from weft.engine.wire import CallHeader
+from weft.engine.wire import CallHeader, program_of_request
 
 call_table = pytest.importorskip("weft.engine.scheduler.call_table", reason="its package imports vLLM")
 
@@ -130,9 +130,10 @@ def test_an_unknown_program_ends_without_effect() -> None:
 def test_a_request_without_ids_is_forgotten() -> None:
     """It is a program of its own that will not come again."""
     tables = Tables()
-    tables.open("r", header("r"))
+    own = program_of_request("r")
+    tables.open("r", header(own))
     tables.table.close("r", 1.0)
-    assert tables.policy.ended == ["r"]
+    assert tables.policy.ended == [own]
 
 
 def test_the_oldest_idle_program_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ metadata of a distribution named vllm.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import socket
@@ -23,18 +24,32 @@ import openai
 import pytest
 from threads import ONE_THREAD
 
+from weft.engine.server.identity import scope_of
+
 pytestmark = pytest.mark.engine
 
 MODEL = "tiny"
+KEYS = ("key-1", "key-2")
+MAX_BODY_BYTES = 1 << 20
+
+
+def authorized(key: int) -> dict[str, str]:
+    """The headers of a client with one of the keys."""
+    return {"authorization": f"Bearer {KEYS[key]}"}
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a server that runs two requests at a time with Weft's scheduler."""
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The server's log."""
+    return tmp_path_factory.mktemp("serve") / "log"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, log: Path) -> Iterator[httpx.Client]:
+    """A client, with the first of two keys, of a server that runs two requests at a time with Weft's scheduler."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("serve") / "log"
     command = [
         *(
             sys.executable,
@@ -50,14 +65,15 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         *("--additional-config", '{"weft": {"name": "atlas", "bounds_s": [0.3, 2.0], "beta": 8}}'),
         *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "2", "--max-model-len", "2048"),
         *("--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(128 << 20)),
+        *("--api-key", *KEYS, "--enable-scale-out", "--enable-log-requests"),
     ]
-    environment = {**os.environ, **ONE_THREAD}
+    environment = {**os.environ, **ONE_THREAD, "WEFT_MAX_BODY_BYTES": str(MAX_BODY_BYTES)}
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as process,
     ):
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, headers=authorized(0)) as client:
                 deadline = time.monotonic() + 600
                 while not _is_up(client):
                     assert process.poll() is None, log.read_text()[-3000:]
@@ -170,7 +186,7 @@ def test_the_snippet_of_the_documentation_runs(server: httpx.Client) -> None:
     """docs/how-to/vllm-server.md, with this server's model: an OpenAI client names the program and gets its account."""
     page = (Path(__file__).parents[3] / "docs/how-to/vllm-server.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none")
+    client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key=KEYS[0])
     expression = ast.parse(snippet.replace('"MODEL"', repr(MODEL)), mode="eval")
     answer = eval(compile(expression, "vllm-server.md", "eval"), {"client": client})  # noqa: S307  our own document
     assert answer.kv_transfer_params["weft"]["service_s"] > 0
@@ -184,3 +200,68 @@ def test_a_stream_comes_in_pieces_through_the_check(server: httpx.Client) -> Non
         lines = [line for line in response.iter_lines() if line]
     assert len(lines) > 4
     assert lines[-1] == "data: [DONE]"
+
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+TOKENS = {"model": MODEL, "token_ids": [5, 6, 7]}
+
+
+@pytest.mark.parametrize("body", [b"x" * 4 * MAX_BODY_BYTES, b'{"session_id": ""}', b"[" * 5000])
+def test_a_client_without_a_key_learns_nothing_else(server: httpx.Client, body: bytes) -> None:
+    """Authentication comes before the check, however large and wrong the body is."""
+    headers = {"authorization": "Bearer guessed", "content-type": "application/json", "x-session-id": "a\tb"}
+    assert server.post("/v1/chat/completions", content=body, headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("announces", [True, False])
+def test_a_body_that_is_too_large_is_refused(server: httpx.Client, announces: bool) -> None:
+    """The server answers 413, also where the client announces no size."""
+    body = b"x" * (2 * MAX_BODY_BYTES)
+    pieces = (body[start : start + 65536] for start in range(0, len(body), 65536))
+    headers = {"content-type": "application/json"}
+    response = server.post("/v1/chat/completions", content=body if announces else pieces, headers=headers)
+    assert response.status_code == 413
+    assert str(MAX_BODY_BYTES) in response.json()["error"]["message"]
+    chat(server)
+
+
+@pytest.mark.parametrize("depth", [50, 150, 300, 500, 700, 900, 950, 1000, 5000])
+def test_nesting_of_any_depth_is_answered(server: httpx.Client, depth: int) -> None:
+    """No depth makes the server fail: a request is served or refused."""
+    for field in ("top_logprobs", "metadata", "vllm_xargs"):
+        body = f'{json.dumps(CHAT)[:-1]}, "{field}": {"[" * depth}{"]" * depth}}}'
+        response = server.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+        assert response.status_code in (200, 400, 422), (field, response.text)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "named"),
+    [
+        ("/v1/chat/completions", CHAT, {"x-session-id": "x" * 300}, "X-Session-ID"),
+        ("/v1/chat/completions", {**CHAT, "vllm_xargs": {"session_id": "a\nb"}}, {}, "session_id"),
+        ("/v1/chat/completions", {**CHAT, "vllm_xargs": {"service_s": 1.0}}, {}, "trust_clients"),
+        ("/invocations", {**CHAT, "vllm_xargs": {"program_id": ""}}, {}, "program_id"),
+        ("/inference/v1/generate", {**TOKENS, "sampling_params": {"extra_args": {"tenant": ""}}}, {}, "tenant"),
+        ("/inference/v1/generate", {**TOKENS, "sampling_params": {}}, {"x-session-id": "x" * 300}, "X-Session-ID"),
+    ],
+)
+def test_every_way_to_name_a_program_is_checked(
+    server: httpx.Client, path: str, body: dict[str, Any], headers: dict[str, str], named: str
+) -> None:
+    """Ids come in several places and on routes outside /v1."""
+    response = server.post(path, json=body, headers=headers)
+    assert response.status_code == 400
+    assert named in response.json()["error"]["message"]
+
+
+def test_a_program_belongs_to_its_key(server: httpx.Client, log: Path) -> None:
+    """Two clients name the same program. The engine gets two names, and in neither of them the key."""
+    for key in range(2):
+        chat_body = {**CHAT, "vllm_xargs": {"program_id": "shared-program"}}
+        assert server.post("/v1/chat/completions", json=chat_body, headers=authorized(key)).status_code == 200
+        tokens_body = {**TOKENS, "sampling_params": {"max_tokens": 2, "extra_args": {"program_id": "shared-program"}}}
+        assert server.post("/inference/v1/generate", json=tokens_body, headers=authorized(key)).status_code == 200
+    text = log.read_text()
+    names = re.findall(r"'program_id': '([^']*)shared-program'", text)
+    scopes = [f"{scope_of([(b'authorization', f'Bearer {key}'.encode())])}/" for key in KEYS]
+    assert names == [scopes[0]] * 2 + [scopes[1]] * 2
