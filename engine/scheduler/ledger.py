@@ -83,6 +83,7 @@ class Entry:
     call: Call
     ledger: Ledger
     running: bool = False
+    stalled: bool = False  # it runs, and calls of better rank use up the tokens of the step
     output_tokens: int = 0  # when the request last started
     computed_tokens: int = 0  # the most tokens that the request ever had in the KV cache
     lost_tokens: int = 0  # tokens that the request had in the KV cache when it was last preempted

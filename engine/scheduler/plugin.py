@@ -14,15 +14,16 @@ refuse malformed headers.
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from weft.core.errors import PolicyError
-from weft.core.ids import CallId
+from weft.core.log import get_logger
 from weft.core.policies import Call, PolicyConfig
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.processes.host import end_with_parent
+from weft.engine.scheduler.aborted import AbortedAccounts
+from weft.engine.scheduler.batch import BatchFormer, recomputes
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.ledger import Entry, Ledger, Step
 from weft.engine.scheduler.queue import PolicyQueue
@@ -36,7 +37,16 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire import CallAccount, attach_account, attach_engine_report, decode_call, decode_control
+from weft.engine.wire import (
+    AbortedCalls,
+    ProgramsEnded,
+    attach_account,
+    attach_swap,
+    decode_call,
+    decode_config,
+    decode_control,
+    figures_of,
+)
 
 
 class WeftScheduler(AsyncScheduler):
@@ -44,17 +54,12 @@ class WeftScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = (self.vllm_config.additional_config or {}).get("weft", {})
-        if not isinstance(config, Mapping):
-            raise PolicyError(
-                f'"weft" in additional_config must be a policy, such as {{"name": "atlas"}}, not {config!r}.'
-            )
-        config = dict(config)
-        # Behind a server, a client must not be told of other clients' calls, and the server ends its processes.
-        self._has_own_client = bool(config.pop("one_client", False))
-        if self._has_own_client:
+        config = decode_config(self.vllm_config.additional_config)
+        self._has_own_client, self._trusts_clients = config.one_client, config.trust_clients
+        self._has_warned = False
+        if self._has_own_client:  # behind a server, the server ends its processes
             end_with_parent()
-        policy = PolicyConfig.from_dict(config).check_live()
+        policy = PolicyConfig.from_dict(config.policy).check_live()
         self.weft_policy = policy.make()
         self._decide_every = policy.decide_every
         self._token_s = policy.token_s
@@ -65,9 +70,10 @@ class WeftScheduler(AsyncScheduler):
         self._clock: Callable[[], float] = time.monotonic
         self._table = CallTable(self.weft_policy)
         self._entries = self._table.entries
+        self._former = BatchFormer(self, self.weft_policy, self._table, self._swap, self._can_start)
         self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
         self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
-        self._aborted: dict[int, dict[CallId, CallAccount]] = defaultdict(dict)  # unreported accounts by vLLM's client
+        self._aborted = AbortedAccounts()
         self._in_flight: deque[Step] = deque()  # first in, first out
         self._updated_at_s = self._clock()
         self._step = 0
@@ -110,28 +116,45 @@ class WeftScheduler(AsyncScheduler):
         if request.request_id not in self._entries:  # otherwise it is the next input of a streaming session
             params = request.sampling_params
             extra_args = params.extra_args if params is not None else None
-            header = decode_call(extra_args, request.request_id, request.session_id)
+            self._warn_of_figures(extra_args)
+            header = decode_call(extra_args, request.request_id, request.session_id, is_trusted=self._trusts_clients)
             self._table.open(request.request_id, header, request.num_prompt_tokens, self._clock())
         super().add_request(request)
 
+    def _warn_of_figures(self, extra_args: object) -> None:
+        if not self._trusts_clients and not self._has_warned and (figures := figures_of(extra_args)):
+            self._has_warned = True
+            get_logger().warning(
+                "a client sent figures, and they were ignored, because clients are not trusted here; to trust all "
+                'clients, add "trust_clients": true to "weft" in additional_config. This is logged once',
+                figures=", ".join(figures),
+            )
+
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
+        self._former.batch_changed()
         ledger = self._table.close(request.request_id, self._clock())
         if ledger is not None:
             self._left[request.request_id] = ledger
-            is_over = ledger.sequences == 0
-            if is_over and self._has_own_client and request.status == RequestStatus.FINISHED_ABORTED:
-                self._aborted[request.client_index][ledger.call_id] = ledger.encode()
+            is_aborted = ledger.sequences == 0 and request.status == RequestStatus.FINISHED_ABORTED
+            if is_aborted and self._has_own_client and self._table.knows(ledger.program_id):
+                self._aborted.add(ledger.call_id, ledger.program_id, ledger.encode())
         return super()._free_request(request, delay_free_blocks)
 
-    def __call__(self, message: object) -> dict[str, int]:
+    def __call__(self, message: object) -> dict[str, Any]:
         """Receive a control message (`weft.engine.vllm_compat.control`).
 
         Returns:
-            How many of the programs that have ended were known here.
+            By the message's type: how many of the programs that have ended were known here, or the accounts of the
+            aborted calls that were asked for.
         """
-        ended = decode_control(message)
-        known = sum(map(self._table.end_program, ended.program_ids)) if ended is not None else 0
-        return {"ended": known}
+        match decode_control(message):
+            case ProgramsEnded(program_ids):
+                self._aborted.forget(program_ids)
+                return {"ended": sum(map(self._table.end_program, program_ids))}
+            case AbortedCalls(call_ids):
+                return {"aborted": self._aborted.take(call_ids)}
+            case None:
+                return {}
 
     # -- one step
 
@@ -145,18 +168,21 @@ class WeftScheduler(AsyncScheduler):
         # vLLM preempts running[-1] when KV blocks run out inside the step.
         if len(self.running) > 1:
             self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
-        if decides and self.pause_state == PauseState.UNPAUSED:
-            self._preempt_outranked()
+        if self.pause_state == PauseState.UNPAUSED:
+            for request in self._former.form(may_preempt=decides, has_prompts=len(self._inflight_prefills) > 0):
+                self.force_out(request)
         output = super().schedule(throttle_prefills)
         for request in self.running:
             entry = self._entries[request.request_id]
             if not entry.running:  # vLLM has just admitted the request
                 self._start(request, entry, output, now_s)
+        self._former.step_formed(output, now_s)
         if output.total_num_scheduled_tokens > 0:
             self._in_flight.append(Step(now_s, None if self._token_s is None else self._new_tokens(output)))
         return output
 
     def _start(self, request: Request, entry: Entry, output: SchedulerOutput, now_s: float) -> None:
+        self._former.batch_changed()
         entry.running = True
         entry.output_tokens = request.num_output_tokens
         found = request.num_computed_tokens - output.num_scheduled_tokens.get(request.request_id, 0)
@@ -177,22 +203,14 @@ class WeftScheduler(AsyncScheduler):
             entry.computed_tokens = max(computed, entry.computed_tokens)
         return new
 
-    def _preempt_outranked(self) -> None:
-        """Preempt running calls that waiting calls of higher queues outrank (Alg. 1 lines 32-39)."""
-        if not self.waiting or not self.running:
-            return
-        if self.weft_policy.waiting.peek().rank > self._call_of(self.running[-1]).rank:
-            return  # the usual case: the first waiting call outranks no running call, so no waiting call does
-        running = [(request, self._entries[request.request_id]) for request in self.running]
-        victims = self.weft_policy.victims(
-            [entry.call for request, entry in running if not self._recomputes(request, entry)],
-            self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input,
-            ready=self._is_ready,
-            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
-            blocks=self._blocks_of,
-        )
-        for call in victims:
-            self.force_out(self.requests[call.key])
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """Limit a running prompt to its share of the step. vLLM asks this for each request that it schedules."""
+        shares = self._former.shares
+        if not shares and not self.num_prefill_lookahead:  # the usual case, in which vLLM's method changes nothing
+            return max(num_new_tokens, 0)
+        if not request.has_encoder_inputs:
+            num_new_tokens = min(num_new_tokens, shares.get(request.request_id, num_new_tokens))
+        return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
 
     def force_out(self, request: Request) -> None:
         """Preempt a running request, before the next step is formed."""
@@ -200,24 +218,8 @@ class WeftScheduler(AsyncScheduler):
         self._preempt_request(request, time.monotonic())
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    @staticmethod
-    def _recomputes(request: Request, entry: Entry) -> bool:
-        """Whether a resumed call has not yet produced a new token.
-
-        Such a call is not preempted. Otherwise calls would preempt each other for ever where rebuilding the KV cache
-        takes longer than a quantum.
-        """
-        return request.num_preemptions > 0 and request.num_output_tokens <= entry.output_tokens
-
-    def _blocks_of(self, call: Call) -> int:
-        """KV blocks that a running call holds, or that a waiting call needs for its tokens so far."""
-        request = self.requests[call.key]
-        held = sum(len(group) for group in self.kv_cache_manager.get_block_ids(call.key))
-        return held or -(-request.num_tokens // self.block_size)
-
-    def _is_ready(self, call: Call) -> bool:
-        """Whether a waiting call could start in this step. vLLM asks the same when it admits the call."""
-        request = self.requests[call.key]
+    def _can_start(self, request: Request) -> bool:
+        """Whether a waiting request could start in this step. vLLM asks the same when it admits the request."""
         if request.num_stale_output_tokens and not request.drop_stale_output:
             return False
         return bool(self._handle_blocked_waiting_request(request))
@@ -225,7 +227,9 @@ class WeftScheduler(AsyncScheduler):
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         entry = self._entries[request.request_id]
         now_s = self._clock()
+        self._former.preempted()
         if entry.running:
+            self._table.set_stalled(entry, now_s, stalled=False)
             entry.running = False
             entry.ledger.stop(now_s)
         entry.ledger.preemptions += 1
@@ -257,6 +261,7 @@ class WeftScheduler(AsyncScheduler):
     def _handle_stopped_request(self, request: Request) -> bool:
         entry = self._entries.get(request.request_id)
         if request.resumable and entry is not None and entry.running:  # it goes on when its client sends more input
+            self._table.set_stalled(entry, self._clock(), stalled=False)
             entry.running = False
             entry.ledger.stop(self._clock())
             entry.call.waiting_since_s = self._clock()
@@ -270,11 +275,12 @@ class WeftScheduler(AsyncScheduler):
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._charge(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        for client, client_outputs in outputs.items():
+        for client_outputs in outputs.values():
             for output in client_outputs.outputs:
                 self._attach_account(output)
-                if output.finish_reason is not None and self._has_own_client:  # other outputs may never reach a caller
-                    self._attach_engine_report(output, client)
+                # Other outputs may never reach a caller, and other clients' callers are not told of the engine.
+                if self._swap is not None and self._has_own_client and output.finish_reason is not None:
+                    output.kv_transfer_params = attach_swap(output.kv_transfer_params, self._swap.stats())
         self._left.clear()
         return outputs
 
@@ -287,13 +293,6 @@ class WeftScheduler(AsyncScheduler):
         ledger = entry.ledger if entry is not None else self._left.get(output.request_id)
         if ledger is not None:
             output.kv_transfer_params = attach_account(output.kv_transfer_params, ledger.encode())
-
-    def _attach_engine_report(self, output: EngineCoreOutput, client: int) -> None:
-        """Attach what only Weft's own front end is told to the last output of a call."""
-        swap = self._swap.stats() if self._swap is not None else None
-        aborted = self._aborted.pop(client, {})
-        if aborted or swap is not None:
-            output.kv_transfer_params = attach_engine_report(output.kv_transfer_params, aborted, swap)
 
     # Where steps do not overlap, vLLM uses its plain scheduler, which keeps no placeholders for tokens in flight.
 
@@ -334,5 +333,5 @@ class WeftScheduler(AsyncScheduler):
             elif ledger.last_step != self._step:
                 ledger.last_step = self._step
                 ledger.service_s += step_s
-            recomputed = self._recomputes(self.requests[request_id], entry)
+            recomputed = recomputes(self.requests[request_id], entry)
             self.weft_policy.charge(entry.call, service_s, now_s, recomputed=recomputed)

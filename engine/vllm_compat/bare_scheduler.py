@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from weft.engine.vllm_compat.logs import host_logging
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
     EngineArgs,
@@ -45,7 +46,7 @@ def make_scheduler(
     """
     (folder / "config.json").write_text(json.dumps(_LLAMA))
     config = EngineArgs(
-        model=str(folder), skip_tokenizer_init=True, enforce_eager=True, **engine_args
+        model=str(folder), skip_tokenizer_init=True, enforce_eager=True, logging_config=host_logging(), **engine_args
     ).create_engine_config()
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = block_tokens

@@ -59,6 +59,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             ),
             "_handle_stopped_request": "(self, request) -> bool",
             "_preempt_request": "(self, request, timestamp, drop_stale_output=False) -> None",
+            "_reserve_prefill_lookahead": "(self, request, num_computed_tokens, num_new_tokens) -> int",
             "_update_after_schedule": "(self, scheduler_output) -> None",
             "_update_request_with_output": "(self, request, new_token_ids, is_stale=False) -> tuple[list[int], bool]",
             "add_request": "(self, request) -> None",
@@ -70,16 +71,20 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "_handle_blocked_waiting_request": "(self, request) -> bool",
         },
         read=(
-            "block_size",
+            "_inflight_prefills",
             "connector",
             "kv_cache_manager",
             "kv_holding_waiting",
             "max_num_active_reqs",
+            "max_num_scheduled_tokens",
+            "need_mamba_block_aligned_split",
+            "num_prefill_lookahead",
             "num_waiting_for_streaming_input",
             "pause_state",
             "prev_step_scheduled_req_ids",
             "requests",
             "running",
+            "scheduler_config",
             "vllm_config",
         ),
         written=("waiting",),
@@ -114,21 +119,41 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         },
     ),
     "vllm.v1.core.kv_cache_manager.KVCacheManager": Uses(
-        called={"get_block_ids": "(self, request_id) -> tuple[list[int], ...]"},
-        read=("block_pool",),
+        called={
+            "get_block_ids": "(self, request_id) -> tuple[list[int], ...]",
+            "get_blocks": "(self, request_id) -> KVCacheBlocks",
+            "prefix_cache_lookup_enabled": "(self, request) -> bool",
+        },
+        read=("block_pool", "coordinator", "empty_kv_cache_blocks", "watermark_blocks"),
     ),
+    "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": Uses(
+        called={
+            "find_longest_cache_hit": (
+                "(self, block_hashes, max_cache_hit_length) -> tuple[tuple[list[KVCacheBlock], ...], int, int]"
+            ),
+            "get_num_blocks_to_allocate": (
+                "(self, request_id, num_tokens, new_computed_blocks, num_encoder_tokens, total_computed_tokens, "
+                "num_local_computed_tokens, num_tokens_main_model, apply_admission_cap=False, prefill_end=0) -> int"
+            ),
+        },
+        read=("scheduler_block_size",),
+    ),
+    "vllm.v1.core.kv_cache_utils.KVCacheBlock": Uses(read=("block_id", "is_null", "ref_cnt")),
     "vllm.v1.core.block_pool.BlockPool": Uses(called={"get_num_free_blocks": "(self) -> int"}),
     "vllm.v1.request.Request": Uses(
         read=(
             "block_hashes",
-            "client_index",
             "drop_stale_output",
+            "has_encoder_inputs",
+            "is_prefill_chunk",
             "num_computed_tokens",
+            "num_output_placeholders",
             "num_output_tokens",
             "num_preemptions",
             "num_prompt_tokens",
             "num_stale_output_tokens",
             "num_tokens",
+            "num_tokens_with_spec",
             "request_id",
             "resumable",
             "sampling_params",
@@ -187,7 +212,8 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read=("SCHEDULER",)),
     "vllm.distributed.kv_transfer.kv_transfer_state": Uses(written=("_KV_CONNECTOR_AGENT",)),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": Uses(
-        called={"get_block_ids": "(self, ...) -> tuple[list[int], ...] | None"}
+        called={"get_block_ids": "(self, ...) -> tuple[list[int], ...] | None"},
+        read=("blocks",),
     ),
     "vllm.v1.outputs.KVConnectorOutput": Uses(read=("kv_connector_worker_meta",)),
     "vllm.v1.kv_cache_interface.KVCacheConfig": Uses(
@@ -209,7 +235,6 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "generate": "(self, prompt, sampling_params, request_id, ...) -> AsyncGenerator[RequestOutput, None]",
         },
         called={
-            "from_engine_args": "(cls, engine_args, ...)",
             "from_vllm_config": "(cls, vllm_config, enable_log_requests=False, disable_log_stats=False, ...)",
             "get_supported_tasks": "(self)",
             "shutdown": "(self, ...) -> None",
@@ -338,6 +363,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "dtype",
             "kv_cache_memory_bytes",
             "kv_transfer_config",
+            "logging_config",
             "model",
             "scheduler_cls",
             "served_model_name",
@@ -356,6 +382,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "gpu_memory_utilization",
             "kv_cache_memory_bytes",
             "kv_transfer_config",
+            "logging_config",
             "max_model_len",
             "max_num_batched_tokens",
             "max_num_seqs",
@@ -400,7 +427,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.config.logging.LoggingConfig": Uses(
         imitated={"configure_logging": None, "formatter": None, "log_level": None, "pylogging_config_file": None},
-        passed=("configure_logging", "pylogging_config_file"),
+        passed=("configure_logging", "log_level", "pylogging_config_file"),
     ),
     "vllm.envs": Uses(
         read=(

@@ -36,6 +36,8 @@ from vllm.platforms import current_platform
 from vllm.renderers import renderer_from_config
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -65,8 +67,10 @@ __all__ = [
     "FullAttentionSpec",
     "InprocClient",
     "InputProcessor",
+    "KVCacheBlock",
     "KVCacheConfig",
     "KVCacheGroupSpec",
+    "KVCacheManager",
     "KVConnectorBase_V1",
     "KVConnectorMetadata",
     "KVConnectorOutput",

@@ -150,6 +150,7 @@ class PreemptingScheduler(WeftScheduler):
         self.chances: dict[str, float] = {}
         self.counts: Counter[tuple[str, str, str]] = Counter()  # preemptions by cause, phase and call
         self.in_flight = 0
+        self.yielded = 0  # chunks of prompts that were shortened for calls of better rank
         self.fault: str | None = None  # one of FAULTS, which the comparison must notice
         self._cause = "memory"
         self._forced: Counter[str] = Counter()
@@ -175,10 +176,16 @@ class PreemptingScheduler(WeftScheduler):
             request._output_token_ids.pop()
             request._all_token_ids.pop()
 
-    def _preempt_outranked(self) -> None:
-        self._cause = "policy"
-        super()._preempt_outranked()
-        self._cause = "memory"
+    def force_out(self, request: Request) -> None:
+        cause = self._cause
+        self._cause = "forced" if cause == "forced" else "policy"
+        super().force_out(request)
+        self._cause = cause
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        self.yielded += tokens < num_new_tokens
+        return tokens
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         self.counts[self._cause, phase_of(request), request.sampling_params.extra_args["call_id"]] += 1
@@ -576,6 +583,7 @@ def examine(model: Path, name: str, seed: int, preemptions: int, rounds: int) ->
         "preemptions": causes,
         "touched": touched,
         "while_in_flight": scheduler.in_flight,
+        "yielded": scheduler.yielded,
         **vars(comparison),
         "seconds": round(time.monotonic() - started, 1),
     }

@@ -117,11 +117,13 @@ class SchedulerHarness:
 
     Args:
         folder: an existing folder, to which the model's configuration is written.
-        weft: the scheduler's configuration, e.g. `name`, `bounds_s` and `beta`.
+        weft: the scheduler's configuration, e.g. `name`, `bounds_s` and `beta`. Figures of calls are trusted unless it
+            says otherwise.
         slots: the number of calls that run at once.
         blocks: the number of KV blocks, of 16 tokens each.
         in_flight: the number of steps in flight: 1, or 2 for steps that overlap as under asynchronous scheduling.
         swap_blocks: the number of blocks in host memory for preempted calls; 0 to compute these calls again.
+        engine: further arguments of vLLM.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class SchedulerHarness:
         batched_tokens: int = 64,
         swap_blocks: int = 0,
         min_tokens: int | str = 0,
+        **engine: Any,
     ) -> None:
         init_none_hash(sha256)
         self._block_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256) if prefix_caching else None
@@ -152,8 +155,9 @@ class SchedulerHarness:
                 max_num_seqs=slots,
                 max_num_batched_tokens=batched_tokens,
                 enable_prefix_caching=prefix_caching,
-                additional_config={"weft": weft},
+                additional_config={"weft": {"trust_clients": True, **weft}},
                 **swapping(swap_blocks * _BLOCK_BYTES, min_tokens),
+                **engine,
             ),
         )
         self.scheduler.set_clock(self.clock)

@@ -1,4 +1,7 @@
-"""On real engines, a call that is preempted at any point, and any number of times, yields its undisturbed output."""
+"""On real engines, a call yields its undisturbed output, however often and wherever it is preempted.
+
+The same holds for a call whose prompt is computed in chunks of any size, because it gives up tokens to others.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,7 @@ def check(found: dict[str, Any], engine: str, preemptions: int) -> None:
     for cause in ("policy", "memory"):  # Weft's own preemptions, and those of vLLM when KV blocks run out
         assert sum(found["preemptions"][cause].values()) > 0
     assert (found["while_in_flight"] > 0) == engine.startswith("async")
+    assert found["yielded"] > 0, "prompts are meant to give up tokens to calls of better rank"
 
 
 @SHORT

@@ -92,9 +92,9 @@ class NaiveScheduler:
         if not call.running:
             call.total_wait_s += self.now_s - call.queued_since_s
         program = call.program
-        program.service_s = max(program.service_s, call.inherited_s + call.service_s)
+        chain = call.inherited_s + call.service_s, call.inherited_wait_s + call.total_wait_s
+        program.service_s, program.wait_s = max((program.service_s, program.wait_s), chain)
         program.total_service_s += call.service_s
-        program.wait_s = max(program.wait_s, call.inherited_wait_s + call.total_wait_s)
         program.total_wait_s += call.total_wait_s
 
     def promote(self) -> None:

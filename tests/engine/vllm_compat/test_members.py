@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from weft.engine.vllm_compat.changes import Member, _has, _resolve, change_of
+from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS
 from weft.engine.vllm_compat.members import MEMBERS, TEST_MEMBERS, Uses, members
+from weft.engine.vllm_compat.names import ChatCompletionRequest
 
 pytestmark = pytest.mark.engine  # these tests import vLLM, but start no engine
 
@@ -31,6 +33,11 @@ def test_a_member_is_as_expected(member: Member) -> None:
     change = change_of(member)
     if change is not None:
         pytest.fail(change, pytrace=False)
+
+
+def test_the_fields_of_the_chat_request_are_vllms() -> None:
+    """A field that vLLM does not know would have no effect, and a field that is missing here could not be set."""
+    assert set(ChatCompletionRequest.model_fields) == CHAT_FIELDS
 
 
 @pytest.mark.parametrize("table", [MEMBERS, TEST_MEMBERS], ids=["MEMBERS", "TEST_MEMBERS"])

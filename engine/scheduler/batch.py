@@ -1,0 +1,136 @@
+"""Forming the batch of a step: the calls that leave it, and the tokens of those that compute their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.core.policies import Call, Policy
+from weft.engine.kv_cache.planner import SwapPlanner
+from weft.engine.scheduler.call_table import CallTable
+from weft.engine.scheduler.ledger import Entry
+from weft.engine.scheduler.room import StepRoom
+from weft.engine.vllm_compat.names import AsyncScheduler, Request, SchedulerOutput
+
+
+class BatchFormer:
+    """Decides for which waiting calls a step has room, and what running calls give up for them.
+
+    vLLM serves running requests before it admits waiting ones. It therefore learns before each step which running
+    requests are preempted, and how many tokens of their prompts the others compute.
+
+    Args:
+        scheduler: vLLM's scheduler. It is not changed.
+        policy: The policy.
+        table: The requests under way.
+        swap: Knows which tokens of preempted calls can be loaded; None if KV is not swapped.
+        can_start: Whether vLLM could admit a waiting request in the next step, if there were room for it.
+    """
+
+    def __init__(
+        self,
+        scheduler: AsyncScheduler,
+        policy: Policy,
+        table: CallTable,
+        swap: SwapPlanner | None,
+        can_start: Callable[[Request], bool],
+    ) -> None:
+        self.shares: dict[str, int] = {}  # by running request with a prompt, the most tokens that it gets in the step
+        self._scheduler = scheduler
+        self._policy = policy
+        self._table = table
+        self._entries = table.entries
+        self._swap = swap
+        self._can_start = can_start
+        self._awaited: list[str] = []  # the waiting requests for which the step has room
+        self._turned_away: set[str] = set()  # those of earlier steps that vLLM did not admit
+        self._has_prompts = False
+        # Models with Mamba layers compute prompts in chunks that end where vLLM says, and with a threshold vLLM itself
+        # keeps long prompts from using up a step.
+        self._divides_steps = not (
+            scheduler.need_mamba_block_aligned_split or scheduler.scheduler_config.long_prefill_token_threshold
+        )
+
+    def form(self, *, may_preempt: bool, has_prompts: bool) -> list[Request]:
+        """Find the running requests that waiting calls of higher queues outrank (Alg. 1 lines 32-39), and divide the
+        step's tokens among prompts in rank order. The running requests must be in rank order.
+
+        Args:
+            may_preempt: Whether running requests may be preempted.
+            has_prompts: Whether running requests still compute their prompts.
+
+        Returns:
+            The requests to preempt.
+        """
+        scheduler, policy = self._scheduler, self._policy
+        running = scheduler.running
+        self.shares, self._awaited = {}, []
+        self._has_prompts = has_prompts
+        # Usually the first waiting call outranks no running call. Then no waiting call does.
+        outranks = (
+            policy.preempts
+            and len(running) > 0
+            and len(policy.waiting) > 0
+            and policy.waiting.peek().rank < self._entries[running[-1].request_id].call.rank
+        )
+        if not (outranks and may_preempt) and not has_prompts:
+            return []
+        entries = [(request, self._entries[request.request_id]) for request in running]
+        room = StepRoom(
+            scheduler.kv_cache_manager,
+            scheduler.requests,
+            [(request, entry.call) for request, entry in entries],
+            scheduler.max_num_scheduled_tokens,
+            self._swap,
+        )
+        victims: list[Call] = []
+        if outranks:
+            victims = policy.victims(
+                [entry.call for request, entry in entries if may_preempt and not recomputes(request, entry)],
+                scheduler.max_num_active_reqs - len(running) - scheduler.num_waiting_for_streaming_input,
+                ready=self._is_ready,
+                room=room,
+            )
+        self._awaited = room.started
+        if self._divides_steps:
+            self.shares = room.shares()
+        return [scheduler.requests[call.key] for call in victims]
+
+    def _is_ready(self, call: Call) -> bool:
+        """Whether a waiting call may displace others in this step.
+
+        vLLM may turn a call away although there is room for it, for example when the batch has the most LoRA adapters
+        that it may have. Such a call displaces no other until the batch changes.
+        """
+        return call.key not in self._turned_away and self._can_start(self._scheduler.requests[call.key])
+
+    def step_formed(self, output: SchedulerOutput, now_s: float) -> None:
+        """vLLM has formed the step: note the calls that it turned away, and those that got no tokens for their prompts
+        or get some again."""
+        if self._awaited:
+            self._turned_away.update(key for key in self._awaited if not self._entries[key].running)
+            self._awaited = []
+        if not self._has_prompts:
+            return
+        for request in self._scheduler.running:
+            entry = self._entries[request.request_id]
+            if entry.stalled or request.is_prefill_chunk:
+                has_tokens = request.request_id in output.num_scheduled_tokens
+                self._table.set_stalled(entry, now_s, stalled=not has_tokens)
+
+    def batch_changed(self) -> None:
+        """A call starts or leaves, so vLLM may admit a call that it has turned away."""
+        self._turned_away.clear()
+
+    def preempted(self) -> None:
+        """A call is preempted. vLLM admits no call in a step in which it preempts."""
+        self._turned_away.clear()
+        self._awaited = []
+
+
+def recomputes(request: Request, entry: Entry) -> bool:
+    """Whether a resumed call has not yet produced a new token.
+
+    Such a call is not preempted. Otherwise calls would preempt each other for ever where rebuilding the KV cache takes
+    longer than a quantum.
+    """
+    return request.num_preemptions > 0 and request.num_output_tokens <= entry.output_tokens

@@ -1,0 +1,129 @@
+"""Accounts of aborted calls: the scheduler holds them until the front end asks, and never many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.core.ids import CallId, ProgramId
+from weft.core.process_table import Account
+from weft.engine.wire import AbortedCalls, ProgramsEnded, encode_account, encode_control, read_aborted
+
+aborted = pytest.importorskip("weft.engine.scheduler.aborted", reason="its package imports vLLM")
+
+pytestmark = pytest.mark.engine
+
+Make = Callable[..., Any]
+CALLS = [CallId(f"c{n}") for n in range(8)]
+PROGRAMS = [ProgramId(f"p{n}") for n in range(3)]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Makes a harness whose scheduler serves Weft's own front end."""
+    from scheduler_harness import SchedulerHarness
+
+    def harness(**options: Any) -> SchedulerHarness:
+        h = SchedulerHarness(tmp_path, {"name": "fcfs"}, **options)
+        h.scheduler._has_own_client = True
+        return h
+
+    return harness
+
+
+def asked(h: Any, *calls: str) -> dict[CallId, Account]:
+    """The scheduler's answer to a question for the accounts of calls."""
+    return read_aborted(h.scheduler(encode_control(AbortedCalls(tuple(map(CallId, calls))))))
+
+
+def test_the_front_end_gets_the_account_of_an_aborted_call_once(make: Make) -> None:
+    """No output carries it, and no call has to end after it."""
+    h = make(slots=1)
+    h.add("a", program_id="p", call_id="a", max_tokens=30)
+    h.add("b", program_id="p", call_id="b", max_tokens=30)
+    for _ in range(3):
+        h.step()
+    h.abort("a")
+    h.abort("b")
+    h.run()
+    assert asked(h, "a", "b", "unknown") == {"a": Account(service_s=3.0), "b": Account(wait_s=3.0)}
+    assert asked(h, "a", "b") == {}
+    assert len(h.scheduler._aborted) == 0
+
+
+@pytest.mark.parametrize("first", ["the call", "the program"])
+def test_nothing_is_held_for_a_program_that_has_ended(make: Make, first: str) -> None:
+    """The end of a program may overtake the aborts of its calls. Its row has left the process table by then."""
+    h = make(slots=2)
+    h.add("a", program_id="over", call_id="a", max_tokens=30)
+    h.add("b", program_id="open", call_id="b", max_tokens=30)
+    h.step()
+    end = encode_control(ProgramsEnded((ProgramId("over"),)))
+    if first == "the program":
+        h.scheduler(end)
+    h.abort("a")
+    h.abort("b")
+    if first == "the call":
+        h.scheduler(end)
+    h.run()
+    assert asked(h, "a", "b") == {"b": Account(service_s=1.0)}
+
+
+def test_a_front_end_that_never_asks_costs_a_bounded_memory(make: Make) -> None:
+    """Without a question the latest accounts are held and the others are counted, whether or not calls end."""
+    h = make(slots=4)
+    h.scheduler._aborted = aborted.AbortedAccounts(most=50)
+    for number in range(200):
+        h.add(f"r{number}", program_id="p", call_id=f"c{number}", max_tokens=30)
+        h.step()
+        h.abort(f"r{number}")
+    h.run()
+    assert (len(h.scheduler._aborted), h.scheduler._aborted.dropped) == (50, 150)
+    assert set(asked(h, *(f"c{number}" for number in range(200)))) == {f"c{number}" for number in range(150, 200)}
+
+
+def test_calls_of_other_clients_are_not_held(make: Make) -> None:
+    """Behind a server nobody asks."""
+    h = make()
+    h.scheduler._has_own_client = False
+    h.add("a", program_id="p", call_id="a", max_tokens=30)
+    h.step()
+    h.abort("a")
+    h.run()
+    assert asked(h, "a") == {}
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.sampled_from(CALLS), st.sampled_from(PROGRAMS), st.integers(0, 9)),
+            st.tuples(st.just("take"), st.lists(st.sampled_from(CALLS))),
+            st.tuples(st.just("forget"), st.lists(st.sampled_from(PROGRAMS))),
+        )
+    )
+)
+def test_the_accounts_agree_with_a_naive_list(steps: list[Any]) -> None:
+    """After any sequence of aborts, questions and ends, no account is given twice or kept beyond its bound."""
+    held, naive, dropped = aborted.AbortedAccounts(most=4), list[tuple[CallId, ProgramId, Any]](), 0
+    for what, *arguments in steps:
+        if what == "add":
+            call_id, program_id, seconds = arguments
+            if call_id in {each[0] for each in naive}:  # ids are used once
+                continue
+            account = encode_account(Account(float(seconds)))
+            held.add(call_id, program_id, account)
+            naive.append((call_id, program_id, account))
+            dropped += len(naive) > 4
+            naive = naive[-4:]
+        elif what == "take":
+            assert held.take(arguments[0]) == {call: account for call, _, account in naive if call in arguments[0]}
+            naive = [each for each in naive if each[0] not in arguments[0]]
+        else:
+            held.forget(arguments[0])
+            naive = [each for each in naive if each[1] not in arguments[0]]
+        assert (len(held), held.dropped) == (len(naive), dropped)
