@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
-import anyio
-import anyio.to_thread
+from weft.engine.processes.loop_thread import in_thread, settled
 
 
 async def start_in_thread(
@@ -14,10 +14,16 @@ async def start_in_thread(
 ) -> None:
     """Start an engine without blocking the caller's event loop.
 
+    The thread is not one of a pool, because a pool may be full, perhaps of threads that wait for another engine.
+
     Args:
         start: Starts the engine and blocks until it is ready.
-        abandon: Called from another thread when the caller is cancelled; `start` then ends soon.
-        shut_down: Ends what has started until then.
+        abandon: Called when the caller is cancelled; `start` then ends soon.
+        shut_down: Ends what has started until then; does nothing if nothing has. Blocks.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled. Nothing that was started is left.
+        BaseException: What `start` raises.
     """
     over = threading.Event()
 
@@ -27,11 +33,21 @@ async def start_in_thread(
         finally:
             over.set()
 
+    def clean_up() -> None:
+        over.wait()
+        shut_down()
+
+    starting = in_thread(run)
     try:
-        await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
-    except anyio.get_cancelled_exc_class():
+        await asyncio.wait([starting])
+    except asyncio.CancelledError:
         abandon()
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(over.wait)
-            await anyio.to_thread.run_sync(shut_down)
+        await settled(in_thread(clean_up))
+        if not starting.cancel():
+            starting.exception()  # otherwise asyncio would log that nobody has read it
         raise
+    except BaseException:  # GeneratorExit: the coroutine was dropped, and must not wait
+        abandon()
+        threading.Thread(target=clean_up, name="weft-blocking", daemon=True).start()
+        raise
+    starting.result()

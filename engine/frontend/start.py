@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,12 +17,16 @@ from weft.core.errors import EngineError, EngineStartError, ModelNotFoundError
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.policies import PolicyConfig
 from weft.engine.models.embedded import embedded_model
+from weft.engine.processes.launch import Launch, launch_environment, launch_lock, start_cancelled
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.vllm_compat.environment import START_WRITES
+from weft.engine.vllm_compat.version import check_vllm
+from weft.engine.wire import SchedulerConfig, encode_config
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.frontend.accounting import AccountingLLM, OnAccount
     from weft.engine.frontend.chat import ChatEndpoint
-    from weft.engine.vllm_compat.names import AsyncEngineArgs
+    from weft.engine.vllm_compat.names import AsyncEngineArgs, VllmConfig
 
 DEFAULT_SWAP: Final = SwapConfig()
 _CPU_KV_CACHE_BYTES: Final = 1 << 30
@@ -39,32 +44,67 @@ def start_vllm(
     tool_call_parser: str | None,
     on_account: OnAccount,
     abandoned: threading.Event,
-) -> tuple[AccountingLLM, ChatEndpoint]:
+) -> tuple[AccountingLLM, ChatEndpoint, set[BaseProcess]]:
     """Start vLLM's processes with Weft's scheduler, and its chat endpoint on `loop`. Blocks until vLLM is ready.
 
     Args:
         loop: The event loop that vLLM's front end runs on from now on.
         abandoned: Set it from another thread to stop waiting.
 
+    Returns:
+        vLLM's engine, its chat endpoint, and its processes.
+
     Raises:
-        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError: see `weft.core.errors`.
+        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError: see `weft.core.errors`. No
+            process is left.
+    """
+    launch = Launch()
+
+    with launch_lock.held(abandoned), launch_environment(START_WRITES):
+        from weft.engine.frontend.chat import ChatEndpoint
+
+        async def start() -> tuple[AccountingLLM, ChatEndpoint]:
+            arguments = engine_arguments(model, policy, swap, engine_args)
+            llm = construct(launch, arguments, arguments.create_engine_config, {})
+            await calibrate(llm)
+            llm.on_account = on_account
+            return llm, ChatEndpoint(llm, model, tool_call_parser)
+
+        starting = loop.submit(start())
+        try:
+            wait_unless(abandoned, starting)
+            return *starting.result(), launch.processes
+        except BaseException as error:
+            launch.abandon()
+            starting.cancel()
+            if isinstance(error, EngineError) or not isinstance(error, Exception):
+                raise
+            raise start_error(model, error) from error
+
+
+def construct(
+    launch: Launch, arguments: AsyncEngineArgs, make_config: Callable[[], VllmConfig], environment: Mapping[str, str]
+) -> AccountingLLM:
+    """Construct vLLM's engine, and its processes, on the calling thread, which is blocked meanwhile.
+
+    Args:
+        launch: Can be abandoned from another thread.
+        arguments: vLLM's arguments.
+        make_config: Makes vLLM's configuration from them.
+        environment: Environment variables for the processes.
     """
     from weft.engine.frontend.accounting import AccountingLLM
-    from weft.engine.frontend.chat import ChatEndpoint
 
-    async def start() -> tuple[AccountingLLM, ChatEndpoint]:
-        arguments = engine_arguments(model, policy, swap, engine_args)
-        llm = cast("AccountingLLM", AccountingLLM.from_engine_args(arguments))
-        await calibrate(llm)
-        llm.on_account = on_account
-        return llm, ChatEndpoint(llm, model, tool_call_parser)
+    def make_engine(config: VllmConfig) -> AccountingLLM:
+        with launch_environment((), environment):
+            llm = AccountingLLM.from_vllm_config(
+                config,
+                enable_log_requests=arguments.enable_log_requests,
+                disable_log_stats=arguments.disable_log_stats,
+            )
+        return cast("AccountingLLM", llm)
 
-    starting = loop.submit(start())
-    wait_unless(abandoned, starting)
-    try:
-        return starting.result()
-    except Exception as error:
-        raise start_error(model, error) from error
+    return launch.run(make_config, make_engine)
 
 
 def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
@@ -76,7 +116,7 @@ def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
     while not starting.done():
         wait([starting], timeout=0.2)
         if abandoned.is_set():
-            raise EngineStartError("the start was cancelled.")
+            raise start_cancelled()
 
 
 def engine_arguments(
@@ -91,9 +131,14 @@ def engine_arguments(
     """
     from weft.engine.kv_cache.connector import transfer_config
     from weft.engine.scheduler import WeftScheduler
+    from weft.engine.vllm_compat.logs import host_logging
     from weft.engine.vllm_compat.names import AsyncEngineArgs, current_platform
 
-    arguments: dict[str, Any] = {"served_model_name": model, "disable_log_stats": True}
+    arguments: dict[str, Any] = {
+        "served_model_name": model,
+        "disable_log_stats": True,
+        "logging_config": host_logging(),
+    }
     if current_platform.is_cpu():
         arguments["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
         arguments["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
@@ -105,7 +150,7 @@ def engine_arguments(
         "scheduler_cls": WeftScheduler,
         "additional_config": {
             **engine_args.get("additional_config", {}),
-            "weft": {**policy.to_dict(), "one_client": True},
+            "weft": encode_config(SchedulerConfig(policy.to_dict(), one_client=True)),
         },
     }
     return AsyncEngineArgs(**arguments)
@@ -152,9 +197,11 @@ def resolve_model(model: str | os.PathLike[str] | None) -> str:
     """The folder of a model, or its hub name as it is. None is the embedded model, which is prepared if necessary.
 
     Raises:
+        VllmUnavailableError, UnsupportedVllmError: No engine could load the model, so none is downloaded either.
         ModelNotFoundError: The path leads nowhere, or to a folder without a model.
         ModelPrepareError: The embedded model could not be prepared.
     """
+    check_vllm()
     if model is None:
         return str(embedded_model())
     path = Path(model).expanduser()

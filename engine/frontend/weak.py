@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def weakly(method: Callable[P, None]) -> Callable[P, None]:
@@ -21,13 +22,12 @@ def weakly(method: Callable[P, None]) -> Callable[P, None]:
     return call
 
 
-def weakly_async(method: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
-    """`weakly` for a coroutine method."""
+def weakly_async(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T | None]]:
+    """`weakly` for a coroutine method; None once its object is gone."""
     reference = weakref.WeakMethod(method)
 
-    async def call(*args: P.args, **kwargs: P.kwargs) -> None:
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
         alive = reference()
-        if alive is not None:
-            await alive(*args, **kwargs)
+        return await alive(*args, **kwargs) if alive is not None else None
 
     return call

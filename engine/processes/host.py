@@ -1,8 +1,4 @@
-"""The host process and vLLM's child processes.
-
-A start of vLLM changes the host's environment variables, which are restored. Child processes are ended with their
-engine or with the host.
-"""
+"""The host process and vLLM's child processes, which end with their engine or with the host."""
 
 from __future__ import annotations
 
@@ -10,46 +6,15 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
+from weft.engine.processes.launch import end_processes
 from weft.engine.processes.loop_thread import LoopThread
-
-
-@contextmanager
-def restored_environment() -> Iterator[None]:
-    """Restore the environment variables at the end of the block.
-
-    vLLM sets LD_PRELOAD, LOCAL_WORLD_SIZE and other variables for the processes that it starts. Other children of the
-    host must not inherit these variables.
-    """
-    environment = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(environment):
-            del os.environ[name]
-        for name, value in environment.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-
-
-def child_processes() -> set[multiprocessing.process.BaseProcess]:
-    """The living processes that this process has started through multiprocessing."""
-    return set(multiprocessing.active_children())
-
-
-def end_processes(processes: set[multiprocessing.process.BaseProcess], grace_s: float = 10.0) -> None:
-    """Ask processes to end. Kill each one that has not ended after `grace_s` seconds."""
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.join(grace_s)
-        if process.is_alive():
-            process.kill()
-            process.join(grace_s)
+from weft.engine.processes.tree import ProcessTree
 
 
 def end_with_parent() -> None:
@@ -61,9 +26,15 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         return
+    watched: list[int] = [parent.sentinel]
+    # A forked child of the host keeps the pipe of the sentinel open. A pidfd tells of the host alone.
+    with suppress(AttributeError, OSError):  # another system than Linux, or the host has ended already
+        handle = os.pidfd_open(os.getppid())
+        if os.getppid() == parent.pid:
+            watched.append(handle)
 
     def watch() -> None:
-        connection.wait([parent.sentinel])
+        connection.wait(watched)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="weft-parent", daemon=True).start()
@@ -74,8 +45,8 @@ def is_spawned_main() -> bool:
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
-def shut_down(llm: Any, loop: LoopThread, children: set[Any]) -> None:
-    """End vLLM's front end, its event loop and its processes.
+def shut_down(llm: Any, loop: LoopThread, children: Iterable[BaseProcess], tree: ProcessTree) -> None:
+    """End vLLM's front end, its event loop and its processes, with the processes and shared memory below them.
 
     For an engine that was not shut down, it is called when the interpreter exits.
     """
@@ -88,3 +59,4 @@ def shut_down(llm: Any, loop: LoopThread, children: set[Any]) -> None:
     finally:
         loop.stop()
         end_processes(children)
+        tree.end()

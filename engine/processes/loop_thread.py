@@ -15,6 +15,11 @@ from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
+import anyio
+
+from weft.core.errors import EngineClosedError
+from weft.core.locks import fork_safe
+
 T = TypeVar("T")
 
 
@@ -23,6 +28,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = fork_safe(threading.Lock())
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -40,8 +47,51 @@ class LoopThread:
             self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop. Cancelling the future cancels the coroutine."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run a coroutine on the loop. Cancelling the future cancels the coroutine.
+
+        Raises:
+            EngineClosedError: The loop is ending, or has ended.
+        """
+        with self._lock:
+            if self._is_stopping:
+                coroutine.close()
+                raise EngineClosedError
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, and wait for its end on the caller's loop.
+
+        If the caller is cancelled, the coroutine is cancelled, and the caller waits until it has ended.
+
+        Raises:
+            EngineClosedError: The loop is ending, or has ended.
+        """
+        begun: Future[asyncio.Task[T]] = Future()
+        ended: Future[asyncio.Task[T]] = Future()
+
+        async def begin() -> None:
+            task = asyncio.ensure_future(coroutine)
+            task.add_done_callback(ended.set_result)
+            begun.set_result(task)
+
+        def cancel(begun: Future[asyncio.Task[T]]) -> None:
+            self.call_soon(begun.result().cancel)
+
+        try:
+            self.submit(begin())
+        except EngineClosedError:
+            coroutine.close()
+            raise
+        ending = asyncio.wrap_future(ended)
+        try:
+            await asyncio.wait([ending])
+        except asyncio.CancelledError:
+            begun.add_done_callback(cancel)
+            task = await settled(ending)
+            if not task.cancelled():
+                task.exception()  # otherwise asyncio would log that nobody has read it
+            raise
+        return ending.result().result()
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Run a function on the loop. Nothing happens if the loop is closed."""
@@ -50,9 +100,10 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancel the tasks that still run, and end the thread. May be called twice."""
-        if not self._thread.is_alive():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._lock:  # what was submitted before this is begun before the loop stops, and is cancelled
+            if not self._is_stopping:
+                self._is_stopping = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
         # If a task blocks the loop, the thread goes on. It is a daemon, so the host can exit nevertheless.
         self._thread.join(timeout=20)
 
@@ -82,6 +133,28 @@ def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name="weft-blocking", daemon=True).start()
     return future
+
+
+async def settled(future: asyncio.Future[T]) -> T:
+    """Wait until a future is done, although the waiting task is cancelled.
+
+    A clean-up that has begun is completed in this way.
+
+    Raises:
+        asyncio.CancelledError: The waiting task was cancelled, perhaps several times. The future is done by then.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):  # otherwise a cancelled scope around it would cancel in each turn of the loop
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+    if cancelled is not None:
+        if not future.cancelled():
+            future.exception()  # otherwise asyncio would log that nobody has read it
+        raise cancelled
+    return future.result()
 
 
 async def _cancel_other_tasks() -> None:

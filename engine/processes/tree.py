@@ -10,13 +10,33 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
 _SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108  the kernel's folder for shared memory
+
+
+def tree_of(pids: Iterable[int]) -> list[int]:
+    """These processes and then all processes below them."""
+    tree = list(pids)
+    for pid in tree:  # the list grows while it is read: children are appended
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                tree += map(int, children.read_text().split())
+    return tree
+
+
+def kill_tree(processes: Collection[BaseProcess]) -> None:
+    """Kill children of this process and all processes below them. They may be stopped or hang."""
+    below = ProcessTree(process.pid for process in processes if process.pid is not None)
+    for process in processes:
+        process.kill()
+    below.kill()
+    below.close()
 
 
 class ProcessTree:
@@ -27,19 +47,20 @@ class ProcessTree:
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
-        tree = list(pids)
-        tops = len(tree)
-        files: set[str] = set()
-        for pid in tree:  # the list grows while it is read: children are appended
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                with suppress(OSError):
-                    tree += map(int, children.read_text().split())
-            files |= _shared_memory_of(str(pid))
+        tops = list(pids)
+        tree = tree_of(tops)
+        files: set[str] = set().union(*(_shared_memory_of(str(pid)) for pid in tree))
         self._shared_memory = files - _shared_memory_of("self")
         self._handles: list[int] = []
-        for pid in tree[tops:]:
+        for pid in tree[len(tops) :]:
             with suppress(OSError):  # the process has ended
                 self._handles.append(os.pidfd_open(pid))
+
+    def kill(self) -> None:
+        """Kill the processes below the top at once."""
+        for handle in self._handles:
+            with suppress(OSError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
 
     def end(self, grace_s: float = 10.0) -> None:
         """Wait for the processes below the top to end, and remove the shared memory of the whole tree.
@@ -51,14 +72,19 @@ class ProcessTree:
                 with suppress(OSError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                 _ends(handle, grace_s)
-            os.close(handle)
-        self._handles = []
+        self.close()
         for file in self._shared_memory:
             with suppress(FileNotFoundError):
                 Path(file).unlink()
                 with suppress(Exception):  # only memory made by multiprocessing is registered
                     resource_tracker.unregister(f"/{Path(file).name}", "shared_memory")
         self._shared_memory = set()
+
+    def close(self) -> None:
+        """Forget the processes, and leave them as they are."""
+        for handle in self._handles:
+            os.close(handle)
+        self._handles = []
 
 
 def _ends(handle: int, grace_s: float) -> bool:

@@ -1,0 +1,199 @@
+"""Launches of vLLM: the lock by which they take turns, and the processes that each one has made."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from weft.core.errors import EngineStartError
+from weft.core.locks import fork_safe
+from weft.engine.processes.tree import ProcessTree
+
+Config = TypeVar("Config")
+Engine = TypeVar("Engine")
+
+_POLL_S: Final = 0.1
+_GRACE_S: Final = 2.0
+
+
+class LaunchLock:
+    """Lets one launch run at a time, because the processes of a launch inherit the host's environment variables."""
+
+    def __init__(self) -> None:
+        self._lock = fork_safe(threading.Lock())
+
+    @contextmanager
+    def held(self, abandoned: threading.Event) -> Iterator[None]:
+        """Wait for the lock, and hold it during the block.
+
+        Raises:
+            EngineStartError: `abandoned` was set while another launch held the lock.
+        """
+        while not self._lock.acquire(timeout=_POLL_S):
+            if abandoned.is_set():
+                raise start_cancelled()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @asynccontextmanager
+    async def held_async(self) -> AsyncIterator[None]:
+        """`held` for a coroutine, which ends the wait by its cancellation."""
+        while not self._lock.acquire(blocking=False):  # noqa: ASYNC110  other engines have other event loops
+            await asyncio.sleep(_POLL_S)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+launch_lock: Final = LaunchLock()
+
+
+class Launch:
+    """One construction of a vLLM engine. It blocks the thread that runs it, and another thread can abandon it.
+
+    Attributes:
+        engine: the vLLM engine, once it is constructed.
+        processes: the processes of the engine, as far as they are known.
+    """
+
+    def __init__(self) -> None:
+        self.engine: Any = None
+        self.processes: set[BaseProcess] = set()
+        self._abandoned = threading.Event()
+        self._over = threading.Event()
+        self._thread_id: int | None = None
+
+    def run(self, make_config: Callable[[], Config], construct: Callable[[Config], Engine]) -> Engine:
+        """Construct the engine on the calling thread.
+
+        Args:
+            make_config: makes vLLM's configuration, which takes seconds.
+            construct: constructs the engine from the configuration. It launches the processes.
+
+        Raises:
+            EngineStartError: the launch was abandoned before it launched processes.
+            Exception: what vLLM raises. No process is left then.
+        """
+        self._thread_id = threading.get_native_id()
+        _running.add(self)
+        try:
+            self._check()
+            config = make_config()
+            self._check()
+            self.engine = engine = construct(config)
+        except BaseException:
+            self._end_processes()
+            raise
+        finally:
+            self.note_processes()
+            _running.discard(self)
+            self._over.set()
+        return engine
+
+    def _check(self) -> None:
+        if self._abandoned.is_set():
+            raise start_cancelled()
+
+    def note_processes(self) -> set[BaseProcess]:
+        """Note and return the processes that have been launched until now."""
+        if self._thread_id is not None and not self._over.is_set():
+            self.processes |= launched_by(self._thread_id)
+            launched_processes.update(self.processes)
+        return self.processes
+
+    def abandon(self) -> None:
+        """End the launch and all of its processes. Blocks until they are gone.
+
+        vLLM's constructor cannot be interrupted, but it fails when its processes are gone.
+        """
+        self._abandoned.set()
+        while self._thread_id is not None and not self._over.wait(timeout=2 * _POLL_S):
+            self._end_processes()
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        processes = self.note_processes()
+        tree = ProcessTree(process.pid for process in processes if process.pid is not None)
+        if self.engine is not None:
+            with suppress(Exception):  # parts of it are gone; the rest is done below
+                self.engine.shutdown()
+        end_processes(processes, _GRACE_S)
+        tree.end(_GRACE_S)
+
+
+_running: Final[set[Launch]] = set()
+launched_processes: Final[weakref.WeakSet[BaseProcess]] = weakref.WeakSet()  # of all launches
+
+
+def running_launches() -> list[Launch]:
+    """The launches that construct an engine now."""
+    return list(_running)
+
+
+def start_cancelled() -> EngineStartError:
+    """The error of a start that was abandoned. Its caller was cancelled, and sees the cancellation instead."""
+    return EngineStartError("the start was cancelled.")
+
+
+def launched_by(thread_id: int) -> set[BaseProcess]:
+    """The living processes that a running thread of this process has started through multiprocessing.
+
+    Linux lists the children of each thread. So a process that the host starts meanwhile on another thread is never
+    among them. On other systems the set is empty, and vLLM alone ends its processes.
+
+    Args:
+        thread_id: `threading.get_native_id()` of the thread.
+    """
+    try:
+        children = Path(f"/proc/self/task/{thread_id}/children").read_text()
+    except OSError:
+        return set()
+    pids = set(map(int, children.split()))
+    return {process for process in multiprocessing.active_children() if process.pid in pids}
+
+
+def end_processes(processes: Iterable[BaseProcess], grace_s: float = 10.0) -> None:
+    """Ask processes to end. Kill each one that has not ended after `grace_s` seconds."""
+    ending = list(processes)
+    for process in ending:
+        process.terminate()
+    for process in ending:
+        process.join(grace_s)
+        if process.is_alive():
+            process.kill()
+            process.join(grace_s)
+
+
+@contextmanager
+def launch_environment(written: Iterable[str], ours: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Set environment variables for the processes of a launch, and restore what the launch changed at the end.
+
+    Args:
+        written: the variables that vLLM writes. They get back their values from before the block.
+        ours: variables to set during the block. One that the host has changed meanwhile keeps the host's value.
+    """
+    ours = ours or {}
+    before = {name: os.environ.get(name) for name in {*written, *ours}}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            now = os.environ.get(name)
+            if now == value or (name in ours and now != ours[name]):
+                continue
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

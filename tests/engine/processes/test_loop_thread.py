@@ -1,0 +1,94 @@
+"""The thread of an engine's event loop: its end, and coroutines that come late or are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from weft.core.errors import EngineClosedError
+from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    """A thread that is ended after the test."""
+    thread = LoopThread("test")
+    yield thread
+    thread.stop()
+
+
+async def answer() -> int:
+    return 42
+
+
+async def test_a_coroutine_that_comes_after_the_end_is_refused(thread: LoopThread) -> None:
+    """Its caller would otherwise wait for ever. The coroutine is closed, so that Python does not warn of it."""
+    assert thread.submit(answer()).result() == 42
+    assert await thread.run(answer()) == 42
+    thread.stop()
+    with pytest.raises(EngineClosedError):
+        thread.submit(answer())
+    with pytest.raises(EngineClosedError):
+        await thread.run(answer())
+
+
+async def test_a_coroutine_that_runs_at_the_end_is_cancelled(thread: LoopThread) -> None:
+    """Its caller learns it, whether the coroutine had begun or not."""
+    begun = thread.submit(asyncio.sleep(600))
+    late = thread.submit(asyncio.sleep(600))
+    thread.stop()
+    assert [begun.cancelled(), late.cancelled()] == [True, True]
+
+
+async def test_a_cancelled_caller_waits_for_the_end_of_its_coroutine(thread: LoopThread) -> None:
+    """What the coroutine does about its cancellation is done when the caller goes on."""
+    begun, cleaned = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    async def work() -> None:
+        try:
+            loop.call_soon_threadsafe(begun.set)
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append(True)
+
+    running = asyncio.create_task(thread.run(work()))
+    await begun.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert cleaned == [True]
+
+
+async def test_an_error_of_a_coroutine_is_its_callers(thread: LoopThread) -> None:
+    """An error that belongs to the coroutine is raised where the coroutine is awaited."""
+
+    async def fail() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        await thread.run(fail())
+    with pytest.raises(ValueError, match="wrong"):
+        await settled(asyncio.ensure_future(fail()))
+
+
+async def test_a_function_on_a_thread_is_waited_for_although_the_task_is_cancelled() -> None:
+    """A clean-up that blocks is completed."""
+    done: list[bool] = []
+    waiting = asyncio.create_task(settled_append(done))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert done == [True]
+
+
+async def settled_append(done: list[bool]) -> None:
+    await settled(in_thread(lambda: done.append(True)))
