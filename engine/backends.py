@@ -26,6 +26,7 @@ def make_launcher(
     devices: Sequence[str],
     ray_address: str | None,
     ray_actor_options: Mapping[str, Any] | None,
+    hang_timeout_s: float | None,
     on_account: OnAccount,
 ) -> Launcher:
     """Make the launcher for `backend`. The arguments are those of `AsyncMultiLLMEngine`.
@@ -42,10 +43,12 @@ def make_launcher(
             raise ReplicaError(
                 "Ray assigns GPUs to replicas; pass ray_actor_options={'num_gpus': 1} instead of devices."
             )
-        return RayLauncher(engine_id, ray_address, ray_actor_options or {}, replicas, on_account)
+        return RayLauncher(
+            engine_id, ray_address, ray_actor_options or {}, replicas, on_account, hang_timeout_s=hang_timeout_s
+        )
     if backend != "mp":
         raise ReplicaError(f"unknown backend {backend!r}; choose 'mp' for processes of this host, or 'ray'.")
     if ray_address is not None or ray_actor_options is not None:
         raise ReplicaError("ray_address and ray_actor_options go with backend='ray'; pass it, or leave them out.")
     cores = share_cores(os.sched_getaffinity(0), replicas) if CORES_VARIABLE not in os.environ else []
-    return LocalLauncher(engine_id, cores, devices, on_account)
+    return LocalLauncher(engine_id, cores, devices, on_account, hang_timeout_s=hang_timeout_s)

@@ -11,12 +11,15 @@ from typing import Any
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
-from weft.core.routing.admission import Admission
+from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
+from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.start import DEFAULT_SWAP, resolve_model, start_vllm
 from weft.engine.frontend.weak import weakly
-from weft.engine.processes.host import child_processes, end_processes, restored_environment, shut_down
+from weft.engine.processes.fork import not_in_forks
+from weft.engine.processes.host import shut_down
+from weft.engine.processes.tree import ProcessTree
 
 
 class Engine(FrontEnd):
@@ -36,18 +39,22 @@ class Engine(FrontEnd):
         swap: Host memory for the KV cache of preempted calls; None: their KV is recomputed. A `kv_transfer_config` of
             your own takes precedence.
         tool_call_parser: vLLM's parser for tool calls that the model makes of its own accord, e.g. "hermes".
+        max_calls: How many calls may be in flight, the scheduler's queue included. Further calls are refused with
+            `OverloadedError`.
         call_timeout_s: Seconds a call may take, its time in the queue included. `timeout_s` in its request takes
             precedence.
         program_timeout_s: Seconds a program may take from its first call on. `timeout_s` in its metadata takes
             precedence.
+        hang_timeout_s: Seconds after which an engine is killed that does not answer and uses no CPU time; its calls
+            fail with `EngineDiedError`. None: never, e.g. for debugging.
         clock: Monotonic seconds, for the process table.
         record: A file to which each program is appended, when it ends, as a trace for `weft sim`; None: the file named
             by WEFT_RECORD in the environment, if any.
         **engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
 
     Raises:
-        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError: See
-            `weft.core.errors`.
+        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, ReplicaError:
+            See `weft.core.errors`.
         TraceError: `record` cannot be written, or holds something other than a trace.
     """
 
@@ -58,53 +65,64 @@ class Engine(FrontEnd):
         policy: str | PolicyConfig = DEFAULT_POLICY,
         swap: SwapConfig | None = DEFAULT_SWAP,
         tool_call_parser: str | None = "hermes",
+        max_calls: int = DEFAULT_MAX_CALLS,
         call_timeout_s: float | None = None,
         program_timeout_s: float | None = None,
+        hang_timeout_s: float | None = DEFAULT_HANG_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         record: str | os.PathLike[str] | None = None,
         **engine_args: Any,
     ) -> None:
-        super().__init__(policy, call_timeout_s, program_timeout_s, clock, record)
+        super().__init__(
+            policy,
+            max_calls=max_calls,
+            call_timeout_s=call_timeout_s,
+            program_timeout_s=program_timeout_s,
+            hang_timeout_s=hang_timeout_s,
+            clock=clock,
+            record=record,
+        )
         self.model = resolve_model(model)
         self._start_loop()
-        before = child_processes()
         try:
-            with restored_environment():
-                self._llm, chat = start_vllm(
-                    self._loop,
-                    model=self.model,
-                    policy=self.policy,
-                    swap=swap,
-                    engine_args=engine_args,
-                    tool_call_parser=tool_call_parser,
-                    on_account=weakly(self._in_flight.account),
-                    abandoned=self._start_abandoned,
-                )
+            self._llm, chat, self._children = start_vllm(
+                self._loop,
+                model=self.model,
+                policy=self.policy,
+                swap=swap,
+                engine_args=engine_args,
+                tool_call_parser=tool_call_parser,
+                on_account=weakly(self._in_flight.account),
+                abandoned=self._start_abandoned,
+            )
         except BaseException:
-            self._closed = True
-            end_processes(child_processes() - before)  # vLLM's constructor, if it still runs, then fails at once
             self._loop.stop()
             raise
-        self._children = child_processes() - before
-        self._only_endpoint = ModelEndpoint(chat, Admission(), self.engine_id)
-        self._finalizer = weakref.finalize(self, shut_down, self._llm, self._loop, self._children)
+        from weft.engine.frontend.liveness import kill_if_stuck  # imports vLLM, which only a launch may do first
+
+        self._only_endpoint = ModelEndpoint(chat, Admission(lambda: max_calls), self.engine_id)
+        tree = ProcessTree(process.pid for process in self._children if process.pid is not None)
+        self._finalizer = weakref.finalize(self, not_in_forks(shut_down), self._llm, self._loop, self._children, tree)
+        self._loop.submit(kill_if_stuck(self._llm, self._children, self.engine_id, self._hang_timeout_s))
+        self._closed = False
         self._log.info("engine started", model=self.model, policy=self.policy.name)
 
     def _endpoint(self, model: str | None) -> ModelEndpoint:
         del model  # vLLM refuses a wrong name
         return self._only_endpoint
 
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> None:
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
         from weft.engine.vllm_compat.control import send_to_scheduler
 
-        await send_to_scheduler(self._llm, message)
+        return [await send_to_scheduler(self._llm, message)]
 
     @property
     def is_alive(self) -> bool:
-        return not self._closed and not self._llm.errored
+        return super().is_alive and not self._llm.errored
 
     @property
     def swap_stats(self) -> SwapStats | None:
+        self._check_process()
         return self._llm.swap_stats
 
     def __repr__(self) -> str:

@@ -13,21 +13,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from weft.core.errors import EngineClosedError, ReplicaError, UnknownModelError
+from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.process_table import ProgramInfo
 from weft.core.routing import BalancerConfig
-from weft.core.routing.admission import Admission
+from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
+from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.engine.backends import Launcher, make_launcher
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, resolve_model, start_error, wait_unless
 from weft.engine.frontend.weak import weakly
+from weft.engine.processes.fork import not_in_forks
+from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.vllm_compat.environment import START_WRITES
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.router import RoutedLLM
@@ -80,17 +84,20 @@ class AsyncMultiLLMEngine(FrontEnd):
         replicas: How many engines, 1 or more.
         models: Several models instead of one. A request names its model.
         balancer: A name in `weft.core.balancer.BALANCERS`, or a `BalancerConfig`. Each model has its own balancer.
-        max_calls: How many calls may be in flight on one replica, its queue included. Further calls are refused.
+        max_calls: How many calls may be in flight on one replica, its queue included. Further calls are refused
+            with `OverloadedError`.
         start_timeout_s: Seconds that a replica may take to start, and that a call may wait while no replica is ready.
         devices: For each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; empty: all see all. Not with Ray.
         backend: "mp": replicas are processes of this host. "ray": each is in a Ray actor, on any node of a cluster.
         ray_address: The cluster, as for `ray.init`. A connection that this process already has is used as it is.
         ray_actor_options: For Ray's `.options()`, e.g. `{"num_gpus": 1, "resources": {"a100": 1}}`.
+        hang_timeout_s: Seconds after which a replica is killed that does not answer and uses no CPU time, and which is
+            then treated like one that died; None: never.
         policy, swap, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, **engine_args: As for
             `weft.Engine`.
 
     Raises:
-        ReplicaError: Zero replicas, two models of one name, or arguments that do not go together.
+        ReplicaError: Zero replicas or calls, two models of one name, or arguments that do not go together.
         ClusterError: Ray is not installed, or its cluster does not answer.
         BalancerError: An unknown balancer.
         ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, TraceError: See
@@ -104,7 +111,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         replicas: int = 2,
         models: Sequence[ServedModel] = (),
         balancer: str | BalancerConfig = "locality",
-        max_calls: int = 256,
+        max_calls: int = DEFAULT_MAX_CALLS,
         start_timeout_s: float = 600.0,
         devices: Sequence[str] = (),
         backend: Literal["mp", "ray"] = "mp",
@@ -115,20 +122,28 @@ class AsyncMultiLLMEngine(FrontEnd):
         tool_call_parser: str | None = "hermes",
         call_timeout_s: float | None = None,
         program_timeout_s: float | None = None,
+        hang_timeout_s: float | None = DEFAULT_HANG_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         record: str | os.PathLike[str] | None = None,
         **engine_args: Any,
     ) -> None:
-        super().__init__(policy, call_timeout_s, program_timeout_s, clock, record)
+        super().__init__(
+            policy,
+            max_calls=max_calls,
+            call_timeout_s=call_timeout_s,
+            program_timeout_s=program_timeout_s,
+            hang_timeout_s=hang_timeout_s,
+            clock=clock,
+            record=record,
+        )
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
         wanted = [
             replace(each, model=path, name=each.name or path)
             for each in models or [ServedModel(model, replicas, tool_call_parser=tool_call_parser)]
             for path in [resolve_model(each.model)]
         ]
-        _check(wanted, max_calls)
+        _check(wanted)
         self.model = str(wanted[0].name)
-        self._max_calls = max_calls
         self._start_timeout_s = start_timeout_s
         self._swap = swap
         total = sum(each.replicas for each in wanted)
@@ -140,31 +155,33 @@ class AsyncMultiLLMEngine(FrontEnd):
             devices=devices,
             ray_address=ray_address,
             ray_actor_options=ray_actor_options,
+            hang_timeout_s=self._hang_timeout_s,
             on_account=weakly(self._in_flight.account),
         )
         self._start_loop()
         started: list[Supervisor | RoutedLLM] = []
-        self._finalizer = weakref.finalize(self, _shut_down, started, self._loop, self._launcher)
+        self._finalizer = weakref.finalize(self, not_in_forks(_shut_down), started, self._loop, self._launcher)
         # At exit this must run before vLLM's own finalizers, and those of restarted replicas are registered later.
         atexit.register(self._finalizer)
         try:
             for each in wanted:
                 self._groups[str(each.name)] = self._start_group(each, engine_args, started)
         except BaseException:
-            self._closed = True
             self._launcher.keep_logs = True  # the error names a log
             self._finalizer()
             raise
+        self._closed = False
         self._log.info("engine started", models=list(self._groups), replicas=total, balancer=self._balancer.name)
 
     def _start_group(
         self, wanted: ServedModel, common: Mapping[str, Any], started: list[Supervisor | RoutedLLM]
     ) -> _ReplicaGroup:
         """Start the replicas of a model, one after the other, and then the router to them."""
-        from weft.engine.frontend.chat import ChatEndpoint
-        from weft.engine.replicas.dispatch_queue import DispatchQueue
-        from weft.engine.replicas.router import RoutedLLM
-        from weft.engine.replicas.supervisor import Supervisor
+        with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES):
+            from weft.engine.frontend.chat import ChatEndpoint
+            from weft.engine.replicas.dispatch_queue import DispatchQueue
+            from weft.engine.replicas.router import RoutedLLM
+            from weft.engine.replicas.supervisor import Supervisor
 
         name, model, table, launcher = str(wanted.name), str(wanted.model), self.table, self._launcher
         try:
@@ -224,9 +241,9 @@ class AsyncMultiLLMEngine(FrontEnd):
             raise UnknownModelError(str(model), self.models)
         return group
 
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> None:
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
         replicas = [replica for group in self._groups.values() for replica in group.supervisor.replicas()]
-        await asyncio.gather(*(replica.send_to_scheduler(message) for replica in replicas))
+        return await asyncio.gather(*(replica.send_to_scheduler(message) for replica in replicas))
 
     def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:
         super()._program_ended(info, session_ended=session_ended)
@@ -245,10 +262,11 @@ class AsyncMultiLLMEngine(FrontEnd):
     @property
     def is_ready(self) -> bool:
         """Whether every model has a replica that is ready. While a model has none, its calls wait."""
-        return not self._closed and all(group.states.ready_count for group in self._groups.values())
+        return self.is_alive and all(group.states.ready_count for group in self._groups.values())
 
     def health(self) -> dict[str, list[ReplicaHealth]]:
         """By model, every replica: its state, its calls in flight, how often it died and why, its log."""
+        self._check_process()
         now_s = self._clock()
         return {
             model: [replace(each, log=group.supervisor.log(each.engine_id)) for each in group.states.health(now_s)]
@@ -257,6 +275,7 @@ class AsyncMultiLLMEngine(FrontEnd):
 
     @property
     def swap_stats(self) -> SwapStats | None:
+        self._check_process()
         engines = [llm for group in self._groups.values() for llm in group.supervisor.engines()]
         return SwapStats.together(llm.swap_stats for llm in engines if llm.swap_stats is not None)
 
@@ -293,24 +312,26 @@ class AsyncMultiLLMEngine(FrontEnd):
         raise ReplicaError(f"there is no replica {engine_id!r}; there are: {', '.join(names)}.")
 
     async def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
+        try:
+            self._check_process()
+            if self._closed:
+                raise EngineClosedError
+        except EngineError:
             coroutine.close()
-            raise EngineClosedError
-        return await asyncio.wrap_future(self._loop.submit(coroutine))
+            raise
+        return await self._loop.run(coroutine)
 
     def __repr__(self) -> str:
         return f"<weft.AsyncMultiLLMEngine {self.engine_id} {self.models} {self.policy.name} {self._balancer.name}>"
 
 
-def _check(wanted: Sequence[ServedModel], max_calls: int) -> None:
+def _check(wanted: Sequence[ServedModel]) -> None:
     names = [each.name for each in wanted]
     if len(set(names)) < len(names):
         raise ReplicaError(f"two models have the same name; give each a name of its own: {names}.")
     for each in wanted:
         if each.replicas < 1:
             raise ReplicaError(f"{each.name!r} has {each.replicas} replicas; give it 1 or more.")
-    if max_calls < 1:
-        raise ReplicaError(f"max_calls is {max_calls}; a replica must be allowed 1 or more.")
 
 
 def _shut_down(started: list[Supervisor | RoutedLLM], loop: LoopThread, launcher: Launcher) -> None:

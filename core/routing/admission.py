@@ -8,7 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from weft.core.errors import DeadlineError, InvalidRequestError, OverloadedError
+from weft.core.errors import DeadlineError, InvalidRequestError, OverloadedError, ReplicaError
+from weft.core.locks import fork_safe
+
+DEFAULT_MAX_CALLS: Final = 256  # calls in flight on one vLLM engine, its queue included
 
 _WINDOW: Final = 32  # the latest departures, from which the rate of departures is estimated
 _DEFAULT_RETRY_S: Final = 1.0  # while no call has left
@@ -20,12 +23,12 @@ class Admission:
     """Admits a bounded number of calls. May be used from any thread.
 
     Args:
-        limit: returns how many calls may be in flight at once, `math.inf` for no bound. The value may change.
+        limit: returns how many calls may be in flight at once. The value may change.
     """
 
-    def __init__(self, limit: Callable[[], float] = lambda: math.inf) -> None:
+    def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._calls = 0
         self._refused = 0  # calls that were refused, less one for each departure since
         self._departures_s: deque[float] = deque(maxlen=_WINDOW)
@@ -49,7 +52,7 @@ class Admission:
             limit = self._limit()
             if self._calls >= limit:
                 self._refused += 1
-                raise OverloadedError(self._calls, int(limit), self._retry_after_s(now_s))
+                raise OverloadedError(self._calls, limit, self._retry_after_s(now_s))
             self._calls += 1
 
     def leave(self, now_s: float) -> None:
@@ -65,6 +68,17 @@ class Admission:
             return _DEFAULT_RETRY_S
         gap_s = (now_s - self._departures_s[0]) / len(self._departures_s)
         return min(max(gap_s, _SHORTEST_GAP_S) * self._refused, _LONGEST_RETRY_S)
+
+
+def check_max_calls(value: object) -> int:
+    """Return `value` as a number of calls.
+
+    Raises:
+        ReplicaError: the value is not a whole number above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ReplicaError(f"max_calls is {value!r:.80}; each vLLM engine must be allowed 1 call or more.")
+    return value
 
 
 class Deadline(NamedTuple):

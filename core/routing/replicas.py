@@ -158,10 +158,10 @@ class ReplicaSet:
         replica.deaths += 1
         replica.ready_at_s = math.nan
         replica.reason = reason
-        self.balancer.lose_engine(engine_id)
         if replica.state is not ReplicaState.DRAINING:
             replica.state = ReplicaState.DOWN
             replica.restart_at_s = now_s + self._backoff.pause_s(replica.failures)
+        self.balancer.lose_engine(engine_id)  # last, because a balancer may come from a user and raise
 
     def due(self, now_s: float) -> list[EngineId]:
         """Return the replicas to start again now. They count as starting from this call on."""
@@ -179,6 +179,26 @@ class ReplicaSet:
         self._get(engine_id).state = ReplicaState.DRAINING
         self.balancer.lose_engine(engine_id)
 
+    def resume(self, engine_id: EngineId, now_s: float, *, is_starting: bool) -> None:
+        """Take `drain` back, because the replica is not removed after all.
+
+        Args:
+            engine_id: the replica.
+            now_s: the time. A replica that has died is started again after its pause.
+            is_starting: whether the replica is being started.
+
+        Raises:
+            ReplicaError: there is no such replica.
+        """
+        replica = self._get(engine_id)
+        if not math.isnan(replica.ready_at_s):
+            replica.state = ReplicaState.READY
+        elif is_starting:
+            replica.state = ReplicaState.STARTING
+        else:
+            replica.state = ReplicaState.DOWN
+            replica.restart_at_s = now_s + self._backoff.pause_s(replica.failures)
+
     def remove(self, engine_id: EngineId) -> None:
         """Remove a replica that is gone.
 
@@ -186,8 +206,8 @@ class ReplicaSet:
             ReplicaError: there is no such replica.
         """
         self._get(engine_id)
-        self.balancer.lose_engine(engine_id)
         del self._replicas[engine_id]
+        self.balancer.lose_engine(engine_id)
 
     def _get(self, engine_id: EngineId) -> _Replica:
         replica = self._replicas.get(engine_id)

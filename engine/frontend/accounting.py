@@ -39,10 +39,12 @@ class AccountingLLM(AsyncLLM):
         on_account: Called with a call's id and account on the engine's event loop, before the output that carried the
             account is delivered.
         swap_stats: The swap's figures as of the last call that ended.
+        why_dead: Why Weft killed the engine; empty if it did not.
     """
 
     on_account: OnAccount
     swap_stats: SwapStats | None = None
+    why_dead: str = ""
 
     def __del__(self) -> None:
         """Does nothing. `weft.Engine` shuts the engine down; vLLM's own finaliser fails while the interpreter ends."""
@@ -50,7 +52,7 @@ class AccountingLLM(AsyncLLM):
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        call_id = decode_call(sampling_params.extra_args, request_id, None).identity.call_id
+        call_id = decode_call(sampling_params.extra_args, request_id, None, is_trusted=True).identity.call_id
         output_tokens = OutputTokens(sampling_params)
         # Closing this generator must close vLLM's at once, which aborts the request.
         async with aclosing(super().generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
@@ -66,7 +68,5 @@ class AccountingLLM(AsyncLLM):
                         cached_tokens=output.num_cached_tokens or 0,
                     )
                     self.on_account(call_id, account)
-                for aborted, cost in report.aborted.items():
-                    self.on_account(aborted, cost)
                 self.swap_stats = report.swap or self.swap_stats
                 yield output

@@ -81,7 +81,17 @@ class InFlight:
     recorder: TokenRecorder | None = None  # None: the call is not recorded
     future: Future[Any] | None = None  # None until the call is submitted
     outcome: CallState = CallState.CANCELLED  # until the engine has given its whole answer, or failed to
+    stopped: bool = False  # a stop string ended it in the front end, which then aborts it in the scheduler
     ended: bool = False  # its program ended, or the engine was shut down, before the call did
+
+    def note_stop(self, answer: Mapping[str, Any]) -> None:
+        """Read from a completion or a chunk whether a stop string has ended the call."""
+        self.stopped |= any(isinstance(choice.get("stop_reason"), str) for choice in answer["choices"])
+
+    @property
+    def awaits_account(self) -> bool:
+        """Whether the call, which has left, has a final account that only its scheduler knows."""
+        return (self.stopped or self.outcome is not CallState.FINISHED) and not self.ended
 
     def report(self) -> dict[str, Any]:
         """Ids and account, as they go back with the answer."""
@@ -116,6 +126,6 @@ class InFlight:
 
     def ended_error(self, engine_closed: bool) -> WeftError | None:
         """Why the call was aborted; None if its caller aborted it."""
-        if not self.ended:
-            return None
-        return EngineClosedError() if engine_closed else ProgramEndedError(self.program.program_id, self.program.name)
+        if engine_closed:
+            return EngineClosedError()
+        return ProgramEndedError(self.program.program_id, self.program.name) if self.ended else None

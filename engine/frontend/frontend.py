@@ -15,10 +15,7 @@ from contextlib import ExitStack, aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-import anyio
-import anyio.to_thread
-
-from weft.core.errors import EngineClosedError, EngineStartError, InvalidIdError
+from weft.core.errors import EngineClosedError, EngineForkedError, EngineStartError, InvalidIdError, ProgramEndedError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.log import get_logger
@@ -26,16 +23,18 @@ from weft.core.policies import PolicyConfig
 from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program import Program
 from weft.core.program.graph import CallState
-from weft.core.routing.admission import Deadline, check_timeout, deadline
+from weft.core.routing.admission import Deadline, check_max_calls, check_timeout, deadline
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
 from weft.engine.frontend.create import start_in_thread
-from weft.engine.frontend.end_notices import EndNotices
+from weft.engine.frontend.idle import IdleChecks
 from weft.engine.frontend.in_flight import InFlightCalls
+from weft.engine.frontend.scheduler_messages import AbortedCall, SchedulerMessages
 from weft.engine.frontend.sessions import Sessions
 from weft.engine.frontend.weak import weakly_async
+from weft.engine.processes.fork import survive_forks
 from weft.engine.processes.host import is_spawned_main
-from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
 from weft.engine.wire import CallHeader, encode_call
 
 _counter = itertools.count()
@@ -47,31 +46,47 @@ class FrontEnd(ABC):
 
     Args:
         policy: The scheduling policy, by name or with parameters.
+        max_calls: How many calls may be in flight on one vLLM engine, its queue included.
         call_timeout_s: Seconds that a call may take, its time in queues included, unless its request says otherwise.
         program_timeout_s: Seconds that a program may take from its first call on, unless its metadata say otherwise.
+        hang_timeout_s: Seconds after which an engine that hangs is killed; None: never.
         clock: Monotonic seconds.
         record: The trace file that programs are recorded into; None: the file named by WEFT_RECORD in the environment,
             if any.
 
     Raises:
         PolicyError: The policy makes no sense, or runs in simulation only.
+        ReplicaError: `max_calls` is not above 0.
         InvalidRequestError: A timeout is not above 0.
         EngineStartError: This is a child process that is re-running the user's script.
         TraceError: `record` cannot be written, or holds something other than a trace.
     """
 
+    _start_abandoned: threading.Event
+    _closed: bool  # True also until the engine has started
+    _process: int  # the number of the process that started the engine
     model: str  # the name that the engine serves, the first of several
     _finalizer: Callable[[], object]  # ends the engine, once
+
+    def __new__(cls, *_arguments: Any, **_keywords: Any) -> Self:
+        """Set what `create` and `shutdown` read, because a start can be cancelled before `__init__` runs."""
+        engine = super().__new__(cls)
+        engine._start_abandoned = threading.Event()
+        engine._closed = True
+        engine._process = os.getpid()
+        return engine
 
     def __init__(
         self,
         policy: str | PolicyConfig,
+        *,
+        max_calls: int,
         call_timeout_s: float | None,
         program_timeout_s: float | None,
+        hang_timeout_s: float | None,
         clock: Callable[[], float],
         record: str | os.PathLike[str] | None,
     ) -> None:
-        self._start_abandoned = threading.Event()
         if is_spawned_main():
             raise EngineStartError(
                 "an engine was started while a child process was re-running your script. Put the code that starts it "
@@ -82,18 +97,21 @@ class FrontEnd(ABC):
         self.policy = (policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)).check_live()
         self.engine_id = EngineId(f"engine-{next(_counter)}")
         self.table = ProcessTable()
+        self._max_calls = check_max_calls(max_calls)
         self._call_timeout_s = check_timeout(call_timeout_s, "call_timeout_s")
         self._program_timeout_s = check_timeout(program_timeout_s, "program_timeout_s")
+        self._hang_timeout_s = check_timeout(hang_timeout_s, "hang_timeout_s")
         self._clock = clock
         self._sessions = Sessions()
         self._in_flight = InFlightCalls(self.table, clock)
         self._log = get_logger().bind(engine_id=self.engine_id)
-        self._closed = False
 
-    def _start_loop(self) -> None:
-        """Start the engine's event loop, once all arguments have been checked."""
-        self._loop = LoopThread(self.engine_id)
-        self._end_notices = EndNotices(self._loop, weakly_async(self._send_to_schedulers))
+    def _start_loop(self, loop: LoopThread | None = None) -> None:
+        """Start the engine's event loop, once all arguments have been checked; or use this one."""
+        survive_forks(self)
+        self._loop = loop or LoopThread(self.engine_id)
+        self._idle = IdleChecks(self._loop, self.table, self._clock)
+        self._messages = SchedulerMessages(self._loop, weakly_async(self._send_to_schedulers), self.table)
 
     @classmethod
     async def create(cls, *arguments: Any, **keywords: Any) -> Self:
@@ -104,7 +122,7 @@ class FrontEnd(ABC):
         engine = cls.__new__(cls)
         await start_in_thread(
             lambda: engine.__init__(*arguments, **keywords),  # type: ignore[misc]
-            abandon=lambda: engine._start_abandoned.set(),  # noqa: PLW0108, SLF001  `start` sets the attribute
+            abandon=engine._start_abandoned.set,  # noqa: SLF001
             shut_down=engine.shutdown,
         )
         return engine
@@ -120,13 +138,17 @@ class FrontEnd(ABC):
         """
 
     @abstractmethod
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> None:
-        """Send a control message to every scheduler of the engine, on the engine's event loop."""
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
+        """Send a control message to every scheduler of the engine, on the engine's event loop.
+
+        Returns:
+            Their answers; None from a replica that does not run.
+        """
 
     def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:
         """A program has ended, and with it perhaps its session."""
         del session_ended
-        self._end_notices.add(info.program_id)
+        self._messages.program_ended(info.program_id)
 
     # -- what users ask
 
@@ -138,7 +160,21 @@ class FrontEnd(ABC):
     @property
     def is_alive(self) -> bool:
         """Whether the engine takes calls."""
-        return not self._closed
+        return not self._closed and not self._is_forked
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that started the engine."""
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        """Raise an error in a forked child. Every use of the engine calls this first, because it could hang there.
+
+        Raises:
+            EngineForkedError: This is a forked child.
+        """
+        if self._is_forked:
+            raise EngineForkedError(self._process)
 
     @property
     @abstractmethod
@@ -148,11 +184,13 @@ class FrontEnd(ABC):
     @property
     def sessions(self) -> dict[SessionId, frozenset[ProgramId]]:
         """The open sessions and their running programs."""
+        self._check_process()
         return self._sessions.snapshot()
 
     @property
     def max_model_len(self) -> int:
         """The context length of the (first) model, in tokens."""
+        self._check_process()
         return self._endpoint(None).chat.max_model_len
 
     def tokenize(self, text: str) -> list[int]:
@@ -161,6 +199,7 @@ class FrontEnd(ABC):
         Raises:
             EngineError: The engine was started without a tokenizer.
         """
+        self._check_process()
         return self._endpoint(None).chat.tokenize(text)
 
     def count_prompt_tokens(self, body: Mapping[str, Any]) -> int:
@@ -170,6 +209,7 @@ class FrontEnd(ABC):
             InvalidRequestError: The request is malformed, or the chat template refuses it.
             EngineClosedError: The engine was shut down.
         """
+        self._check_process()
         if not self.is_alive:
             raise EngineClosedError
         chat = self._endpoint(body.get("model")).chat
@@ -253,11 +293,18 @@ class FrontEnd(ABC):
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
     ) -> tuple[InFlight, Any]:
         """Check a request, admit it and note it in the table. Each step is undone if a later one fails."""
+        self._check_process()
         call_id = identity.call_id
         if call_id in self._in_flight:
             raise InvalidIdError(f"call {call_id} is already in flight; ids are used once.")
         with ExitStack() as undo:
-            undo.callback(lambda: program.call_left(call_id, self._clock(), Account(), CallState.FAILED))
+
+            def refused(_kind: object, error: BaseException | None, _trace: object) -> None:
+                ended = isinstance(error, ProgramEndedError | EngineClosedError)
+                state = CallState.CANCELLED if ended else CallState.FAILED
+                program.call_left(call_id, self._clock(), Account(), state)
+
+            undo.push(refused)
             if self._closed:
                 raise EngineClosedError
             fields = {**body, "stream": stream, "request_id": call_id, "session_id": program.session_id}
@@ -265,28 +312,30 @@ class FrontEnd(ABC):
             endpoint = self._endpoint(fields.get("model"))
             request = endpoint.chat.make_request(fields)
             program.bind(self)
+            self._idle.watch(program)
             now_s = self._clock()
             ends = self._deadline(program, timeout_s, now_s)
             endpoint.admission.enter(now_s)
             undo.callback(endpoint.admission.leave, now_s)
             row, attained = self.table.arrive(identity, endpoint.engine_id, now_s)
+            undo.callback(self.table.leave, row, now_s)
             program.call_arrived(call_id, now_s)
+            row_of_program = self.table.get(program.program_id)
+            header = CallHeader(
+                identity,
+                attained,
+                program_name=program.name,
+                tenant=program.tenant,
+                program_calls=row_of_program.calls if row_of_program is not None else 0,
+                time_left_s=ends.at_s - now_s,
+            )
+            request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
+            call = InFlight(program, identity, row, endpoint, ends)
+            if self._recorder is not None:
+                self._recorder.call_arrived(program.graph, now_s)
+                call.recorder = TokenRecorder(self._recorder, identity, request)
+            self._in_flight.add(call)
             undo.pop_all()
-        row_of_program = self.table.get(program.program_id)
-        header = CallHeader(
-            identity,
-            attained,
-            program_name=program.name,
-            tenant=program.tenant,
-            program_calls=row_of_program.calls if row_of_program is not None else 0,
-            time_left_s=ends.at_s - now_s,
-        )
-        request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
-        call = InFlight(program, identity, row, endpoint, ends)
-        if self._recorder is not None:
-            self._recorder.call_arrived(program.graph, now_s)
-            call.recorder = TokenRecorder(self._recorder, identity, request)
-        self._in_flight.add(call)
         return call, request
 
     def _deadline(self, program: Program, timeout_s: float | None, now_s: float) -> Deadline:
@@ -295,12 +344,21 @@ class FrontEnd(ABC):
         return deadline(now_s, timeout_s, row.start_s if row is not None else now_s, program_s)
 
     def _submit(self, call: InFlight, coroutine: Any) -> Future[Any]:
-        call.future = self._loop.submit(coroutine)
+        try:
+            call.future = self._loop.submit(coroutine)
+        except EngineClosedError:  # the engine was shut down on another thread
+            self._in_flight.leave(call)
+            raise
         # A call that is cancelled before its coroutine began leaves here.
-        call.future.add_done_callback(lambda _future: self._in_flight.leave(call))
+        call.future.add_done_callback(lambda _future: self._leave(call))
         if self.table.get(call.identity.program_id) is None:  # its program has ended on another thread
             call.abort()
         return call.future
+
+    def _leave(self, call: InFlight) -> None:
+        """A call has left the engine, finished or not. Leaving twice changes nothing."""
+        if self._in_flight.leave(call) and call.awaits_account:
+            self._messages.call_aborted(AbortedCall(call.program, call.row))
 
     async def _complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
@@ -308,14 +366,13 @@ class FrontEnd(ABC):
                 response = await call.endpoint.chat.complete(request)
             if call.recorder is not None:
                 call.recorder.take(response)
+            call.note_stop(response)
             call.outcome = CallState.FINISHED
         except Exception:
             call.outcome = CallState.FAILED
             raise
         finally:
-            self._in_flight.leave(
-                call
-            )  # before the caller sees the result, so that its next call reads the new service
+            self._leave(call)  # before the caller sees the result, so that its next call reads the new service
         return {**response, "weft": call.report()}
 
     def _submit_stream(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> Future[Any]:
@@ -327,6 +384,7 @@ class FrontEnd(ABC):
                     async for chunk in chunks:
                         if call.recorder is not None and not call.recorder.take(chunk):
                             continue
+                        call.note_stop(chunk)
                         if any(choice.get("finish_reason") for choice in chunk["choices"]):
                             chunk["weft"] = call.report()
                         deliver(chunk)
@@ -335,7 +393,7 @@ class FrontEnd(ABC):
                 call.outcome = CallState.FAILED
                 raise
             finally:
-                self._in_flight.leave(call)
+                self._leave(call)
 
         def end(future: Future[Any]) -> None:  # also of a stream that was aborted before it began
             error = call.ended_error(self._closed) if future.cancelled() else future.exception()
@@ -355,6 +413,7 @@ class FrontEnd(ABC):
 
     def start_session(self, info: ProgramInfo) -> None:
         """Register a program under its session. A session begins with its first program (Autellix §5)."""
+        self._check_process()
         if self._closed:
             raise EngineClosedError
         self.table.open(info, self._clock())
@@ -363,11 +422,16 @@ class FrontEnd(ABC):
         self._sessions.begin(info)
 
     def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
-        """Abort a program's calls in flight and take its row out. A session ends with its last program."""
+        """Abort a program's calls in flight and take its row out. A session ends with its last program.
+
+        Nothing happens in a forked child: the program goes on in the parent.
+        """
+        if self._is_forked:
+            return None
         self._in_flight.abort(program_id)
+        self._idle.discard(program_id)
         row = self.table.close(program_id, state, self._clock())
         if row is not None:
-            self._in_flight.forget(program_id)
             self._program_ended(row.info, session_ended=self._sessions.end(row.info))
             if self._recorder is not None:
                 self._recorder.end(program_id)
@@ -384,6 +448,7 @@ class FrontEnd(ABC):
 
         May be called more than once.
         """
+        self._check_process()
         if self._closed:
             return
         self._closed = True
@@ -399,7 +464,8 @@ class FrontEnd(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown()
+        if not self._is_forked:  # a child that leaves the block on its way out leaves the engine to its parent
+            self.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
@@ -407,8 +473,8 @@ class FrontEnd(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.shutdown)
+        if not self._is_forked:
+            await settled(in_thread(self.shutdown))
 
 
 _END: Final = object()

@@ -1,4 +1,4 @@
-"""The calls that an engine is busy with, from their admission to their last account."""
+"""The calls that an engine is busy with, from their admission to their end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 
 from weft.core.ids import CallId, EngineId, ProgramId
+from weft.core.locks import fork_safe
 from weft.core.process_table import Account, ProcessTable
-from weft.core.program.graph import CallState
 from weft.engine.frontend.calls import InFlight
 
 
 class InFlightCalls:
-    """Keeps the calls in flight, and aborted calls until their program ends. May be used from any thread.
+    """Keeps the calls in flight. May be used from any thread.
 
     Args:
         table: The engine's process table.
@@ -22,9 +22,8 @@ class InFlightCalls:
     def __init__(self, table: ProcessTable, clock: Callable[[], float]) -> None:
         self._table = table
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._calls: dict[CallId, InFlight] = {}
-        self._aborted: dict[CallId, InFlight] = {}  # of running programs; their accounts come with a later output
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -37,14 +36,16 @@ class InFlightCalls:
         with self._lock:
             self._calls[call.identity.call_id] = call
 
-    def leave(self, call: InFlight) -> None:
-        """A call has left the engine, finished or not. Leaving twice changes nothing."""
+    def leave(self, call: InFlight) -> bool:
+        """A call has left the engine, finished or not.
+
+        Returns:
+            Whether it was in flight. Leaving twice changes nothing.
+        """
         call_id = call.identity.call_id
         with self._lock:
             if self._calls.pop(call_id, None) is None:
-                return
-            if call.outcome is not CallState.FINISHED and not call.ended:
-                self._aborted[call_id] = call
+                return False
         now_s = self._clock()
         account = call.row.account
         call.endpoint.admission.leave(now_s)
@@ -58,6 +59,7 @@ class InFlightCalls:
             wait_s=round(account.wait_s, 6),
             preemptions=account.preemptions,
         )
+        return True
 
     def abort(self, program_id: ProgramId | None = None) -> None:
         """Abort the calls of a program that has ended; None: all calls, because the engine is being shut down."""
@@ -66,23 +68,11 @@ class InFlightCalls:
         for call in calls:
             call.abort()
 
-    def forget(self, program_id: ProgramId) -> None:
-        """A program has ended: accounts of its aborted calls are not awaited any more."""
-        with self._lock:
-            self._aborted = {
-                call_id: call for call_id, call in self._aborted.items() if call.identity.program_id != program_id
-            }
-
     def account(self, call_id: CallId, account: Account) -> None:
-        """An output brought a call's account so far."""
+        """An output brought a call's account so far. Outputs of a call that has left come late and change nothing."""
         call = self._calls.get(call_id)
         if call is not None:
             call.row.account = account
-            return
-        aborted = self._aborted.get(call_id)  # may come several times: outputs from before the abort come late
-        if aborted is not None:
-            self._table.settle(aborted.row, account)
-            aborted.program.call_settled(call_id, aborted.row.account)
 
     def assign(self, call_id: CallId, engine_id: EngineId) -> None:
         """A call was assigned to a replica."""

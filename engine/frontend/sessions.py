@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from weft.core.ids import ProgramId, SessionId
+from weft.core.locks import fork_safe
 from weft.core.process_table import ProgramInfo
 
 
@@ -12,7 +13,7 @@ class Sessions:
     """A session begins with its first program and ends with its last one (Autellix §5). Any thread may use it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._programs: dict[SessionId, set[ProgramId]] = {}
 
     def begin(self, info: ProgramInfo) -> None:

@@ -61,9 +61,14 @@ class Replica(ABC):
         await self._ended()
 
     async def _ended(self) -> None:
-        """Wait until an end that is under way is complete."""
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
+        """Wait until an end that is under way is complete. An end that failed raises its error once."""
+        ending = self._ending
+        if ending is not None:
+            try:
+                await asyncio.shield(ending)
+            finally:
+                if ending.done() and self._ending is ending:
+                    self._ending = None
 
     @abstractmethod
     def detach(self) -> None:

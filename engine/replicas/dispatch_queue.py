@@ -45,6 +45,7 @@ class DispatchQueue:
 
         Raises:
             NoReplicaError: No replica has been ready for too long (`give_up`).
+            Exception: The balancer raised it.
         """
         call = _WaitingCall(arrival, avoid, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
@@ -71,10 +72,14 @@ class DispatchQueue:
         while self._waiting:
             call = self._waiting[0]
             if not call.assigned.done():
-                engine_id = self._replicas.dispatch(call.arrival, call.avoid)
-                if engine_id is None:
-                    return
-                call.assigned.set_result(engine_id)
+                try:
+                    engine_id = self._replicas.dispatch(call.arrival, call.avoid)
+                except Exception as error:  # of a balancer; it concerns this call, not the one that has left
+                    call.assigned.set_exception(error)
+                else:
+                    if engine_id is None:
+                        return
+                    call.assigned.set_result(engine_id)
             self._waiting.popleft()
 
     def give_up(self, waited_s: float) -> None:

@@ -29,18 +29,26 @@ class LocalLauncher:
         cores: sets of CPU cores, one for each replica, for vLLM on CPU only. Further replicas run on any core.
         devices: GPUs as in CUDA_VISIBLE_DEVICES, one entry for each replica. Further replicas see all GPUs.
         on_account: called with the account of each call.
+        hang_timeout_s: as for `LocalReplica`.
 
     Attributes:
         keep_logs: whether `close` leaves the logs.
     """
 
     def __init__(
-        self, engine_id: EngineId, cores: Iterable[tuple[int, ...]], devices: Iterable[str], on_account: OnAccount
+        self,
+        engine_id: EngineId,
+        cores: Iterable[tuple[int, ...]],
+        devices: Iterable[str],
+        on_account: OnAccount,
+        *,
+        hang_timeout_s: float | None,
     ) -> None:
         self.keep_logs = False
         self._engine_id = engine_id
         self._cores = Assignments(cores)
         self._devices = Assignments(devices)
+        self._hang_timeout_s = hang_timeout_s
         self._on_account = on_account
         self._numbers = itertools.count()
         self._folder = Path(tempfile.mkdtemp(prefix="weft-"))
@@ -56,6 +64,7 @@ class LocalLauncher:
             arguments=arguments,
             environment=self._environment(engine_id, arguments),
             log=self._log(engine_id),
+            hang_timeout_s=self._hang_timeout_s,
             on_account=self._on_account,
         )
 

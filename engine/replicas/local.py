@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any
 
 from weft.core.errors import EngineError, EngineStartError
 from weft.core.ids import EngineId
 from weft.engine.frontend.accounting import AccountingLLM, OnAccount
-from weft.engine.frontend.start import calibrate, start_error
-from weft.engine.processes.host import child_processes, end_processes, restored_environment
-from weft.engine.processes.loop_thread import in_thread
+from weft.engine.frontend.liveness import kill_if_stuck
+from weft.engine.frontend.start import calibrate, construct, start_error
+from weft.engine.processes.launch import Launch, end_processes, launch_environment, launch_lock
+from weft.engine.processes.loop_thread import in_thread, settled
 from weft.engine.processes.tree import ProcessTree
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.vllm_compat.control import send_to_scheduler
+from weft.engine.vllm_compat.environment import START_WRITES
 from weft.engine.vllm_compat.names import (
     AsyncEngineArgs,
     EngineDeadError,
     LoggingConfig,
     RequestOutput,
     VLLMClientError,
+    VllmConfig,
 )
-
-# One replica of this host starts at a time, because its processes inherit the host's environment.
-_starting: Final = threading.Lock()
 
 
 class _CancellationHandle:
@@ -53,9 +51,9 @@ class _CancellationHandle:
         self._waits_for_vllm = False
 
     def cancel(self) -> None:
-        """End the call, because no further output comes."""
-        self._is_cancelled = True
-        if self._waits_for_vllm:
+        """End the call, because no further output comes. May be called more than once."""
+        was_cancelled, self._is_cancelled = self._is_cancelled, True
+        if self._waits_for_vllm and not was_cancelled:
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
@@ -68,6 +66,7 @@ class LocalReplica(Replica):
         arguments: vLLM's arguments, the same for each start.
         environment: Environment variables of the replica's processes, e.g. the cores or GPUs to use.
         log: The file that the replica's processes append to.
+        hang_timeout_s: Seconds without an answer after which an engine that hangs is killed; None: it is not.
         on_account: Called with each call's account.
     """
 
@@ -79,6 +78,7 @@ class LocalReplica(Replica):
         arguments: AsyncEngineArgs,
         environment: Mapping[str, str],
         log: Path,
+        hang_timeout_s: float | None,
         on_account: OnAccount,
     ) -> None:
         self.engine_id = engine_id
@@ -88,7 +88,9 @@ class LocalReplica(Replica):
         self.llm: AccountingLLM | None = None
         self._model = model
         self._arguments = arguments
+        self._hang_timeout_s = hang_timeout_s
         self._on_account = on_account
+        self._watching: asyncio.Future[None] | None = None
         self._processes: set[BaseProcess] = set()
         self._process_tree = ProcessTree([])
         self._handles: set[_CancellationHandle] = set()
@@ -97,35 +99,39 @@ class LocalReplica(Replica):
 
     async def start(self, timeout_s: float) -> None:
         await self._ended()
-        while not _starting.acquire(blocking=False):  # noqa: ASYNC110  other engines have other event loops
-            await asyncio.sleep(0.1)
         try:
-            before = child_processes()
-            constructing = in_thread(self._construct)
-            try:
-                done, _ = await asyncio.wait([constructing], timeout=timeout_s)
-                if not done:
-                    raise self._not_ready(timeout_s)
-                llm = constructing.result()
-                self._processes = _engine_processes(before)
-                try:  # the engine must also answer
-                    async with asyncio.timeout(timeout_s):
-                        await llm.get_supported_tasks()
-                        await calibrate(llm)
-                except TimeoutError:
-                    raise self._not_ready(timeout_s) from None
-            except BaseException:
-                await asyncio.shield(asyncio.ensure_future(self._abandon(constructing, before)))
-                raise
-            self._process_tree = ProcessTree(process.pid for process in self._processes if process.pid is not None)
-            llm.on_account = self._on_account
-            self.llm = llm
+            async with launch_lock.held_async():
+                await self._launch(timeout_s)
         except EngineError:
             raise
         except Exception as error:
             raise start_error(self._model, error, self._log) from error
-        finally:
-            _starting.release()
+
+    async def _launch(self, timeout_s: float) -> None:
+        launch = Launch()
+        constructing = in_thread(lambda: self._construct(launch))
+        try:
+            done, _ = await asyncio.wait([constructing], timeout=timeout_s)
+            if not done:
+                raise self._not_ready(timeout_s)
+            llm = constructing.result()
+            try:  # the engine must also answer
+                async with asyncio.timeout(timeout_s):
+                    await llm.get_supported_tasks()
+                    await calibrate(llm)
+            except TimeoutError:
+                raise self._not_ready(timeout_s) from None
+        except BaseException:
+            await settled(in_thread(launch.abandon))
+            if not constructing.cancel():
+                constructing.exception()  # otherwise asyncio would log that nobody has read it
+            raise
+        self._processes = launch.processes
+        self._process_tree = ProcessTree(process.pid for process in self._processes if process.pid is not None)
+        llm.on_account = self._on_account
+        self.llm = llm
+        watching = kill_if_stuck(llm, self._processes, self.engine_id, self._hang_timeout_s)
+        self._watching = asyncio.ensure_future(watching)
 
     def _not_ready(self, timeout_s: float) -> EngineStartError:
         return EngineStartError(
@@ -133,57 +139,51 @@ class LocalReplica(Replica):
             "says how far it came; give it more time with start_timeout_s."
         )
 
-    def _construct(self) -> AccountingLLM:
+    def _construct(self, launch: Launch) -> AccountingLLM:
         with self._log.open("a") as log:
             log.write(f"--- {self.engine_id} of {self._model} starts\n")
-        with restored_environment():
-            config = self._arguments.create_engine_config()
-            if not config.logging_config.configure_logging:  # otherwise the user has configured it
-                config.logging_config = _ChildLogging(self._log)
-            os.environ.update(self.environment)
-            llm = AccountingLLM.from_vllm_config(
-                config,
-                enable_log_requests=self._arguments.enable_log_requests,
-                disable_log_stats=self._arguments.disable_log_stats,
-            )
-        return cast("AccountingLLM", llm)
+        with launch_environment(START_WRITES):
+            return construct(launch, self._arguments, self._make_config, self.environment)
 
-    @staticmethod
-    async def _abandon(constructing: asyncio.Future[AccountingLLM], before: set[BaseProcess]) -> None:
-        """End a start. vLLM's constructor cannot be interrupted, but fails when its processes are gone."""
-        while not constructing.done():
-            await in_thread(lambda: end_processes(_engine_processes(before), grace_s=2.0))
-            await asyncio.wait([constructing], timeout=0.2)
-        if not constructing.cancelled() and constructing.exception() is None:
-            await in_thread(constructing.result().shutdown)
-        await in_thread(lambda: end_processes(_engine_processes(before), grace_s=2.0))
+    def _make_config(self) -> VllmConfig:
+        config = self._arguments.create_engine_config()
+        if not config.logging_config.configure_logging:  # otherwise the user has configured it
+            config.logging_config = _ChildLogging(self._log)
+        return config
 
     @property
     def is_dead(self) -> bool:
         return self.llm is not None and self.llm.errored
 
     def why_dead(self) -> str:
+        if self.llm is not None and self.llm.why_dead:
+            return self.llm.why_dead
         codes = [process.exitcode for process in self._processes if process.exitcode]
         return f"exit code {codes[0]}" if codes else "one of its processes ended"
 
     def detach(self) -> None:
         llm, self.llm = self.llm, None
-        if llm is not None:
-            for handle in list(self._handles):
-                handle.cancel()
-            if llm.output_handler is not None:  # it would log the end of the engine as an error
-                llm.output_handler.cancel()
-            try:
-                self._ending = in_thread(lambda: self._end(llm))
-            except RuntimeError:  # the interpreter is ending and starts no more threads
-                self._end(llm)
+        if llm is None:
+            return
+        if self._watching is not None:
+            self._watching.cancel()
+        try:
+            self._ending = in_thread(lambda: self._end(llm))
+        except RuntimeError:  # the interpreter is ending and starts no more threads
+            self._end(llm)
+        for handle in list(self._handles):
+            handle.cancel()
+        if llm.output_handler is not None:  # it would log the end of the engine as an error
+            llm.output_handler.cancel()
 
     def _end(self, llm: AccountingLLM) -> None:
         with suppress(Exception):  # parts of an engine that died are gone; the rest is done below
             llm.shutdown()
-        end_processes(self._processes)
-        self._processes = set()
-        self._process_tree.end()
+        try:
+            end_processes(self._processes)
+        finally:
+            self._processes = set()
+            self._process_tree.end()
 
     # -- calls
 
@@ -219,11 +219,6 @@ class LocalReplica(Replica):
             with suppress(EngineError):  # it died, and its scheduler with it
                 return await send_to_scheduler(llm, message)
         return None
-
-
-def _engine_processes(before: set[BaseProcess]) -> set[BaseProcess]:
-    """The new engine processes of vLLM, without other processes that the host has started."""
-    return {process for process in child_processes() - before if process.name.startswith("EngineCore")}
 
 
 class _ChildLogging:

@@ -46,10 +46,18 @@ class ReplicaHost:
         engine_id, model, arguments: As for `LocalReplica`.
         is_embedded: Whether the model is the embedded one, which each node prepares for itself.
         cpus: The cores that Ray has reserved for this actor. On CPU the replica runs this many threads, on any cores.
+        hang_timeout_s: As for `LocalReplica`.
     """
 
     def __init__(
-        self, engine_id: EngineId, model: str, arguments: AsyncEngineArgs, *, is_embedded: bool, cpus: float
+        self,
+        engine_id: EngineId,
+        model: str,
+        arguments: AsyncEngineArgs,
+        *,
+        is_embedded: bool,
+        cpus: float,
+        hang_timeout_s: float | None,
     ) -> None:
         self._accounts: dict[CallId, Account] = {}
         self._items: list[tuple[str, Any]] = []
@@ -64,12 +72,16 @@ class ReplicaHost:
             arguments=arguments,
             environment=_threads(arguments, cpus),
             log=self._log,
+            hang_timeout_s=hang_timeout_s,
             on_account=self._accounts.__setitem__,
         )
 
     async def log_location(self) -> str:
         """The node and the file of the replica's log."""
         return f"{socket.gethostname()}:{self._log}"
+
+    async def ping(self) -> None:
+        """Answer. The actor computes nothing itself, so it always answers soon."""
 
     async def start(self, timeout_s: float) -> VllmConfig:
         """Start vLLM.

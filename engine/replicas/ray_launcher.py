@@ -32,6 +32,7 @@ class RayLauncher:
         actor_options: for `.options()` of the actors; they replace Weft's options.
         replicas: how many replicas there will be at first.
         on_account: called with the account of each call.
+        hang_timeout_s: as for `RayReplica`.
 
     Raises:
         ClusterError: Ray is not installed, or the cluster does not answer.
@@ -46,10 +47,13 @@ class RayLauncher:
         actor_options: Mapping[str, Any],
         replicas: int,
         on_account: OnAccount,
+        *,
+        hang_timeout_s: float | None,
     ) -> None:
         self._engine_id = engine_id
         self._actor_options = dict(actor_options)
         self._replicas = replicas
+        self._hang_timeout_s = hang_timeout_s
         self._on_account = on_account
         self._numbers = itertools.count()
         connection.open(address)
@@ -79,8 +83,10 @@ class RayLauncher:
                 arguments,
                 is_embedded=arguments.model == str(embedded_model_path()),
                 cpus=float(options.get("num_cpus") or 1),
+                hang_timeout_s=self._hang_timeout_s,
             ),
             needs=", ".join(f"{name} {options[name]}" for name in _RESOURCE_OPTIONS if name in options),
+            hang_timeout_s=self._hang_timeout_s,
             on_account=self._on_account,
         )
 

@@ -13,7 +13,9 @@ from ray.exceptions import RayError, RayTaskError
 from weft.core.errors import EngineError, EngineStartError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import SwapStats
+from weft.core.routing.liveness import Usage
 from weft.engine.frontend.accounting import OnAccount
+from weft.engine.processes.liveness import until_stuck
 from weft.engine.processes.loop_thread import in_thread
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.replicas.ray_actor import CallEnded, ReplicaUpdate
@@ -30,37 +32,51 @@ class RayReplica(Replica):
         engine_id: The replica's name.
         make_actor: Makes Ray start the actor, a `ReplicaHost`.
         needs: The resources that the actor needs on one node, as shown to users.
+        hang_timeout_s: Seconds without an answer of the actor, after which the replica counts as dead; None: they do
+            not matter. The actor itself treats an engine that hangs.
         on_account: Called with each call's account.
     """
 
     def __init__(
-        self, engine_id: EngineId, *, make_actor: Callable[[], Any], needs: str, on_account: OnAccount
+        self,
+        engine_id: EngineId,
+        *,
+        make_actor: Callable[[], Any],
+        needs: str,
+        hang_timeout_s: float | None,
+        on_account: OnAccount,
     ) -> None:
         self.engine_id = engine_id
         self.llm: _RemoteLLM | None = None
         self._make_actor = make_actor
         self._needs = needs
+        self._hang_timeout_s = hang_timeout_s
         self._on_account = on_account
-        self._listening: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, timeout_s: float) -> None:
         await self._ended()
         self.log = None
-        actor = self._make_actor()
+        actor = None
         try:
+            actor = self._make_actor()
             self.log = await self._wait_for_node(actor, timeout_s)
             # The actor applies `timeout_s` twice: to the engine's construction and to its first answer.
             async with asyncio.timeout(2 * timeout_s + _ANSWER_S):
                 config = await actor.start.remote(timeout_s)
         except BaseException as error:
             answers = self.log is not None
-            await asyncio.shield(asyncio.ensure_future(_end(actor, grace_s=_STOP_S if answers else 0)))
+            if actor is not None:
+                await asyncio.shield(asyncio.ensure_future(_end(actor, grace_s=_STOP_S if answers else 0)))
             reported = self._start_error(error, timeout_s)
             if reported is error:
                 raise
             raise reported from error
         self.llm = _RemoteLLM(actor, config, self._on_account)
-        self._listening = asyncio.create_task(self.llm.listen())
+        self._tasks = [
+            asyncio.create_task(self.llm.listen()),
+            asyncio.create_task(self.llm.close_if_stuck(self._hang_timeout_s)),
+        ]
 
     async def _wait_for_node(self, actor: Any, timeout_s: float) -> str:
         """Wait until Ray runs the actor on a node, and return where its log is."""
@@ -99,9 +115,9 @@ class RayReplica(Replica):
         if llm is None:
             return
         llm.close("it was shut down")
-        if self._listening is not None:
-            self._listening.cancel()
-        self._ending = asyncio.create_task(_end(llm.actor))
+        for task in self._tasks:
+            task.cancel()
+        self._ending = asyncio.create_task(_end(llm.actor, grace_s=0 if llm.is_stuck else _STOP_S))
 
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
@@ -136,6 +152,7 @@ class _RemoteLLM:
     Attributes:
         death: Why the engine died; None while it lives.
         calls: For each request, the queue of its outputs.
+        is_stuck: Whether the actor has not answered for too long.
     """
 
     def __init__(self, actor: Any, vllm_config: VllmConfig, on_account: OnAccount) -> None:
@@ -143,6 +160,7 @@ class _RemoteLLM:
         self.vllm_config = vllm_config
         self.swap_stats: SwapStats | None = None
         self.death: str | None = None
+        self.is_stuck = False
         self.calls: dict[str, asyncio.Queue[Any]] = {}
         self._on_account = on_account
 
@@ -154,7 +172,18 @@ class _RemoteLLM:
             reason = self.death or "its updates ended"
         except RayError as error:
             reason = f"its Ray actor or node is gone: {_first_line(error)}"
+        except Exception as error:  # without updates its calls would wait for ever
+            reason = f"its updates cannot be read: {type(error).__name__}: {_first_line(error)}"
         self.close(reason)
+
+    async def close_if_stuck(self, timeout_s: float | None) -> None:
+        """Watch the actor, and end all calls if it does not answer for `timeout_s` seconds."""
+        if timeout_s is None:
+            return
+        # The actor computes nothing itself, so its use of the CPU, which is unknown here, does not matter.
+        await until_stuck(self.actor.ping.remote, lambda: Usage(0.0, is_stopped=False), timeout_s)
+        self.is_stuck = True
+        self.close(f"its Ray actor hung: no answer for {timeout_s:g} s; it was killed")
 
     def _take(self, update: ReplicaUpdate) -> None:
         for call_id, account in update.accounts.items():
@@ -166,7 +195,7 @@ class _RemoteLLM:
                 waiting.put_nowait(item)
                 if isinstance(item, CallEnded):
                     del self.calls[request_id]
-        self.death = update.death
+        self.death = update.death or self.death
 
     def close(self, reason: str) -> None:
         """End all calls, because no further update comes."""

@@ -31,7 +31,7 @@ class Router:
 
     Args:
         queue: Chooses a replica for each call.
-        replica: Returns the replica of a name.
+        replica: Returns the replica of a name; None if it has been removed.
         on_assigned: Called with each call and the replica that it goes to.
         on_death: Called with a replica that a call found gone.
 
@@ -42,7 +42,7 @@ class Router:
     def __init__(
         self,
         queue: DispatchQueue,
-        replica: Callable[[EngineId], Replica],
+        replica: Callable[[EngineId], Replica | None],
         on_assigned: Callable[[CallId, EngineId], None],
         on_death: Callable[[EngineId], None],
     ) -> None:
@@ -63,7 +63,7 @@ class Router:
             ReplicaLostError: A part was delivered, or the call has been tried `MAX_ATTEMPTS` times.
             NoReplicaError: No replica became ready.
         """
-        header = decode_call(sampling_params.extra_args, request_id, kwargs.get("session_id"))
+        header = decode_call(sampling_params.extra_args, request_id, kwargs.get("session_id"), is_trusted=True)
         call_id = header.identity.call_id
         arrival = Arrival(
             header.identity.program_id,
@@ -75,10 +75,14 @@ class Router:
         try:
             while True:
                 engine_id = await self._queue.dispatch(arrival, tried)
+                replica = self._replica(engine_id)
+                if replica is None:  # it was removed after the call was dispatched; the call did not run there
+                    self._queue.leave(engine_id)
+                    continue
                 tried.append(engine_id)
                 try:
                     self._on_assigned(call_id, engine_id)
-                    running = self._replica(engine_id).generate(prompt, sampling_params, request_id, **kwargs)
+                    running = replica.generate(prompt, sampling_params, request_id, **kwargs)
                     async with aclosing(running) as outputs:
                         async for output in outputs:
                             has_delivered = True
@@ -114,7 +118,7 @@ class RoutedLLM(Router):
         self,
         config: VllmConfig,
         queue: DispatchQueue,
-        replica: Callable[[EngineId], Replica],
+        replica: Callable[[EngineId], Replica | None],
         on_assigned: Callable[[CallId, EngineId], None],
         on_death: Callable[[EngineId], None],
     ) -> None:

@@ -24,11 +24,6 @@ Argument = str | Path | Callable[[Path], Path]
 _sessions: set[int] = set()  # the operating system's session ids of all commands
 
 
-def user_environment() -> dict[str, str]:
-    """The environment of a user's shell: without the variable that importing vLLM sets in this process."""
-    return {name: value for name, value in os.environ.items() if name != "VLLM_CONFIGURE_LOGGING"}
-
-
 def is_background(process: psutil.Process) -> bool:
     """Whether a process belongs to a background command, so that a test that counts processes must leave it out."""
     try:
@@ -112,7 +107,7 @@ class BackgroundCommands:
             text=True,
             start_new_session=True,
             # The first compilation takes a minute or more.
-            env={**user_environment(), **ONE_THREAD, "TORCH_COMPILE_DISABLE": "1"},
+            env={**os.environ, **ONE_THREAD, "TORCH_COMPILE_DISABLE": "1"},
         ) as process:
             _sessions.add(process.pid)
             self._processes.append(process)

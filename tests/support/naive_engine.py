@@ -24,9 +24,40 @@ class _Entry:
     generated: int = 0
     computed: int = 0
     generated_at_start: int = -1  # when it last entered the batch
+    stalled: bool = False  # it runs without tokens
     starts: int = 0  # times that it has entered the batch
     wait_s: float = 0.0
     service_s: float = 0.0
+
+
+class _TokenRoom:
+    """Whether a step has tokens for the calls that would start, added up for each from the start."""
+
+    def __init__(self, engine: NaiveEngine) -> None:
+        self.engine = engine
+        self.batch = list(engine.batch)
+        self.started: list[_Entry] = []
+
+    def offer(self, call: Call) -> bool:
+        self.offered = self.engine.entries[call]
+        decoding = sum(entry.prefill_left == 0 for entry in self.batch)
+        prompts = sum(entry.prefill_left for entry in self.batch if entry.call.rank < call.rank)
+        return self.engine.settings.chunk_tokens - decoding - prompts - sum(map(self.needed, self.started)) > 0
+
+    def needed(self, entry: _Entry) -> int:
+        return 0 if self.engine.settings.unit_steps else max(1, entry.spec.prompt_tokens + entry.generated)
+
+    def fits(self) -> bool:
+        return True
+
+    def start(self) -> None:
+        self.started.append(self.offered)
+
+    def preempt(self, call: Call) -> None:
+        self.batch.remove(self.engine.entries[call])
+
+    def keep(self, call: Call) -> None:
+        self.batch.append(self.engine.entries[call])
 
 
 class NaiveEngine:
@@ -94,19 +125,30 @@ class NaiveEngine:
         if len(self.steps) % self.decide_every == 0:
             self.policy.decide(self.now)
             running = [entry.call for entry in self.batch if not self._is_resuming(entry)]
-            for call in self.policy.victims(running, self.settings.batch_size - len(self.batch)):
+            free_slots = self.settings.batch_size - len(self.batch)
+            for call in self.policy.victims(running, free_slots, room=_TokenRoom(self)):
                 victim = self.entries[call]
                 self.batch.remove(victim)
+                self._set_stalled(victim, stalled=False)
                 victim.queued_since_s = self.now
                 self.policy.preempt(call, self.now)
                 self.preemptions += 1
-        budget = self.settings.chunk_tokens - sum(entry.prefill_left == 0 for entry in self.batch)
-        tokens = {}
-        for entry in sorted(self.batch, key=lambda entry: entry.call.rank):
-            tokens[entry] = 1 if entry.prefill_left == 0 else min(entry.prefill_left, budget)
-            budget -= tokens[entry] if entry.prefill_left else 0
-        while budget > 0 and len(self.batch) < self.settings.batch_size and len(self.policy.waiting):
-            entry = self.entries[self.policy.waiting.peek()]
+        tokens = {entry: 1 for entry in self.batch if entry.prefill_left == 0}
+        budget = self.settings.chunk_tokens - len(tokens)
+        prompts = sorted((entry for entry in self.batch if entry.prefill_left), key=lambda entry: entry.call.rank)
+        while True:
+            first = None
+            if budget > 0 and len(self.batch) < self.settings.batch_size and len(self.policy.waiting):
+                first = self.policy.waiting.peek()
+            if prompts and (first is None or not self.policy.preempts or prompts[0].call.rank < first.rank):
+                entry = prompts.pop(0)
+                tokens[entry] = min(entry.prefill_left, budget)
+                budget -= tokens[entry]
+                self._set_stalled(entry, stalled=tokens[entry] == 0)
+                continue
+            if first is None:
+                return tokens
+            entry = self.entries[first]
             self.policy.start(entry.call, self.now)
             entry.wait_s += self.now - entry.queued_since_s
             entry.starts += 1
@@ -115,7 +157,16 @@ class NaiveEngine:
             tokens[entry] = min(entry.prefill_left, budget) if entry.prefill_left else 1
             budget -= tokens[entry] if entry.prefill_left else 0
             self.batch.append(entry)
-        return tokens
+
+    def _set_stalled(self, entry: _Entry, *, stalled: bool) -> None:
+        """A running call gets no tokens in this step, or gets some again; its time without tokens is wait."""
+        if stalled and not entry.stalled:
+            entry.queued_since_s = self.now
+            self.policy.stall(entry.call, self.now)
+        elif entry.stalled and not stalled:
+            entry.wait_s += self.now - entry.queued_since_s
+            self.policy.go_on(entry.call, self.now)
+        entry.stalled = stalled
 
     def _step(self) -> None:
         tokens = self._form_batch()
@@ -130,9 +181,11 @@ class NaiveEngine:
         for entry in in_order:
             if tokens[entry]:
                 self._charge(entry, tokens[entry], step_s)
-        for entry in in_order:
-            if entry.generated == entry.spec.output_tokens:
-                self._end(entry)
+        ended = [entry for entry in in_order if entry.generated == entry.spec.output_tokens]
+        for entry in ended:
+            self._end(entry)
+        for entry in ended:
+            self._start_children(entry)
 
     def _charge(self, entry: _Entry, tokens: int, step_s: float) -> None:
         resuming = self._is_resuming(entry)
@@ -157,6 +210,9 @@ class NaiveEngine:
         self.policy.program_changed(self.views[name])
         self.wait_s[name] += entry.wait_s
         self.service_s[name] += entry.service_s
+
+    def _start_children(self, entry: _Entry) -> None:
+        name = entry.program
         ended, program = self.ended[name], self.programs[name]
         ended.add(entry.spec.call_id)
         for child in program.calls:

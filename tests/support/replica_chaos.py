@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from history import History, Lost
 from polling import until
 
 import weft
@@ -56,6 +58,7 @@ async def references(engine: FrontEnd) -> dict[str, str]:
 def replica_processes(engine: weft.AsyncMultiLLMEngine, engine_id: EngineId) -> list[psutil.Process]:
     """The engine process of a replica, followed by its workers."""
     replica = next(iter(engine._groups.values())).supervisor.replica(engine_id)
+    assert replica is not None
     (process,) = [psutil.Process(each.pid) for each in replica._processes]
     return [process, *process.children(recursive=True)]
 
@@ -73,6 +76,17 @@ class Outcome:
     lost: int = 0  # programs that ended with ReplicaLostError
     calls_done: int = 0
     wrong: list[str] = field(default_factory=list)  # a message for each wrong output
+    history: History = field(default_factory=History)
+
+    def note_row(self, program: weft.Program) -> None:
+        assert program.row is not None
+        attained = program.row.attained
+        values = (attained.service_s, attained.total_service_s, attained.wait_s, attained.total_wait_s)
+        self.history.add("row", program.program_id, value=values)
+
+    def note_tokens(self, program: weft.Program, call_id: str, tokens: range) -> None:
+        for token in tokens:
+            self.history.add("token", program.program_id, call_id, token)
 
 
 async def streaming_call(engine: FrontEnd, program: weft.Program, text: str, expected: str, outcome: Outcome) -> None:
@@ -80,9 +94,11 @@ async def streaming_call(engine: FrontEnd, program: weft.Program, text: str, exp
     options = {"include_usage": True, "continuous_usage_stats": True}
     identity = program.start_call("run")
     got, tokens = "", 0
+    outcome.history.add("invoke", program.program_id, identity.call_id, TOKENS)
     try:
         stream = engine.chat_stream(body(text, stream_options=options), program, identity)
         async for chunk in stream:
+            outcome.note_tokens(program, identity.call_id, range(tokens, chunk["usage"]["completion_tokens"]))
             tokens = chunk["usage"]["completion_tokens"]
             got += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
     except ReplicaLostError as error:
@@ -90,10 +106,23 @@ async def streaming_call(engine: FrontEnd, program: weft.Program, text: str, exp
             outcome.wrong.append(f"{tokens} tokens were delivered, the error says {error.delivered_tokens}")
         if not expected.startswith(got.rstrip("\N{REPLACEMENT CHARACTER}")):
             outcome.wrong.append(f"{got!r} is not a beginning of {expected!r}")
+        outcome.history.add("return", program.program_id, identity.call_id, Lost(tokens))
         raise
+    outcome.history.add("return", program.program_id, identity.call_id, "finished")
     program.end_call("run", identity)
     if got != expected or tokens != TOKENS:
         outcome.wrong.append(f"{got!r} ({tokens} tokens) instead of {expected!r}")
+
+
+async def whole_call(engine: FrontEnd, program: weft.Program, text: str, outcome: Outcome) -> dict[str, Any]:
+    """Make a call that is not streamed. Only three lost replicas could make it fail."""
+    identity = program.start_call("run")
+    outcome.history.add("invoke", program.program_id, identity.call_id, TOKENS)
+    answer = await engine.chat(body(text), program, identity)
+    outcome.note_tokens(program, identity.call_id, range(answer["usage"]["completion_tokens"]))
+    outcome.history.add("return", program.program_id, identity.call_id, "finished")
+    program.end_call("run", identity)
+    return answer
 
 
 async def agent(engine: FrontEnd, number: int, expected: dict[str, str], outcome: Outcome) -> None:
@@ -105,20 +134,49 @@ async def agent(engine: FrontEnd, number: int, expected: dict[str, str], outcome
                 if (number + step) % 2:
                     await streaming_call(engine, program, text, expected[text], outcome)
                 else:
-                    answer = await ask(engine, program, text)
+                    answer = await whole_call(engine, program, text, outcome)
                     if content(answer) != expected[text] or answer["usage"]["completion_tokens"] != TOKENS:
                         outcome.wrong.append(f"{content(answer)!r} instead of {expected[text]!r}")
                 outcome.calls_done += 1
+                outcome.note_row(program)
         except ReplicaLostError:
             outcome.lost += 1
         else:
             outcome.finished += 1
+    outcome.history.add("close", program.program_id)
+
+
+def note_attempts(history: History) -> Callable[[], None]:
+    """Note each call that begins on a replica, until the returned function is called."""
+    from weft.engine.replicas.local import LocalReplica
+    from weft.engine.wire import decode_call
+
+    generate = LocalReplica.generate
+
+    def noting(self: LocalReplica, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any) -> Any:
+        identity = decode_call(sampling_params.extra_args, request_id, None, is_trusted=True).identity
+        history.add("attempt", identity.program_id, identity.call_id, self.engine_id)
+        return generate(self, prompt, sampling_params, request_id, **kwargs)
+
+    def restore() -> None:
+        LocalReplica.generate = generate  # type: ignore[method-assign]
+
+    LocalReplica.generate = noting  # type: ignore[assignment,method-assign]
+    return restore
 
 
 async def chaos_round(
-    engine: weft.AsyncMultiLLMEngine, expected: dict[str, str], rng: random.Random, programs: int = 60
+    engine: weft.AsyncMultiLLMEngine,
+    expected: dict[str, str],
+    rng: random.Random,
+    *,
+    hangs: bool = False,
+    programs: int = 60,
 ) -> Outcome:
-    """Run `programs` programs at once, and kill one replica meanwhile, by its engine process or a worker."""
+    """Run `programs` programs at once, and kill one replica meanwhile, by its engine process or a worker.
+
+    If it `hangs`, the process is not killed but stopped, as by SIGSTOP, and Weft must notice.
+    """
     outcome = Outcome()
     victim = rng.choice([health.engine_id for health in engine.health()[engine.model]])
     deaths = {health.engine_id: health.deaths for health in engine.health()[engine.model]}
@@ -126,15 +184,22 @@ async def chaos_round(
 
     async def kill() -> None:
         await until(lambda: outcome.calls_done >= after and in_flight(engine, victim) > 0)
-        rng.choice(replica_processes(engine, victim)).kill()
+        process = rng.choice(replica_processes(engine, victim))
+        if hangs:
+            process.suspend()
+        else:
+            process.kill()
 
+    noted = note_attempts(outcome.history)
     async with asyncio.timeout(180), asyncio.TaskGroup() as tasks:
         tasks.create_task(kill())
         for number in range(programs):
             tasks.create_task(agent(engine, number, expected, outcome))
+    noted()
     await both_ready(engine)
     for health in engine.health()[engine.model]:
         assert health.deaths - deaths[health.engine_id] == (health.engine_id == victim)
+        assert not hangs or health.engine_id != victim or (health.reason or "").startswith("it hung: no answer")
     return outcome
 
 

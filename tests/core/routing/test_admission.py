@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.errors import DeadlineError, InvalidRequestError, OverloadedError
-from weft.core.routing.admission import Admission, check_timeout, deadline
+from weft.core.errors import DeadlineError, InvalidRequestError, OverloadedError, ReplicaError
+from weft.core.routing.admission import Admission, check_max_calls, check_timeout, deadline
 
 
 def refused(admission: Admission, now_s: float) -> float:
@@ -49,12 +50,11 @@ def test_the_limit_may_change() -> None:
     admission.enter(0.0)
 
 
-def test_by_default_there_is_no_bound() -> None:
-    """A single engine queues every call."""
-    admission = Admission()
-    for _ in range(5000):
-        admission.enter(0.0)
-    assert admission.calls == 5000
+@pytest.mark.parametrize("value", [0, -1, True, 2.5, "many", None])
+def test_a_bound_that_admits_no_call_is_refused(value: object) -> None:
+    """An engine would refuse every call; the error names the value."""
+    with pytest.raises(ReplicaError, match=re.escape(f"max_calls is {value!r}; each vLLM engine must be allowed 1")):
+        check_max_calls(value)
 
 
 def test_retry_after_is_the_time_between_departures() -> None:

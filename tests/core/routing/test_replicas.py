@@ -126,6 +126,26 @@ def test_a_replica_that_drains_is_never_restarted() -> None:
     assert len(replicas) == 1
 
 
+@pytest.mark.parametrize("was", ["ready", "starting", "started meanwhile", "down", "died meanwhile"])
+def test_a_replica_that_is_not_removed_after_all_goes_on_as_it_is(was: str) -> None:
+    """It takes calls again, or goes on starting, or is started again after its pause."""
+    replicas = ready(B) if was in ("starting", "started meanwhile") else ready(A, B)
+    if was in ("starting", "started meanwhile"):
+        replicas.add(A)
+    if was == "down":
+        replicas.down(A, "killed", 5.0)
+    replicas.drain(A)
+    if was == "started meanwhile":
+        replicas.ready(A, 6.0)
+    elif was == "died meanwhile":
+        replicas.down(A, "killed", 6.0)
+    replicas.resume(A, 7.0, is_starting=was == "starting")
+    expected = {"starting": ReplicaState.STARTING, "down": ReplicaState.DOWN, "died meanwhile": ReplicaState.DOWN}
+    assert replicas.state(A) == expected.get(was, ReplicaState.READY)
+    assert replicas.due(7.9) == []
+    assert replicas.due(8.0) == ([A] if expected.get(was) == ReplicaState.DOWN else [])
+
+
 def test_the_programs_of_a_draining_replica_are_assigned_again() -> None:
     """Their next calls stay together on another replica, although a third replica is idle."""
     replicas = ready(A, B, locality=True)

@@ -50,7 +50,7 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 )
 def test_an_address_that_does_not_answer(address: str, message: str) -> None:
     """The error comes within seconds, and no process has been started."""
-    launcher = partial(RayLauncher, EngineId("e"), address, {}, 1, lambda _call, _account: None)
+    launcher = partial(RayLauncher, EngineId("e"), address, {}, 1, lambda *_: None, hang_timeout_s=None)
     with pytest.raises(ClusterError, match=message):
         launcher()
 
@@ -59,7 +59,7 @@ def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the extra to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ClusterError, match=r"pip install 'weft\[ray\]'"):
-        RayLauncher(EngineId("e"), None, {}, 1, lambda _call, _account: None)
+        RayLauncher(EngineId("e"), None, {}, 1, lambda *_: None, hang_timeout_s=None)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,7 @@ def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         enforce_eager=True,
         use_tqdm_on_load=False,
         disable_log_stats=True,
+        hang_timeout_s=20,
         record=trace,
     ) as engine:
         processes = engine_processes() - before
@@ -211,7 +212,7 @@ async def test_the_schedulers_forget_a_program_that_has_ended(pair: weft.AsyncMu
 
 
 async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Its account arrives with a later answer of the same replica."""
+    """The scheduler in the actor's node tells the account when it is asked."""
     with weft.Program("cancelled") as program, weft.Program("observer") as observer:
         identity = program.start_call("cancelled")
         task = asyncio.create_task(pair.chat(body(QUESTION, max_tokens=900), program, identity))
@@ -322,3 +323,25 @@ async def test_an_engine_process_is_killed_inside_its_actor(pair: weft.AsyncMult
     await both_ready(pair)
     deaths = [health.deaths - before[health.engine_id] for health in pair.health()[pair.model]]
     assert sorted(deaths) == [0, 1]
+
+
+@pytest.mark.soak
+async def test_an_actor_hangs(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Its process is stopped. Ray goes on to take it for alive, but the host gets no answer and has it killed."""
+    before = {health.engine_id: health.deaths for health in pair.health()[pair.model]}
+    actor = next(process for process in psutil.process_iter() if "ray::ReplicaHost" in " ".join(process.cmdline()))
+    with weft.Program("hung") as program:
+        calls = [
+            asyncio.create_task(pair.chat(body(QUESTION, max_tokens=200), program, program.start_call(f"call-{n}")))
+            for n in range(4)
+        ]
+        await until(lambda: all(health.calls == 2 for health in pair.health()[pair.model]))
+        actor.suspend()
+        texts = {content(answer) for answer in await asyncio.gather(*calls)}
+        assert len(texts) == 1
+    await until(lambda: any(health.deaths > before[health.engine_id] for health in pair.health()[pair.model]))
+    (reason,) = [health.reason for health in pair.health()[pair.model] if health.deaths > before[health.engine_id]]
+    assert reason is not None
+    assert reason.startswith("its Ray actor hung: no answer for 20 s")
+    await both_ready(pair)
+    await until(lambda: not actor.is_running())

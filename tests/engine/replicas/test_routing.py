@@ -3,134 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from replica_harness import CALL, A, B, Harness
 
 from weft.core.errors import EngineStartError, NoReplicaError, ReplicaError, ReplicaLostError
-from weft.core.ids import CallId, EngineId, ProgramId, SessionId
-from weft.core.routing import Arrival, Balancer, LeastUsed, Locality
-from weft.core.routing.replicas import Backoff, ReplicaHealth, ReplicaSet
-from weft.core.testing import FakeClock
+from weft.core.ids import CallId, EngineId
+from weft.core.routing import Locality
 from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]  # the modules under test import vLLM
-
-CALL = Arrival(ProgramId("p"), SessionId("s"), 10)
-A, B = EngineId("e/0"), EngineId("e/1")
-
-
-class FakeReplica:
-    """Gives two tokens for each call while `go_on` is set. A test can let it die."""
-
-    def __init__(self, engine_id: EngineId, starts: list[Exception | None]) -> None:
-        self.engine_id = engine_id
-        self.is_dead = False
-        self.is_running = False
-        self.starts = starts  # outcomes of the next starts of all replicas; a start succeeds if the list is empty
-        self.may_start = asyncio.Event()
-        self.may_start.set()
-        self.go_on = asyncio.Event()
-        self.go_on.set()
-        self.dies_at: int | None = None  # tokens of a call after which the replica dies
-        self.begun = 0
-
-    async def start(self, timeout_s: float) -> None:
-        del timeout_s
-        await self.may_start.wait()
-        error = self.starts.pop(0) if self.starts else None
-        if error is not None:
-            raise error
-        self.is_running = True
-
-    def why_dead(self) -> str:
-        return "exit code -9"
-
-    def detach(self) -> None:
-        self.is_dead = self.is_running = False
-
-    async def stop(self) -> None:
-        self.detach()
-
-    async def generate(self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
-        from weft.engine.replicas.base import ReplicaGoneError
-
-        del prompt, sampling_params, request_id, kwargs
-        self.begun += 1
-        for token in range(2):
-            await self.go_on.wait()
-            if self.dies_at == token:
-                self.is_dead = True
-                raise ReplicaGoneError
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
-
-
-class Harness:
-    """A supervisor and a router with fake replicas, on a clock that only a test advances."""
-
-    def __init__(self, balancer: Balancer | None = None, max_calls: int = 10) -> None:
-        from weft.engine.replicas.dispatch_queue import DispatchQueue
-        from weft.engine.replicas.router import Router
-        from weft.engine.replicas.supervisor import Supervisor
-
-        self.clock = FakeClock()
-        self.states = ReplicaSet(balancer or LeastUsed(), max_calls=max_calls, backoff=Backoff())
-        self.queue = DispatchQueue("m", self.states)
-        self.made: list[FakeReplica] = []
-        self.starts: list[Exception | None] = []
-        self.starts_hang = False
-        self.forgotten: list[tuple[EngineId, bool]] = []
-        self.assigned: list[EngineId] = []
-        self.supervisor = Supervisor(
-            "m",
-            replicas=self.states,
-            queue=self.queue,
-            make=self.make,
-            forget=lambda engine_id, gone: self.forgotten.append((engine_id, gone)),
-            start_timeout_s=600,
-            clock=self.clock,
-        )
-        self.router = Router(
-            self.queue,
-            self.supervisor.replica,
-            lambda _call, engine_id: self.assigned.append(engine_id),
-            self.supervisor.note_death,
-        )
-
-    def make(self) -> Any:
-        self.made.append(FakeReplica(EngineId(f"e/{len(self.made)}"), self.starts))
-        if self.starts_hang:
-            self.made[-1].may_start.clear()
-        return self.made[-1]
-
-    async def begin(self, count: int = 2) -> None:
-        for _ in range(count):
-            await self.supervisor.add()
-        self.supervisor.watch()
-
-    async def call(self, call_id: str = "c") -> list[int]:
-        """Make one call and return its tokens."""
-        from weft.engine.vllm_compat.names import SamplingParams
-
-        params = SamplingParams(extra_args={"call_id": call_id, "program_id": "p"})
-        tokens: list[int] = []
-        async for output in self.router.generate({"prompt_token_ids": [1]}, params, "r", session_id="s"):
-            tokens += output.outputs[0].token_ids
-        return tokens
-
-    def health(self) -> list[ReplicaHealth]:
-        return self.states.health(self.clock())
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-    async def ready(self, count: int) -> None:
-        await self.until(lambda: self.states.ready_count == count)
 
 
 @pytest.fixture
@@ -276,6 +162,46 @@ async def test_draining_ends_at_its_timeout(harness: Harness) -> None:
     assert harness.assigned == [A, B]
 
 
+async def dispatched_to_a() -> tuple[Harness, asyncio.Task[list[int]]]:
+    """A call that waited and was just dispatched to the first of two full replicas. Its task has not run since."""
+    harness = Harness(max_calls=1)
+    await harness.begin()
+    assert [await harness.queue.dispatch(CALL, ()) for _ in range(2)] == [A, B]
+    call = asyncio.create_task(harness.call())
+    await harness.until(lambda: len(harness.queue) == 1)
+    harness.queue.leave(A)
+    assert harness.states.calls(A) == 1
+    return harness, call
+
+
+async def test_a_call_moves_if_its_replica_is_gone_before_it_begins() -> None:
+    """That is no attempt, because no engine has seen the call."""
+    harness, call = await dispatched_to_a()
+    harness.supervisor._drop(A)
+    harness.queue.leave(B)
+    assert await call == [0, 1]
+    assert harness.assigned == [B]
+    assert harness.router.failures == {}
+    assert [health.calls for health in harness.health()] == [0]
+    await harness.supervisor.stop()
+
+
+@pytest.mark.parametrize("passes", range(4))
+async def test_a_call_moves_however_far_the_removal_of_its_replica_is(passes: int) -> None:
+    """The removal gives the replica's calls no time at all."""
+    harness, call = await dispatched_to_a()
+    harness.made[0].go_on.clear()
+    harness.made[0].dies_at = 0
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    await harness.supervisor.remove(A, 0.0)
+    harness.made[0].go_on.set()
+    harness.queue.leave(B)
+    assert await call == [0, 1]
+    assert [health.calls for health in harness.health()] == [0]
+    await harness.supervisor.stop()
+
+
 async def test_a_replica_that_is_starting_again_can_be_removed(harness: Harness) -> None:
     """The removal waits for the start and then ends the replica, so no process is left without an owner."""
     harness.made[0].may_start.clear()
@@ -298,8 +224,9 @@ async def test_a_replica_that_does_not_start_is_not_added(harness: Harness) -> N
         await harness.supervisor.add()
     assert [health.engine_id for health in harness.health()] == [A, B]
     assert harness.forgotten == [(EngineId("e/2"), True)]
+    assert harness.supervisor.replica(EngineId("e/2")) is None
     with pytest.raises(ReplicaError, match="no replica 'e/2'; there are: e/0, e/1"):
-        harness.supervisor.replica(EngineId("e/2"))
+        await harness.supervisor.remove(EngineId("e/2"), None)
 
 
 async def test_stopping_ends_starts_too(harness: Harness) -> None:
@@ -317,7 +244,7 @@ def test_each_replica_gets_cores_and_gpus_of_its_own(monkeypatch: pytest.MonkeyP
     from weft.engine.vllm_compat import names as vllm_api
 
     monkeypatch.setattr(vllm_api, "current_platform", SimpleNamespace(is_cpu=lambda: True))
-    launcher = LocalLauncher(EngineId("e"), [(0, 1), (2, 3)], ["0", "1,2"], lambda _call, _account: None)
+    launcher = LocalLauncher(EngineId("e"), [(0, 1), (2, 3)], ["0", "1,2"], lambda *_: None, hang_timeout_s=None)
     one_rank: Any = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
     two_ranks: Any = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)
     made = [launcher.make("m", arguments) for arguments in (one_rank, two_ranks, one_rank)]

@@ -1,0 +1,73 @@
+"""Tells an engine that is stuck from one in a long step."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+DEFAULT_HANG_TIMEOUT_S: Final = 120.0
+_BUSY: Final = (
+    0.01  # of one core. A process that waits for a lock uses less; one in a step uses more, even if it is slow
+)
+_PERIODS: Final = 10  # observations in one time limit
+
+
+class Usage(NamedTuple):
+    """What the processes of an engine have used so far."""
+
+    cpu_s: float  # CPU time of all of them, in seconds
+    is_stopped: bool  # one of them is stopped, as by SIGSTOP
+
+
+class Liveness:
+    """Decides from observations whether an engine is stuck.
+
+    An engine answers a message between two steps only, so a missing answer alone does not tell a hang from a long step.
+    A long step uses CPU time. An engine is stuck when for `timeout_s` seconds it has not answered and its processes
+    have used next to no CPU time, or have been stopped.
+
+    Time in which nobody observed does not count: if this process was stopped together with the engine, the engine gets
+    the whole time limit again to answer.
+
+    Args:
+        timeout_s: the time limit in seconds, above 0.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._last_s: float | None = None
+        self._last_cpu_s = 0.0
+        self._observed_s = 0.0
+        self._used_s = 0.0
+        # Since the last answer, of each observation: the observed time, and the CPU time used until then.
+        self._silent: deque[tuple[float, float]] = deque()
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from one observation to the next."""
+        return self._timeout_s / _PERIODS
+
+    def observe(self, now_s: float, usage: Usage, *, answered: bool) -> bool:
+        """Take an observation.
+
+        Args:
+            now_s: the time, in seconds of a monotonic clock.
+            usage: what the engine's processes have used so far.
+            answered: whether the engine has answered since the observation before.
+
+        Returns:
+            Whether the engine is stuck.
+        """
+        if self._last_s is not None:
+            self._observed_s += min(now_s - self._last_s, 2 * self.period_s)
+            if not usage.is_stopped:  # a process that waits for a stopped one may wait busily
+                self._used_s += max(0.0, usage.cpu_s - self._last_cpu_s)
+        self._last_s, self._last_cpu_s = now_s, usage.cpu_s
+        if answered:
+            self._silent.clear()
+        self._silent.append((self._observed_s, self._used_s))
+        begin_s = self._observed_s - self._timeout_s
+        while len(self._silent) > 1 and self._silent[1][0] <= begin_s:
+            self._silent.popleft()
+        first_s, used_s = self._silent[0]
+        return first_s <= begin_s and self._used_s - used_s <= _BUSY * self._timeout_s

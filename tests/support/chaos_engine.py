@@ -1,0 +1,371 @@
+"""An engine whose router, supervisor, table and admission are real, and whose replicas are simulated in virtual time.
+
+A whole life of it takes milliseconds, so hundreds of them run with random kills. `tests/support/history.py` checks what
+its clients saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+from history import History, Lost
+
+import weft
+from weft.core.errors import EngineStartError, ReplicaError, ReplicaLostError
+from weft.core.ids import CallId, EngineId
+from weft.core.policies import DEFAULT_POLICY
+from weft.core.process_table import Account
+from weft.core.routing import LeastUsed
+from weft.core.routing.admission import Admission
+from weft.core.routing.liveness import Usage
+from weft.core.routing.replicas import ReplicaSet
+from weft.engine.frontend.calls import ModelEndpoint
+from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.processes.liveness import until_stuck
+from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.replicas.base import Replica, ReplicaGoneError
+from weft.engine.replicas.dispatch_queue import DispatchQueue
+from weft.engine.replicas.router import Router
+from weft.engine.replicas.supervisor import Supervisor
+from weft.engine.vllm_compat.names import RequestOutputKind, SamplingParams
+from weft.engine.wire import decode_call
+
+MAX_CALLS = 4
+HANG_TIMEOUT_S = 20.0
+STEP_S = 0.02
+
+
+class SimulatedReplica(Replica):
+    """Gives a call one token in each step. It may die or hang, and some of its starts fail."""
+
+    def __init__(self, engine_id: EngineId, engine: ChaosEngine) -> None:
+        self.engine_id = engine_id
+        self._engine = engine
+        self._hangs = self._is_dead = False
+        self._gone: asyncio.Event | None = None
+        self._watching: asyncio.Future[None] | None = None
+
+    async def start(self, timeout_s: float) -> None:
+        rng = self._engine.rng
+        await asyncio.sleep(rng.uniform(0.1, 3.0))
+        if rng.random() < 0.2:
+            raise rng.choice([EngineStartError("no memory"), OSError("no file"), RuntimeError("boom")])
+        self._hangs = self._is_dead = False
+        self._gone = asyncio.Event()
+        self._watching = asyncio.ensure_future(self._kill_if_stuck())
+
+    async def _kill_if_stuck(self) -> None:
+        await until_stuck(self._ping, lambda: Usage(0.0, is_stopped=False), HANG_TIMEOUT_S)
+        self.kill()
+
+    async def _ping(self) -> None:
+        if self._hangs:
+            await asyncio.Event().wait()
+
+    @property
+    def is_running(self) -> bool:
+        return self._gone is not None and not self._is_dead
+
+    @property
+    def is_dead(self) -> bool:
+        return self._is_dead
+
+    def why_dead(self) -> str:
+        return "killed"
+
+    def kill(self) -> None:
+        """Die. The supervisor or a call notices first."""
+        self._is_dead = True
+        if self._gone is not None and self._engine.rng.random() < 0.5:
+            self._gone.set()
+
+    def hang(self) -> None:
+        """Make no further step, and answer nothing."""
+        self._hangs = True
+
+    def detach(self) -> None:
+        if self._gone is not None:
+            self._gone.set()
+        if self._watching is not None:
+            self._watching.cancel()
+        self._gone, self._is_dead = None, False
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        gone = self._gone
+        if gone is None or self._is_dead:
+            raise ReplicaGoneError
+        identity = decode_call(sampling_params.extra_args, request_id, None, is_trusted=True).identity
+        program, call = identity.program_id, identity.call_id
+        self._engine.history.add("attempt", program, call, self.engine_id)
+        is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
+        for token in range(sampling_params.max_tokens):
+            waits_s = None if self._hangs else STEP_S * self._engine.rng.uniform(0.5, 2.0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(waits_s):
+                    await gone.wait()
+            if gone.is_set():
+                raise ReplicaGoneError
+            account = Account(service_s=(token + 1) * STEP_S, output_tokens=token + 1)
+            self._engine.history.add("account", program, call, account.service_s)
+            self._engine.on_account(call, account)
+            if is_delta:
+                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
+        if not is_delta:
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(range(sampling_params.max_tokens)))])
+
+    async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
+        del message
+        return None
+
+
+class _Chat:
+    """Stands for `ChatEndpoint`: one chunk for each token, and the router's typed errors."""
+
+    max_model_len = 1000
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    @staticmethod
+    def make_request(body: dict[str, Any]) -> Any:
+        return SimpleNamespace(**body, vllm_xargs=None)
+
+    async def _outputs(self, request: Any, kind: RequestOutputKind) -> AsyncGenerator[list[int], None]:
+        params = SamplingParams(max_tokens=request.max_tokens, output_kind=kind, extra_args=request.vllm_xargs)
+        running = self._router.generate({"prompt_token_ids": [1]}, params, request.request_id)
+        try:
+            async with aclosing(running) as outputs:
+                async for output in outputs:
+                    yield output.outputs[0].token_ids
+        finally:
+            self._router.failures.pop(CallId(request.request_id), None)
+
+    async def complete(self, request: Any) -> dict[str, Any]:
+        tokens: list[int] = []
+        async with aclosing(self._outputs(request, RequestOutputKind.FINAL_ONLY)) as outputs:
+            async for each in outputs:
+                tokens = each
+        return {"choices": [{"tokens": tokens}]}
+
+    async def stream(self, request: Any) -> AsyncGenerator[dict[str, Any], None]:
+        async with aclosing(self._outputs(request, RequestOutputKind.DELTA)) as outputs:
+            async for each in outputs:
+                yield {"choices": [{"tokens": each}]}
+
+
+class _SameLoop:
+    """Stands for `LoopThread`: the engine runs on the test's own event loop, in virtual time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        self._loop.call_soon(function)
+
+
+class ChaosEngine(FrontEnd):
+    """A front end over simulated replicas. Make it on a `VirtualTimeLoop`."""
+
+    def __init__(self, rng: random.Random, history: History) -> None:
+        clock = asyncio.get_running_loop().time
+        super().__init__(
+            DEFAULT_POLICY,
+            max_calls=MAX_CALLS,
+            call_timeout_s=None,
+            program_timeout_s=None,
+            hang_timeout_s=HANG_TIMEOUT_S,
+            clock=clock,
+            record=None,
+        )
+        self.model = "simulated"
+        self.rng, self.history = rng, history
+        self.on_account = self._in_flight.account
+        self._finalizer = lambda: None
+        self._closed = False
+        self._start_loop(cast("LoopThread", _SameLoop()))
+        self.states = ReplicaSet(LeastUsed(), max_calls=MAX_CALLS)
+        self.queue = DispatchQueue(self.model, self.states)
+        numbers = itertools.count()
+        self.supervisor = Supervisor(
+            self.model,
+            replicas=self.states,
+            queue=self.queue,
+            make=lambda: SimulatedReplica(EngineId(f"e/{next(numbers)}"), self),
+            forget=lambda engine_id, _gone: self.table.lose_engine(engine_id),
+            start_timeout_s=600.0,
+            clock=clock,
+        )
+        self.router = Router(
+            self.queue,
+            self.supervisor.replica,
+            self._in_flight.assign,
+            lambda each: self.supervisor.note_death(each),  # noqa: PLW0108  a test may replace the method
+        )
+        self.admission = Admission(lambda: self.states.capacity)
+        self.chat_endpoint: Any = _Chat(self.router)
+
+    def _endpoint(self, model: str | None) -> ModelEndpoint:
+        del model
+        return ModelEndpoint(self.chat_endpoint, self.admission, None)
+
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
+        return [await replica.send_to_scheduler(message) for replica in self.supervisor.replicas()]
+
+    @property
+    def swap_stats(self) -> None:
+        return None
+
+    def simulated(self) -> list[SimulatedReplica]:
+        return [replica for replica in self.supervisor.replicas() if isinstance(replica, SimulatedReplica)]
+
+    def count_what_is_left(self) -> dict[str, int]:
+        """What must be gone when no program runs."""
+        return {
+            "calls in flight": len(self._in_flight),
+            "admitted calls": self.admission.calls,
+            "dispatched calls": sum(health.calls for health in self.states.health(0.0)),
+            "waiting calls": len(self.queue),
+            "rows": len(self.table),
+            "sessions": len(self.sessions),
+            "failures of calls": len(self.router.failures),
+            "dead replicas": sum(not replica.is_running for replica in self.simulated()),
+        }
+
+
+class Client:
+    """A program that makes calls one after the other or at once, whole or streamed, and breaks some off."""
+
+    def __init__(self, engine: ChaosEngine, name: str) -> None:
+        self._engine, self._rng, self._history = engine, engine.rng, engine.history
+        self._program = weft.Program(name)
+        self._names = map("{}.{}".format, itertools.repeat(name), itertools.count())
+
+    async def run(self) -> None:
+        program, rng = self._program, self._rng
+        with program:
+            self._history.add("open", program.program_id)
+            await asyncio.sleep(rng.uniform(0.0, 10.0))
+            for _ in range(rng.randrange(1, 4)):
+                calls = [asyncio.ensure_future(self._call()) for _ in range(rng.choice([1, 1, 3]))]
+                if rng.random() < 0.1:
+                    await asyncio.sleep(rng.uniform(0.0, 1.0))
+                    rng.choice(calls).cancel()
+                ends_early = rng.random() < 0.05
+                await asyncio.wait(calls, timeout=0.2 if ends_early else None)
+                self._note_row()
+                if ends_early:
+                    break
+        (row,) = [row for row in self._engine.table.ended() if row.info.program_id == program.program_id] or [None]
+        if row is not None:
+            attained = row.attained
+            values = (attained.service_s, attained.total_service_s, attained.wait_s, attained.total_wait_s)
+            self._history.add("row", program.program_id, value=values)
+        self._history.add("close", program.program_id, value=row.account.service_s if row is not None else 0.0)
+        await asyncio.wait(calls)
+
+    def _note_row(self) -> None:
+        row = self._program.row
+        if row is not None:
+            attained = row.attained
+            values = (attained.service_s, attained.total_service_s, attained.wait_s, attained.total_wait_s)
+            self._history.add("row", self._program.program_id, value=values)
+
+    async def _call(self) -> None:
+        program, rng, run = self._program, self._rng, next(self._names)
+        identity = program.start_call(run)
+        note = partial(self._history.add, program=program.program_id, call=identity.call_id)
+        body: dict[str, Any] = {"max_tokens": rng.randrange(1, 30)}
+        if rng.random() < 0.1:
+            body["timeout_s"] = rng.uniform(0.1, 30.0)
+        note("invoke", value=body["max_tokens"])
+        outcome: Any = "finished"
+        try:
+            if rng.random() < 0.5:
+                answer = await self._engine.chat(body, program, identity)
+                for token in answer["choices"][0]["tokens"]:
+                    note("token", value=token)
+            else:
+                async with aclosing(self._engine.chat_stream(body, program, identity)) as chunks:
+                    async for chunk in chunks:
+                        for token in chunk["choices"][0]["tokens"]:
+                            note("token", value=token)
+                        self._note_row()
+                        if rng.random() < 0.005:
+                            outcome = "broken off"
+                            break
+            program.end_call(run, identity)
+        except ReplicaLostError as error:
+            outcome = Lost(error.delivered_tokens)
+        except BaseException as error:  # the check knows which ones are right
+            outcome = type(error).__name__
+        finally:
+            note("return", value=outcome)
+
+
+async def _disturb(engine: ChaosEngine) -> None:
+    """Kill, hang, remove and add replicas at random moments."""
+    rng, supervisor = engine.rng, engine.supervisor
+    while True:
+        await asyncio.sleep(rng.uniform(0.0, 4.0))
+        replica: Any = rng.choice(supervisor.replicas())
+        fault = rng.choice(["kill", "kill", "hang", "remove", "add"])
+        engine.history.add(fault, value=replica.engine_id)
+        if fault in ("kill", "hang") and replica.is_running:
+            getattr(replica, fault)()
+        elif fault == "remove":
+            with suppress(ReplicaError):
+                await supervisor.remove(replica.engine_id, rng.choice([0.0, 0.5]))
+        elif fault == "add" and len(supervisor.replicas()) < 4:
+            with suppress(Exception):  # a start may fail in any way
+                await supervisor.add()
+
+
+async def life(seed: int, plant: Callable[[ChaosEngine], None] = lambda _: None, clients: int = 12) -> History:
+    """Run clients while replicas fail, and return the history.
+
+    Args:
+        seed: of everything that is random.
+        plant: changes the engine before the first call.
+        clients: how many programs run.
+    """
+    history = History()
+    engine = ChaosEngine(random.Random(seed), history)
+    for _ in range(3):
+        while True:
+            with suppress(Exception):
+                await engine.supervisor.add()
+                break
+    engine.supervisor.watch()
+    plant(engine)
+    disturbing = asyncio.ensure_future(_disturb(engine))
+    running = [asyncio.ensure_future(Client(engine, f"p{number}").run()) for number in range(clients)]
+    done, late = await asyncio.wait(running, timeout=3600.0)  # of virtual time
+    disturbing.cancel()
+    for each in late:
+        each.cancel()
+    await asyncio.gather(*running, disturbing, return_exceptions=True)
+    await asyncio.sleep(300.0)  # dead replicas start again
+    engine.table.check_integrity()
+    for what, count in engine.count_what_is_left().items():
+        if count:
+            history.add("left", value=(what, count))
+    if late:
+        history.add("left", value=("clients that wait", len(late)))
+    await engine.supervisor.stop()
+    engine.shutdown()
+    for each in done:
+        each.result()
+    return history

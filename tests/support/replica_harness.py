@@ -1,0 +1,126 @@
+"""A supervisor and a router with fake replicas, which can die in every way and at any moment within milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from weft.core.ids import EngineId, ProgramId, SessionId
+from weft.core.routing import Arrival, Balancer, LeastUsed
+from weft.core.routing.replicas import Backoff, ReplicaHealth, ReplicaSet
+from weft.core.testing import FakeClock
+
+CALL = Arrival(ProgramId("p"), SessionId("s"), 10)
+A, B = EngineId("e/0"), EngineId("e/1")
+
+
+class FakeReplica:
+    """Gives two tokens for each call while `go_on` is set. A test can let it die."""
+
+    def __init__(self, engine_id: EngineId, starts: list[Exception | None]) -> None:
+        self.engine_id = engine_id
+        self.is_dead = False
+        self.is_running = False
+        self.starts = starts  # outcomes of the next starts of all replicas; a start succeeds if the list is empty
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.dies_at: int | None = None  # tokens of a call after which the replica dies
+        self.begun = 0
+
+    async def start(self, timeout_s: float) -> None:
+        del timeout_s
+        await self.may_start.wait()
+        error = self.starts.pop(0) if self.starts else None
+        if error is not None:
+            raise error
+        self.is_running = True
+
+    def why_dead(self) -> str:
+        return "exit code -9"
+
+    def detach(self) -> None:
+        self.is_dead = self.is_running = False
+
+    async def stop(self) -> None:
+        self.detach()
+
+    async def generate(self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
+        from weft.engine.replicas.base import ReplicaGoneError
+
+        del prompt, sampling_params, request_id, kwargs
+        self.begun += 1
+        for token in range(2):
+            await self.go_on.wait()
+            if self.dies_at == token:
+                self.is_dead = True
+                raise ReplicaGoneError
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
+
+
+class Harness:
+    """A supervisor and a router with fake replicas, on a clock that only a test advances."""
+
+    def __init__(self, balancer: Balancer | None = None, max_calls: int = 10) -> None:
+        from weft.engine.replicas.dispatch_queue import DispatchQueue
+        from weft.engine.replicas.router import Router
+        from weft.engine.replicas.supervisor import Supervisor
+
+        self.clock = FakeClock()
+        self.states = ReplicaSet(balancer or LeastUsed(), max_calls=max_calls, backoff=Backoff())
+        self.queue = DispatchQueue("m", self.states)
+        self.made: list[FakeReplica] = []
+        self.starts: list[Exception | None] = []
+        self.starts_hang = False
+        self.forgotten: list[tuple[EngineId, bool]] = []
+        self.assigned: list[EngineId] = []
+        self.supervisor = Supervisor(
+            "m",
+            replicas=self.states,
+            queue=self.queue,
+            make=self.make,
+            forget=lambda engine_id, gone: self.forgotten.append((engine_id, gone)),
+            start_timeout_s=600,
+            clock=self.clock,
+        )
+        self.router = Router(
+            self.queue,
+            self.supervisor.replica,
+            lambda _call, engine_id: self.assigned.append(engine_id),
+            self.supervisor.note_death,
+        )
+
+    def make(self) -> Any:
+        self.made.append(FakeReplica(EngineId(f"e/{len(self.made)}"), self.starts))
+        if self.starts_hang:
+            self.made[-1].may_start.clear()
+        return self.made[-1]
+
+    async def begin(self, count: int = 2) -> None:
+        for _ in range(count):
+            await self.supervisor.add()
+        self.supervisor.watch()
+
+    async def call(self, call_id: str = "c") -> list[int]:
+        """Make one call and return its tokens."""
+        from weft.engine.vllm_compat.names import SamplingParams
+
+        params = SamplingParams(extra_args={"call_id": call_id, "program_id": "p"})
+        tokens: list[int] = []
+        async for output in self.router.generate({"prompt_token_ids": [1]}, params, "r", session_id="s"):
+            tokens += output.outputs[0].token_ids
+        return tokens
+
+    def health(self) -> list[ReplicaHealth]:
+        return self.states.health(self.clock())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def ready(self, count: int) -> None:
+        await self.until(lambda: self.states.ready_count == count)
