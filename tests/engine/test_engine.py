@@ -22,12 +22,15 @@ from weft.core.errors import (
     InvalidIdError,
     InvalidRequestError,
     ModelNotFoundError,
+    OverloadedError,
     PolicyError,
     ProgramEndedError,
     ProgramEngineError,
+    ReplicaError,
     UnsupportedVllmError,
     VllmUnavailableError,
 )
+from weft.core.process_table import Account, CallRow
 from weft.core.testing import RecordingBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
@@ -49,6 +52,24 @@ async def call(engine: weft.Engine, program: weft.Program, key: str = "run", **e
 
 async def wait_until_vllm_has_a_request(engine: weft.Engine) -> None:
     await until(lambda: vllm_requests(engine))
+
+
+# -- back-pressure
+
+
+async def test_a_single_engine_refuses_calls_beyond_its_limit(engine: weft.Engine) -> None:
+    """Of 260 calls at once, 256 are admitted and four fail with a time to wait. The engine then takes calls again."""
+    with weft.Program("crowd") as program:
+        calls = [asyncio.create_task(call(engine, program, f"run-{n}", **LONG)) for n in range(260)]
+        await until(lambda: sum(map(asyncio.Task.done, calls)) == 4)
+        refused = [each.exception() for each in calls if each.done()]
+        assert all(isinstance(error, OverloadedError) and 0 < error.retry_after_s <= 60 for error in refused)
+        assert len(engine._in_flight) == 256
+        for each in calls:
+            each.cancel()
+        await asyncio.wait(calls)
+        assert (await call(engine, program))["choices"]
+    await wait_until_idle(engine)
 
 
 # -- accounting
@@ -167,6 +188,47 @@ async def test_samples_and_stop_strings_are_accounted_too(engine: weft.Engine) -
         assert stopped["choices"][0]["finish_reason"] == "stop"
         assert stopped["weft"]["service_s"] > 0
         assert many["weft"]["service_s"] > 0
+
+
+async def test_the_cost_of_calls_that_stop_strings_end_reaches_the_table(
+    engine: weft.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's front end sees the stop string and aborts the call in the scheduler, which may have begun further steps.
+    The table settles without another call, and the scheduler then holds no account."""
+    from weft.engine.vllm_compat.control import send_to_scheduler
+    from weft.engine.wire import AbortedCalls, encode_control
+
+    settled, settle = dict[str, float](), engine.table.settle
+
+    def note(row: CallRow, account: Account) -> None:
+        if row.identity.program_id == program.program_id:  # not the last call of another test
+            settled[row.identity.call_id] = account.service_s
+        settle(row, account)
+
+    monkeypatch.setattr(engine.table, "settle", note)
+    stop = {"max_tokens": 200, "stop": ["a", "e", "i", "t"], "ignore_eos": True}
+    with weft.Program("stops") as program:
+        answers = []
+        for number in range(20):
+            identity = program.start_call("run")
+            if number % 2:
+                chunks = [chunk async for chunk in engine.chat_stream(body(**stop), program, identity)]
+                answers += [chunk for chunk in chunks if "weft" in chunk]
+            else:
+                answers.append(await engine.chat(body(**stop), program, identity))
+            program.end_call("run", identity)
+        assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"stop"}
+        told = {answer["weft"]["call_id"]: answer["weft"]["service_s"] for answer in answers}
+        await until(lambda: engine._messages.is_idle)
+        assert settled.keys() == told.keys()
+        assert all(settled[call_id] >= told[call_id] - 1e-9 for call_id in told)
+        assert program.row is not None
+        assert program.row.account.service_s == pytest.approx(sum(settled.values()))
+        assert {node.call_id: node.account.service_s for node in program.graph.calls} == pytest.approx(settled)
+        engine.table.check_integrity()
+        question = encode_control(AbortedCalls(tuple(node.call_id for node in program.graph.calls)))
+        answer = await asyncio.wrap_future(engine._loop.submit(send_to_scheduler(engine._llm, question)))
+        assert answer == {"aborted": {}}
 
 
 # -- streaming and sync
@@ -445,6 +507,8 @@ def test_arguments_that_vllm_does_not_have_or_refuses_are_typed_errors(tiny_mode
         weft.Engine(tiny_model, max_sequences=3)
     with pytest.raises(EngineStartError, match="max_model_len"):
         weft.Engine(tiny_model, max_model_len=10_000_000)
+    with pytest.raises(ReplicaError, match="max_calls is 0"):
+        weft.Engine(tiny_model, max_calls=0)
     with pytest.raises(PolicyError, match="unknown policy"):
         weft.Engine(tiny_model, policy="lottery")
 
@@ -461,15 +525,15 @@ def test_an_unsupported_vllm_is_a_typed_error(
         compat.require_vllm()
 
 
-async def test_an_engine_that_died_and_one_that_was_shut_down(tiny_model: Path) -> None:
-    """After `kill -9` of its process, the call in flight and later calls raise EngineDiedError. After the shutdown they
-    raise EngineClosedError."""
+async def test_an_engine_that_hung_and_died_and_one_that_was_shut_down(tiny_model: Path) -> None:
+    """Weft kills an engine whose process is stopped. The call in flight and later calls raise EngineDiedError. After
+    the shutdown they raise EngineClosedError."""
     import psutil
     from threads import one_thread
     from tiny_engine import ENGINE_ARGS
 
     with one_thread():
-        engine = await weft.Engine.create(tiny_model, **ENGINE_ARGS)
+        engine = await weft.Engine.create(tiny_model, hang_timeout_s=5.0, **ENGINE_ARGS)
     processes = [
         process for child in engine._children for process in psutil.Process(child.pid).children(recursive=True)
     ] + [psutil.Process(child.pid) for child in engine._children]
@@ -478,8 +542,8 @@ async def test_an_engine_that_died_and_one_that_was_shut_down(tiny_model: Path) 
             in_flight = asyncio.create_task(call(engine, program, **LONG))
             await wait_until_vllm_has_a_request(engine)
             for child in engine._children:
-                psutil.Process(child.pid).kill()
-            with pytest.raises(EngineDiedError, match="start a new one"):
+                psutil.Process(child.pid).suspend()
+            with pytest.raises(EngineDiedError, match=r"it hung: no answer .* for 5 s; it was killed.*start a new one"):
                 await asyncio.wait_for(in_flight, 120)  # the timeout only prevents a hang
             with pytest.raises(EngineDiedError):
                 await call(engine, program)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ import anyio
 import psutil
 import pytest
 from background import is_background
+from history import check
 from polling import until
 from replica_chaos import (
     HELD_BACK,
@@ -57,6 +59,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 LONG_PROMPT = "one two three four five " * 40  # more tokens than THRESHOLD_TOKENS
 THRESHOLD_TOKENS = 100
 MAX_CALLS = 80
+HANG_TIMEOUT_S = 10.0  # longer than any test stops both replicas
 
 
 def shared_memory() -> set[str]:
@@ -93,6 +96,7 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
         replicas=2,
         balancer=weft.BalancerConfig("locality", threshold_tokens=THRESHOLD_TOKENS),
         max_calls=MAX_CALLS,
+        hang_timeout_s=HANG_TIMEOUT_S,
         swap=None,
         **ENGINE_ARGS,
     )
@@ -314,12 +318,18 @@ async def test_wrong_requests_fail_once_and_kill_nothing(pair: weft.AsyncMultiLL
 # -- replicas die, are removed and added
 
 
-async def test_a_replica_is_killed_under_sixty_programs(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Every program finishes or gets the number of tokens delivered. No answer is lost, repeated or left behind."""
-    seen = await chaos_round(pair, await references(pair), random.Random(7))
+async def test_a_replica_hangs_and_is_killed_under_sixty_programs(pair: weft.AsyncMultiLLMEngine) -> None:
+    """Every program finishes or gets the number of tokens delivered. No answer is lost, repeated or left behind.
+
+    One process of the replica is stopped. Weft notices and kills the replica, so this is a test of a death, too.
+    """
+    seen = await chaos_round(pair, await references(pair), random.Random(7), hangs=True)
     assert seen.wrong == []
     assert seen.finished + seen.lost == 60
     assert seen.lost < 30
+    assert check(seen.history.events) == []
+    attempts = Counter(event.call for event in seen.history.events if event.kind == "attempt")
+    assert max(attempts.values()) > 1, "calls have moved"
     with weft.Program("after") as program:  # both replicas take calls again
         await asyncio.gather(*(ask(pair, program, "hello", f"run-{n}") for n in range(4)))
         assert program.row is not None
@@ -329,12 +339,13 @@ async def test_a_replica_is_killed_under_sixty_programs(pair: weft.AsyncMultiLLM
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_twenty_rounds_of_kills(pair: weft.AsyncMultiLLMEngine) -> None:
-    """Random replicas and random processes of them are killed, at random moments."""
+    """Random replicas and random processes of them are killed, at random moments; some hang."""
     rng, expected = random.Random(11), await references(pair)
-    for _ in range(20):
-        seen = await chaos_round(pair, expected, rng)
+    for number in range(20):
+        seen = await chaos_round(pair, expected, rng, hangs=number % 4 == 0)
         assert seen.wrong == []
         assert seen.finished + seen.lost == 60
+        assert check(seen.history.events) == []
         await assert_idle(pair)
 
 

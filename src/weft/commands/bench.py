@@ -9,7 +9,7 @@ import typer
 
 from weft.bench.baselines import BASELINES, DEFAULT_BASELINES
 from weft.commands.progress import BenchProgress
-from weft.core.errors import BenchError, VllmUnavailableError
+from weft.core.errors import BenchError
 
 
 def bench(  # noqa: PLR0917  typer reads options off the signature
@@ -54,7 +54,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     from weft.bench.journal import Journal
     from weft.bench.session import replay_missing
     from weft.bench.settings import BenchSettings, loads
-    from weft.engine.vllm_compat.version import installed_vllm
+    from weft.engine.vllm_compat.version import check_vllm
 
     settings = BenchSettings(
         source=source,
@@ -68,9 +68,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         model=model,
     )
     names = loads(settings, _numbers(rates), closed=closed)
-    version = installed_vllm()
-    if version is None:
-        raise VllmUnavailableError("it is not installed")
+    version = check_vllm()
     plots.pyplot()  # A missing matplotlib is reported now and not after hours.
     journal = Journal(out, settings.to_json() | {"vllm": version})
     keys = [(name, number) for number in range(rounds) for name in names]
