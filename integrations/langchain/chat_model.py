@@ -61,6 +61,8 @@ class ChatWeft(BaseChatModel):
     stop: list[str] | None = None
     timeout: float | None = None
     """Seconds that a call may take, its time in the queue included; None: the engine's `call_timeout_s`."""
+    streaming: bool = False
+    """Whether `invoke` and `ainvoke` stream, too, for callbacks that take tokens as they come."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further fields of vLLM's chat request."""
 

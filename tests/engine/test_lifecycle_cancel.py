@@ -88,7 +88,7 @@ async def test_a_creation_that_is_cancelled_with_a_full_thread_pool(
         for borrower in borrowers:
             await limiter.acquire_on_behalf_of(borrower)
             stack.callback(limiter.release_on_behalf_of, borrower)
-        with anyio.move_on_after(0.05) as scope:
+        with launch_lock.held(threading.Event()), anyio.move_on_after(0.05) as scope:  # so that it cannot be ready
             await weft.AsyncMultiLLMEngine.create(tiny_model, replicas=1)
         assert scope.cancelled_caught
         assert not launch_lock._lock.locked()
