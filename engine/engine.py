@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.stats import SwapStats
@@ -14,12 +14,14 @@ from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.engine.frontend.calls import ModelEndpoint
+from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.start import DEFAULT_SWAP, resolve_model, start_vllm
 from weft.engine.frontend.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import shut_down
 from weft.engine.processes.tree import ProcessTree
+from weft.engine.vllm_compat.engine_args import VllmArgs
 
 
 class Engine(FrontEnd):
@@ -71,7 +73,7 @@ class Engine(FrontEnd):
         hang_timeout_s: float | None = DEFAULT_HANG_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         record: str | os.PathLike[str] | None = None,
-        **engine_args: Any,
+        **engine_args: Unpack[VllmArgs],
     ) -> None:
         super().__init__(
             policy,
@@ -106,6 +108,9 @@ class Engine(FrontEnd):
         self._loop.submit(kill_if_stuck(self._llm, self._children, self.engine_id, self._hang_timeout_s))
         self._closed = False
         self._log.info("engine started", model=self.model, policy=self.policy.name)
+
+    create = Create(__init__)
+    """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
 
     def _endpoint(self, model: str | None) -> ModelEndpoint:
         del model  # vLLM refuses a wrong name

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
@@ -25,12 +25,14 @@ from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.engine.backends import Launcher, make_launcher
 from weft.engine.frontend.calls import ModelEndpoint
+from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, resolve_model, start_error, wait_unless
 from weft.engine.frontend.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.vllm_compat.engine_args import VllmArgs
 from weft.engine.vllm_compat.environment import START_WRITES
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
@@ -125,7 +127,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         hang_timeout_s: float | None = DEFAULT_HANG_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         record: str | os.PathLike[str] | None = None,
-        **engine_args: Any,
+        **engine_args: Unpack[VllmArgs],
     ) -> None:
         super().__init__(
             policy,
@@ -172,6 +174,9 @@ class AsyncMultiLLMEngine(FrontEnd):
             raise
         self._closed = False
         self._log.info("engine started", models=list(self._groups), replicas=total, balancer=self._balancer.name)
+
+    create = Create(__init__)
+    """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
 
     def _start_group(
         self, wanted: ServedModel, common: Mapping[str, Any], started: list[Supervisor | RoutedLLM]

@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from weft.engine.processes.loop_thread import in_thread, settled
+
+if TYPE_CHECKING:
+    from weft.engine.frontend.frontend import FrontEnd
+
+P = ParamSpec("P")
+E = TypeVar("E", bound="FrontEnd")
+
+
+class Create(Generic[E, P]):
+    """The class method `create` of an engine class, with the parameters of the class, for type checkers as well.
+
+    Args:
+        init: The `__init__` of the class.
+    """
+
+    def __init__(self, init: Callable[Concatenate[E, P], None]) -> None:
+        del init  # the class has it
+
+    def __get__(self, instance: E | None, owner: type[E]) -> Callable[P, Coroutine[Any, Any, E]]:
+        async def create(*arguments: P.args, **keywords: P.kwargs) -> E:
+            """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
+            engine = owner.__new__(owner)
+            await start_in_thread(
+                lambda: cast("Any", engine).__init__(*arguments, **keywords),
+                abandon=engine._start_abandoned.set,  # noqa: SLF001
+                shut_down=engine.shutdown,
+            )
+            return engine
+
+        create.__signature__ = inspect.signature(owner)  # type: ignore[attr-defined]
+        return create
 
 
 async def start_in_thread(

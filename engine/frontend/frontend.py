@@ -26,7 +26,6 @@ from weft.core.program.graph import CallState
 from weft.core.routing.admission import Deadline, check_max_calls, check_timeout, deadline
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
-from weft.engine.frontend.create import start_in_thread
 from weft.engine.frontend.idle import IdleChecks
 from weft.engine.frontend.in_flight import InFlightCalls
 from weft.engine.frontend.scheduler_messages import AbortedCall, SchedulerMessages
@@ -112,20 +111,6 @@ class FrontEnd(ABC):
         self._loop = loop or LoopThread(self.engine_id)
         self._idle = IdleChecks(self._loop, self.table, self._clock)
         self._messages = SchedulerMessages(self._loop, weakly_async(self._send_to_schedulers), self.table)
-
-    @classmethod
-    async def create(cls, *arguments: Any, **keywords: Any) -> Self:
-        """Start an engine without blocking the caller's event loop; arguments as for the class.
-
-        Cancelling the start ends the processes that have started.
-        """
-        engine = cls.__new__(cls)
-        await start_in_thread(
-            lambda: engine.__init__(*arguments, **keywords),  # type: ignore[misc]
-            abandon=engine._start_abandoned.set,  # noqa: SLF001
-            shut_down=engine.shutdown,
-        )
-        return engine
 
     # -- what the two kinds of engines implement
 

@@ -40,7 +40,7 @@ def start_vllm(
     model: str,
     policy: PolicyConfig,
     swap: SwapConfig | None,
-    engine_args: dict[str, Any],
+    engine_args: Mapping[str, Any],
     tool_call_parser: str | None,
     on_account: OnAccount,
     abandoned: threading.Event,

@@ -15,6 +15,7 @@ from weft.core.process_table import Account
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.testing import FakeClock
 from weft.engine.frontend.calls import ModelEndpoint
+from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.weak import weakly
 from weft.engine.wire import decode_call
@@ -123,6 +124,9 @@ class ScriptedEngine(FrontEnd):
         self._only_endpoint = ModelEndpoint(cast("Any", self._chat), Admission(lambda: max_calls), self.engine_id)
         self._finalizer = weakref.finalize(self, self._loop.stop)
         self._closed = False
+
+    create = Create(__init__)
+    """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
 
     def _endpoint(self, model: str | None) -> ModelEndpoint:
         del model  # any name will do

@@ -1,12 +1,13 @@
-"""What type checkers must accept and refuse of decorated functions. A line that must be refused ends with `# refused`.
+"""What type checkers must accept and refuse of decorated functions and of engines.
 
-`test_typing.py` runs the checkers over this file. Nothing here is executed.
+A line that must be refused ends with `# refused`. `test_typing.py` runs the checkers over this file. Nothing here is
+executed.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from typing import assert_type
+from typing import Any, assert_type
 
 import weft
 
@@ -38,6 +39,11 @@ def blocking(question: str, program: weft.Program) -> int:
 
 @weft.program
 async def stream(question: str, program: weft.Program) -> AsyncGenerator[str]:
+    yield question + program.name
+
+
+@weft.program
+async def without_annotation(question: str, program: weft.Program):  # type: ignore[no-untyped-def] # noqa: ANN201
     yield question + program.name
 
 
@@ -77,6 +83,8 @@ async def results_are_known(program: weft.Program) -> None:
     assert_type(await keyword_only("x"), int)
     async for text in stream("x"):
         assert_type(text, str)
+    async for text in without_annotation("x"):
+        text.upper()
     for text in pieces("x"):
         assert_type(text, str)
 
@@ -107,3 +115,18 @@ async def wrong_calls_are_refused(agent: Agent) -> None:
     await agent.vote("x", foo=1)  # refused
     await keyword_only(1, 2)  # accepted: Python has no type for a function less a parameter that is keyword-only
     last.options(nme="x")  # refused
+
+
+async def arguments_of_an_engine_are_known(settings: dict[str, Any]) -> None:
+    assert_type(await weft.Engine.create("m", policy="atlas", max_calls=3, max_num_seqs=4), weft.Engine)
+    assert_type(await weft.Engine.create("m", **settings), weft.Engine)
+    weft.Engine("m", max_model_len=4096, kv_transfer_config=None)
+    weft.Engine("m", **settings)
+    several = await weft.AsyncMultiLLMEngine.create("m", replicas=2, enforce_eager=True)
+    assert_type(several, weft.AsyncMultiLLMEngine)
+    await weft.Engine.create("m", max_cals=3)  # refused
+    await weft.Engine.create("m", max_calls="3")  # refused
+    await weft.Engine.create("m", max_num_seqs="four")  # refused
+    await weft.Engine.create("m", "atlas")  # refused
+    weft.Engine("m", max_cals=3)  # refused
+    await weft.AsyncMultiLLMEngine.create("m", replica=2)  # refused

@@ -1,0 +1,41 @@
+"""The arguments that type checkers know are those of the installed vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pytest
+
+from weft.engine.vllm_compat.engine_args import VllmArgs
+from weft.engine.vllm_compat.names import AsyncEngineArgs
+
+pytestmark = pytest.mark.engine  # imports vLLM, but starts no engine
+
+
+def written(hint: Any) -> str:
+    """A field's type as `VllmArgs` gives it: literals by their types, and vLLM's own classes as `Any`."""
+    origin, arguments = get_origin(hint), [written(each) for each in get_args(hint)]
+    if origin is Literal:
+        return " | ".join(dict.fromkeys(type(each).__name__ for each in get_args(hint)))
+    if origin in (Union, types.UnionType):
+        return "Any" if "Any" in arguments else " | ".join(dict.fromkeys(arguments))
+    if origin is list:
+        return f"list[{arguments[0]}]"
+    if dict in (origin, hint):
+        return "dict[str, Any]"
+    if hint is types.NoneType:
+        return "None"
+    return hint.__name__ if hint in (bool, int, float, str) else "Any"
+
+
+def test_the_arguments_of_engines_are_vllms() -> None:
+    """An argument that is missing or of another type would be refused by type checkers, though vLLM takes it."""
+    expected = {
+        field.name: f"{kind} | None" if field.default is None and kind != "Any" and "None" not in kind else kind
+        for field in dataclasses.fields(AsyncEngineArgs)
+        if field.name != "model" and not field.name.startswith("_")
+        for kind in [written(field.type)]
+    }
+    assert {name: hint.__forward_arg__ for name, hint in VllmArgs.__annotations__.items()} == expected
