@@ -18,6 +18,7 @@ pytestmark = pytest.mark.engine
 
 _HOST = """
 import json, os, sys, time
+from multiprocessing import resource_tracker
 import psutil
 import weft
 
@@ -26,12 +27,14 @@ ARGS = dict(max_num_seqs=2, max_model_len=512, enforce_eager=True, use_tqdm_on_l
 
 if __name__ == "__main__":
     engine = weft.Engine(sys.argv[1], **ARGS)
-    children = [p.pid for p in psutil.Process().children(recursive=True)]
+    # The fork keeps the pipe of multiprocessing's resource tracker open. The tracker ends when nobody has it open.
+    tracker = resource_tracker._resource_tracker._pid
+    children = [p.pid for p in psutil.Process().children(recursive=True) if p.pid != tracker]
     forked = os.fork()
     if forked == 0:
         time.sleep(600)
         os._exit(0)
-    print(json.dumps({"children": children, "forked": forked}), flush=True)
+    print(json.dumps({"children": children, "forked": forked, "tracker": tracker}), flush=True)
     request = {"messages": [{"role": "user", "content": "count"}], "max_tokens": 400, "ignore_eos": True}
     with weft.Program("busy") as program:
         while True:
@@ -56,8 +59,10 @@ report["exit_code"] = host.wait()
 _, alive = psutil.wait_procs(children, timeout=120)
 report["alive"] = [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 report["fork_lives"] = psutil.pid_exists(report["forked"])
+tracker = psutil.Process(report["tracker"])
 for process in [*alive, psutil.Process(report["forked"])]:
     process.kill()
+report["alive"] += [process.pid for process in psutil.wait_procs([tracker], timeout=120)[1]]
 print(json.dumps(report))
 """
 WATCHER = script(_WATCHER)
@@ -66,7 +71,8 @@ WATCHER = script(_WATCHER)
 @pytest.mark.background(WATCHER, TINY)
 def test_killing_the_host_ends_its_engine(command_result: CommandResult) -> None:
     """After `kill -9` no one can shut the engine down, so its processes end by themselves. This holds also if a forked
-    child of the host lives on, which has the host's pipes open."""
+    child of the host lives on, which has the host's pipes open; multiprocessing's resource tracker alone waits for it.
+    """
     report = json.loads(command_result.printed())
     assert len(report["children"]) >= 2
     assert report["fork_lives"]
