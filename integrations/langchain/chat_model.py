@@ -214,7 +214,7 @@ class ChatWeft(BaseChatModel):
 
     def _call(self, run_manager: Any, kwargs: dict[str, Any], messages: list[BaseMessage]) -> ModelCall:
         run = kwargs.pop(RUN_KWARG, None)
-        return ModelCall(self.name or "chat", run or run_of(run_manager), messages)
+        return ModelCall(self.name or "", run or run_of(run_manager), messages)
 
     def _body(
         self,

@@ -25,14 +25,15 @@ RUN_KWARG: Final = "_weft_run"  # the private argument that carries a `Run` to t
 class _OpenRun:
     """What the handler keeps of a run that has not ended, for the runs inside it."""
 
-    __slots__ = ("is_map", "is_task", "label", "namespace", "steps")
+    __slots__ = ("is_map", "is_task", "name", "namespace", "owner", "steps")
 
     def __init__(self, metadata: dict[str, Any], name: str, parent: _OpenRun | None) -> None:
         self.namespace = metadata.get("langgraph_checkpoint_ns")
         # The first run of a namespace is a node or @task of LangGraph. Its code starts the runs tagged as steps.
         self.is_task = self.namespace is not None and (parent is None or parent.namespace != self.namespace)
         self.is_map = name.startswith("RunnableEach<")  # made by `.map()`
-        self.label = name or metadata.get("lc_agent_name") or metadata.get("langgraph_node") or ""
+        self.name = name
+        self.owner = metadata.get("lc_agent_name") or metadata.get("langgraph_node") or ""  # the agent or node
         self.steps: set[str] = set()  # tags of the steps that have started inside
 
 
@@ -89,18 +90,19 @@ class ProgramCallbackHandler(BaseCallbackHandler):
     def __deepcopy__(self, memo: dict[int, Any]) -> ProgramCallbackHandler:
         return self  # LangChain copies configs, and a copy must carry the same program.
 
-    def start_call(self, run_id: UUID, given: Inputs) -> tuple[Program, CallIdentity]:
-        """Start the call of a model run.
+    def start_call(self, run_id: UUID, model: str, given: Inputs) -> tuple[Program, CallIdentity]:
+        """Start the call of a model run. The graph shows the name of the run, the model, the agent or the node.
 
         Args:
             run_id: The run.
+            model: The name that the user gave to the model, or "".
             given: The input of the call, for lineage.
 
         Raises:
             ProgramEndedError: The program has ended, other than by its time-out.
         """
         run = self._open_runs.get(run_id)
-        label = run.label if run is not None else None
+        label = (run.name or model or run.owner) if run is not None else model
         program = self._program_of(run_id) or self._open_program(run_id, run_id, "chat", None)
         try:
             return program, program.start_call(run_id, given, label=label)
@@ -187,7 +189,7 @@ class ModelCall:
     """A model call. It is named when it is made, and its program counts it however the `with` block ends.
 
     Args:
-        name: The name of the program if there is no run.
+        name: The name that the user gave to the model, or "".
         run: The run of the call. None: The call is a program of its own.
         messages: The input.
 
@@ -199,10 +201,12 @@ class ModelCall:
         self._run = run
         self.answer = Answer()
         if run is not None:
-            self.program, self.identity = run.handler.start_call(run.run_id, functools.partial(input_content, messages))
+            self.program, self.identity = run.handler.start_call(
+                run.run_id, name, functools.partial(input_content, messages)
+            )
             self._key: Any = run.run_id
         else:
-            self.program = Program(name)
+            self.program = Program(name or "chat")
             self._key = "call"
             self.identity = self.program.start_call(self._key, label=name)
 
