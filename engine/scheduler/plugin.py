@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.core.log import get_logger
-from weft.core.policies import Call, PolicyConfig
+from weft.core.policies import Call, Policy, PolicyConfig
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.processes.host import end_with_parent
 from weft.engine.scheduler.aborted import AbortedAccounts
@@ -60,23 +60,27 @@ class WeftScheduler(AsyncScheduler):
         if self._has_own_client:  # behind a server, the server ends its processes
             end_with_parent()
         policy = PolicyConfig.from_dict(config.policy).check_live()
-        self.weft_policy = policy.make()
         self._decide_every = policy.decide_every
         self._token_s = policy.token_s
         self._overlaps = bool(self.vllm_config.scheduler_config.async_scheduling)
         connector = self.connector
         self._swap = connector.planner if isinstance(connector, SwapConnector) else None
-        self._steps_to_decision = 0
         self._clock: Callable[[], float] = time.monotonic
-        self._table = CallTable(self.weft_policy)
-        self._entries = self._table.entries
-        self._former = BatchFormer(self, self.weft_policy, self._table, self._swap, self._can_start)
-        self.waiting = PolicyQueue(self.weft_policy, self._call_of, self._now_s)
+        self.use_policy(policy.make())
         self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
         self._aborted = AbortedAccounts()
         self._in_flight: deque[Step] = deque()  # first in, first out
         self._updated_at_s = self._clock()
         self._step = 0
+
+    def use_policy(self, policy: Policy) -> None:
+        """Schedule by a policy from now on, and forget all programs. No request may be under way."""
+        self.weft_policy = policy
+        self._steps_to_decision = 0
+        self._table = CallTable(policy)
+        self._entries = self._table.entries
+        self._former = BatchFormer(self, policy, self._table, self._swap, self._can_start)
+        self.waiting = PolicyQueue(policy, self._call_of, self._now_s)
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock, in seconds, before the first request. vLLM makes schedulers itself and passes none in."""

@@ -10,8 +10,6 @@ from weft.bench.clock import Clock
 from weft.bench.records import Counts
 from weft.core.policies import Policy
 from weft.core.sim.step_time import StepSample
-from weft.engine.scheduler.call_table import CallTable
-from weft.engine.scheduler.queue import PolicyQueue
 from weft.engine.vllm_compat.names import Request, SchedulerOutput
 
 
@@ -106,11 +104,7 @@ def metered(base: Any, meter: Meter, clock: Clock, *, is_weft: bool) -> Any:
 
         def reset_weft(self, policy: Policy) -> None:
             """Forget all calls and programs that Weft's idle scheduler has seen, and go on with a new policy object."""
-            self.weft_policy = policy
-            self._table = CallTable(policy)
-            self._entries = self._table.entries
-            self.waiting = PolicyQueue(policy, self._call_of, self._now_s)
-            self._steps_to_decision = 0
+            self.use_policy(policy)
             self.set_clock(lambda: clock.now_s)
 
     return Metered
