@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import psutil
 import pytest
 from background import is_background
@@ -142,8 +143,9 @@ def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         hang_timeout_s=20,
         record=trace,
     ) as engine:
+        anyio.run(until, lambda: len(engine_processes() - before) >= 2 or any(deaths(engine)))
+        assert deaths(engine) == [0, 0], engine.health()
         processes = engine_processes() - before
-        assert len(processes) >= 2
         yield engine
         processes |= engine_processes() - before
     _, alive = psutil.wait_procs(processes, timeout=120)  # the timeout only prevents a hang
@@ -162,6 +164,10 @@ async def pair(started: weft.AsyncMultiLLMEngine) -> AsyncIterator[weft.AsyncMul
     await idle(started)
     assert len(started.table) == 0
     assert len(started._in_flight) == 0
+
+
+def deaths(engine: weft.AsyncMultiLLMEngine) -> list[int]:
+    return [health.deaths for health in engine.health()[engine.model]]
 
 
 def lose_a_node(cluster: Any) -> None:
