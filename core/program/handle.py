@@ -24,6 +24,7 @@ from weft.core.program.ancestry import Calls
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.program.lineage import NOTHING, Content, Inputs
 from weft.core.program.run_tree import ROOT, RunKind, RunTree
+from weft.core.program.unused import warn_of_no_call
 
 MOST_PARENTS_SENT: Final = 64  # with a call to its engine, the newest; the graph has all of them
 
@@ -74,6 +75,7 @@ class _SharedState:
         self.last_row: ProgramRow | None = None
         self.anchors = itertools.count(1)
         self.reports = 0  # from integrations and the engine
+        self.has_called = False
         self.idle_timeout_s: float | None = None
         self.on_abandoned: Callable[[], None] = _nothing
         self._edges: tuple[Calls, tuple[Edge, ...]] = ((), ())  # of the latest call
@@ -259,6 +261,7 @@ class Program:
         with self._shared.lock:
             self._shared.reports += 1
             self._check_running()
+            self._shared.has_called = True
             call_id = self._shared.ids.call()
             thread_id, parents, inexact, tools = self._shared.tree.start_call(run, call_id, self._anchor, inputs)
             edges = self._shared.edges(parents, inexact)
@@ -434,7 +437,7 @@ class Program:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end_with(error)
+        self._leave_block(error)
 
     async def __aenter__(self) -> Program:
         return self
@@ -442,7 +445,12 @@ class Program:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leave_block(error)
+
+    def _leave_block(self, error: BaseException | None) -> None:
         self.end_with(error)
+        if error is None and not self.is_branch and not self._shared.has_called:
+            warn_of_no_call(self.name, self.log)
 
     def __repr__(self) -> str:
         return f"<weft.Program {self.name!r} {self.program_id}{' branch' if self.is_branch else ''} {self.state}>"
