@@ -16,6 +16,8 @@ from typing import Any, Final
 from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.locks import fork_safe
+from weft.core.process_view import facts, programs
+from weft.core.tables import ShownAsTable, Table
 
 # A program that runs for days may use a new thread for each call. Older threads without a call are summed up.
 KEEP_IDLE_THREADS: Final = 256
@@ -152,7 +154,7 @@ class FoldedThreads:
 
 
 @dataclass(slots=True)
-class ProgramRow:
+class ProgramRow(ShownAsTable):
     """The row of a program.
 
     The six metrics of §4.2.1 are `attained` (service and wait), `engine_ids`, `threads`, `last_arrival_s` and
@@ -188,6 +190,9 @@ class ProgramRow:
     def thread_count(self) -> int:
         """How many threads the program has had."""
         return len(self.threads) + self.folded.threads
+
+    def to_table(self) -> Table:
+        return facts(self)
 
     def enter(self, call: CallRow, now_s: float) -> None:
         """Add a call that arrives. Only the process table calls this."""
@@ -245,8 +250,10 @@ class ProgramRow:
         self.folded.account += thread.account
 
 
-class ProcessTable:
+class ProcessTable(ShownAsTable):
     """One row for each running program. A row leaves the table when its program ends.
+
+    A terminal and a notebook show the table with the programs that have ended, `print(engine.table)` too.
 
     Args:
         keep_ended: how many rows of ended programs stay readable by `ended()`.
@@ -387,6 +394,12 @@ class ProcessTable:
         """Return the last rows of programs that have ended, the newest first."""
         with self._lock:
             return list(self._ended)
+
+    def to_table(self) -> Table:
+        return programs(self)
+
+    def __repr__(self) -> str:
+        return f"<weft.ProcessTable: {len(self)} programs, {len(self._ended)} have ended>"
 
     def __len__(self) -> int:
         return len(self._rows)

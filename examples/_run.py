@@ -15,7 +15,6 @@ from rich.status import Status
 import weft
 from weft.core.program.graph import ProgramGraph
 from weft.views.graph import FORMATS, save
-from weft.views.process_table import process_table
 
 # Arguments of the engine: eager mode, which starts faster and has slower steps; no progress bars; JSON without white
 # space.
@@ -54,7 +53,7 @@ def tell(line: str, style: str = "") -> None:
 def finish(engine: weft.Engine, graph: ProgramGraph, picture: Path) -> None:
     """Print the process table, and draw the calls of one program."""
     console.print()
-    console.print(process_table(engine.table))
+    console.print(engine.table)
     save(graph, picture)
     tell(f"the calls of {graph.name}: {picture}")
 

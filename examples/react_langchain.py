@@ -29,7 +29,6 @@ import weft
 from weft.core.policies import POLICIES
 from weft.examples._run import QUICK, Model, console, play, starting, tell
 from weft.integrations.langchain import ChatWeft
-from weft.views.process_table import process_table
 
 # The text that the lookup tool searches. Each line is one fact.
 ALMANAC: Final = """\
@@ -175,14 +174,14 @@ async def run(model: str | None, policy: str, programs: int | None) -> dict[str,
             await asyncio.sleep(task.start_s)
             return await react.options(name=name)(task.questions, chat)
 
-        with Live(get_renderable=lambda: process_table(engine.table), console=console, transient=True):
+        with Live(get_renderable=lambda: engine.table, console=console, transient=True):
             answers = await asyncio.gather(*(start(name, task) for name, task in tasks.items()))
         for (name, task), program_answers in zip(tasks.items(), answers, strict=True):
             tell(f"\n{name}", style="bold")
             for question, answer in zip(task.questions, program_answers, strict=True):
                 tell(f"  {question:38} {answer}")
         console.print()
-        console.print(process_table(engine.table))
+        console.print(engine.table)
         took_s = {row.info.name: row.end_s - row.start_s for row in engine.table.ended()}
         short = [took_s[name] for name, task in tasks.items() if len(task.questions) <= SHORT]
         long = [took_s[name] for name, task in tasks.items() if len(task.questions) > SHORT]

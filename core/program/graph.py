@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.process_table import Account
-from weft.core.program import drawing
+from weft.core.program import drawing, listing, picture
+from weft.core.tables import Table
 
 FORMAT: Final = "weft.graph"
 VERSION: Final = 1
@@ -103,6 +104,8 @@ class ProgramGraph:
 
     A program of more than 20,000 calls has the 10,000 newest calls at least, and those that may still become parents.
     The sums over the others are in `folded`. A reader that looks up calls several times takes a `copy` first.
+
+    A terminal shows a table of the calls, `print(program.graph)` too, and a notebook a picture.
     """
 
     def __init__(self, program_id: ProgramId, session_id: SessionId, name: str) -> None:
@@ -232,15 +235,14 @@ class ProgramGraph:
     @property
     def interceptions(self) -> tuple[Interception, ...]:
         """The interception before each call that has parents, if the call and a parent were on an engine."""
-        found = []
         calls = self._calls
-        for node in tuple(calls.values()):
-            ends = [(calls[edge.parent].completion_s, edge.parent) for edge in node.parents]
-            known = [(end_s, parent) for end_s, parent in ends if end_s is not None]
-            if known and node.arrival_s is not None:
-                start_s, after = max(known, key=lambda each: each[0])
-                found.append(Interception(after, node.call_id, start_s, node.arrival_s, node.tools))
-        return tuple(found)
+        found = (_interception(node, calls) for node in tuple(calls.values()))
+        return tuple(each for each in found if each is not None)
+
+    def interception(self, call_id: CallId) -> Interception | None:
+        """The interception before a call, as in `interceptions`."""
+        calls = self._calls
+        return _interception(calls[call_id], calls)
 
     def critical_path(self) -> CriticalPath:
         """Return the longest chain of calls that have left the engine (eq. 2). Guesses count as parents.
@@ -333,6 +335,33 @@ class ProgramGraph:
     def to_dot(self) -> str:
         """Return the graph in the DOT language of Graphviz."""
         return drawing.dot(self)
+
+    # -- what terminals and notebooks show
+
+    def to_svg(self) -> str:
+        """Return a picture of the graph in SVG. Of many calls, it has a part, and says so."""
+        return picture.svg(self)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def __rich__(self) -> Table:
+        return listing.calls(self)
+
+    def __str__(self) -> str:
+        return str(listing.calls(self))
+
+    def __repr__(self) -> str:
+        return f"<weft.ProgramGraph {self.name!r} {self.program_id}: {len(self) + self.folded.calls} calls>"
+
+
+def _interception(node: CallNode, calls: dict[CallId, CallNode]) -> Interception | None:
+    ends = ((calls[edge.parent].completion_s, edge.parent) for edge in node.parents)
+    known = [(end_s, parent) for end_s, parent in ends if end_s is not None]
+    if not known or node.arrival_s is None:
+        return None
+    start_s, after = max(known, key=lambda each: each[0])
+    return Interception(after, node.call_id, start_s, node.arrival_s, node.tools)
 
 
 def _node(data: dict[str, Any]) -> CallNode:

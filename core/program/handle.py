@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Protocol
 
@@ -451,6 +451,24 @@ class Program:
         self.end_with(error)
         if error is None and not self.is_branch and not self._shared.has_called:
             warn_of_no_call(self.name, self.log)
+
+    # -- what terminals and notebooks show
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        del console, options
+        row = self.row
+        if row is not None:
+            yield row
+            yield ""
+        yield self.graph
+
+    def __str__(self) -> str:
+        row = self.row
+        return f"{row}\n\n{self.graph}" if row is not None else str(self.graph)
+
+    def _repr_html_(self) -> str:
+        row = self.row
+        return (row._repr_html_() if row is not None else "") + self.graph.to_svg()
 
     def __repr__(self) -> str:
         return f"<weft.Program {self.name!r} {self.program_id}{' branch' if self.is_branch else ''} {self.state}>"

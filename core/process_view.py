@@ -1,0 +1,108 @@
+"""The process table and its rows as tables for people."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from weft.core.tables import Cell, Table, seconds
+
+if TYPE_CHECKING:
+    from weft.core.process_table import ProcessTable, ProgramRow
+
+MOST_PROGRAMS: Final = 50
+_HEADINGS: Final = (
+    "program",
+    "thr-\neads",
+    "calls",
+    "tokens\nin",
+    "tokens\nout",
+    "serv-\nice s",
+    "wait\ns",
+    "tools\ns",
+    "pre-\nempt.",
+    "took\ns",
+    "state",
+)
+_STATE_STYLES: Final = {
+    "finished": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "abandoned": "magenta",
+    "active": "bold",
+}
+
+
+def programs(table: ProcessTable) -> Table:
+    """The programs that run and those that have ended, in the order of their starts; of many, 50.
+
+    The columns are, with times in seconds:
+
+    - threads: concurrent chains of calls
+    - calls
+    - tokens in: prompt tokens
+    - tokens out: generated tokens
+    - service: time on the model executor along the longest chain of calls
+    - wait: time in the scheduler's queue, summed over all calls
+    - tools: interception, which is time between calls with no call in flight
+    - preempt.: preemptions of the program's calls
+    - took: time from start to end
+    - state
+    """
+    rows = [*table, *table.ended()]  # those that have ended, the newest first
+    shown = sorted(rows[:MOST_PROGRAMS], key=lambda row: row.start_s)
+    title = "process table" + (f": {len(shown)} of {len(rows)} programs" if len(shown) < len(rows) else "")
+    # The name is narrow, so that the table fits a terminal of 80 columns.
+    return Table(title, _HEADINGS, [_cells(row) for row in shown], frozenset(range(1, 10)), widest=13)
+
+
+def facts(row: ProgramRow) -> Table:
+    """What a row says about its program, one fact a line."""
+    info, account, attained = row.info, row.account, row.attained
+    took_s = row.end_s - row.start_s
+
+    def both(longest_s: float, all_s: float) -> str:
+        return f"{seconds(longest_s)} s along the longest chain of calls, {seconds(all_s)} s in all"
+
+    pairs = {
+        "program": f"{info.name} ({info.program_id})",
+        "session": info.session_id,
+        "tenant": info.tenant or "",
+        "state": state_cell(row.state),
+        "took": "" if math.isnan(took_s) else f"{seconds(took_s)} s",
+        "calls": f"{row.calls} in {row.thread_count} threads, {len(row.in_flight)} in flight",
+        "service": both(attained.service_s, attained.total_service_s),
+        "wait": both(attained.wait_s, attained.total_wait_s),
+        "tools": f"{seconds(row.interception_s)} s between calls",
+        "tokens": f"{account.prompt_tokens} in ({account.cached_tokens} cached), {account.output_tokens} out",
+        "preemptions": f"{account.preemptions}, {account.swapped_tokens} tokens swapped in, "
+        f"{account.recomputed_tokens} computed again"
+        if account.preemptions
+        else "",
+        "engines": ", ".join(row.engine_ids),
+    }
+    return Table("", ("", ""), [(name, value) for name, value in pairs.items() if value], widest=90)
+
+
+def state_cell(state: str) -> str | Cell:
+    """A program's or a call's state, in its colour."""
+    style = _STATE_STYLES.get(state)
+    return Cell(str(state), style) if style else str(state)
+
+
+def _cells(row: ProgramRow) -> list[str | Cell]:
+    account = row.account
+    took_s = row.end_s - row.start_s
+    return [
+        row.info.name,
+        str(row.thread_count),
+        str(row.calls),
+        str(account.prompt_tokens),
+        str(account.output_tokens),
+        seconds(row.attained.service_s),
+        seconds(row.attained.total_wait_s),
+        seconds(row.interception_s),
+        str(account.preemptions),
+        "" if math.isnan(took_s) else f"{took_s:.1f}",
+        state_cell(row.state),
+    ]

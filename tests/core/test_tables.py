@@ -1,0 +1,107 @@
+"""The process table and its rows as terminals and notebooks show them."""
+
+from __future__ import annotations
+
+import io
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from weft.core.ids import EngineId, ProgramId, SessionId, ThreadId
+from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
+
+HOSTILE = "</td><script>alert(1)</script>[red]\x1b[31m\n[/oops]&"
+
+
+def shown(thing: object) -> str:
+    """What rich prints of an object in a terminal of 80 columns."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(thing)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def opened(table: ProcessTable, name: str, at_s: float = 0.0) -> ProgramId:
+    program_id = ProgramId(f"prog-{at_s}")
+    table.open(ProgramInfo(program_id, SessionId("session"), name, tenant="acme"), at_s)
+    return program_id
+
+
+def ended(table: ProcessTable, name: str, at_s: float = 0.0, state: ProgramState = ProgramState.FINISHED) -> ProgramRow:
+    """Run a program of one call, which takes 12 s."""
+    program_id = opened(table, name, at_s)
+    call = CallIdentity(program_id, ThreadId("t"), f"call-{at_s}")  # type: ignore[arg-type]
+    row, _ = table.arrive(call, EngineId("engine-0"), at_s)
+    row.account = Account(service_s=1.25, wait_s=0.5, prompt_tokens=1234, output_tokens=56)
+    table.leave(row, at_s + 12.0)
+    closed = table.close(program_id, state, at_s + 12.0)
+    assert closed is not None
+    return closed
+
+
+@pytest.mark.parametrize("state", [state for state in ProgramState if state not in ("idle", "active")])
+def test_an_ended_program_is_shown_with_its_state(state: ProgramState) -> None:
+    """Its row stays among the ended ones, and the table fits a terminal of 80 columns."""
+    table = ProcessTable()
+    ended(table, "a long name of an agent", state=state)
+    text = shown(table)
+    assert f" {state}" in text
+    assert "12.0" in text
+    assert "…" not in text.replace("a long name …", "")
+
+
+def test_print_shows_the_process_table() -> None:
+    """`print(engine.table)` has a line for each program, those that run and those that have ended."""
+    table = ProcessTable()
+    ended(table, "first")
+    opened(table, "second", 20.0)
+    lines = str(table).splitlines()
+    assert lines[0] == "process table"
+    assert [line.split()[0] for line in lines[-2:]] == ["first", "second"]
+    assert lines[-2].split()[1:] == ["1", "1", "1234", "56", "1.25", "0.50", "0.00", "0", "12.0", "finished"]
+    assert "1 programs, 1 have ended" in repr(table)
+
+
+def test_a_row_is_printed_as_facts() -> None:
+    """A row names what its numbers mean."""
+    text = str(ended(ProcessTable(), "answer"))
+    assert "answer (prog-0.0)" in text
+    assert "1.25 s along the longest chain of calls" in text
+    assert "1234 in (0 cached), 56 out" in text
+    assert "ProgramRow(" not in text
+
+
+def test_of_many_programs_those_that_run_are_shown() -> None:
+    """A table of thousands of programs stays readable: 50 lines, and a title that says how many are left out."""
+    table = ProcessTable()
+    runs = opened(table, "runs")
+    for number in range(1, 100):
+        ended(table, f"ended {number}", float(number))
+    lines = str(table).splitlines()
+    assert lines[0] == "process table: 50 of 100 programs"
+    assert len(lines) == 54
+    assert table.get(runs) is not None
+    assert "runs" in lines[-50]
+    assert "ended 51" in lines[-49]
+    assert table._repr_html_().count("<tr>") == 51
+
+
+@pytest.mark.parametrize("show", [str, shown, lambda thing: thing._repr_html_()], ids=["print", "rich", "html"])
+@pytest.mark.parametrize("what", ["table", "row"])
+def test_a_name_is_shown_as_it_is(show: object, what: str) -> None:
+    """Names come from clients: they are no markup of rich, no HTML and no sequences for the terminal."""
+    table = ProcessTable()
+    row = ended(table, HOSTILE)
+    text = show(table if what == "table" else row)  # type: ignore[operator]
+    assert "\x1b" not in text
+    assert "<script" not in text or "<table" not in text
+    assert "script" in text
+
+
+def test_the_html_of_a_table_is_well_formed() -> None:
+    """A hostile name does not end its cell."""
+    table = ProcessTable()
+    ended(table, HOSTILE)
+    cells = [cell.text for cell in ET.fromstring(table._repr_html_()).iter("td")]  # noqa: S314  our own
+    assert cells[0] == HOSTILE.replace("\x1b", " ").replace("\n", " ")
+    assert len(cells) == 11
