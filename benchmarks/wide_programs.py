@@ -120,11 +120,11 @@ def agents(books: Bookkeeping, calls: int) -> None:
         books.program.start_run(agent, None)
         for step in range(min(20, calls - made)):
             node = ("node", next(runs))
-            books.program.start_run(node, agent, RunKind.STAGE, f"graph:step:{2 * step}")
+            books.program.start_run(node, agent, RunKind.STAGE, stage=f"graph:step:{2 * step}")
             *_, identity = books.call(node, kind=RunKind.STEP, inputs=Content(ids=tuple(messages)))
             messages.append(identity.call_id)
             books.program.end_run(node)
-            books.program.start_run((node, "tools"), agent, RunKind.STAGE, f"graph:step:{2 * step + 1}")
+            books.program.start_run((node, "tools"), agent, RunKind.STAGE, stage=f"graph:step:{2 * step + 1}")
             for tool in ("search", "calculator"):
                 books.program.start_run((node, tool), (node, "tools"))
                 books.program.note_tool((node, tool), tool)

@@ -110,6 +110,7 @@ class ProgramInfo:
     tenant: str | None = None
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    parent_program_id: ProgramId | None = None  # the program inside one of whose runs this program runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,19 @@ def programs(table: ProcessTable) -> Table:
     - preempt.: preemptions of the program's calls
     - took: time from start to end
     - state
+    - in: the program around this one, if any program of the table has one
     """
     rows = [*table, *table.ended()]  # those that have ended, the newest first
     shown = sorted(rows[:MOST_PROGRAMS], key=lambda row: row.start_s)
     title = "process table" + (f": {len(shown)} of {len(rows)} programs" if len(shown) < len(rows) else "")
     # The name is narrow, so that the table fits a terminal of 80 columns.
-    return Table(title, _HEADINGS, [_cells(row) for row in shown], frozenset(range(1, 10)), widest=13)
+    headings, cells = _HEADINGS, [_cells(row) for row in shown]
+    if any(row.info.parent_program_id is not None for row in shown):
+        names = {row.info.program_id: row.info.name for row in rows}
+        parents = (row.info.parent_program_id for row in shown)
+        around = ["" if parent is None else names.get(parent, parent) for parent in parents]
+        headings, cells = (*headings, "in"), [[*line, name] for line, name in zip(cells, around, strict=True)]
+    return Table(title, headings, cells, frozenset(range(1, 10)), widest=13)
 
 
 def facts(row: ProgramRow) -> Table:
@@ -66,6 +73,7 @@ def facts(row: ProgramRow) -> Table:
 
     pairs = {
         "program": f"{info.name} ({info.program_id})",
+        "inside": info.parent_program_id or "",
         "session": info.session_id,
         "tenant": info.tenant or "",
         "state": state_cell(row.state),

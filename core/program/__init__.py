@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from weft.core.program.handle import Backend, Program, register_adapter
+from weft.core.program.surroundings import Position, register_surroundings
 
-__all__ = ["Backend", "Program", "register_adapter"]
+__all__ = ["Backend", "Position", "Program", "register_adapter", "register_surroundings"]

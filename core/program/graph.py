@@ -108,10 +108,13 @@ class ProgramGraph:
     A terminal shows a table of the calls, `print(program.graph)` too, and a notebook a picture.
     """
 
-    def __init__(self, program_id: ProgramId, session_id: SessionId, name: str) -> None:
+    def __init__(
+        self, program_id: ProgramId, session_id: SessionId, name: str, parent_program_id: ProgramId | None = None
+    ) -> None:
         self.program_id = program_id
         self.session_id = session_id
         self.name = name
+        self.parent_program_id = parent_program_id  # of the program inside one of whose runs this program runs
         self._calls: dict[CallId, CallNode] = {}  # in the order in which they started, so parents come first
         self._limit = KEEP_CALLS
         self.folded = FoldedCalls()
@@ -200,7 +203,7 @@ class ProgramGraph:
 
     def copy(self) -> ProgramGraph:
         """Return the graph as it is now, which does not change any more."""
-        made = ProgramGraph(self.program_id, self.session_id, self.name)
+        made = ProgramGraph(self.program_id, self.session_id, self.name, self.parent_program_id)
         made._calls, made.folded = dict(self._calls), self.folded
         return made
 
@@ -267,6 +270,7 @@ class ProgramGraph:
 
             {"format": "weft.graph", "version": 1,
              "program": {"program_id", "session_id", "name",
+                         "parent_program_id",                      # only if the program is inside another one
                          "folded": {"calls", "path_s", "service_s", …}},  # only if older calls were folded
              "calls": [{"call_id", "thread_id", "label", "state",
                         "parents": [{"call_id", "exact"}],           # the oldest first
@@ -281,6 +285,8 @@ class ProgramGraph:
         they started.
         """
         program: dict[str, Any] = {"program_id": self.program_id, "session_id": self.session_id, "name": self.name}
+        if self.parent_program_id is not None:
+            program["parent_program_id"] = self.parent_program_id
         if self.folded.calls:
             sums = asdict(self.folded.account)
             program["folded"] = {"calls": self.folded.calls, "path_s": self.folded.path_s, **sums}
@@ -312,7 +318,10 @@ class ProgramGraph:
             data = json.loads(text)
             if (data["format"], data["version"]) != (FORMAT, VERSION):
                 raise ValueError(f"format {data['format']!r}, version {data['version']!r}")
-            graph = cls(**{key: _typed(data["program"][key], str) for key in ("program_id", "session_id", "name")})
+            graph = cls(
+                **{key: _typed(data["program"][key], str) for key in ("program_id", "session_id", "name")},
+                parent_program_id=_typed(data["program"].get("parent_program_id"), str, type(None)),
+            )
             for call in data["calls"]:
                 node = _node(call)
                 if node.call_id in graph._calls or any(edge.parent not in graph._calls for edge in node.parents):

@@ -10,6 +10,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Protocol
 
@@ -24,9 +25,11 @@ from weft.core.program.ancestry import Calls
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.program.lineage import NOTHING, Content, Inputs
 from weft.core.program.run_tree import ROOT, RunKind, RunTree
+from weft.core.program.surroundings import Position, innermost, positions
 from weft.core.program.unused import warn_of_no_call
 
 MOST_PARENTS_SENT: Final = 64  # with a call to its engine, the newest; the graph has all of them
+_MOST_OUTER: Final = 100  # programs around a program whose ids it keeps, the innermost
 
 
 class Backend(Protocol):
@@ -69,7 +72,9 @@ class _SharedState:
         self.ids = ids
         self.lock = fork_safe(threading.RLock())
         self.tree = RunTree(ids.thread)
-        self.graph = ProgramGraph(info.program_id, info.session_id, info.name)
+        self.graph = ProgramGraph(info.program_id, info.session_id, info.name, info.parent_program_id)
+        self.opened_in: Position | None = None  # in another program, while this one runs
+        self.outer: tuple[ProgramId, ...] = ()  # the programs around this one, the innermost first
         self.state = ProgramState.IDLE
         self.backend: Backend | None = None
         self.last_row: ProgramRow | None = None
@@ -111,6 +116,7 @@ class Program:
         program_id: the id of this run.
         session_id: the id of the session.
         name, tenant, tags, metadata: the arguments.
+        parent_program_id: the id of the program inside one of whose runs this program was opened, or None.
         log: a structlog logger with the program's name and id and the session's id bound.
 
     Raises:
@@ -137,6 +143,7 @@ class Program:
             metadata=MappingProxyType(dict(metadata or {})),
         )
         self._set_up(_SharedState(info, ids), anchor=ROOT)
+        self._enclosing_run()
 
     def _set_up(self, shared: _SharedState, anchor: Hashable) -> None:
         self._shared = shared
@@ -198,31 +205,79 @@ class Program:
         """Return a handle for a part of the program that runs concurrently with other parts.
 
         Use it in `with` or `async with`. The calls under the handle form threads of their own. Calls that the program
-        makes after the branch has ended come after the branch's calls.
+        makes after the branch has ended come after the branch's calls. A branch that is opened inside a run of the
+        program belongs to the run.
         """
+        run = self._enclosing_run()
         with self._shared.lock:
             branch = object.__new__(Program)
             anchor = ("branch", next(self._shared.anchors))
-            self._shared.tree.start(anchor, None, self._anchor, RunKind.STAGE)
+            self._shared.tree.start(anchor, run, self._anchor, RunKind.STAGE)
             branch._set_up(self._shared, anchor)
             return branch
 
     # -- reports from integrations
 
     def start_run(
-        self, run: Hashable, parent: Hashable | None, kind: RunKind = RunKind.CODE, stage: Hashable = None
+        self,
+        run: Hashable,
+        parent: Hashable | None,
+        kind: RunKind = RunKind.CODE,
+        *,
+        stage: Hashable = None,
+        task: Hashable = None,
     ) -> None:
         """Report that a run of the framework starts.
 
         Args:
             run: the run's key in the framework, used once.
-            parent: the enclosing run; None: the top of this handle.
+            parent: the enclosing run. None, or a run that was not reported: the run of this program in which the
+                caller's code runs, otherwise the top of this handle.
             kind: how the run was started, if the framework states it.
             stage: for `RunKind.STAGE`: the same value for runs that the framework starts to run concurrently.
+            task: for `RunKind.STAGE`: the same value for a run that does again what another one of its stage did.
         """
+        if parent is None or not self._shared.tree.knows_run(parent):
+            parent = self._enclosing_run()
         with self._shared.lock:
             self._shared.reports += 1
-            self._shared.tree.start(run, parent, self._anchor, kind, stage)
+            self._shared.tree.start(run, parent, self._anchor, kind, stage=stage, task=task)
+
+    def _enclosing_run(self) -> Hashable | None:
+        """Return the run of this program in which the caller's code runs; None: there is none, or it is not known.
+
+        If the code runs in another program, that one becomes the parent of this program, unless it has begun already.
+        """
+        shared, around = self._shared, tuple(positions())
+        for position in around:
+            if position.program.program_id == self.program_id:
+                return position.run
+        outer = innermost(around)
+        has_begun = shared.backend is not None or len(shared.graph) > 0
+        if outer is not None and not has_begun and shared.opened_in is None and not outer.program.is_inside(self):
+            shared.opened_in = outer
+            shared.outer = (outer.program.program_id, *outer.program.outer)[:_MOST_OUTER]
+            shared.info = replace(shared.info, parent_program_id=outer.program.program_id)
+            shared.graph.parent_program_id = outer.program.program_id
+        return None
+
+    @property
+    def opened_in(self) -> Position | None:
+        """The run of another program in which this one was opened, until this one ends."""
+        return self._shared.opened_in
+
+    @property
+    def outer(self) -> tuple[ProgramId, ...]:
+        """The ids of the programs around this one, the innermost first."""
+        return self._shared.outer
+
+    def has_open(self, run: Hashable) -> bool:
+        """Whether a run of the program was reported and has not ended."""
+        return self._shared.tree.is_open(run)
+
+    def is_inside(self, other: Program) -> bool:
+        """Whether this program runs inside another one, directly or not."""
+        return other.program_id in self._shared.outer
 
     def end_run(self, run: Hashable) -> None:
         """Report that a run of the framework ended, with or without success."""
@@ -297,9 +352,7 @@ class Program:
         with self._shared.lock:
             self._shared.reports += 1
             self._shared.graph.leave(call_id, now_s, account, state)
-            if state is CallState.FAILED:
-                self._shared.tree.fail_call(call_id)
-            elif state is CallState.CANCELLED:
+            if state in (CallState.FAILED, CallState.CANCELLED):
                 self._shared.tree.drop_call(call_id)
 
     def call_settled(self, call_id: CallId, account: Account) -> None:
@@ -370,6 +423,11 @@ class Program:
             raise ProgramEndedError(self.program_id, self.name)
 
     @property
+    def parent_program_id(self) -> ProgramId | None:
+        """The id of the program inside one of whose runs this program runs; None: there is none."""
+        return self._shared.info.parent_program_id
+
+    @property
     def is_branch(self) -> bool:
         """Whether this handle stands for a branch, not for the whole program."""
         return self._anchor is not ROOT
@@ -417,6 +475,7 @@ class Program:
         self._leave_backend(state)
 
     def _leave_backend(self, state: ProgramState) -> None:
+        self._shared.opened_in = None  # so that a chain of programs, each opened by the one before, is not kept
         backend = self._shared.backend
         if backend is not None:
             self._shared.last_row = backend.end_session(self.program_id, state)

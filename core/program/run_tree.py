@@ -99,6 +99,8 @@ class _Run:
     is_implicit: bool = False  # the framework did not report it; it ends with its last call
     stage: Hashable = None  # the latest stage among the runs inside
     stage_entry: _Frontier | None = None  # the entry of all runs of that stage
+    task: Hashable = None  # what the run does, if a framework may do it again
+    attempts: dict[Hashable, _Frontier] = field(default_factory=dict)  # by task of the stage: the last attempt's end
     calls: set[CallId] = field(default_factory=set)  # the calls in flight that the run itself has made
 
 
@@ -136,26 +138,45 @@ class RunTree:
         parent: Hashable | None,
         anchor: Hashable = ROOT,
         kind: RunKind = RunKind.CODE,
+        *,
         stage: Hashable = None,
+        task: Hashable = None,
     ) -> None:
         """Start a run inside `parent`. If `parent` has ended, the run is inside the nearest enclosing open run.
+
+        A run that is reported a second time, by another handle of the program, goes to the inner one of both places.
 
         Args:
             run: the key of the new run.
             parent: the enclosing run.
-            anchor: the enclosing run if `parent` was never reported: the top, or a branch.
+            anchor: the run that the reporting handle stands for: the top, or a branch. It is the enclosing run if
+                `parent` was never reported, or if the branch is inside `parent`.
             kind: how the run was started.
             stage: the stage of a run of kind `STAGE`. Runs of one stage do not wait for each other, even if they run
                 one after another. None: the run is a stage by itself.
+            task: what the run of a stage does. A run with the task of an earlier run of the stage does it again, so
+                it comes after that run.
         """
-        enclosing = self._nearest_open(parent, anchor)
-        self._runs[run] = node = _Run(run, enclosing, kind)
+        enclosing = self._innermost_open(parent, anchor)
+        known = self._runs.get(run)
+        if known is not None and (known.is_calling or not self._is_inside(enclosing, known.parent)):
+            return
+        self._runs[run] = node = _Run(run, enclosing, kind, task=task)
         if kind is not RunKind.STEP and enclosing.entry is not None:  # otherwise the first call inside determines it
             node.entry = self._frontier(enclosing)
         if kind is RunKind.STAGE and stage is not None:
             if stage != enclosing.stage:
                 enclosing.stage, enclosing.stage_entry = stage, node.entry
-            node.entry = enclosing.stage_entry
+                enclosing.attempts.clear()
+            node.entry = enclosing.attempts.get(task, enclosing.stage_entry)
+
+    def is_open(self, run: Hashable) -> bool:
+        """Whether a run was reported and has not ended."""
+        return run in self._runs
+
+    def knows_run(self, run: Hashable) -> bool:
+        """Whether a run was reported and is not forgotten."""
+        return run in self._runs or run in self._ended
 
     def note_tool(self, run: Hashable, tool: str) -> None:
         """Note that the run is a tool, or a human's answer. The next calls name it as having run before them."""
@@ -176,12 +197,21 @@ class RunTree:
         if len(self._ended) > _KEEP_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def _nearest_open(self, run: Hashable | None, anchor: Hashable) -> _Run:
-        for key in (run, anchor):
-            node = self._runs.get(key) or self._ended.get(key)
-            if node is not None:
-                return node if node.is_open else self._enclosing(node)
-        return self._root
+    def _innermost_open(self, run: Hashable | None, anchor: Hashable) -> _Run:
+        """Return the run, or the anchor if the run is not known or encloses the anchor."""
+        node, branch = self._nearest_open(run), self._nearest_open(anchor) or self._root
+        return branch if node is None or self._is_inside(branch, node) else node
+
+    def _nearest_open(self, run: Hashable | None) -> _Run | None:
+        node = self._runs.get(run) or self._ended.get(run)
+        return node if node is None or node.is_open else self._enclosing(node)
+
+    def _is_inside(self, node: _Run, outer: _Run | None) -> bool:
+        """Whether a run is inside another one."""
+        inside = node.parent
+        while inside is not None and inside is not outer:
+            inside = inside.parent
+        return inside is not None
 
     def _enclosing(self, node: _Run) -> _Run:
         """Return the nearest enclosing run that is open."""
@@ -260,16 +290,16 @@ class RunTree:
             call_run.frontier = _Frontier(_Front(self._ancestry.one(call_id), past=self._ancestry.past(call_id)))
             self.drop_call(call_id)
 
-    def fail_call(self, call_id: CallId) -> None:
-        """End a call that failed: the next call has the same parents and may continue the thread."""
-        if call_id in self._calls:
-            self._ancestry.release_thread(call_id)
-            self.drop_call(call_id)
-
     def drop_call(self, call_id: CallId) -> None:
-        """End a call, without a result unless `end_call` gave one. Ignored if the call is not in flight."""
+        """End a call. Ignored if the call is not in flight.
+
+        If the call has no result, because it failed or was cancelled, the next call has the same parents and may
+        continue the thread.
+        """
         call_run = self._calls.pop(call_id, None)
         if call_run is not None:
+            if not self._ancestry.has_finished(call_id):
+                self._ancestry.release_thread(call_id)
             node = call_run.parent or self._root
             self._close(call_run)
             node.calls.discard(call_id)
@@ -338,6 +368,8 @@ class RunTree:
             enclosing.calling_children = calling_siblings + node.calling_children  # open runs inside move up
         if node.frontier is None:
             return enclosing
+        if node.task is not None and enclosing.stage is not None:
+            enclosing.attempts[node.task] = node.frontier
         entry, around, inside = self._entry(node), self._frontier(enclosing), node.frontier
         tools = inside.tools if node.tool is None else _merged(inside.tools, (node.tool,))
         added = inside.front.calls & ~entry.front.calls
@@ -380,7 +412,7 @@ class RunTree:
             node: _Run | None = leaf
             while node is not None and node not in nodes:
                 nodes.add(node)
-                for frontier in (node.entry, node.frontier, node.stage_entry):
+                for frontier in (node.entry, node.frontier, node.stage_entry, *node.attempts.values()):
                     if frontier is not None and frontier.front not in seen:
                         seen.add(frontier.front)
                         yield frontier.front

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, BaseCallbackHandler, CallbackManagerForLLMRun
 from langchain_core.messages import BaseMessage
+from langchain_core.runnables import ensure_config
 
 from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.process_table import CallIdentity, ProgramState
-from weft.core.program import Program, register_adapter
+from weft.core.program import Position, Program, register_adapter, register_surroundings
 from weft.core.program.lineage import Inputs
 from weft.core.program.run_tree import RunKind
 from weft.core.routing.admission import check_timeout
@@ -37,20 +39,20 @@ class _OpenRun:
         self.steps: set[str] = set()  # tags of the steps that have started inside
 
 
-def _run_kind(tags: list[str] | None, parent: _OpenRun | None) -> tuple[RunKind, str | None]:
-    """The kind of a run and its stage, read from the tags that LangChain and LangGraph give to the runs they start."""
+def _run_kind(tags: list[str] | None, run: _OpenRun, parent: _OpenRun | None) -> tuple[RunKind, str | None, str | None]:
+    """The kind, the stage and the task of a run, read from what LangChain and LangGraph give to the runs they start."""
     for tag in tags or ():
         if tag.startswith("graph:step:"):
-            return RunKind.STAGE, tag
+            return RunKind.STAGE, tag, run.namespace  # LangGraph repeats a node in its namespace
         if tag.startswith("map:key:"):
-            return RunKind.STAGE, "map"
+            return RunKind.STAGE, "map", None
         if tag.startswith("seq:step:"):
             # Two runs with the tag of one step were started by the code of this step, which has no run of its own.
             if parent is None or parent.is_task or tag in parent.steps:
-                return RunKind.CODE, None
+                return RunKind.CODE, None, None
             parent.steps.add(tag)
-            return RunKind.STEP, None
-    return (RunKind.STAGE, "each") if parent is not None and parent.is_map else (RunKind.CODE, None)
+            return RunKind.STEP, None, None
+    return (RunKind.STAGE, "each", None) if parent is not None and parent.is_map else (RunKind.CODE, None, None)
 
 
 def _new_program(name: str, metadata: dict[str, Any] | None) -> Program:
@@ -103,7 +105,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         """
         run = self._open_runs.get(run_id)
         label = (run.name or model or run.owner) if run is not None else model
-        program = self._program_of(run_id) or self._open_program(run_id, run_id, "chat", None)
+        program = self.program_of(run_id) or self._open_program(run_id, run_id, "chat", None)
         try:
             return program, program.start_call(run_id, given, label=label)
         except ProgramEndedError:
@@ -112,8 +114,9 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         program = self._open_program(run_id, run_id, "chat", None)  # it has timed out at this very moment
         return program, program.start_call(run_id, given, label=label)
 
-    def _program_of(self, run_id: UUID) -> Program | None:
-        return self.program if self.program is not None else self._root_runs.program_of(run_id)
+    def program_of(self, run_id: UUID | None) -> Program | None:
+        """The program of a run. None: The run is not known, and this handler has no program of its own."""
+        return self.program if self.program is not None or run_id is None else self._root_runs.program_of(run_id)
 
     def _forget(self, runs: set[UUID]) -> None:
         for run_id in runs:
@@ -138,12 +141,20 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         name: str | None = None,
         **_more: Any,
     ) -> Program:
+        if self.program is None and parent_run_id is None:
+            parent_run_id = self._surrounding_run()
         parent = self._open_runs.get(parent_run_id) if parent_run_id is not None else None
-        self._open_runs[run_id] = _OpenRun(metadata or {}, name or "", parent)
+        self._open_runs[run_id] = run = _OpenRun(metadata or {}, name or "", parent)
         program_name = name or (serialized or {}).get("name") or "program"
         program = self._open_program(run_id, parent_run_id, program_name, metadata)
-        program.start_run(run_id, parent_run_id, *_run_kind(tags, parent))
+        kind, stage, task = _run_kind(tags, run, parent)
+        program.start_run(run_id, parent_run_id, kind, stage=stage, task=task)
         return program
+
+    def _surrounding_run(self) -> UUID | None:
+        """The run of this handler in which the caller's code runs."""
+        manager = ensure_config().get("callbacks")
+        return getattr(manager, "parent_run_id", None) if self in getattr(manager, "handlers", ()) else None
 
     def _start_tool(self, serialized: dict[str, Any] | None, *_input: Any, run_id: UUID, **more: Any) -> None:
         program = self._start(serialized, run_id=run_id, **more)
@@ -156,7 +167,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         if any(
             kind.__name__ == "GraphInterrupt" for kind in type(error).__mro__
         ):  # compared by name, since LangGraph may not be installed
-            program = self._program_of(run_id)
+            program = self.program_of(run_id)
             if program is not None:
                 program.note_tool(run_id, "human")
         self.finish(run_id, error)
@@ -223,13 +234,37 @@ class ModelCall:
 
 
 def find_handler(*sources: Any) -> ProgramCallbackHandler | None:
-    """Find Weft's handler in callbacks, each of which is a list, a manager or None."""
-    for source in sources:
-        handlers = source.handlers if hasattr(source, "handlers") else source
-        for handler in handlers or ():
-            if isinstance(handler, ProgramCallbackHandler):
-                return handler
-    return None
+    """Find the handler of the innermost program in callbacks, each of which is a list, a manager or None.
+
+    LangChain merges the callbacks that it is given with those of the surrounding run. Where no program is inside the
+    other, callbacks that are given come after the surrounding ones, and a model's own callbacks come first.
+    """
+    found: tuple[ProgramCallbackHandler, Program | None] | None = None
+    for source in reversed(sources):
+        for handler, program in _carried(source):
+            if found is None or program is None or found[1] is None or not found[1].is_inside(program):
+                found = handler, program
+    return found[0] if found is not None else None
+
+
+def _carried(callbacks: Any) -> Iterator[tuple[ProgramCallbackHandler, Program | None]]:
+    """Yield Weft's handlers in callbacks with their programs there; a handler that is new there has none."""
+    run_id = getattr(callbacks, "run_id", None) or getattr(callbacks, "parent_run_id", None)
+    handlers = getattr(callbacks, "handlers", callbacks) or ()
+    inherited = getattr(callbacks, "inheritable_handlers", handlers)
+    for handler in sorted(handlers, key=inherited.__contains__):
+        if isinstance(handler, ProgramCallbackHandler):
+            yield handler, handler.program_of(run_id)
+
+
+def _surroundings() -> list[Position]:
+    """The run of LangChain in which the caller's code runs, for each program that its callbacks carry."""
+    manager = ensure_config().get("callbacks")
+    run_id = getattr(manager, "parent_run_id", None)
+    return [Position(program, run_id) for _, program in _carried(manager) if program is not None and run_id is not None]
+
+
+register_surroundings("langchain", _surroundings)
 
 
 def run_of(run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None) -> Run | None:

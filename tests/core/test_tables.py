@@ -105,3 +105,15 @@ def test_the_html_of_a_table_is_well_formed() -> None:
     cells = [cell.text for cell in ET.fromstring(table._repr_html_()).iter("td")]  # noqa: S314  our own
     assert cells[0] == HOSTILE.replace("\x1b", " ").replace("\n", " ")
     assert len(cells) == 11
+
+
+def test_a_program_inside_another_is_shown_with_it() -> None:
+    """The last column names the program around it; without such programs there is no column."""
+    table = ProcessTable()
+    outer = opened(table, "chief")
+    assert str(table).splitlines()[-1].split()[-1] != "chief"
+    table.open(ProgramInfo(ProgramId("q"), SessionId("s"), "helper", parent_program_id=outer), 2.0)
+    (line,) = (line for line in str(table).splitlines() if "helper" in line)
+    assert line.split()[-1] == "chief"
+    row = table.get(ProgramId("q"))
+    assert f"inside {outer}" in " ".join(str(row).split())

@@ -26,6 +26,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
 from observers import TIMEOUT_S, expiring_timeouts, resolve, wait_until_idle
+from shapes import edges, expected
 from typing_extensions import TypedDict
 
 import weft
@@ -69,26 +70,6 @@ async def drive(runnable: Any, given: Any, config: RunnableConfig, how: str) -> 
             "log": lambda: runnable.astream_log(given, config),
         }
         _ = [item async for item in items[kind]()]
-
-
-def edges(graph: ProgramGraph) -> set[str]:
-    """The calls and edges of a graph by label: "a" is a call, "a>b" an edge, "a~b" a guess. A second "a" is "a2"."""
-    names: dict[str, str] = {}
-    for call in graph.calls:
-        same = sum(name.rstrip("0123456789") == call.label for name in names.values())
-        names[call.call_id] = f"{call.label}{same + 1}" if same else call.label
-    arrows = (
-        f"{names[edge.parent]}{'>' if edge.exact else '~'}{names[call.call_id]}"
-        for call in graph.calls
-        for edge in call.parents
-    )
-    return {*names.values(), *arrows}
-
-
-def expected(text: str) -> set[str]:
-    """The calls and edges that a text lists. A call is named by its edges, or alone if it has none."""
-    arrows = text.split()
-    return {*arrows, *(name for arrow in arrows for name in arrow.replace("~", ">").split(">"))}
 
 
 class Parts:

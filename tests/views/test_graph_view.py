@@ -202,3 +202,12 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(WeftError, match="pip install matplotlib"):
         save(graph(), tmp_path / "graph.svg")
     save(graph(), tmp_path / "graph.mmd")
+
+
+def test_a_program_inside_another_keeps_its_parent(tmp_path: Path) -> None:
+    """JSON and the picture name the program around it."""
+    inner = graph()
+    inner.parent_program_id = ProgramId("prog-outer")
+    assert ProgramGraph.from_json(inner.to_json()).parent_program_id == "prog-outer"
+    save(inner, tmp_path / "graph.svg")
+    assert "inside prog-outer" in (tmp_path / "graph.svg").read_text()

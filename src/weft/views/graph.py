@@ -132,6 +132,7 @@ def draw(graph: ProgramGraph, axes: Any) -> None:
     title = f"{graph.name}: {len(graph)} calls, critical path {path.service_s:.3f} s of service"
     title += f" ({missing} never reached the engine)" if missing else ""
     title += f", after {graph.folded.calls} older calls" if graph.folded.calls else ""
+    title += f", inside {graph.parent_program_id}" if graph.parent_program_id is not None else ""
     axes.set_title(_one_line(title), fontsize=10, parse_math=False)
     for color, meaning in ((_WAIT, "wait"), (_SERVICE, "service"), (_REST, "other time"), (_CRITICAL, "critical path")):
         axes.barh(0, 0, color=color, label=meaning)

@@ -217,7 +217,7 @@ def test_ending_twice_or_an_unknown_run_is_harmless(runs: Runs) -> None:
     """Ends without a start, and second ends, change nothing."""
     runs.end("unknown")
     runs.tree.end_call(CallId("x"))
-    runs.tree.fail_call(CallId("x"))
+    runs.tree.drop_call(CallId("x"))
     runs.tree.drop_call(CallId("x"))
     runs.tree.note_tool("unknown", "search")
     runs.call("a")
@@ -350,7 +350,7 @@ def test_a_retry_continues_the_thread_of_the_failed_call(runs: Runs, before: lis
     for name in before:
         runs.call(name)
     runs.begin("failed")
-    runs.tree.fail_call(CallId("failed"))
+    runs.tree.drop_call(CallId("failed"))
     runs.end("failed")
     assert runs.call("retry") == set(before)
     assert set(runs.threads.values()) == {"t0"}
@@ -362,7 +362,7 @@ def test_a_retry_among_branches_continues_the_failed_calls_thread(runs: Runs) ->
     for name in ("x", "y", "z"):
         runs.begin(name)
     for name in ("y", "z"):
-        runs.tree.fail_call(CallId(name))
+        runs.tree.drop_call(CallId(name))
         runs.end(name)
     for name in ("again", "once more", "new"):
         runs.begin(name)
@@ -385,7 +385,7 @@ def test_a_failed_call_leaves_no_doubt(runs: Runs) -> None:
     """A failed call does not overlap the next call, even while its run continues."""
     runs.start("client")
     runs.open("client", "failed")
-    runs.tree.fail_call(CallId("failed"))
+    runs.tree.drop_call(CallId("failed"))
     runs.open("client", "retry")
     runs.tree.end_call(CallId("retry"))
     runs.open("client", "next")
@@ -977,7 +977,7 @@ def test_any_tree_of_runs_gives_a_dag_in_order(steps: list[tuple[str, int]], kee
                 runs.finish(call)
                 finished += [call] if was_open else []
             else:
-                runs.tree.fail_call(CallId(call))
+                runs.tree.drop_call(CallId(call))
                 runs.end(call)
         elif action == "end" and parent != ROOT:
             runs.end(parent)

@@ -121,7 +121,7 @@ def test_what_a_run_tree_keeps_is_bounded() -> None:
         if number % 3:
             tree.end_call(call)
         else:
-            tree.fail_call(call)
+            tree.drop_call(call)
         tree.start(("inside", number), run, kind=RunKind.STAGE)
         tree.end(before)
         tree.end(("inside", number - 1))

@@ -1,0 +1,251 @@
+"""A handle used inside one of its program's runs: its calls are at their place in the run, however it is passed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain", reason="the LangChain extra is not installed")
+pytest.importorskip("autogen_core", reason="the AutoGen extra is not installed")
+
+from autogen_core.models import UserMessage
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import RetryPolicy
+from shapes import edges, expected
+
+import weft
+from weft.integrations.autogen import WeftChatCompletionClient
+from weft.integrations.langchain import ChatWeft
+from weft.integrations.openai import openai_client, sync_openai_client
+from weft.testing import Reply, ScriptedEngine
+
+pytest_plugins = ["weft.testing.fixtures"]
+pytestmark = pytest.mark.anyio
+
+MakeEngine = Callable[..., ScriptedEngine]
+Part = Callable[[ChatWeft, weft.Program], Awaitable[Any]]
+PARTS: dict[str, tuple[Part, str]] = {}
+
+
+def part(text: str) -> Callable[[Part], Part]:
+    """Add a part of a program, the code of a node, to the table with the edges that it makes between "a" and "end"."""
+
+    def enter(function: Part) -> Part:
+        PARTS[function.__name__] = function, text
+        return function
+
+    return enter
+
+
+@part("a>mid mid>end")
+async def own_config(model: ChatWeft, program: weft.Program) -> None:
+    await model.ainvoke("Go on", config=program.config(run_name="mid"))
+
+
+@part("a>mid mid>end")
+async def own_config_with_a_bound_model(model: ChatWeft, program: weft.Program) -> None:
+    await model.bind(stop=["."]).with_config(tags=["tag"]).ainvoke("Go on", config=program.config(run_name="mid"))
+
+
+@part("a>mid mid>mid2 mid2>end")
+async def own_config_with_a_sequence(model: ChatWeft, program: weft.Program) -> None:
+    named = model.with_config(run_name="mid")
+    await (named | (lambda _: "Go on") | named).ainvoke("Go on", config=program.config())
+
+
+@part("a>mid mid>end")
+async def own_callbacks_of_the_model(model: ChatWeft, program: weft.Program) -> None:
+    await model.model_copy(update={"callbacks": program.callbacks}).ainvoke("Go on", config={"run_name": "mid"})
+
+
+@part("a>mid mid>mid2 mid2>end")
+async def own_config_before_and_after_none(model: ChatWeft, program: weft.Program) -> None:
+    await model.with_config(run_name="mid").ainvoke("Go on")
+    await model.ainvoke("Go on", config=program.config(run_name="mid"))
+
+
+@part("a>mid mid>end")
+async def own_config_on_a_thread(model: ChatWeft, program: weft.Program) -> None:
+    await asyncio.to_thread(model.invoke, "Go on", config=program.config(run_name="mid"))
+
+
+@part("a>x a>y x>x2 y>y2 x2>end y2>end")
+async def branches(model: ChatWeft, program: weft.Program) -> None:
+    async def ask(branch: weft.Program, name: str) -> None:
+        async with branch:
+            await model.ainvoke("Go on", config=branch.config(run_name=name))
+            await model.with_config(run_name=name).ainvoke("Go on", config=branch.config())
+
+    await asyncio.gather(ask(program.branch(), "x"), ask(program.branch(), "y"))
+
+
+@part("a>x a>y x>x2 y>y2 x2>z y2>z z>end")
+async def branches_and_a_join(model: ChatWeft, program: weft.Program) -> None:
+    await branches(model, program)
+    await model.ainvoke("Go on", config=program.config(run_name="z"))
+
+
+@part("a>x x>x2 x2>end")
+async def branch_of_a_branch(model: ChatWeft, program: weft.Program) -> None:
+    async with program.branch() as outer:
+
+        async def ask(_: Any) -> None:
+            async with outer.branch() as inner:
+                await model.ainvoke("Go on", config=inner.config(run_name="x"))
+            await model.ainvoke("Go on", config=program.config(run_name="x"))
+
+        await RunnableLambda(ask).ainvoke("Go on", config=outer.config())
+
+
+@weft.program
+async def asking(model: ChatWeft, name: str, program: weft.Program) -> None:
+    """An entrypoint of two calls."""
+    await model.ainvoke("Go on", config=program.config(run_name=name))
+    await model.bind(stop=["."]).ainvoke("Go on", config=program.config(run_name=name))
+
+
+@part("a>x x>x2 x2>end")
+async def program_passed_from_a_tool(model: ChatWeft, program: weft.Program) -> None:
+    @tool
+    async def look(query: str) -> str:
+        """Look."""
+        await asking(model, "x", program=program)
+        return "found"
+
+    await look.ainvoke({"query": "fog"})
+
+
+@part("a>x a>y x>x2 y>y2 x2>end y2>end")
+async def program_passed_twice_at_once(model: ChatWeft, program: weft.Program) -> None:
+    await asyncio.gather(*(asking(model, name, program=program) for name in "xy"))
+
+
+@part("a>model model>x x>x2 x2>model2 model2>end")
+async def program_passed_from_the_tool_of_an_agent(model: ChatWeft, program: weft.Program) -> None:
+    @tool
+    async def look(query: str) -> str:
+        """Look."""
+        await asking(model, "x", program=program)
+        return "found"
+
+    agent = create_agent(model, [look])
+    await agent.ainvoke({"messages": [HumanMessage("tool")]}, config=program.config())
+
+
+@part("a>mid mid>mid2 mid2>end")
+async def openai_clients(model: ChatWeft, program: weft.Program) -> None:
+    client: Any = openai_client(model.engine, program)
+    await client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "Go on"}])
+    sync: Any = sync_openai_client(model.engine, program)
+    await asyncio.to_thread(
+        sync.chat.completions.create, model="scripted", messages=[{"role": "user", "content": "Go on"}]
+    )
+
+
+@part("a>mid mid>mid2 mid2>end")
+async def autogen_client(model: ChatWeft, program: weft.Program) -> None:
+    client = WeftChatCompletionClient(model.engine).bind(program, agent="mid")
+    await client.create([UserMessage(content="Go on", source="user")])
+    _ = [chunk async for chunk in client.create_stream([UserMessage(content="Go on", source="user")])]
+
+
+def reply(body: Any) -> Any:
+    """A tool call if the message asks for it, otherwise a text that tells nothing."""
+    last = body["messages"][-1]
+    return Reply(tool_calls=[("look", {"query": "fog"})]) if last["content"] == "tool" else "fine"
+
+
+@pytest.mark.parametrize("around", ["node", "sequence", "branch"])
+@pytest.mark.parametrize("name", PARTS)
+async def test_handle_inside_a_run(scripted_engine: MakeEngine, name: str, around: str) -> None:
+    """A handle used inside a run starts from the run's frontier, and what follows the run comes after its calls."""
+    model = ChatWeft(engine=scripted_engine(reply))
+    function, text = PARTS[name]
+
+    def asks(label: str) -> Any:
+        async def ask(_: Any) -> Any:
+            return {"messages": [await model.with_config(run_name=label).ainvoke("Hello")]}
+
+        return ask
+
+    async with weft.Program() as program:
+
+        async def middle(_: Any) -> Any:
+            await function(model, program)
+            return {"messages": [AIMessage("done")]}
+
+        steps = [asks("a"), middle, asks("end")]
+        if around == "node":
+            graph = StateGraph(MessagesState).add_sequence([(f"step {n}", step) for n, step in enumerate(steps)])
+            await graph.add_edge(START, "step 0").compile().ainvoke({"messages": []}, program.config())
+        elif around == "sequence":
+            await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", program.config())
+        else:
+            async with program.branch() as branch:
+                await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", branch.config())
+    assert edges(program.graph, unnamed="mid") == expected(text)
+
+
+@pytest.mark.parametrize("fails", ["before the call", "after the call", "in a parallel step"])
+async def test_attempts_of_a_node_are_a_chain(scripted_engine: MakeEngine, fails: str) -> None:
+    """With LangGraph's `RetryPolicy`, each attempt of a node comes after the calls of the one before."""
+    model = ChatWeft(engine=scripted_engine(lambda _: "fine"))
+    attempts: list[int] = []
+
+    async def flaky(_: Any) -> Any:
+        attempts.append(1)
+        if fails == "before the call" and len(attempts) < 3:
+            raise ConnectionError
+        message = await model.with_config(run_name="try").ainvoke("Hello")
+        if len(attempts) < 3:
+            raise ConnectionError
+        return {"messages": [message]}
+
+    def asks(label: str) -> Any:
+        async def ask(_: Any) -> Any:
+            return {"messages": [await model.with_config(run_name=label).ainvoke("Hello")]}
+
+        return ask
+
+    graph = StateGraph(MessagesState).add_node("a", asks("a")).add_edge(START, "a")
+    graph.add_node("flaky", flaky, retry_policy=RetryPolicy(initial_interval=0.0, jitter=False))
+    graph.add_node("end", asks("end")).add_edge("a", "flaky")
+    text = "a>try try>end" if fails == "before the call" else "a>try try>try2 try2>try3 try3>end"
+    if fails == "in a parallel step":
+        graph.add_node("b", asks("b")).add_edge("a", "b").add_edge(["flaky", "b"], "end")
+        text += " a>b b>end"
+    else:
+        graph.add_edge("flaky", "end")
+    async with weft.Program() as program:
+        await graph.compile().ainvoke({"messages": []}, program.config())
+    assert edges(program.graph) == expected(text)
+    assert len(program.graph.threads) == (2 if fails == "in a parallel step" else 1)
+
+
+@pytest.mark.parametrize("times_out", ["first", "second"])
+async def test_a_call_that_timed_out_is_made_again(scripted_engine: MakeEngine, times_out: str) -> None:
+    """A call that a time-out cancelled and that is made again continues its thread, as a failed one does."""
+    clock = weft.testing.FakeClock()
+    engine = scripted_engine([Reply("fine", latency_s=0.0), Reply("late", latency_s=9.0), "fine"], clock=clock)
+    if times_out == "first":
+        engine = scripted_engine([Reply("late", latency_s=9.0), "fine"], clock=clock)
+    model = ChatWeft(engine=engine)
+    async with weft.Program() as program:
+        if times_out == "second":
+            await model.ainvoke("Hello", program.config(run_name="a"))
+        late = asyncio.create_task(model.ainvoke("Hello", program.config(run_name="late")))
+        await engine.until_waiting(1)
+        late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        await model.ainvoke("Hello", program.config(run_name="again"))
+    text = {"first": {"late", "again"}, "second": expected("a>late a>again")}[times_out]
+    assert edges(program.graph) == text
+    assert len(program.graph.threads) == 1
