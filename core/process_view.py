@@ -54,7 +54,8 @@ def programs(table: ProcessTable) -> Table:
     shown = sorted(rows[:MOST_PROGRAMS], key=lambda row: row.start_s)
     title = "process table" + (f": {len(shown)} of {len(rows)} programs" if len(shown) < len(rows) else "")
     # The name is narrow, so that the table fits a terminal of 80 columns.
-    headings, cells = _HEADINGS, [_cells(row) for row in shown]
+    headings: tuple[str, ...] = _HEADINGS
+    cells = [_cells(row) for row in shown]
     if any(row.info.parent_program_id is not None for row in shown):
         names = {row.info.program_id: row.info.name for row in rows}
         parents = (row.info.parent_program_id for row in shown)
