@@ -7,6 +7,7 @@
     │   ├── ProgramParameterError       (TypeError) @program on a function without a Program parameter
     │   ├── ProgramEndedError           a call on a program that has ended
     │   └── ProgramEngineError          a call on another engine than the program's own
+    ├── ArgumentTypeError               (TypeError) an argument of the wrong kind, e.g. a name instead of an engine
     ├── InvalidIdError                  (ValueError) an id that cannot travel with a request
     ├── TraceError                      (ValueError) a file or text that holds no graph or trace of a program
     ├── SimulationError                 (ValueError) invalid settings, or programs that do not fit the engines
@@ -99,6 +100,20 @@ class ProgramEngineError(ProgramError):
             "the same engine for all its models, or start a second program."
         )
         self.program_id = program_id
+
+
+class ArgumentTypeError(WeftError, TypeError):
+    """An argument of the wrong kind, such as a name instead of an engine.
+
+    Args:
+        function: the function that was called.
+        argument: the name of the argument.
+        value: what was given.
+        expected: what the function takes.
+    """
+
+    def __init__(self, function: str, argument: str, value: object, expected: str) -> None:
+        super().__init__(f"{function}: {argument} is {value!r:.80} ({type(value).__name__}). Give {expected}.")
 
 
 class InvalidIdError(WeftError, ValueError):

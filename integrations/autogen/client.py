@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from weft.core.errors import InvalidRequestError
 from weft.core.program import Program
 from weft.engine.frontend.frontend import FrontEnd
+from weft.integrations.arguments import check_engine, check_program
 from weft.integrations.autogen.calls import (
     Binding,
     Call,
@@ -78,6 +79,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
 
     Raises:
         InvalidRequestError: vLLM's chat request has no such field, or the client fills it in.
+        ArgumentTypeError: `engine` is no engine.
     """
 
     component_type = "model"
@@ -93,6 +95,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         add_name_prefixes: bool = False,
         **fields: Any,
     ) -> None:
+        check_engine("WeftChatCompletionClient", engine)
         check_client_fields(fields)
         sampling = {"temperature": temperature, "max_tokens": max_tokens}
         self.engine = engine
@@ -114,7 +117,11 @@ class WeftChatCompletionClient(ChatCompletionClient):
         """Return a copy of this client whose calls belong to a program and carry an agent's name.
 
         The copy counts its own usage. The usage of this client includes it.
+
+        Raises:
+            ArgumentTypeError: `program` is no program.
         """
+        check_program("bind", program)
         bound = copy.copy(self)
         bound.binding = Binding(program, agent)
         bound._usage = Usage(self._usage)  # noqa: SLF001  an object of this class

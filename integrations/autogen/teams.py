@@ -11,9 +11,10 @@ from autogen_agentchat.teams import BaseGroupChat
 from autogen_core import CancellationToken, ComponentBase
 from autogen_core.models import ChatCompletionClient
 
-from weft.core.errors import ProgramEndedError, ProgramError
+from weft.core.errors import ArgumentTypeError, ProgramEndedError, ProgramError
 from weft.core.process_table import ProgramState
 from weft.core.program import Program
+from weft.integrations.arguments import check_program
 from weft.integrations.autogen.calls import Binding
 from weft.integrations.autogen.client import WeftChatCompletionClient
 
@@ -57,7 +58,11 @@ def bind_team(team: TeamT, program: Program) -> TeamT:
         TeamBindingError: An agent has another kind of client, an agent belongs to another program that still runs, a
             team has run unbound before, or there is no client at all.
         ProgramEndedError: The program has ended.
+        ArgumentTypeError: `team` is neither an agent nor a team, or `program` is no program.
     """
+    check_program("bind_team", program)
+    if not isinstance(team, ChatAgent | Team):
+        raise ArgumentTypeError("bind_team", "team", team, "an AutoGen agent or team")
     if not _is_running(program):
         raise ProgramEndedError(program.program_id, program.name)
     slots = list(_client_slots(team, team.name, set()))

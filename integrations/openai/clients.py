@@ -29,6 +29,7 @@ def openai_client(engine: FrontEnd, program: Program | None = None) -> AsyncOpen
         program: The program, or the branch of one, to which the calls belong. None: Each call is a program of its own.
 
     Raises:
+        ArgumentTypeError: `engine` is no engine, or `program` no program.
         openai.APIStatusError: (raised by the calls) One of Weft's errors, see `weft.core.errors`, with a status of
             OpenAI's API: 400 the request is wrong or, with the code `context_length_exceeded`, too long; 404 unknown
             model or path; 409 the program has ended or runs on another engine; 429 the engine has too many calls; 500

@@ -15,6 +15,7 @@ import httpx2
 from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError, WeftError
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
+from weft.integrations.arguments import check_engine, check_program
 from weft.integrations.openai.call import Call
 from weft.integrations.openai.errors import error_body, error_response, refusal
 
@@ -35,9 +36,15 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
     Args:
         engine: The engine on which the calls run.
         program: The program to which the calls belong. None: Each call is a program of its own.
+
+    Raises:
+        ArgumentTypeError: One of them is something else.
     """
 
     def __init__(self, engine: FrontEnd, program: Program | None = None) -> None:
+        check_engine("openai_client", engine)
+        if program is not None:
+            check_program("openai_client", program)
         self._engine = engine
         self._program = program
 

@@ -55,6 +55,11 @@ MESSAGES = [
         "Await every task that the program starts before",
     ),
     (errors.ProgramEngineError("prog-1", "answer"), "'answer' (prog-1) already runs", "use the same engine"),
+    (
+        errors.ArgumentTypeError("bind_team", "program", None, "a program"),
+        "program is None (NoneType)",
+        "Give a program",
+    ),
     (errors.ContextLengthError("9 tokens > 8."), "9 tokens > 8.", "Shorten the prompt"),
     (errors.UnknownModelError("gpt", ["a", "b"]), "'gpt' is not served here", "Name one of these"),
     (errors.OverloadedError(9, 8, 0.25), "9 calls are in flight, at most 8 are admitted", "again in 0.25 s"),
