@@ -16,8 +16,9 @@ from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelErr
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
 from weft.integrations.arguments import check_engine, check_program
+from weft.integrations.http_errors import error_body
 from weft.integrations.openai.call import Call
-from weft.integrations.openai.errors import error_body, error_response, refusal
+from weft.integrations.openai.errors import error_response, refusal
 
 if TYPE_CHECKING:
     from weft.engine.frontend.frontend import FrontEnd

@@ -13,9 +13,10 @@ from weft.core.errors import MissingPackageError
 NAMES = {
     "langchain": ["ChatWeft", "ProgramCallbackHandler"],
     "autogen": ["ClientConfigError", "TeamBindingError", "WeftChatCompletionClient", "bind_team"],
+    "fastapi": ["AbortOnDisconnect", "error_response", "event_stream"],
     "openai": ["AsyncTransport", "Transport", "openai_client", "sync_openai_client"],
 }
-REQUIRED = {"langchain": "langchain_core", "autogen": "autogen_agentchat", "openai": "openai"}
+REQUIRED = {"langchain": "langchain_core", "autogen": "autogen_agentchat", "openai": "openai", "fastapi": "starlette"}
 
 
 @pytest.mark.parametrize("framework", NAMES)
@@ -33,6 +34,7 @@ def test_public_names(framework: str) -> None:
         ("langchain", "langchain_core", "weft[langchain]"),
         ("autogen", "autogen_core", "weft[autogen]"),
         ("openai", "httpx2", "weft[cpu]"),
+        ("fastapi", "starlette", "fastapi"),
     ],
 )
 def test_a_missing_framework_is_a_typed_error(
