@@ -79,6 +79,7 @@ class _SharedState:
         self.backend: Backend | None = None
         self.last_row: ProgramRow | None = None
         self.anchors = itertools.count(1)
+        self.framework_states: dict[str, Any] = {}
         self.reports = 0  # from integrations and the engine
         self.has_called = False
         self.idle_timeout_s: float | None = None
@@ -174,6 +175,11 @@ class Program:
                 self._adapted[framework] = _adapters[framework](self)
             return self._adapted[framework]
 
+    def framework_state(self, framework: str, make: Callable[[], Any]) -> Any:
+        """Return what a framework's adapters of all handles of this program share; `make` makes it at first."""
+        with self._shared.lock:
+            return self._shared.framework_states.setdefault(framework, make())
+
     @property
     def callbacks(self) -> list[Any]:
         """LangChain callbacks that carry this program, for `config={"callbacks": program.callbacks}`.
@@ -226,6 +232,7 @@ class Program:
         *,
         stage: Hashable = None,
         task: Hashable = None,
+        is_certain: bool = True,
     ) -> None:
         """Report that a run of the framework starts.
 
@@ -236,12 +243,13 @@ class Program:
             kind: how the run was started, if the framework states it.
             stage: for `RunKind.STAGE`: the same value for runs that the framework starts to run concurrently.
             task: for `RunKind.STAGE`: the same value for a run that does again what another one of its stage did.
+            is_certain: False: the run is inside `parent`, perhaps not directly.
         """
         if parent is None or not self._shared.tree.knows_run(parent):
             parent = self._enclosing_run()
         with self._shared.lock:
             self._shared.reports += 1
-            self._shared.tree.start(run, parent, self._anchor, kind, stage=stage, task=task)
+            self._shared.tree.start(run, parent, self._anchor, kind, stage=stage, task=task, is_certain=is_certain)
 
     def _enclosing_run(self) -> Hashable | None:
         """Return the run of this program in which the caller's code runs; None: there is none, or it is not known.

@@ -88,7 +88,7 @@ class Lineage:
         Whitespace around a text is stripped, and empty texts are ignored.
         """
         texts = [text for text in map(str.strip, content.texts) if text]
-        if call_id in self._outputs or not (texts or content.ids):
+        if call_id in self._outputs:
             return
         self._count += 1
         quotable = [text for text in texts if len(text) >= MIN_QUOTED_CHARS]
@@ -153,15 +153,20 @@ class Lineage:
             found |= self._quoted("\0".join(longer), (call_id for call_id in known if call_id not in found))
         return self._in_order(found)
 
-    def ambiguous(self, content: Content, calls: Collection[CallId]) -> set[CallId]:
-        """Return those of `calls` whose output occurs in an input but was given by other calls as well."""
+    def undecided(self, content: Content, calls: Collection[CallId]) -> set[CallId]:
+        """Return those of `calls` of which an input says neither that it contains their output nor that it does not.
+
+        Other calls have given the same output; or it has no id that the input could name, and its text is too short to
+        be recognized inside another one.
+        """
         texts = [text.strip() for text in content.texts]
         keys, everything = set(map(hash, texts)), "\0".join(texts)
         outputs = ((call_id, self._outputs[call_id]) for call_id in self._with_output(calls))
         return {
             call_id
             for call_id, output in outputs
-            if any(key in keys and self._whole.only(key) is None for key in output.hashes)
+            if not (output.quotable or (output.ids and content.ids))
+            or any(key in keys and self._whole.only(key) is None for key in output.hashes)
             or any(text in everything and self._whole.only(hash(text)) is None for text in output.quotable)
         }
 

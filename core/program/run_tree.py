@@ -8,7 +8,8 @@ after branches joins them. Each call is a run of its own.
 
 If a framework states the order of its runs, the parents are certain. If user code decides the order, calls that
 overlapped may belong to independent strands. Then all calls that had ended are *guesses* for the parents of the next
-call, because too many parents are better than too few. If lineage names some of the guesses, the others are dropped.
+call, because too many parents are better than too few. If lineage names some of the guesses, the others are dropped
+if it would have recognized them.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class _Run:
     stage_entry: _Frontier | None = None  # the entry of all runs of that stage
     task: Hashable = None  # what the run does, if a framework may do it again
     attempts: dict[Hashable, _Frontier] = field(default_factory=dict)  # by task of the stage: the last attempt's end
+    doubt: _Run | None = None  # the run may be anywhere inside that one
     calls: set[CallId] = field(default_factory=set)  # the calls in flight that the run itself has made
 
 
@@ -141,6 +143,7 @@ class RunTree:
         *,
         stage: Hashable = None,
         task: Hashable = None,
+        is_certain: bool = True,
     ) -> None:
         """Start a run inside `parent`. If `parent` has ended, the run is inside the nearest enclosing open run.
 
@@ -156,12 +159,20 @@ class RunTree:
                 one after another. None: the run is a stage by itself.
             task: what the run of a stage does. A run with the task of an earlier run of the stage does it again, so
                 it comes after that run.
+            is_certain: False: the run is directly in `parent` or in any open run inside that. All parents of its calls
+                are guesses, and so are those of the calls in these open runs from now on.
         """
         enclosing = self._innermost_open(parent, anchor)
         known = self._runs.get(run)
         if known is not None and (known.is_calling or not self._is_inside(enclosing, known.parent)):
             return
-        self._runs[run] = node = _Run(run, enclosing, kind, task=task)
+        doubt = enclosing.doubt
+        if not is_certain and doubt is None:
+            doubt = enclosing
+            for other in self._runs.values():
+                if self._is_inside(other, enclosing):
+                    other.doubt = enclosing
+        self._runs[run] = node = _Run(run, enclosing, kind, task=task, doubt=doubt)
         if kind is not RunKind.STEP and enclosing.entry is not None:  # otherwise the first call inside determines it
             node.entry = self._frontier(enclosing)
         if kind is RunKind.STAGE and stage is not None:
@@ -254,10 +265,11 @@ class RunTree:
             self._runs[run].is_implicit = True
         node = self._runs[run]
         before = self._frontier(node)
-        parents, proven = self._choose_parents(before.front, inputs)
+        front = before.front if node.doubt is None else self._doubtful_front(node.doubt, before.front)
+        parents, proven = self._choose_parents(front, inputs)
         self._started += 1
         ordered, inexact = parents.listed = parents.listed or self._list(parents)
-        call_run = self._calls[call_id] = _Run(call_id, node, RunKind.CODE, entry=before)
+        call_run = self._calls[call_id] = _Run(call_id, node, RunKind.CODE, entry=before, doubt=node.doubt)
         node.calls.add(call_id)
         self._mark_calling(call_run)
         if parents.guesses:
@@ -268,6 +280,14 @@ class RunTree:
             for front in self._fronts():
                 front.renumber(renumbered)
         return Opened(thread_id, ordered, inexact, before.tools)
+
+    def _doubtful_front(self, around: _Run, front: _Front) -> _Front:
+        """Return a frontier with those of a run and of all open runs inside it. Everything in it is a guess."""
+        inside = (run for run in self._runs.values() if run.frontier is not None and self._is_inside(run, around))
+        fronts = [front, self._frontier(around).front, *(run.frontier.front for run in inside if run.frontier)]
+        past = functools.reduce(int.__or__, (each.past for each in fronts))
+        calls = functools.reduce(int.__or__, (each.calls for each in fronts)) & ~past
+        return _Front(calls, calls, past=past)
 
     def _list(self, parents: _Front) -> tuple[Calls, Calls]:
         """Return the parents of a call, the oldest first, and those of them that are guesses, within the bounds."""
@@ -325,8 +345,8 @@ class RunTree:
         """Choose the parents of a call with their certainty, and return the calls that lineage proves as well.
 
         Lineage is asked if the frontier has guesses or several calls, or if calls outside the frontier's past have
-        finished. If lineage names calls of the frontier, the other guesses are dropped. Other calls that it names are
-        added.
+        finished. If lineage names calls of the frontier, the other guesses are dropped, except those that it could not
+        recognize. Other calls that it names are added.
         """
         ancestry = self._ancestry
         is_single = not frontier.calls & (frontier.calls - 1)
@@ -342,9 +362,9 @@ class RunTree:
         calls, guesses, covered = frontier.calls, frontier.guesses & ~named, frontier.covered
         if named and guesses:
             unnamed = _Members(ancestry, guesses)
-            ambiguous = ancestry.set_of(iter(self._lineage.ambiguous(content, unnamed)))
-            calls &= ~(guesses & ~ambiguous)
-            guesses &= ambiguous
+            undecided = ancestry.set_of(iter(self._lineage.undecided(content, unnamed)))
+            calls &= ~(guesses & ~undecided)
+            guesses &= undecided
         outside = [call for call in (certain if frontier.calls else proven) if ancestry.has_finished(call)]
         added = [call for call in outside if not ancestry.contains(covered, call)]
         if calls == frontier.calls and guesses == frontier.guesses and not added:
@@ -383,7 +403,10 @@ class RunTree:
         calls = (front.calls | added) & ~past
         added &= calls
         guesses, stated = front.guesses & calls & ~added, front.stated & calls | added
-        if node.kind is RunKind.CODE:
+        if node.doubt is not None:
+            guesses |= added
+            stated &= ~added
+        elif node.kind is RunKind.CODE:
             # Another strand may continue independently: a concurrent run, or one that a remaining guess belongs to.
             if concurrent or calling_siblings or node.follows_guesses or guesses:
                 guesses |= concurrent & calls & ~stated | added

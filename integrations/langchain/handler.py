@@ -15,44 +15,13 @@ from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.process_table import CallIdentity, ProgramState
 from weft.core.program import Position, Program, register_adapter, register_surroundings
 from weft.core.program.lineage import Inputs
-from weft.core.program.run_tree import RunKind
 from weft.core.routing.admission import check_timeout
 from weft.integrations.langchain.messages import Answer, input_content
+from weft.integrations.langchain.places import OpenRuns
 from weft.integrations.langchain.root_runs import RootRuns
 
 _SESSION_KEYS: Final = ("session_id", "conversation_id", "thread_id")  # in the order in which LangSmith reads them
 RUN_KWARG: Final = "_weft_run"  # the private argument that carries a `Run` to the model
-
-
-class _OpenRun:
-    """What the handler keeps of a run that has not ended, for the runs inside it."""
-
-    __slots__ = ("is_map", "is_task", "name", "namespace", "owner", "steps")
-
-    def __init__(self, metadata: dict[str, Any], name: str, parent: _OpenRun | None) -> None:
-        self.namespace = metadata.get("langgraph_checkpoint_ns")
-        # The first run of a namespace is a node or @task of LangGraph. Its code starts the runs tagged as steps.
-        self.is_task = self.namespace is not None and (parent is None or parent.namespace != self.namespace)
-        self.is_map = name.startswith("RunnableEach<")  # made by `.map()`
-        self.name = name
-        self.owner = metadata.get("lc_agent_name") or metadata.get("langgraph_node") or ""  # the agent or node
-        self.steps: set[str] = set()  # tags of the steps that have started inside
-
-
-def _run_kind(tags: list[str] | None, run: _OpenRun, parent: _OpenRun | None) -> tuple[RunKind, str | None, str | None]:
-    """The kind, the stage and the task of a run, read from what LangChain and LangGraph give to the runs they start."""
-    for tag in tags or ():
-        if tag.startswith("graph:step:"):
-            return RunKind.STAGE, tag, run.namespace  # LangGraph repeats a node in its namespace
-        if tag.startswith("map:key:"):
-            return RunKind.STAGE, "map", None
-        if tag.startswith("seq:step:"):
-            # Two runs with the tag of one step were started by the code of this step, which has no run of its own.
-            if parent is None or parent.is_task or tag in parent.steps:
-                return RunKind.CODE, None, None
-            parent.steps.add(tag)
-            return RunKind.STEP, None, None
-    return (RunKind.STAGE, "each", None) if parent is not None and parent.is_map else (RunKind.CODE, None, None)
 
 
 def _new_program(name: str, metadata: dict[str, Any] | None) -> Program:
@@ -86,7 +55,9 @@ class ProgramCallbackHandler(BaseCallbackHandler):
 
     def __init__(self, program: Program | None = None, *, idle_timeout_s: float | None = 600.0) -> None:
         self.program = program
-        self._open_runs: dict[UUID, _OpenRun] = {}
+        self._open_runs: OpenRuns = (
+            program.framework_state("langchain", OpenRuns) if program is not None else OpenRuns()
+        )
         self._root_runs = RootRuns(check_timeout(idle_timeout_s, "idle_timeout_s"), self._forget)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProgramCallbackHandler:
@@ -120,7 +91,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
 
     def _forget(self, runs: set[UUID]) -> None:
         for run_id in runs:
-            self._open_runs.pop(run_id, None)
+            self._open_runs.discard(run_id)
 
     def _open_program(
         self, run_id: UUID, parent_run_id: UUID | None, name: str, metadata: dict[str, Any] | None
@@ -133,28 +104,40 @@ class ProgramCallbackHandler(BaseCallbackHandler):
     def _start(
         self,
         serialized: dict[str, Any] | None,
-        *_input: Any,
+        *given: Any,
         run_id: UUID,
         parent_run_id: UUID | None = None,
         tags: list[str] | None = None,
         metadata: dict[str, Any] | None = None,
         name: str | None = None,
+        is_model: bool = False,
         **_more: Any,
     ) -> Program:
-        if self.program is None and parent_run_id is None:
+        if parent_run_id is None:
             parent_run_id = self._surrounding_run()
-        parent = self._open_runs.get(parent_run_id) if parent_run_id is not None else None
-        self._open_runs[run_id] = run = _OpenRun(metadata or {}, name or "", parent)
+        place = self._open_runs.add(
+            run_id,
+            parent_run_id,
+            tags=tags or (),
+            metadata=metadata or {},
+            name=name or "",
+            given=given[0] if given else None,
+            is_model=is_model,
+        )
         program_name = name or (serialized or {}).get("name") or "program"
         program = self._open_program(run_id, parent_run_id, program_name, metadata)
-        kind, stage, task = _run_kind(tags, run, parent)
-        program.start_run(run_id, parent_run_id, kind, stage=stage, task=task)
+        program.start_run(
+            run_id, place.parent, place.kind, stage=place.stage, task=place.task, is_certain=place.is_certain
+        )
         return program
 
     def _surrounding_run(self) -> UUID | None:
-        """The run of this handler in which the caller's code runs."""
-        manager = ensure_config().get("callbacks")
-        return getattr(manager, "parent_run_id", None) if self in getattr(manager, "handlers", ()) else None
+        """The run, one that this handler has seen, in which the caller's code runs."""
+        run_id = getattr(ensure_config().get("callbacks"), "parent_run_id", None)
+        return run_id if self._open_runs.get(run_id) is not None else None
+
+    def _start_model(self, *given: Any, **more: Any) -> None:
+        self._start(*given, **more, is_model=True)
 
     def _start_tool(self, serialized: dict[str, Any] | None, *_input: Any, run_id: UUID, **more: Any) -> None:
         program = self._start(serialized, run_id=run_id, **more)
@@ -174,13 +157,14 @@ class ProgramCallbackHandler(BaseCallbackHandler):
 
     def finish(self, run_id: UUID, error: BaseException | None) -> None:
         """End a run, and with it perhaps a program that this handler opened. Ending twice changes nothing."""
-        self._open_runs.pop(run_id, None)
+        self._open_runs.discard(run_id)
         if self.program is not None:
             self.program.end_run(run_id)
         else:
             self._root_runs.end(run_id, error)
 
-    on_chain_start = on_llm_start = on_chat_model_start = _start
+    on_chain_start = _start
+    on_llm_start = on_chat_model_start = _start_model
     on_tool_start = on_retriever_start = _start_tool
     on_chain_end = on_tool_end = on_retriever_end = on_llm_end = _end
     on_chain_error = on_tool_error = on_retriever_error = on_llm_error = _error

@@ -138,7 +138,7 @@ def test_a_root_run_that_fails_ends_its_program_although_a_tool_in_it_is_open(
     handler.on_chain_error(error, run_id=root)
     assert states(backend) == ["failed" if isinstance(error, ValueError) else "cancelled"]
     assert (len(backend.table), backend.sessions.snapshot()) == (0, {})
-    assert (len(handler._root_runs), handler._open_runs) == (0, {})
+    assert (len(handler._root_runs), len(handler._open_runs)) == (0, 0)
     handler.on_tool_error(error, run_id=tool_run)  # some LangChain version might report it after all
 
 
@@ -180,7 +180,7 @@ def test_a_program_that_nothing_is_reported_of_ends_as_abandoned(
     (row,) = backend.table.ended()
     assert (row.info.name, str(row.state), row.calls) == ("agent", "abandoned", 1)
     assert (backend.sessions.snapshot(), len(backend.idle)) == ({}, 0)
-    assert (len(handler._root_runs), handler._open_runs) == (0, {})
+    assert (len(handler._root_runs), len(handler._open_runs)) == (0, 0)
     handler.on_tool_end("late", run_id=run_id)
     handler.on_chain_end({}, run_id=root)
     assert handler._root_runs._abandoned == {}
@@ -397,7 +397,7 @@ class Abandonment(RuleBasedStateMachine):
             self.handler.on_chain_end({}, run_id=last)
         assert (len(self.backend.table), self.backend.sessions.snapshot(), len(self.backend.idle)) == (0, {}, 0)
         roots = self.handler._root_runs
-        assert (len(roots), self.handler._open_runs, len(roots._idle)) == (0, {}, 0)
+        assert (len(roots), len(self.handler._open_runs), len(roots._idle)) == (0, 0, 0)
         assert all(each.open_runs for each in roots._abandoned.values())
 
 
@@ -468,7 +468,7 @@ async def test_a_hundred_clients_leave_during_a_tool(engine: weft.Engine, model:
             engine._idle._clock = engine._clock
     await until(lambda: len(engine.table) == 0)
     assert engine.sessions == {}
-    assert (len(handler._root_runs), handler._open_runs, len(engine._idle)) == (0, {}, 0)
+    assert (len(handler._root_runs), len(handler._open_runs), len(engine._idle)) == (0, 0, 0)
     assert {str(row.state) for row in ended.rows} == {"abandoned" if how == "kept" else "cancelled"}
     assert len(ended.rows) == clients
     await asyncio.gather(*(each.aclose() for each in streams))

@@ -18,13 +18,20 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda, RunnableParallel
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBranch,
+    RunnableConfig,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableParallel,
+)
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from langgraph.types import Command, Send, interrupt
+from langgraph.types import Command, RetryPolicy, Send, interrupt
 from observers import TIMEOUT_S, expiring_timeouts, resolve, wait_until_idle
 from shapes import edges, expected
 from typing_extensions import TypedDict
@@ -245,6 +252,34 @@ def retry_of_what_follows_a_call(m: Parts) -> tuple[Any, Any]:
 def fallbacks(m: Parts) -> tuple[Any, Any]:
     bad, worse = m("bad").bind(max_tokens=1_000_000), m("worse").bind(max_tokens="many")
     return m("a") | TEXT | bad.with_fallbacks([worse, m("good")]) | TEXT | m("b"), "Hello"
+
+
+@shape("a>judge judge>b b>c", methods=SYNC + ASYNC)
+def bound_branch_after_a_judge(m: Parts) -> tuple[Any, Any]:
+    choice: Any = RunnableBranch((m("judge") | (lambda _: True), m("b")), m("b"))
+    return m("a") | TEXT | choice | TEXT | m("c"), "Hello"
+
+
+@shape("a>b b>b2 b2>b3 b3>c", methods=GRAPH_SYNC + GRAPH_ASYNC)
+def attempts_of_a_node(m: Parts) -> tuple[Any, Any]:
+    tries: list[Any] = []
+
+    def parse(message: AIMessage) -> AIMessage:
+        tries.append(message)
+        if len(tries) < 3:
+            raise ConnectionError
+        return message
+
+    async def flaky_async(state: Any) -> Any:
+        return {"messages": [parse(await m("b").ainvoke(state["messages"]))]}
+
+    def flaky(state: Any) -> Any:
+        return {"messages": [parse(m("b").invoke(state["messages"]))]}
+
+    policy = RetryPolicy(initial_interval=0.0, jitter=False)
+    graph = nodes(m, "a").add_node("flaky", flaky_async if m.is_async else flaky, retry_policy=policy)
+    graph.add_node("c", updating(m, m.asks("c", operator.itemgetter("messages"))))
+    return graph.add_edge("a", "flaky").add_edge("flaky", "c").compile(), QUESTION
 
 
 # -- tools
@@ -589,7 +624,7 @@ async def test_shape_without_a_program(engine: weft.Engine, model: ChatWeft, nam
     assert (str(program.state), program.session_id) == ("finished", "mine")
     assert edges(program.graph) == expected(row.edges)
     assert len(program.graph.threads) == row.threads
-    assert handler._open_runs == {}
+    assert len(handler._open_runs) == 0
 
 
 # -- at the top of a program, outside of any run

@@ -1,7 +1,7 @@
 """Random programs of nested parts, with the truth about their calls.
 
-A part is a call, or it holds other parts. It is built in one of many styles, which must not change the truth: a sequence
-may be an expression, code, a graph or a branch. Every part takes a text and returns one.
+A part is a call, or it holds other parts. It is built in one of many styles, which must not change the truth: a
+sequence may be an expression, code, a graph or a branch. Every part takes a text and returns one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STYLES: Final[Mapping[str, tuple[str, ...]]] = {
     "call": ("model", "bound", "tools", "own config", "bound own config", "stream", "openai", "autogen", "callbacks"),
     "sequence": ("expression", "code", "code with config", "own config", "graph", "branch", "entrypoint", "task"),
     "parallel": ("map keys", "each", "batch", "gather", "branches", "entrypoints", "graph", "send", "assign"),
-    "judge": ("first", "second", "default"),
+    "judge": ("first", "second", "default"),  # the judge's answer and the branch that it leads to
     "retry": ("with_retry", "loop", "policy", "fallbacks"),
     "agent": ("agent", "bound agent", "own config"),
     "bind": ("config", "bind", "passthrough", "types"),
@@ -146,7 +146,7 @@ def reply(body: Mapping[str, Any]) -> Any:
     tools = [tool["function"]["name"] for tool in body.get("tools") or ()]
     if tools and last["role"] == "user":
         return Reply(tool_calls=[(tool, {"text": f"for the tool {tool}"}) for tool in tools])
-    return f"answer {random.getrandbits(64):x} to it"  # noqa: S311  no secret
+    return f"answer {random.getrandbits(64):x} to it"
 
 
 class _State(TypedDict, total=False):
@@ -303,7 +303,7 @@ class Builder:
 
     def _parallel(self, part: Part) -> Runnable[Any, str]:
         style, parts = part.style, part.parts
-        join = RunnableLambda(lambda texts: " and ".join(texts))
+        join = RunnableLambda(" and ".join)
         keys: dict[str, Any] = {}
         if style in ("map keys", "assign"):
             keys = {f"k{index}": self.build(each) for index, each in enumerate(parts)}
@@ -320,7 +320,9 @@ class Builder:
             return str(await self.run(parts[given[0]], given[1]))
 
         if style == "each":
-            return RunnableLambda(lambda text: [(n, text) for n in range(len(parts))]) | RunnableLambda(item).map() | join
+            return (
+                RunnableLambda(lambda text: [(n, text) for n in range(len(parts))]) | RunnableLambda(item).map() | join
+            )
 
         async def batch(text: str) -> str:
             return " and ".join(await RunnableLambda(item).abatch([(n, text) for n in range(len(parts))]))
@@ -451,7 +453,7 @@ class Builder:
 async def wrong_edges(engine: Any, part: Part) -> list[str]:
     """Run a part as a program, and describe each call whose edges claim what is not true.
 
-    An edge that is marked exact is one of the truth. A call without a guess has all edges of the truth.
+    An edge that is marked exact is one of the truth. An edge of the truth that is missing is implied by a guess.
     """
     truth, opened, names = Truth(part), dict[str, weft.Program](), dict[str, str]()
     async with weft.Program("outer") as program:
@@ -467,10 +469,15 @@ async def wrong_edges(engine: Any, part: Part) -> list[str]:
         if set(named.values()) != set(calls):
             found.append(f"program {key!r} has the calls {sorted(named.values())}, not {sorted(calls)}")
             continue
+        certain: dict[str, set[str]] = {}  # the ancestors of each call, and those by way of a guess
+        doubtful: dict[str, set[str]] = {}
         for node in opened[key].graph.calls:
+            name, true = named[node.call_id], calls[named[node.call_id]]
             exact = {named[edge.parent] for edge in node.parents if edge.exact}
             guesses = {named[edge.parent] for edge in node.parents if not edge.exact}
-            true = calls[named[node.call_id]]
-            if not exact <= true or (not guesses and exact != true):
-                found.append(f"{named[node.call_id]} after {sorted(true)}: {sorted(exact)}, guesses {sorted(guesses)}")
+            certain[name] = exact.union(*(certain[each] for each in exact))
+            doubtful[name] = guesses.union(*(certain[each] for each in guesses))
+            doubtful[name] |= set().union(*(doubtful[each] for each in exact | guesses))
+            if not exact <= true or not true <= exact | guesses | doubtful[name]:
+                found.append(f"{name} after {sorted(true)}: {sorted(exact)}, guesses {sorted(guesses)}")
     return found

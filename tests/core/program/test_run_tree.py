@@ -35,7 +35,7 @@ class Runs:
         kind: RunKind = RunKind.CODE,
         stage: Hashable = None,
     ) -> None:
-        self.tree.start(run, parent, anchor, kind, stage)
+        self.tree.start(run, parent, anchor, kind, stage=stage)
 
     def end(self, *runs: Hashable) -> None:
         for run in runs:
@@ -52,7 +52,7 @@ class Runs:
         stage: Hashable = None,
     ) -> None:
         """Start a run that is a call."""
-        self.tree.start(call, parent, anchor, kind, stage)
+        self.tree.start(call, parent, anchor, kind, stage=stage)
         self.open(call, call, anchor, inputs)
 
     def open(self, run: Hashable, call: str, anchor: Hashable = ROOT, inputs: Inputs = NOTHING) -> None:
@@ -372,13 +372,13 @@ def test_a_retry_among_branches_continues_the_failed_calls_thread(runs: Runs) ->
     assert runs.threads["new"] == "t3"
 
 
-def test_a_cancelled_call_keeps_its_thread(runs: Runs) -> None:
-    """The call after a cancelled call is not a retry, so it begins a new thread."""
+def test_a_cancelled_call_gives_its_thread_to_the_next(runs: Runs) -> None:
+    """A call that a time-out cancelled is often made again, as a failed one is."""
     runs.begin("cancelled")
     runs.tree.drop_call(CallId("cancelled"))
     runs.end("cancelled")
     assert runs.call("next") == set()
-    assert runs.threads["next"] != runs.threads["cancelled"]
+    assert runs.threads["next"] == runs.threads["cancelled"]
 
 
 def test_a_failed_call_leaves_no_doubt(runs: Runs) -> None:
@@ -1010,3 +1010,28 @@ def test_thread_ids_come_from_the_source_that_was_passed_in() -> None:
     tree = RunTree(source)
     assert made == []
     assert tree.start_call("run", CallId("c")) == ("mine-0", (), (), ())
+
+
+def test_lineage_drops_no_guess_that_it_cannot_recognize(runs: Runs) -> None:
+    """An output of a few letters, without an id, may be in any text, so its call remains a guess."""
+    outputs = {"long": Content(("an output that is long enough",)), "short": Content(("ok",))}
+    for name in outputs:
+        runs.begin(name)
+    for name, output in outputs.items():
+        runs.tree.end_call(CallId(name), output)
+        runs.end(name)
+    assert runs.call("next", inputs=Content(("see: an output that is long enough, ok",))) == {"long", "short"}
+    assert runs.inexact["next"] == {"short"}
+
+
+def test_a_run_at_a_place_that_is_not_certain_makes_guesses(runs: Runs) -> None:
+    """A run that is somewhere inside another one has guesses as parents, and so have the calls after it inside."""
+    runs.call("a")
+    for run in ("around", "item"):
+        runs.start(run, "around" if run == "item" else None)
+    runs.call("x", "item")
+    runs.tree.start("lost", "around", is_certain=False)
+    assert (runs.call("y", "lost"), runs.inexact["y"]) == ({"x"}, {"x"})
+    assert (runs.call("z", "item"), runs.inexact["z"]) == ({"y"}, {"y"})
+    runs.end("lost", "item", "around")
+    assert runs.call("b") == {"z"}
