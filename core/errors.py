@@ -311,11 +311,17 @@ class EngineForkedError(EngineError):
 
 
 class EngineDiedError(EngineError):
-    """One of the engine's processes ended by itself; every call in flight on the engine fails with this error."""
+    """One of the engine's processes ended by itself; every call in flight on the engine fails with this error.
 
-    def __init__(self, detail: str = "") -> None:
+    Args:
+        detail: why it ended, if that is known.
+        log: the file of its output; None: the terminal.
+    """
+
+    def __init__(self, detail: str = "", log: object = None) -> None:
         super().__init__(
-            f"an engine process ended unexpectedly{f' ({detail})' if detail else ''}. Its output above says why "
+            f"an engine process ended unexpectedly{f' ({detail})' if detail else ''}. "
+            f"{f'Its log, {log},' if log is not None else 'Its output above'} says why "
             "(often: out of memory). Shut this engine down with engine.shutdown() and start a new one."
         )
 

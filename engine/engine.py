@@ -6,9 +6,9 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
-from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.config import SwapConfig, check_swap
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
@@ -16,12 +16,15 @@ from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
-from weft.engine.frontend.start import DEFAULT_SWAP, resolve_model, start_vllm
+from weft.engine.frontend.progress import StartProgress
+from weft.engine.frontend.start import DEFAULT_SWAP, open_log, resolve_model, start_vllm
 from weft.engine.frontend.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import shut_down
 from weft.engine.processes.tree import ProcessTree
 from weft.engine.vllm_compat.engine_args import VllmArgs
+
+_engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()  # of this process
 
 
 class Engine(FrontEnd):
@@ -84,30 +87,44 @@ class Engine(FrontEnd):
             clock=clock,
             record=record,
         )
-        self.model = resolve_model(model)
-        self._start_loop()
-        try:
-            self._llm, chat, self._children = start_vllm(
-                self._loop,
-                model=self.model,
-                policy=self.policy,
-                swap=swap,
-                engine_args=engine_args,
-                tool_call_parser=tool_call_parser,
-                on_account=weakly(self._in_flight.account),
-                abandoned=self._start_abandoned,
-            )
-        except BaseException:
-            self._loop.stop()
-            raise
+        check_swap(swap)
+        with StartProgress() as progress:
+            progress.stage("looking up the model")
+            self.model = resolve_model(model)
+            self._start_loop()
+            log = open_log(self.engine_id, engine_args)
+            progress.log = log.path if log is not None else None
+            try:
+                self._llm, chat, self._children = start_vllm(
+                    self._loop,
+                    model=self.model,
+                    policy=self.policy,
+                    swap=swap,
+                    engine_args=engine_args,
+                    tool_call_parser=tool_call_parser,
+                    on_account=weakly(self._in_flight.account),
+                    abandoned=self._start_abandoned,
+                    progress=progress,
+                    log=progress.log,
+                    others=[engine.engine_id for engine in _engines if engine.is_alive],
+                )
+            except BaseException:
+                self._loop.stop()
+                if log is not None:
+                    log.close()
+                raise
+            progress.ready(self.model)
         from weft.engine.frontend.liveness import kill_if_stuck  # imports vLLM, which only a launch may do first
 
         self._only_endpoint = ModelEndpoint(chat, Admission(lambda: max_calls), self.engine_id)
         tree = ProcessTree(process.pid for process in self._children if process.pid is not None)
-        self._finalizer = weakref.finalize(self, not_in_forks(shut_down), self._llm, self._loop, self._children, tree)
+        self._finalizer = weakref.finalize(
+            self, not_in_forks(shut_down), self._llm, self._loop, self._children, tree, log
+        )
         self._loop.submit(kill_if_stuck(self._llm, self._children, self.engine_id, self._hang_timeout_s))
         self._closed = False
-        self._log.info("engine started", model=self.model, policy=self.policy.name)
+        _engines.add(self)
+        self._log.info("engine started", model=self.model, policy=self.policy.name, log=str(progress.log))
 
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
-from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.config import SwapConfig, check_swap
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.process_table import ProgramInfo
@@ -27,13 +27,14 @@ from weft.engine.backends import Launcher, make_launcher
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.frontend.progress import StartProgress
 from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, resolve_model, start_error, wait_unless
 from weft.engine.frontend.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.vllm_compat.engine_args import VllmArgs
-from weft.engine.vllm_compat.environment import START_WRITES
+from weft.engine.vllm_compat.environment import START_WRITES, quiet
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.router import RoutedLLM
@@ -138,6 +139,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             clock=clock,
             record=record,
         )
+        self._swap = check_swap(swap)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
         wanted = [
             replace(each, model=path, name=each.name or path)
@@ -147,7 +149,6 @@ class AsyncMultiLLMEngine(FrontEnd):
         _check(wanted)
         self.model = str(wanted[0].name)
         self._start_timeout_s = start_timeout_s
-        self._swap = swap
         total = sum(each.replicas for each in wanted)
         self._groups: dict[str, _ReplicaGroup] = {}
         self._launcher = make_launcher(
@@ -166,8 +167,11 @@ class AsyncMultiLLMEngine(FrontEnd):
         # At exit this must run before vLLM's own finalizers, and those of restarted replicas are registered later.
         atexit.register(self._finalizer)
         try:
-            for each in wanted:
-                self._groups[str(each.name)] = self._start_group(each, engine_args, started)
+            with StartProgress() as progress:
+                progress.stage(f"starting {total} engines" if total > 1 else "starting the engine")
+                for each in wanted:
+                    self._groups[str(each.name)] = self._start_group(each, engine_args, started)
+                progress.ready(", ".join(self._groups))
         except BaseException:
             self._launcher.keep_logs = True  # the error names a log
             self._finalizer()
@@ -182,12 +186,14 @@ class AsyncMultiLLMEngine(FrontEnd):
         self, wanted: ServedModel, common: Mapping[str, Any], started: list[Supervisor | RoutedLLM]
     ) -> _ReplicaGroup:
         """Start the replicas of a model, one after the other, and then the router to them."""
-        with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES):
+        with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES, quiet()):
             from weft.engine.frontend.chat import ChatEndpoint
             from weft.engine.replicas.dispatch_queue import DispatchQueue
             from weft.engine.replicas.router import RoutedLLM
             from weft.engine.replicas.supervisor import Supervisor
+            from weft.engine.vllm_compat.tool_parsers import check_tool_call_parser
 
+        check_tool_call_parser(wanted.tool_call_parser)
         name, model, table, launcher = str(wanted.name), str(wanted.model), self.table, self._launcher
         try:
             arguments = engine_arguments(

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.status import Status
 
 import weft
 from weft.core.program.graph import ProgramGraph
@@ -40,11 +39,6 @@ Picture = Annotated[
 ]
 
 
-def starting() -> Status:
-    """A spinner to show while the engine starts, used as `with`."""
-    return console.status("starting vLLM (half a minute to a minute) ...")
-
-
 def tell(line: str, style: str = "") -> None:
     """Print a line. Markup is off, since a model's output may look like markup."""
     console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -64,9 +58,7 @@ def play(example: Coroutine[Any, Any, object]) -> None:
     Raises:
         typer.Exit: The example raised one of Weft's errors. The error has been printed in one line.
     """
-    # An example is a program of its own, so it may silence the libraries. `VLLM_LOGGING_LEVEL=INFO` shows vLLM's log.
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+    # An example is a program of its own, so it may silence the libraries.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_LOGS", "-torch._library")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")

@@ -21,7 +21,7 @@ from rich.table import Table
 
 import weft
 from weft.core.program.graph import ProgramGraph
-from weft.examples._run import QUICK, Model, Picture, console, finish, play, starting, tell
+from weft.examples._run import QUICK, Model, Picture, console, finish, play, tell
 from weft.integrations.langchain import ChatWeft
 
 # The users' questions, one for each turn. Ben begins later, while Ada's session goes on.
@@ -112,9 +112,8 @@ def cache_table(sessions: dict[str, list[Turn]]) -> Table:
 
 async def run(model: str | None, turns: int | None, picture: Path) -> None:
     """Start an engine, hold both sessions at once, and print the conversations and the tables."""
-    with starting():
-        # Few calls run at once, so that programs compete. Blocks are small, since only whole blocks are cached.
-        engine = await weft.Engine.create(model, max_num_seqs=2, block_size=32, **QUICK)
+    # Few calls run at once, so that programs compete. Blocks are small, since only whole blocks are cached.
+    engine = await weft.Engine.create(model, max_num_seqs=2, block_size=32, **QUICK)
     async with engine:
         # An answer is one sentence, with its full stop.
         sentence = {"include_stop_str_in_output": True}

@@ -17,7 +17,7 @@ from autogen_agentchat.teams import RoundRobinGroupChat
 from pydantic import BaseModel
 
 import weft
-from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
+from weft.examples._run import QUICK, Model, Picture, finish, play, tell
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 
 # The motions, and how many rounds each is debated. The engine has two slots, so the debates compete, and the short ones
@@ -64,8 +64,7 @@ async def debate(motion: str, engine: weft.Engine, program: weft.Program) -> tup
 
 async def run(model: str | None, picture: Path) -> None:
     """Start an engine, hold the debates at once, and print them and the process table."""
-    with starting():
-        engine = await weft.Engine.create(model, max_num_seqs=2, **QUICK)  # few slots, so programs compete
+    engine = await weft.Engine.create(model, max_num_seqs=2, **QUICK)  # few slots, so programs compete
     async with engine:
         debates = await asyncio.gather(*(debate.options(name=motion)(motion, engine) for motion in MOTIONS))
         for motion, (lines, _) in zip(MOTIONS, debates, strict=True):

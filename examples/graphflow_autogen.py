@@ -16,7 +16,7 @@ from autogen_agentchat.messages import BaseChatMessage
 from autogen_agentchat.teams import DiGraphBuilder, GraphFlow
 
 import weft
-from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
+from weft.examples._run import QUICK, Model, Picture, finish, play, tell
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 
 SUBJECTS: Final = ("the lighthouse", "the night train")
@@ -63,8 +63,7 @@ async def review(subject: str, engine: weft.Engine, program: weft.Program) -> tu
 
 async def run(model: str | None, picture: Path) -> None:
     """Start an engine, run a review for each subject at once, and print the reviews and the process table."""
-    with starting():
-        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)
+    engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)
     async with engine:
         reviews = await asyncio.gather(*(review.options(name=subject)(subject, engine) for subject in SUBJECTS))
         for subject, (lines, _) in zip(SUBJECTS, reviews, strict=True):

@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 
 import weft
 from weft.core.program.graph import ProgramGraph
-from weft.examples._run import QUICK, Model, Picture, console, finish, play, starting, tell
+from weft.examples._run import QUICK, Model, Picture, console, finish, play, tell
 from weft.integrations.langchain import ChatWeft
 
 # Two invented reports. Their lengths differ, so that a long program and a short one compete.
@@ -127,8 +127,7 @@ async def summarise(text: str, chat: ChatWeft, program: weft.Program) -> Summary
 
 async def run(model: str | None, documents: dict[str, str], picture: Path) -> None:
     """Start an engine, summarise all documents at once, and print the summaries and the process table."""
-    with starting():
-        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)  # few slots, so programs compete
+    engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)  # few slots, so programs compete
     async with engine:
         # An answer is one sentence, with its full stop.
         sentence = {"include_stop_str_in_output": True}

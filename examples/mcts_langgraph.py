@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 
 import weft
 from weft.core.program.graph import ProgramGraph
-from weft.examples._run import QUICK, Model, Picture, console, finish, play, starting, tell
+from weft.examples._run import QUICK, Model, Picture, console, finish, play, tell
 from weft.examples._search import GOAL, Node, Numbers, formula, is_solved, moves, start
 from weft.integrations.langchain import ChatWeft
 
@@ -247,10 +247,9 @@ async def solve(
 
 async def run(puzzles: dict[str, list[int]], *, model: str | None, budget: Budget, seed: int, picture: Path) -> None:
     """Start an engine, search all puzzles at once, and print the results and the process table."""
-    with starting():
-        # Few calls run at once, so that programs compete. Blocks are small, so that the examples at the beginning of
-        # each prompt are cached.
-        engine = await weft.Engine.create(model, max_num_seqs=6, block_size=32, **QUICK)
+    # Few calls run at once, so that programs compete. Blocks are small, so that the examples at the beginning of
+    # each prompt are cached.
+    engine = await weft.Engine.create(model, max_num_seqs=6, block_size=32, **QUICK)
     async with engine:
         chat = ChatWeft(engine=engine, temperature=0.7, max_tokens=40)
         with console.status("searching ..."):

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 import weft
 from weft.core.program.graph import ProgramGraph
-from weft.examples._run import QUICK, Model, Picture, finish, play, starting, tell
+from weft.examples._run import QUICK, Model, Picture, finish, play, tell
 
 # The facts of the lookup tool.
 CAPITALS: Final = {
@@ -105,8 +105,7 @@ async def run(model: str | None, picture: Path) -> list[str]:
     Returns:
         The answers.
     """
-    with starting():
-        engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)
+    engine = await weft.Engine.create(model, max_num_seqs=4, **QUICK)
     async with engine:
         results = await asyncio.gather(
             *(capitals.options(name=name)(question, engine) for name, question in QUESTIONS.items())

@@ -27,7 +27,7 @@ from rich.live import Live
 
 import weft
 from weft.core.policies import POLICIES
-from weft.examples._run import QUICK, Model, console, play, starting, tell
+from weft.examples._run import QUICK, Model, console, play, tell
 from weft.integrations.langchain import ChatWeft
 
 # The text that the lookup tool searches. Each line is one fact.
@@ -163,9 +163,8 @@ async def run(model: str | None, policy: str, programs: int | None) -> dict[str,
     """
     names = itertools.islice(itertools.cycle(TASKS), programs or len(TASKS))
     tasks = {name if n < len(TASKS) else f"{name} {n // len(TASKS) + 1}": TASKS[name] for n, name in enumerate(names)}
-    with starting():
-        # Few calls run at once, so that programs compete.
-        engine = await weft.Engine.create(model, policy=policy, max_num_seqs=3, **QUICK)
+    # Few calls run at once, so that programs compete.
+    engine = await weft.Engine.create(model, policy=policy, max_num_seqs=3, **QUICK)
     async with engine:
         tell(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {policy}")
         chat = ChatWeft(engine=engine, temperature=0, max_tokens=48)

@@ -87,9 +87,48 @@ NO_GUARD = script(
 @pytest.mark.background(NO_GUARD, TINY)
 def test_a_script_without_the_main_guard(command_result: CommandResult) -> None:
     """vLLM imports the script again in its processes, so a script without a main guard gets a message that says how
-    to write one."""
-    assert command_result.exit_code != 0
-    assert 'if __name__ == "__main__"' in command_result.stderr
+    to write one. It is the last message, and there is no other error above it."""
+    assert command_result.exit_code == 1
+    last = command_result.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("weft.core.errors.EngineStartError: ")
+    assert 'if __name__ == "__main__"' in last
+    assert command_result.stderr.count("Traceback") == 1
+    assert "Engine core initialization failed" not in command_result.stderr
+
+
+# Makes an engine and a call, shuts the engine down, and prints what is left and what vLLM's log says.
+_QUIET = """
+import json, os, sys
+from pathlib import Path
+os.environ["XDG_STATE_HOME"] = os.getcwd()
+import psutil
+import weft
+
+if __name__ == "__main__":
+    with weft.Engine(sys.argv[1], max_num_seqs=2, max_model_len=512, enforce_eager=True,
+                     kv_cache_memory_bytes=64 << 20) as engine:
+        children = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("VLLM")]
+        with weft.Program("ask") as program:
+            request = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+            engine.chat_sync(request, program, program.start_call("ask"))
+    (log,) = (Path("weft") / "log").iterdir()
+    left = [p.pid for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    print(json.dumps({"children": len(children), "left": left, "log": log.read_text()}))
+"""
+QUIET = script(_QUIET)
+
+
+@pytest.mark.background(QUIET, TINY)
+def test_an_engine_prints_nothing_and_ends_in_order(command_result: CommandResult) -> None:
+    """What vLLM says is in the log file. Its processes end by themselves; vLLM kills none of them."""
+    report = json.loads(command_result.printed())
+    assert command_result.stderr == ""
+    assert (report["children"], report["left"]) == (2, [])
+    assert "Starting to load model" in report["log"]  # the worker
+    assert "all workers exited gracefully" in report["log"]  # the engine core
+    assert "vllm" in "".join(line for line in report["log"].splitlines() if line.startswith("(MainProcess"))
+    assert "killing" not in report["log"]
+    assert "leaked" not in report["log"]
 
 
 def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:

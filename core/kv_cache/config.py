@@ -26,6 +26,8 @@ class SwapConfig:
     min_tokens: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
+        if isinstance(self.space_gib, bool) or not isinstance(self.space_gib, int | float):
+            raise SwapArgumentError(f"space_gib is {self.space_gib!r}. Give a number of GiB.")
         if not 0 < self.space_gib < math.inf:
             raise SwapArgumentError(f"space_gib is {self.space_gib}. Give more than 0, or swap=None to recompute.")
         if self.min_tokens != "auto" and (self.min_tokens < 0):
@@ -35,3 +37,15 @@ class SwapConfig:
     def space_bytes(self) -> int:
         """The memory in bytes."""
         return int(self.space_gib * 2**30)
+
+
+def check_swap(swap: object) -> SwapConfig | None:
+    """The swap's settings, as an engine takes them.
+
+    Raises:
+        SwapArgumentError: They are something else, such as a number.
+    """
+    if swap is None or isinstance(swap, SwapConfig):
+        return swap
+    example = f"weft.SwapConfig(space_gib={swap!r})" if isinstance(swap, int | float) else "weft.SwapConfig()"
+    raise SwapArgumentError(f"swap is {swap!r}. Give a SwapConfig, such as {example}, or None to recompute.")

@@ -267,7 +267,12 @@ class Program:
             shared.outer = (outer.program.program_id, *outer.program.outer)[:_MOST_OUTER]
             shared.info = replace(shared.info, parent_program_id=outer.program.program_id)
             shared.graph.parent_program_id = outer.program.program_id
+            outer.program.note_inner()
         return None
+
+    def note_inner(self) -> None:
+        """Note that a program runs inside this one, so that this one does not warn that it had no call."""
+        self._shared.has_called = True
 
     @property
     def opened_in(self) -> Position | None:

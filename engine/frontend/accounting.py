@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from weft.core.ids import CallId
@@ -40,11 +41,13 @@ class AccountingLLM(AsyncLLM):
             account is delivered.
         swap_stats: The swap's figures as of the last call that ended.
         why_dead: Why Weft killed the engine; empty if it did not.
+        log: The file of the processes' output; None: the terminal.
     """
 
     on_account: OnAccount
     swap_stats: SwapStats | None = None
     why_dead: str = ""
+    log: Path | None = None
 
     def __del__(self) -> None:
         """Does nothing. `weft.Engine` shuts the engine down; vLLM's own finaliser fails while the interpreter ends."""

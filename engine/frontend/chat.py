@@ -32,6 +32,8 @@ from weft.engine.vllm_compat.names import (
     VLLMClientError,
 )
 
+# What vLLM's server answers with status 400. vLLM raises the built-in errors for, e.g., an image for a text model.
+_CLIENTS: Final = (VLLMClientError, ValueError, TypeError, OverflowError)
 _PROBLEM_CHARS: Final = 2000  # of an error's message, because vLLM's validators repeat the value
 
 
@@ -122,7 +124,7 @@ class ChatEndpoint:
         any_length = replace(request.build_tok_params(self._llm.model_config), max_total_tokens=None)
         try:
             _, (prompt,) = await self._llm.renderer.render_chat_async([request.messages], chat, any_length)
-        except VLLMClientError as error:
+        except _CLIENTS as error:
             raise InvalidRequestError(f"the engine refused the request: {_said(error)}") from None
         return len(prompt["prompt_token_ids"])
 
@@ -157,19 +159,22 @@ class ChatEndpoint:
             raise failure or self._error(response.error.message, response.error.code)
         return response
 
+    def _died(self) -> EngineDiedError:
+        return EngineDiedError(getattr(self._llm, "why_dead", ""), getattr(self._llm, "log", None))
+
     def _failure(self, request: ChatCompletionRequest) -> WeftError | None:
         return self._failures.pop(CallId(request.request_id), None)
 
     def _translate(self, error: Exception) -> WeftError:
         if isinstance(error, EngineDeadError) or self._llm.errored:
-            return EngineDiedError(getattr(self._llm, "why_dead", ""))
-        if isinstance(error, VLLMClientError):
+            return self._died()
+        if isinstance(error, _CLIENTS):
             return self._error(_said(error).split(" (parameter=")[0], 400)
         return CallFailedError(f"the engine failed on this call: {type(error).__name__}: {_said(error)}")
 
     def _error(self, message: str, code: Any) -> WeftError:
         if self._llm.errored:
-            return EngineDiedError(getattr(self._llm, "why_dead", ""))
+            return self._died()
         if "context length" in message or "maximum model length" in message or "max_model_len" in message:
             return ContextLengthError(message)
         if isinstance(code, int) and 400 <= code < 500:

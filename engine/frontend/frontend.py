@@ -15,7 +15,7 @@ from contextlib import ExitStack, aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from weft.core.errors import EngineClosedError, EngineForkedError, EngineStartError, InvalidIdError, ProgramEndedError
+from weft.core.errors import EngineClosedError, EngineForkedError, InvalidIdError, ProgramEndedError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.log import get_logger
@@ -32,7 +32,7 @@ from weft.engine.frontend.scheduler_messages import AbortedCall, SchedulerMessag
 from weft.engine.frontend.sessions import Sessions
 from weft.engine.frontend.weak import weakly_async
 from weft.engine.processes.fork import survive_forks
-from weft.engine.processes.host import is_spawned_main
+from weft.engine.processes.host import check_main_guard, keep_exit_code_of_ctrl_c
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
 from weft.engine.wire import CallHeader, encode_call
 
@@ -86,11 +86,7 @@ class FrontEnd(ABC):
         clock: Callable[[], float],
         record: str | os.PathLike[str] | None,
     ) -> None:
-        if is_spawned_main():
-            raise EngineStartError(
-                "an engine was started while a child process was re-running your script. Put the code that starts it "
-                'under `if __name__ == "__main__":`.'
-            )
+        check_main_guard()
         path = record if record is not None else os.environ.get(VARIABLE) or None
         self._recorder = Recorder(path) if path is not None else None
         self.policy = (policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)).check_live()
@@ -108,6 +104,7 @@ class FrontEnd(ABC):
     def _start_loop(self, loop: LoopThread | None = None) -> None:
         """Start the engine's event loop, once all arguments have been checked; or use this one."""
         survive_forks(self)
+        keep_exit_code_of_ctrl_c()
         self._loop = loop or LoopThread(self.engine_id)
         self._idle = IdleChecks(self._loop, self.table, self._clock)
         self._messages = SchedulerMessages(self._loop, weakly_async(self._send_to_schedulers), self.table)

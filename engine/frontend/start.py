@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,21 +15,25 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic import ValidationError
 
 from weft.core.errors import EngineError, EngineStartError, ModelNotFoundError
+from weft.core.ids import EngineId
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.policies import PolicyConfig
 from weft.engine.models.embedded import embedded_model
 from weft.engine.processes.launch import Launch, launch_environment, launch_lock, start_cancelled
+from weft.engine.processes.logs import EngineLog, cause
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.vllm_compat.environment import START_WRITES
+from weft.engine.vllm_compat.environment import START_WRITES, quiet, sets_logging
 from weft.engine.vllm_compat.version import check_vllm
 from weft.engine.wire import SchedulerConfig, encode_config
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.frontend.accounting import AccountingLLM, OnAccount
     from weft.engine.frontend.chat import ChatEndpoint
+    from weft.engine.frontend.progress import StartProgress
     from weft.engine.vllm_compat.names import AsyncEngineArgs, VllmConfig
 
 DEFAULT_SWAP: Final = SwapConfig()
+_SHARED: Final = re.compile("memory|in use", re.IGNORECASE)  # what engines compete for, in vLLM's errors
 _CPU_KV_CACHE_BYTES: Final = 1 << 30
 _CALIBRATION_PROMPTS: Final = 3
 _CALIBRATION_TOKENS: Final = 256
@@ -44,12 +49,18 @@ def start_vllm(
     tool_call_parser: str | None,
     on_account: OnAccount,
     abandoned: threading.Event,
+    progress: StartProgress,
+    log: Path | None,
+    others: Sequence[EngineId],
 ) -> tuple[AccountingLLM, ChatEndpoint, set[BaseProcess]]:
     """Start vLLM's processes with Weft's scheduler, and its chat endpoint on `loop`. Blocks until vLLM is ready.
 
     Args:
         loop: The event loop that vLLM's front end runs on from now on.
         abandoned: Set it from another thread to stop waiting.
+        progress: Is told what happens.
+        log: The file that vLLM's processes write to; None: the user has configured vLLM's logging.
+        others: The engines that run in this process, for errors.
 
     Returns:
         vLLM's engine, its chat endpoint, and its processes.
@@ -60,14 +71,25 @@ def start_vllm(
     """
     launch = Launch()
 
-    with launch_lock.held(abandoned), launch_environment(START_WRITES):
+    with launch_lock.held(abandoned), launch_environment(START_WRITES, quiet()):
         from weft.engine.frontend.chat import ChatEndpoint
+        from weft.engine.vllm_compat.tool_parsers import check_tool_call_parser
+
+        check_tool_call_parser(tool_call_parser)
 
         async def start() -> tuple[AccountingLLM, ChatEndpoint]:
             arguments = engine_arguments(model, policy, swap, engine_args)
-            llm = construct(launch, arguments, arguments.create_engine_config, {})
+
+            def configure() -> VllmConfig:
+                config = make_config(arguments, log)
+                progress.stage("starting the engine")
+                return config
+
+            llm = construct(launch, arguments, configure, {})
+            progress.stage("warming up")
             await calibrate(llm)
             llm.on_account = on_account
+            llm.log = log
             return llm, ChatEndpoint(llm, model, tool_call_parser)
 
         starting = loop.submit(start())
@@ -79,7 +101,22 @@ def start_vllm(
             starting.cancel()
             if isinstance(error, EngineError) or not isinstance(error, Exception):
                 raise
-            raise start_error(model, error) from error
+            raise start_error(model, error, log, others) from error
+
+
+def make_config(arguments: AsyncEngineArgs, log: Path | None) -> VllmConfig:
+    """vLLM's configuration. It makes vLLM's processes write to `log`, unless the user has configured vLLM's logging."""
+    from weft.engine.vllm_compat.logs import EngineLogging
+
+    config = arguments.create_engine_config()
+    is_users = config.logging_config.configure_logging or sets_logging()
+    config.logging_config = EngineLogging(config.logging_config, None if is_users else log)
+    return config
+
+
+def open_log(engine_id: EngineId, engine_args: Mapping[str, Any]) -> EngineLog | None:
+    """The file for vLLM's log; None if the user has configured vLLM's logging."""
+    return None if sets_logging() or "logging_config" in engine_args else EngineLog(engine_id)
 
 
 def construct(
@@ -156,19 +193,28 @@ def engine_arguments(
     return AsyncEngineArgs(**arguments)
 
 
-def start_error(model: str, error: Exception, log: Path | None = None) -> EngineError:
+def start_error(model: str, error: Exception, log: Path | None = None, others: Sequence[EngineId] = ()) -> EngineError:
     """The error that a user gets when vLLM did not start.
 
     Args:
         model: The model that was to be started.
         error: The exception that vLLM raised.
         log: The file that vLLM's processes write to, if not to the terminal.
+        others: The engines that run in this process. They have taken what this one lacked, if it was memory or a port.
     """
     if isinstance(error, OSError):  # transformers and the hub raise it for an unknown model
         return ModelNotFoundError(model, f"{_reason(error)}.")
-    output = f"Its log, {log}," if log is not None else "Its own output above"
+    reason = (cause(log) if log is not None else "") or _reason(error)
+    if others and _SHARED.search(reason):
+        reason = (
+            f"{reason.rstrip('.')}. This process also runs {', '.join(others)}, which has its share. To serve several "
+            "models, start one weft.AsyncMultiLLMEngine(models=[weft.ServedModel(...), ...])"
+        )
+    more = "Its own output above says more; " if log is None else ""
+    if log is not None and log.stat().st_size:
+        more = f"Its log, {log}, says more; "
     return EngineStartError(
-        f"vLLM did not start: {_reason(error)}. {output} says more; `weft doctor` checks the installation, and vLLM's "
+        f"vLLM did not start: {reason.rstrip('.')}. {more}`weft doctor` checks the installation, and vLLM's "
         "AsyncEngineArgs lists the arguments."
     )
 

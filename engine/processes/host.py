@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,7 +15,8 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from weft.engine.processes.launch import end_processes
+from weft.engine.processes.launch import NO_MAIN_GUARD, SHUTDOWN_S, end_processes, no_main_guard
+from weft.engine.processes.logs import EngineLog
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.processes.tree import ProcessTree
 
@@ -40,19 +44,51 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="weft-parent", daemon=True).start()
 
 
-def is_spawned_main() -> bool:
-    """Whether this is a child process that is still importing the user's main module."""
-    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+@functools.cache
+def keep_exit_code_of_ctrl_c() -> None:
+    """Let a script that Ctrl-C ends have the exit code 130. Call this before vLLM is imported.
+
+    Python ends such a script by SIGINT. It forgets that it must when other code is evaluated after the traceback was
+    printed, which functions do that vLLM's packages have registered for the exit. This one is called after them.
+    """
+    atexit.register(_end_by_sigint)
 
 
-def shut_down(llm: Any, loop: LoopThread, children: Iterable[BaseProcess], tree: ProcessTree) -> None:
+def _end_by_sigint() -> None:
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    if getattr(sys, "last_type", None) is not KeyboardInterrupt or is_interactive:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # it is closed, or there is none
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def check_main_guard() -> None:
+    """Check that this is not a child process that is still importing the user's script.
+
+    Raises:
+        EngineStartError: It is one that the user has started.
+        SystemExit: It is one of an engine, whose host raises the error.
+    """
+    child = multiprocessing.current_process()
+    if getattr(child, "_inheriting", False):
+        if child.name.startswith("EngineCore"):  # vLLM's name
+            raise SystemExit(NO_MAIN_GUARD)
+        raise no_main_guard()
+
+
+def shut_down(
+    llm: Any, loop: LoopThread, children: Iterable[BaseProcess], tree: ProcessTree, log: EngineLog | None
+) -> None:
     """End vLLM's front end, its event loop and its processes, with the processes and shared memory below them.
 
     For an engine that was not shut down, it is called when the interpreter exits.
     """
 
     async def stop() -> None:
-        llm.shutdown()
+        llm.shutdown(timeout=SHUTDOWN_S)
 
     try:
         loop.submit(stop()).result(timeout=30)
@@ -60,3 +96,5 @@ def shut_down(llm: Any, loop: LoopThread, children: Iterable[BaseProcess], tree:
         loop.stop()
         end_processes(children)
         tree.end()
+        if log is not None:
+            log.close()

@@ -15,13 +15,16 @@ from typing import Any, Final, TypeVar
 
 from weft.core.errors import EngineStartError
 from weft.core.locks import fork_safe
-from weft.engine.processes.tree import ProcessTree
+from weft.engine.processes.tree import ProcessTree, shared_memory_of, tree_of
 
 Config = TypeVar("Config")
 Engine = TypeVar("Engine")
 
 _POLL_S: Final = 0.1
+_NOTE_S: Final = 0.5
 _GRACE_S: Final = 2.0
+SHUTDOWN_S: Final = 10.0  # an engine needs less than a second for an orderly end, and more on a busy machine
+NO_MAIN_GUARD: Final = 97  # the exit code of an engine's process that could not import the user's script
 
 
 class LaunchLock:
@@ -70,6 +73,7 @@ class Launch:
     def __init__(self) -> None:
         self.engine: Any = None
         self.processes: set[BaseProcess] = set()
+        self._shared_memory: set[str] = set()
         self._abandoned = threading.Event()
         self._over = threading.Event()
         self._thread_id: int | None = None
@@ -82,11 +86,13 @@ class Launch:
             construct: constructs the engine from the configuration. It launches the processes.
 
         Raises:
-            EngineStartError: the launch was abandoned before it launched processes.
+            EngineStartError: the launch was abandoned before it launched processes, or the user's script has no main
+                guard.
             Exception: what vLLM raises. No process is left then.
         """
         self._thread_id = threading.get_native_id()
         _running.add(self)
+        threading.Thread(target=self._note_all, name="weft-launch", daemon=True).start()
         try:
             self._check()
             config = make_config()
@@ -94,6 +100,8 @@ class Launch:
             self.engine = engine = construct(config)
         except BaseException:
             self._end_processes()
+            if any(process.exitcode == NO_MAIN_GUARD for process in tuple(self.processes)):
+                raise no_main_guard() from None
             raise
         finally:
             self.note_processes()
@@ -104,6 +112,12 @@ class Launch:
     def _check(self) -> None:
         if self._abandoned.is_set():
             raise start_cancelled()
+
+    def _note_all(self) -> None:
+        """Note what must be known of processes before they end by themselves: their exit codes and shared memory."""
+        while not self._over.wait(_NOTE_S):
+            pids = [process.pid for process in tuple(self.note_processes()) if process.pid is not None]
+            self._shared_memory |= shared_memory_of(tree_of(pids))
 
     def note_processes(self) -> set[BaseProcess]:
         """Note and return the processes that have been launched until now."""
@@ -124,7 +138,8 @@ class Launch:
 
     def _end_processes(self) -> None:
         processes = self.note_processes()
-        tree = ProcessTree(process.pid for process in processes if process.pid is not None)
+        pids = [process.pid for process in tuple(processes) if process.pid is not None]
+        tree = ProcessTree(pids, self._shared_memory)
         if self.engine is not None:
             with suppress(Exception):  # parts of it are gone; the rest is done below
                 self.engine.shutdown()
@@ -146,6 +161,14 @@ def start_cancelled() -> EngineStartError:
     return EngineStartError("the start was cancelled.")
 
 
+def no_main_guard() -> EngineStartError:
+    """The error of a start by a script that starts an engine whenever it is imported."""
+    return EngineStartError(
+        "the engine's processes import your script, which starts an engine again when it is imported. Put the code "
+        'that starts the engine under `if __name__ == "__main__":`.'
+    )
+
+
 def launched_by(thread_id: int) -> set[BaseProcess]:
     """The living processes that a running thread of this process has started through multiprocessing.
 
@@ -163,7 +186,7 @@ def launched_by(thread_id: int) -> set[BaseProcess]:
     return {process for process in multiprocessing.active_children() if process.pid in pids}
 
 
-def end_processes(processes: Iterable[BaseProcess], grace_s: float = 10.0) -> None:
+def end_processes(processes: Iterable[BaseProcess], grace_s: float = SHUTDOWN_S) -> None:
     """Ask processes to end. Kill each one that has not ended after `grace_s` seconds."""
     ending = list(processes)
     for process in ending:

@@ -44,13 +44,13 @@ class ProcessTree:
 
     Args:
         pids: the processes at the top. Their owner ends them; this class ends the processes below.
+        shared_memory: files of shared memory that the tree had before.
     """
 
-    def __init__(self, pids: Iterable[int]) -> None:
+    def __init__(self, pids: Iterable[int], shared_memory: Iterable[str] = ()) -> None:
         tops = list(pids)
         tree = tree_of(tops)
-        files: set[str] = set().union(*(_shared_memory_of(str(pid)) for pid in tree))
-        self._shared_memory = files - _shared_memory_of("self")
+        self._shared_memory = shared_memory_of(tree) | set(shared_memory)
         self._handles: list[int] = []
         for pid in tree[len(tops) :]:
             with suppress(OSError):  # the process has ended
@@ -91,6 +91,12 @@ def _ends(handle: int, grace_s: float) -> bool:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(grace_s * 1000))
+
+
+def shared_memory_of(pids: Iterable[int]) -> set[str]:
+    """The files of shared memory of some processes that this process does not have."""
+    files: set[str] = set().union(*(_shared_memory_of(str(pid)) for pid in pids))
+    return files - _shared_memory_of("self")
 
 
 def _shared_memory_of(process: str) -> set[str]:

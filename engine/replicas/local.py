@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,17 @@ from weft.core.errors import EngineError, EngineStartError
 from weft.core.ids import EngineId
 from weft.engine.frontend.accounting import AccountingLLM, OnAccount
 from weft.engine.frontend.liveness import kill_if_stuck
-from weft.engine.frontend.start import calibrate, construct, start_error
-from weft.engine.processes.launch import Launch, end_processes, launch_environment, launch_lock
+from weft.engine.frontend.start import calibrate, construct, make_config, start_error
+from weft.engine.processes.launch import SHUTDOWN_S, Launch, end_processes, launch_environment, launch_lock
+from weft.engine.processes.logs import START_MARK
 from weft.engine.processes.loop_thread import in_thread, settled
 from weft.engine.processes.tree import ProcessTree
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.vllm_compat.control import send_to_scheduler
-from weft.engine.vllm_compat.environment import START_WRITES
+from weft.engine.vllm_compat.environment import START_WRITES, quiet
 from weft.engine.vllm_compat.names import (
     AsyncEngineArgs,
     EngineDeadError,
-    LoggingConfig,
     RequestOutput,
     VLLMClientError,
     VllmConfig,
@@ -141,15 +139,12 @@ class LocalReplica(Replica):
 
     def _construct(self, launch: Launch) -> AccountingLLM:
         with self._log.open("a") as log:
-            log.write(f"--- {self.engine_id} of {self._model} starts\n")
-        with launch_environment(START_WRITES):
+            log.write(f"{START_MARK}{self.engine_id} of {self._model} starts\n")
+        with launch_environment(START_WRITES, quiet()):
             return construct(launch, self._arguments, self._make_config, self.environment)
 
     def _make_config(self) -> VllmConfig:
-        config = self._arguments.create_engine_config()
-        if not config.logging_config.configure_logging:  # otherwise the user has configured it
-            config.logging_config = _ChildLogging(self._log)
-        return config
+        return make_config(self._arguments, self._log)
 
     @property
     def is_dead(self) -> bool:
@@ -178,7 +173,7 @@ class LocalReplica(Replica):
 
     def _end(self, llm: AccountingLLM) -> None:
         with suppress(Exception):  # parts of an engine that died are gone; the rest is done below
-            llm.shutdown()
+            llm.shutdown(timeout=SHUTDOWN_S)
         try:
             end_processes(self._processes)
         finally:
@@ -219,37 +214,3 @@ class LocalReplica(Replica):
             with suppress(EngineError):  # it died, and its scheduler with it
                 return await send_to_scheduler(llm, message)
         return None
-
-
-class _ChildLogging:
-    """A logging configuration for vLLM that changes nothing in this process.
-
-    vLLM applies its logging configuration in this process and pickles it for its child processes. There this object
-    unpickles as a configuration that writes to a file.
-    """
-
-    configure_logging = False
-    pylogging_config_file = None
-    log_level = "WARNING"
-    formatter = "text"
-
-    def __init__(self, log: Path) -> None:
-        self._path = _write_logging_config(log)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(LoggingConfig, configure_logging=True, pylogging_config_file=str(self._path)), ()
-
-
-def _write_logging_config(log: Path) -> Path:
-    """Write a logging configuration for an engine's processes that appends vLLM's records to `log`."""
-    config = {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"format": "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"}},
-        "handlers": {"file": {"class": "logging.FileHandler", "filename": str(log), "formatter": "line"}},
-        "root": {"level": "WARNING", "handlers": ["file"]},
-        "loggers": {"vllm": {"level": "INFO"}},
-    }
-    path = log.with_suffix(".json")
-    path.write_text(json.dumps(config))
-    return path

@@ -1,4 +1,4 @@
-"""The environment variables that a start of vLLM 0.32 writes in the host process.
+"""The environment variables that a start of vLLM 0.32 writes in the host process, and those that set its logging.
 
 vLLM writes them for the processes that it starts. Other children of the host must not inherit them, so Weft restores
 them after a start. It touches no other variable, because the host may set its own variables meanwhile. A test on a real
@@ -7,6 +7,7 @@ start finds the variables that are missing here.
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 IMPORT_WRITES: Final = (  # vLLM and the packages that it imports
@@ -45,3 +46,16 @@ CONFIG_WRITES: Final = (  # vLLM's configuration, on all platforms
     "VLLM_WORKER_MULTIPROC_METHOD",
 )
 START_WRITES: Final = frozenset(IMPORT_WRITES + CONFIG_WRITES)
+# Torch warns on each start on CPU that Triton is missing, with which nobody can do anything.
+QUIET: Final = {"TORCH_LOGS": "-torch._library"}
+LOGGING: Final = ("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH")
+
+
+def quiet() -> dict[str, str]:
+    """Environment variables for a start, unless the user has set them."""
+    return {name: value for name, value in QUIET.items() if name not in os.environ}
+
+
+def sets_logging() -> bool:
+    """Whether the user has said, by an environment variable, how vLLM logs."""
+    return any(variable in os.environ for variable in LOGGING)

@@ -237,7 +237,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         called={
             "from_vllm_config": "(cls, vllm_config, enable_log_requests=False, disable_log_stats=False, ...)",
             "get_supported_tasks": "(self)",
-            "shutdown": "(self, ...) -> None",
+            "shutdown": "(self, timeout=None) -> None",
         },
         read=("engine_core", "errored", "model_config", "output_handler", "renderer", "vllm_config"),
     ),
@@ -426,9 +426,10 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         ),
     ),
     "vllm.config.logging.LoggingConfig": Uses(
-        imitated={"configure_logging": None, "formatter": None, "log_level": None, "pylogging_config_file": None},
-        passed=("configure_logging", "log_level", "pylogging_config_file"),
+        read=("configure_logging",),
+        passed=("configure_logging", "log_level"),
     ),
+    "vllm.tool_parsers.ToolParserManager": Uses(called={"list_registered": "(cls) -> list[str]"}),
     "vllm.envs": Uses(
         read=(
             "VLLM_CONFIGURE_LOGGING",

@@ -36,6 +36,7 @@ from vllm.platforms import current_platform
 from vllm.renderers import renderer_from_config
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tool_parsers import ToolParserManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -93,6 +94,7 @@ __all__ = [
     "SchedulerOutput",
     "StructuredOutputManager",
     "SupportsHMA",
+    "ToolParserManager",
     "VLLMClientError",
     "VllmConfig",
     "current_platform",

@@ -462,6 +462,22 @@ async def test_a_malformed_request_names_the_field(engine: weft.Engine, extra: d
         await engine.chat({**body(), **extra}, program, program.start_call("r"))
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ],
+)
+async def test_an_image_for_a_text_model_is_an_invalid_request(engine: weft.Engine, part: dict[str, Any]) -> None:
+    """The request is the caller's, and the same request would fail again. The prompt cannot be counted either."""
+    request = {**body(), "messages": [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]}
+    with weft.Program("picture") as program, pytest.raises(InvalidRequestError, match="not a multimodal model"):
+        await engine.chat(request, program, program.start_call("r"))
+    with pytest.raises(InvalidRequestError, match="not a multimodal model"):
+        engine.count_prompt_tokens(request)
+
+
 async def test_a_call_on_an_ended_program_is_refused(engine: weft.Engine) -> None:
     """An ended program starts no call, and a call that was started before its end cannot be sent."""
     with weft.Program("over") as program:
@@ -507,6 +523,9 @@ def test_arguments_that_vllm_does_not_have_or_refuses_are_typed_errors(tiny_mode
         weft.Engine(tiny_model, max_sequences=3)
     with pytest.raises(EngineStartError, match="max_model_len"):
         weft.Engine(tiny_model, max_model_len=10_000_000)
+    for engine in (weft.Engine, weft.AsyncMultiLLMEngine):
+        with pytest.raises(EngineStartError, match=r"'hermess' is not .* \(did you mean 'hermes'\?\)"):
+            engine(tiny_model, tool_call_parser="hermess")
     with pytest.raises(ReplicaError, match="max_calls is 0"):
         weft.Engine(tiny_model, max_calls=0)
     with pytest.raises(PolicyError, match="unknown policy"):

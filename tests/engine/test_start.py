@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from weft.core.errors import UnsupportedVllmError, VllmUnavailableError
+import weft
+from weft.core.errors import SwapArgumentError, UnsupportedVllmError, VllmUnavailableError
+from weft.core.ids import EngineId
 from weft.engine.frontend import start
 from weft.engine.vllm_compat import version as compat
 
@@ -18,3 +23,39 @@ def test_no_model_is_fetched_for_a_vllm_that_cannot_run_it(
     monkeypatch.setattr(start, "embedded_model", lambda: pytest.fail("the model was fetched"))
     with pytest.raises(error, match=r"weft\[cpu\]|vllm==0\.32"):
         start.resolve_model(None)
+
+
+@pytest.mark.parametrize("kind", [weft.Engine, weft.AsyncMultiLLMEngine])
+@pytest.mark.parametrize("swap", [4, "4 GiB", False])
+def test_a_swap_that_is_no_config_is_refused_before_anything_starts(kind: Any, swap: Any) -> None:
+    """The message shows how to write it. Without this check, vLLM's processes would fail half a minute later."""
+    with pytest.raises(SwapArgumentError, match=r"SwapConfig.*None to recompute"):
+        kind("/no/such/model", swap=swap)
+    with pytest.raises(SwapArgumentError, match="number of GiB"):
+        weft.SwapConfig(space_gib="4")  # type: ignore[arg-type]
+
+
+OUT_OF_MEMORY = (
+    "(Worker pid=3) ERROR 11-22 16:05:01 [worker.py:1] ValueError: No available memory for the cache blocks."
+)
+
+
+def test_a_second_engine_that_does_not_fit_is_told_of_the_engine_for_several_models(tmp_path: Path) -> None:
+    """Users start a second engine to have a second model. Its error names the class that is made for this."""
+    log = tmp_path / "vllm.log"
+    log.write_text(OUT_OF_MEMORY)
+    error = RuntimeError("Engine core initialization failed. See root cause above.")
+    alone = str(start.start_error("tiny", error, log))
+    second = str(start.start_error("tiny", error, log, [EngineId("engine-0")]))
+    for message in (alone, second):
+        assert "did not start: ValueError: No available memory for the cache blocks." in message
+        assert f"Its log, {log}, says more" in message
+    assert "AsyncMultiLLMEngine(models=" in second
+    assert "engine-0" in second
+    assert "AsyncMultiLLMEngine" not in alone
+
+
+def test_an_error_that_has_nothing_to_do_with_another_engine_does_not_name_it() -> None:
+    """A misspelt argument, for example."""
+    error = TypeError("AsyncEngineArgs() got an unexpected keyword argument 'max_sequences'")
+    assert "engine-0" not in str(start.start_error("tiny", error, None, [EngineId("engine-0")]))

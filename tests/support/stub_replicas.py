@@ -31,7 +31,8 @@ class StubLLM:
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
+        del timeout
         self.is_shut_down = True
 
 

@@ -66,3 +66,10 @@ def test_the_names_that_are_remembered_are_bounded(caplog: pytest.LogCaptureFixt
         with weft.Program(f"program {number}"):
             pass
     assert len(unused._warned) == len(warnings(caplog)) == unused._MOST_NAMES
+
+
+def test_a_program_whose_calls_are_all_made_by_an_inner_program_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
+    """It was passed on: the inner program names it as its parent."""
+    with weft.Program("outer") as outer:
+        outer.note_inner()
+    assert warnings(caplog) == []

@@ -1,0 +1,84 @@
+"""The files of engines' output: how many there are, what gets into them, and the cause of a failed start."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.engine.processes.logs import EngineLog, cause, last_line
+
+# What vLLM wrote when the KV cache did not fit, shortened.
+FAILED = """\
+(EngineCore pid=12) INFO 11-22 16:04:09 [core.py:133] Initializing a V1 LLM engine (v0.32.0)
+(Worker pid=13) ERROR 11-22 16:05:01 [multiproc_executor.py:1060] WorkerProc hit an exception.
+(Worker pid=13) ERROR 11-22 16:05:01 [multiproc_executor.py:1060] Traceback (most recent call last):
+(Worker pid=13) ERROR 11-22 16:05:01 [multiproc_executor.py:1060]   File "cpu_worker.py", line 240, in determine
+(Worker pid=13) ERROR 11-22 16:05:01 [multiproc_executor.py:1060] ValueError: Available memory on node 0 is 8.82 GiB.
+(Worker pid=13) ERROR 11-22 16:05:01 [multiproc_executor.py:1060] Decrease --kv-cache-memory-bytes.
+(Worker pid=13) ERROR 11-22 16:05:01 [multiproc_executor.py:1060]
+(EngineCore pid=12) ERROR 11-22 16:05:02 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=12) ERROR 11-22 16:05:02 [core.py:1510] RuntimeError: Worker failed with error 'Available memory'
+Process EngineCore:
+Traceback (most recent call last):
+RuntimeError: Worker failed with error 'Available memory on node 0'
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for logs, in place of the user's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "weft" / "log"
+
+
+def test_the_cause_of_a_failed_start_is_the_error_of_the_first_process(tmp_path: Path) -> None:
+    """The processes above it only log that it has failed."""
+    log = tmp_path / "log"
+    log.write_text(FAILED)
+    assert cause(log) == "ValueError: Available memory on node 0 is 8.82 GiB.\nDecrease --kv-cache-memory-bytes."
+    assert last_line(log) == "RuntimeError: Worker failed with error 'Available memory on node 0'"
+
+
+def test_the_cause_is_that_of_the_latest_start(tmp_path: Path) -> None:
+    """A replica appends to its log whenever it starts."""
+    log = tmp_path / "log"
+    log.write_text(
+        f"{FAILED}--- engine-0/1 of tiny starts\n(EngineCore pid=12) INFO 11-22 16:04:09 [core.py:1] Hello\n"
+    )
+    assert cause(log) == ""
+    assert cause(tmp_path / "none") == ""
+
+
+def test_old_logs_are_removed_but_not_those_of_running_processes(folder: Path) -> None:
+    """The newest 20 stay, so that the number of files is bounded."""
+    folder.mkdir(parents=True)
+    ended = [folder / f"20200101-0000{number:02}-99999999-engine-0.log" for number in range(30)]
+    running = folder / f"20190101-000000-{os.getppid()}-engine-0.log"
+    for file in (*ended, running):
+        file.write_text("said")
+    log = EngineLog("engine-7")
+    assert set(folder.iterdir()) == {*ended[-19:], running, log.path}
+    log.close()
+
+
+def test_the_records_of_vllm_in_this_process_get_into_the_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a handler of the host they would be on the terminal. The host's own handlers get them all the same."""
+    log = EngineLog("engine-7")
+    logging.getLogger("vllm.config").warning("said by vLLM")
+    logging.getLogger("weft").warning("said by Weft")
+    log.close()
+    logging.getLogger("vllm.config").warning("said later")
+    assert "said by vLLM" in log.path.read_text()
+    assert "said by Weft" not in log.path.read_text()
+    assert "said later" not in log.path.read_text()
+    assert "said by vLLM" in caplog.text
+    assert list(folder.iterdir()) == [log.path]
+
+
+def test_an_empty_log_is_removed(folder: Path) -> None:
+    """A start that was refused before vLLM said anything leaves no file."""
+    EngineLog("engine-7").close()
+    assert list(folder.iterdir()) == []
