@@ -1,0 +1,63 @@
+"""What is known of the programs of one class, and a bounded table of classes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+WINDOW: Final = 400  # the latest programs of a class that are remembered
+MOST_CLASSES: Final = 1024
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Aged:
+    """A program that lives: what it has shown of its work."""
+
+    age: float = 0.0  # the work that it has had, in tokens
+    bucket: int = 0  # of its age
+
+
+@dataclass(eq=False, slots=True)
+class ServiceClass:
+    """The programs of one tenant and name: the work of those that ended, those that live, and the latest fit."""
+
+    key: object
+    finished: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work in tokens
+    ended: int = 0  # also those that the window no longer holds
+    new_ends: int = 0  # since the latest fit
+    live: dict[Aged, None] = field(default_factory=dict)
+    ranks: tuple[float, ...] = ()  # by bucket of ages, in tokens; empty: those of all programs
+    remaining: tuple[float, ...] = ()  # by bucket, the expected work left in tokens; empty: likewise
+    backlog: float = 0.0  # work left of its live programs at the latest fit, in tokens
+
+    def end(self, work_tokens: float) -> None:
+        """A program of the class has ended after so much work."""
+        self.finished.append(work_tokens)
+        self.ended += 1
+        self.new_ends += 1
+
+
+class ServiceTable:
+    """The classes, of which the one that was used longest ago is forgotten when there are too many.
+
+    Args:
+        most: The most classes.
+    """
+
+    def __init__(self, most: int = MOST_CLASSES) -> None:
+        self._most = most
+        self._classes: OrderedDict[object, ServiceClass] = OrderedDict()
+
+    def get(self, key: object) -> ServiceClass:
+        """The class of a key, a new one if the key is not known."""
+        found = self._classes.get(key)
+        if found is None:
+            found = self._classes[key] = ServiceClass(key)
+            if len(self._classes) > self._most:
+                self._classes.popitem(last=False)
+        self._classes.move_to_end(key)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._classes)

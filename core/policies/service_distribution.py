@@ -1,0 +1,150 @@
+"""How much work programs of one class take: estimated from those that have ended and those that still live.
+
+Work is counted in output tokens; a newly computed prompt token counts ω (`weft.core.policies.step_costs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+# A program is ranked anew when its age, the work that it has had, enters the next bucket.
+AGE_BUCKETS: Final = 45
+_FIRST: Final = 16.0  # tokens
+_RATIO: Final = 1.25
+AGES: Final[Array] = np.concatenate(([0.0], _FIRST * _RATIO ** np.arange(AGE_BUCKETS - 1)))  # lower bounds of buckets
+
+# Sizes are finer: four cells to a bucket, and further than the last bucket, because a program may outlive it.
+_CELLS: Final = 4 * (AGE_BUCKETS + 7)
+EDGES: Final[Array] = np.concatenate(([0.0], _FIRST * _RATIO ** (np.arange(_CELLS) / 4)))
+SIZES: Final[Array] = np.concatenate(([_FIRST / 2], np.sqrt(EDGES[1:-1] * EDGES[2:])))  # the middle of each cell
+_LOG_SIZES: Final[Array] = np.log(SIZES)
+_CELL_LOG: Final = math.log(_RATIO) / 4  # width of a cell on the logarithmic axis
+
+_TAIL_RATIO: Final = 3.0  # the tail reaches this many times beyond the largest that was seen
+_LEAST_BANDWIDTH: Final = 0.08
+_MOST_BANDWIDTH: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A distribution of the work of a program, as the mass in each cell between two `EDGES`.
+
+    Args:
+        mass: The probability of each cell. They add up to 1.
+        log_variance: The variance of the logarithm of the work.
+    """
+
+    mass: Array
+    log_variance: float
+
+    @property
+    def spread(self) -> float:
+        """v = exp(Var log S) - 1: for a log-normal distribution, the squared coefficient of variation.
+
+        It is measured in logarithms, because the largest programs are censored, and one of them would decide.
+        """
+        return math.expm1(self.log_variance)
+
+    @property
+    def survival(self) -> Array:
+        """P(S > x) at each edge."""
+        return np.maximum(0.0, 1.0 - np.concatenate(([0.0], np.cumsum(self.mass))))
+
+    def median(self) -> float:
+        """The work that half of the programs exceed, in tokens."""
+        return float(SIZES[min(int(np.searchsorted(np.cumsum(self.mass), 0.5)), len(SIZES) - 1)])
+
+    def mean_remaining(self) -> Array:
+        """E[S - a | S > a] for the lower bound a of each bucket of ages, in tokens.
+
+        A program that has outlived the distribution is expected to take as long again.
+        """
+        survival = self.survival
+        beyond = integral(survival)
+        left, alive = beyond[-1] - np.interp(AGES, EDGES, beyond), np.interp(AGES, EDGES, survival)
+        return np.where(alive > 1e-9, left / np.maximum(alive, 1e-9), np.maximum(AGES, _FIRST))
+
+
+def integral(survival: Array) -> Array:
+    """The integral of the survival function from 0 to each edge. Inside a cell it falls in a straight line."""
+    return np.concatenate(([0.0], np.cumsum((survival[1:] + survival[:-1]) / 2 * np.diff(EDGES))))
+
+
+def kaplan_meier(finished: Array, censored: Array) -> tuple[Array, float]:
+    """The product-limit estimate (Kaplan and Meier 1958).
+
+    Whoever still lives has shown that its work exceeds its age, and no more. Left out, it would make long programs look
+    rare, because they end last.
+
+    Args:
+        finished: The work of programs that have ended, in ascending order.
+        censored: The ages of programs that live.
+
+    Returns:
+        The mass of each finished program, and the mass beyond all of them.
+    """
+    later = len(censored) - np.searchsorted(np.sort(censored), finished, side="left")
+    at_risk = np.arange(len(finished), 0, -1) + later
+    survival = np.cumprod(1.0 - 1.0 / at_risk)
+    before = np.concatenate(([1.0], survival[:-1]))
+    return before - survival, float(survival[-1]) if len(finished) else 1.0
+
+
+def estimate(finished: Iterable[float], censored: Iterable[float]) -> Distribution | None:
+    """Estimate a distribution from programs that have ended and programs that live.
+
+    Each mass of the Kaplan-Meier estimate is spread by a Gaussian on the logarithmic axis. What remains lies beyond the
+    largest program that was seen; at least one program in n + 1 does.
+
+    Args:
+        finished: The work of programs that have ended, in tokens.
+        censored: The ages of programs that live, in tokens.
+
+    Returns:
+        None: there is neither.
+    """
+    ends = np.sort(np.fromiter(finished, float))
+    ages = np.fromiter(censored, float)
+    ages = ages[ages > 0]
+    if not len(ends) and not len(ages):
+        return None
+    masses, left = kaplan_meier(ends, ages)
+    tail = max(left, 1.0 / (len(ends) + 1.0))
+    rest = 1.0 - left
+    cells = np.zeros(len(SIZES))
+    if len(ends):
+        np.add.at(cells, _cell(ends), masses * ((1.0 - tail) / rest if rest > 0 else 0.0))
+    beyond = np.zeros(len(SIZES))
+    first = int(_cell(np.array([max(ends.max(initial=0.0), ages.max(initial=0.0))]))[0])
+    beyond[first : first + max(1, round(math.log(_TAIL_RATIO) / _CELL_LOG))] = 1.0
+    beyond *= tail / beyond.sum()
+    total = cells + beyond
+    total /= total.sum()
+    mean = float(total @ _LOG_SIZES)
+    log_variance = float(total @ (_LOG_SIZES - mean) ** 2)
+    smooth = _spread(cells, math.sqrt(log_variance), len(ends)) + beyond
+    return Distribution(smooth / smooth.sum(), log_variance)
+
+
+def _cell(work: Array) -> npt.NDArray[np.intp]:
+    return np.clip(np.searchsorted(EDGES, work, side="right") - 1, 0, len(SIZES) - 1)
+
+
+def _spread(cells: Array, deviation: float, count: int) -> Array:
+    """Convolve with a Gaussian of Silverman's bandwidth. Mass that would leave the grid stays in its last cells."""
+    bandwidth = min(max(1.06 * deviation * max(count, 1) ** -0.2, _LEAST_BANDWIDTH), _MOST_BANDWIDTH) / _CELL_LOG
+    reach = math.ceil(3 * bandwidth)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / bandwidth) ** 2)
+    wide = np.convolve(cells, kernel / kernel.sum())
+    inside = wide[reach:-reach].copy()
+    inside[0] += wide[:reach].sum()
+    inside[-1] += wide[-reach:].sum()
+    return inside
