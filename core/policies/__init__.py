@@ -11,6 +11,7 @@ from weft.core.policies.atlas import Atlas
 from weft.core.policies.base import Policy
 from weft.core.policies.config import DEFAULT_POLICY, PolicyConfig
 from weft.core.policies.fcfs import Fcfs
+from weft.core.policies.learned import Learned
 from weft.core.policies.mlfq import Mlfq
 from weft.core.policies.multilevel import DEFAULT_BETA, DEFAULT_BOUNDS_S, MultilevelParameters, MultilevelPolicy
 from weft.core.policies.oracles import Srpt
@@ -19,6 +20,7 @@ from weft.core.policies.priority import Priority
 from weft.core.policies.registry import register, registration, registrations
 from weft.core.policies.room import Room
 from weft.core.policies.round_robin import RoundRobin
+from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.step_tokens import StepTokens
 from weft.core.policies.view import Call, ProgramView, Rank
 
@@ -34,6 +36,7 @@ __all__ = [
     "Atlas",
     "Call",
     "Fcfs",
+    "Learned",
     "Mlfq",
     "MultilevelParameters",
     "MultilevelPolicy",
@@ -46,6 +49,7 @@ __all__ = [
     "Room",
     "RoundRobin",
     "Srpt",
+    "StepCosts",
     "StepTokens",
     "register",
     "registration",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from weft.core.policies.room import Room, UnlimitedRoom
+from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.policies.waiting import WaitingCalls
 from weft.core.registry import Registered
@@ -29,6 +30,8 @@ class Policy(Registered, ABC):
     ranks_follow_steps: ClassVar[bool] = False
     # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
     preempts: ClassVar[bool] = True
+    # Whether the KV cache of programs that have ended is evicted before that of others.
+    evicts_ended_first: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.waiting = WaitingCalls()
@@ -83,6 +86,20 @@ class Policy(Registered, ABC):
     def program_ended(self, program: ProgramView) -> None:
         """A program has ended, and no further call of it comes. It may still have calls that are being aborted."""
         del program
+
+    def step_made(self, decode_tokens: int, prefill_tokens: int, step_s: float) -> None:
+        """The engine has made a step.
+
+        Args:
+            decode_tokens: The calls that decoded in it.
+            prefill_tokens: The prompt tokens that it computed.
+            step_s: Its duration in seconds.
+        """
+        del decode_tokens, prefill_tokens, step_s
+
+    def use_costs(self, costs: StepCosts) -> None:
+        """The costs of the engine's steps are known, so `step_made` need not be called."""
+        del costs
 
     # -- what the driver asks
 

@@ -15,6 +15,7 @@ class Rank(NamedTuple):
 
     level: int  # index of the queue, 0 is Q_1
     order: float  # position inside the queue
+    tie: int = 0  # position among calls of one order
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +42,9 @@ class Call:
     prompt_tokens: int = 0  # of the whole prompt
     cached_tokens: int = 0  # prompt tokens found in the prefix cache when the call started; 0 before
     deadline_s: float = math.inf  # the time until which the call must finish
+    computed_tokens: int = 0  # prompt tokens that were computed for the first time, so far
+    output_tokens: int = 0  # generated when the call was last charged
+    charge_at_tokens: float = math.inf  # the driver charges the call at the latest at so many output tokens
     predicted_path_tokens: float = math.nan  # predicted work on the longest chain of calls that begins with this one
     service_s: float = 0.0  # c.service: the attained service that ranked the call on arrival (line 11)
     model_time_s: float = 0.0  # c.model_time: time run since arrival or since the last promotion (line 29)

@@ -33,6 +33,7 @@ class RunningBatch:
         self._pushes = itertools.count()  # breaks ties, so that calls are never compared
         self._ends: list[tuple[int, int, SimCall]] = []  # heap by the step with which a decoding call ends
         self._quanta: list[tuple[float, int, SimCall]] = []  # heap by the decode clock when a call has used its quantum
+        self._charges: list[tuple[int, int, SimCall]] = []  # heap by the step after which a decoding call is charged
 
     @property
     def decode_clock_s(self) -> float:
@@ -73,21 +74,24 @@ class RunningBatch:
         self.decoding += 1
         self._context_tokens += call.context_tokens
         call.charged_step, call.charged_clock_s = self.steps, self.decode_clock_s
-        call.end_step = self.steps + call.spec.output_tokens - call.generated
+        call.end_step = self.steps + call.spec.output_tokens - call.output_tokens
         heapq.heappush(self._ends, (call.end_step, next(self._pushes), call))
         self.watch_quantum(call)
 
     def watch_quantum(self, call: SimCall) -> None:
-        """Note when a decoding call, which has just been charged, will have used its quantum."""
+        """Note when a decoding call, which has just been charged, will have used its quantum or is to be charged."""
         if call.quantum_s < math.inf:
             heapq.heappush(self._quanta, (call.charged_clock_s + call.quantum_s, next(self._pushes), call))
+        if call.charge_at_tokens < math.inf:
+            call.charge_step = self.steps + max(1, int(call.charge_at_tokens) - call.output_tokens)
+            heapq.heappush(self._charges, (call.charge_step, next(self._pushes), call))
 
     def remove(self, call: SimCall) -> None:
         """A call ends or is preempted."""
         if call.end_step >= 0:
             self.decoding -= 1
             self._context_tokens -= call.context_tokens
-            call.end_step = -1
+            call.end_step = call.charge_step = -1
         self.chunks.pop(call, None)
         del self.ranks[call]
 
@@ -104,6 +108,10 @@ class RunningBatch:
         while self._ends[0][2].end_step != self._ends[0][0]:
             heapq.heappop(self._ends)
         steps = self._ends[0][0] - self.steps
+        while self._charges and self._charges[0][2].charge_step != self._charges[0][0]:
+            heapq.heappop(self._charges)
+        if self._charges:
+            steps = min(steps, self._charges[0][0] - self.steps)
         if self._quanta:
             left_s = self._quanta[0][0] - self.decode_clock_s
             steps = min(steps, jump.steps_until(left_s) if self._token_s is None else math.ceil(left_s / self._token_s))
@@ -111,7 +119,7 @@ class RunningBatch:
 
     def pop_calls_to_charge(self, *, every_call: bool) -> list[SimCall]:
         """The calls to charge after the steps that have just been made, in rank order: those that compute a prompt, and
-        those that end or have used their quantum.
+        those that end, have used their quantum or are to be charged.
 
         Args:
             every_call: Return all running calls.
@@ -120,6 +128,10 @@ class RunningBatch:
         while self._ends and self._ends[0][0] <= self.steps:
             end_step, _, call = heapq.heappop(self._ends)
             if call.end_step == end_step:
+                calls[call] = None
+        while self._charges and self._charges[0][0] <= self.steps:
+            charge_step, _, call = heapq.heappop(self._charges)
+            if call.charge_step == charge_step:
                 calls[call] = None
         clock_s = self.decode_clock_s
         while self._quanta and self._quanta[0][0] <= clock_s:

@@ -28,7 +28,6 @@ class SimCall(Call):
     running: bool = False
     stalled: bool = False  # it runs, and gets no tokens in the present step
     resumed: bool = False  # it was preempted before, and has generated nothing since it started again
-    generated: int = 0  # tokens, when it was last charged
     prefill_left: int = 0  # tokens to compute before the next one is generated
     computed: int = 0  # the most tokens that it ever had in the KV cache
     swapped: int = 0  # tokens in host memory
@@ -36,6 +35,7 @@ class SimCall(Call):
     charged_step: int = 0  # steps of its replica when it was last charged
     charged_clock_s: float = 0.0  # decode clock of its replica when it was last charged
     end_step: int = -1  # the step with which it ends; -1 unless it decodes
+    charge_step: int = -1  # the step after which the policy wants it charged; -1 for none
     total_service_s: float = 0.0  # since arrival, for its account
     total_wait_s: float = 0.0  # since arrival, for its account, without the current wait
     queued_since_s: float = math.nan  # start of the current or the last wait; promotion does not change it
@@ -44,7 +44,7 @@ class SimCall(Call):
     @property
     def context_tokens(self) -> int:
         """Tokens of its prompt and of its output so far."""
-        return self.spec.prompt_tokens + self.generated
+        return self.spec.prompt_tokens + self.output_tokens
 
     def tokens_to_compute(self, hit: int) -> int:
         """Tokens to compute before the next one is generated, if the call starts and finds a prefix of `hit` tokens.

@@ -128,6 +128,13 @@ class KvCache:
         if not self._keep:
             self._drop(own)
 
+    def evict_first(self, keys: Iterable[Hashable]) -> None:
+        """Have the segments of these keys evicted before all others, because no later call needs them."""
+        for key in keys:
+            segment = self._index.get(key)
+            if segment is not None and segment in self._leaves:
+                self._leaves.move_to_end(segment, last=False)
+
     def _pin(self, own: Segment) -> None:
         segment: Segment | None = own
         while segment is not None:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Final, cast
 
-from weft.core.policies import Call, Policy
+from weft.core.policies import Call, Policy, StepCosts
 from weft.core.sim.batch import RunningBatch
-from weft.core.sim.calls import SimCall
+from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.jump import Jump
 from weft.core.sim.kv import KvCache, Segment
 from weft.core.sim.result import Batch, Counts, Execution
@@ -57,7 +57,8 @@ class Replica:
         self._decide_every = settings.policy.decide_every
         self._token_s = settings.policy.token_s
         self._plays_each_step = policy.ranks_follow_steps or not jump
-        self._timing = settings.timing
+        timing = self._timing = settings.timing
+        policy.use_costs(StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, settings.batch_size))
         self._kv = KvCache(settings.kv_capacity, keep=settings.shares_prefixes)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._batch = RunningBatch(self._token_s)
@@ -88,6 +89,12 @@ class Replica:
         jump.steps = min(jump.steps, steps)
         return ends_earlier
 
+    def program_ended(self, program: SimProgram) -> None:
+        """A program has ended, and no call of it comes."""
+        self.policy.program_ended(program.view)
+        if self.policy.evicts_ended_first:
+            self._kv.evict_first((program.number, index) for index in range(len(program.spec.calls)))
+
     def end_jump(self, now_s: float) -> list[SimCall]:
         """The jump in progress ends.
 
@@ -106,7 +113,7 @@ class Replica:
                 self._charge_prefill(call, jump.duration_s(jump.steps), now_s)
             else:
                 self._charge_decode(call, now_s)
-        ended = [call for call in charged if call.generated >= call.spec.output_tokens]
+        ended = [call for call in charged if call.output_tokens >= call.spec.output_tokens]
         for call in ended:
             self._stop(call, now_s)
             self.policy.leave(call)
@@ -283,11 +290,12 @@ class Replica:
         computed = max(0, call.context_tokens - call.prefill_left)
         new_tokens = max(0, min(chunk, computed - call.computed))
         call.computed = max(call.computed, computed)
+        call.computed_tokens += new_tokens
         self._charge(
             call, step_s if self._token_s is None else new_tokens * self._token_s, now_s, recomputed=call.resumed
         )
         if call.prefill_left == 0:
-            call.generated += 1
+            call.output_tokens += 1
             call.program.predicted_tokens -= 1
             self._kv.grow(1)
             self._kv.settle(cast("Segment", call.segment), 1)
@@ -303,7 +311,7 @@ class Replica:
             return
         charge_s = clock_s - call.charged_clock_s
         call.charged_step, call.charged_clock_s = batch.steps, clock_s
-        call.generated += steps
+        call.output_tokens += steps
         call.computed = call.context_tokens - 1  # the KV of the last generated token is computed in the next step
         call.program.predicted_tokens -= steps
         self._kv.settle(cast("Segment", call.segment), steps)

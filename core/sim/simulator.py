@@ -219,7 +219,7 @@ class _Simulation:
     def _program_ends(self, program: SimProgram, now_s: float) -> None:
         program.close(now_s)
         for replica in self._replicas:
-            replica.policy.program_ended(program.view)
+            replica.program_ended(program)
         self._balancer.end_program(ProgramId(program.spec.program))
         self._balancer.end_session(SessionId(program.spec.program))
         self._ended += 1

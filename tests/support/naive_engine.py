@@ -76,7 +76,8 @@ class NaiveEngine:
         self.steps: list[tuple[float, tuple[str, ...]]] = []
         self.preemptions = 0
         self.programs = {program.program: program for program in programs}
-        self.views = {name: ProgramView(name) for name in self.programs}
+        self.views = {name: ProgramView(name, each.name or "") for name, each in self.programs.items()}
+        self.arrived = itertools.count()
         self.ended: dict[str, set[str]] = {name: set() for name in self.programs}
         self.wait_s, self.service_s = dict.fromkeys(self.programs, 0.0), dict.fromkeys(self.programs, 0.0)
         self.results: dict[str, ProgramResult] = {}
@@ -100,6 +101,8 @@ class NaiveEngine:
             if spec is not None:
                 self._arrive(name, spec, at_s)
                 continue
+            view = self.views[name]
+            view.arrival_s, view.arrival_order = at_s, next(self.arrived)
             for first in self.programs[name].calls:
                 if not first.parents:
                     self._start_gap(name, first, at_s)
@@ -194,13 +197,16 @@ class NaiveEngine:
             computed = max(0, entry.spec.prompt_tokens + entry.generated - entry.prefill_left)
             new = max(0, min(tokens, computed - entry.computed))
             entry.computed = max(entry.computed, computed)
+            entry.call.computed_tokens += new
         else:
             new = 1
             entry.computed += 1
+            entry.call.output_tokens = entry.generated + 1
         entry.generated += entry.prefill_left == 0
         charge_s = step_s if self.token_s is None else new * self.token_s
         entry.service_s += charge_s
         self.policy.charge(entry.call, charge_s, self.now, recomputed=resuming)
+        entry.call.output_tokens = entry.generated
 
     def _end(self, entry: _Entry) -> None:
         name = entry.program
@@ -220,4 +226,5 @@ class NaiveEngine:
                 self._start_gap(name, child, self.now)
         if len(ended) == len(program.calls):
             arrival_s, count = program.arrival_s, len(program.calls)
+            self.policy.program_ended(self.views[name])
             self.results[name] = ProgramResult(arrival_s, self.now, self.wait_s[name], self.service_s[name], count)

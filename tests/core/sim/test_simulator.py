@@ -32,6 +32,7 @@ POLICIES = [
     PolicyConfig("mlfq", (0.5, 1.0), 0.25),
     PolicyConfig("rr", quanta_s=(2.0,)),
     PolicyConfig("rr", quanta_s=(0.25,)),
+    PolicyConfig("learned"),
 ]
 
 

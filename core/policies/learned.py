@@ -1,0 +1,293 @@
+"""Ranks that are learned from programs of the same name: the Gittins index, least attained service or first come.
+
+A program's age is the work that it has had: output tokens, and ω for each prompt token that was newly computed. Its
+rank is the expected cost of serving it, from how much work programs of its class took. The class is tenant and name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, cast
+
+from weft.core.policies.base import Policy
+from weft.core.policies.registry import register
+from weft.core.policies.service_class import Aged, ServiceClass, ServiceTable
+from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.view import Call, ProgramView, Rank
+
+if TYPE_CHECKING:  # numpy is imported with the first object, so that `import weft` stays light
+    from weft.core.policies.step_cost_fit import StepCostFit
+
+LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution of all programs
+_LEAST_ENDED_ALIKE: Final = 10
+ALIKE_BELOW: Final = 0.9  # the spread below which programs of a class are alike, and above which they vary
+_REFIT_ENDS: Final = 8
+_REFIT_S: Final = 30.0
+_REFITS_AT_ONCE: Final = 4  # classes in one decision: a refit takes some 0.2 ms
+_RERANKS_AT_ONCE: Final = 256  # programs in one decision
+_LEAST_CHARGE_TOKENS: Final = 8
+TAIL: Final = 0.15  # gamma of the boost, in units of 1 / backlog
+_BACKLOG_SMOOTHING: Final = 0.3
+_BACKLOG_CHANGE: Final = 0.1  # the keys of all programs follow the backlog when it has changed by this part
+
+
+@dataclass(eq=False, slots=True)
+class _Counted:
+    """What of a call's work its program's age holds."""
+
+    number: int  # among all calls of the engine, by arrival
+    computed_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LiveProgram(Aged):
+    """A program that has not ended."""
+
+    view: ProgramView
+    of: ServiceClass
+    arrival_s: float
+    key: float = 0.0
+    running: int = 0  # calls in the batch
+    calls: dict[Call, _Counted] = field(default_factory=dict)
+
+
+@register("learned", "the Gittins index, learned from programs of the same name", simulation_only=True)
+class Learned(Policy):
+    """Ranks all calls of a program by its age and its class.
+
+    Programs that are alike go first come, first served, so that they do not share the engine and all end late. Programs
+    that vary much go by least attained service, because their age is all that tells them apart. In between, the
+    Gittins index decides. The boost of gamma-Boost weighs the rank against the program's arrival.
+    """
+
+    evicts_ended_first = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        from weft.core.policies.service_distribution import AGES
+        from weft.core.policies.step_cost_fit import StepCostFit
+
+        self.costs = StepCosts()
+        self._cost_fit: StepCostFit | None = StepCostFit()
+        self._ages: tuple[float, ...] = tuple(map(float, AGES))
+        self._table = ServiceTable()
+        self._all = ServiceClass(None)  # all programs, whatever their class
+        self._median = math.inf  # of the work of all programs, in tokens
+        self._classes: dict[ServiceClass, None] = {}  # those with live programs
+        self._programs: dict[ProgramView, LiveProgram] = {}
+        self._numbers = itertools.count()
+        self._due: dict[ServiceClass, None] = {}  # to be fitted
+        self._pending: dict[LiveProgram, None] = {}  # to be ranked anew
+        self._backlog_s = math.nan
+        self._gamma = math.inf
+        self._fitted_at_s = -math.inf
+
+    def use_costs(self, costs: StepCosts) -> None:
+        """Take the costs of steps as known, and fit none."""
+        self.costs, self._cost_fit = costs, None
+
+    # -- what the driver reports
+
+    def arrive(self, call: Call, now_s: float) -> None:
+        program = self._programs.get(call.program)
+        if program is None:
+            program = self._open(call.program, now_s)
+        program.calls[call] = _Counted(next(self._numbers), call.computed_tokens, call.output_tokens)
+        call.rank = self._rank(program, call)
+        call.waiting_since_s = now_s
+        self.waiting.push(call)
+
+    def start(self, call: Call, now_s: float) -> None:
+        super().start(call, now_s)
+        program = self._programs.get(call.program)
+        if program is not None:
+            program.running += 1
+            self._set_charge(program, call)
+
+    def preempt(self, call: Call, now_s: float) -> None:
+        self._stop(call)
+        super().preempt(call, now_s)
+
+    def leave(self, call: Call) -> None:
+        was_running = call not in self.waiting
+        super().leave(call)
+        if was_running:
+            self._stop(call)
+        program = self._programs.get(call.program)
+        if program is not None:
+            program.calls.pop(call, None)
+
+    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        del now_s, recomputed
+        call.model_time_s += model_time_s
+        program = self._programs.get(call.program)
+        counted = program.calls.get(call) if program is not None else None
+        if program is None or counted is None:
+            return
+        if call.computed_tokens > counted.computed_tokens:
+            self._age(program, self.costs.prompt_weight * (call.computed_tokens - counted.computed_tokens))
+            counted.computed_tokens = call.computed_tokens
+        elif call.output_tokens >= call.charge_at_tokens:
+            self._count(program, call, counted)
+            self._set_charge(program, call)
+
+    def program_ended(self, program: ProgramView) -> None:
+        ended = self._programs.pop(program, None)
+        if ended is None:
+            return
+        for call, counted in ended.calls.items():  # those that are being aborted
+            self._count(ended, call, counted)
+        self._pending.pop(ended, None)
+        for each in (ended.of, self._all):
+            del each.live[ended]
+            if ended.age > 0:
+                each.end(ended.age)
+                if each.new_ends >= min(_REFIT_ENDS, 1 + each.ended // 4):
+                    self._due[each] = None
+        if not ended.of.live:
+            del self._classes[ended.of]
+
+    def step_made(self, decode_tokens: int, prefill_tokens: int, step_s: float) -> None:
+        if self._cost_fit is not None:
+            self._cost_fit.observe(decode_tokens, prefill_tokens, step_s)
+
+    # -- what the driver asks
+
+    def rerank(self, now_s: float) -> Iterable[tuple[Call, Rank]]:
+        if now_s >= self._fitted_at_s + _REFIT_S and self._programs:
+            self._fitted_at_s = now_s
+            self._due |= dict.fromkeys((self._all, *self._classes))
+            if self._cost_fit is not None:
+                self.costs = self._cost_fit.costs() or self.costs
+        if self._due:
+            for each in list(itertools.islice(self._due, _REFITS_AT_ONCE)):
+                del self._due[each]
+                self._fit(each)
+            self._follow_backlog()
+        for program in list(itertools.islice(self._pending, _RERANKS_AT_ONCE)):
+            del self._pending[program]
+            program.key = self._key(program)
+            for call in program.calls:
+                yield call, self._rank(program, call)
+
+    def next_change_s(self) -> float:
+        if self._due or self._pending:
+            return -math.inf
+        return self._fitted_at_s + _REFIT_S if self._programs else math.inf
+
+    def live_programs(self) -> Iterable[LiveProgram]:
+        """The programs that have not ended."""
+        return self._programs.values()
+
+    # -- the age of a program
+
+    def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
+        found = self._table.get((view.tenant, view.name))
+        self._classes[found] = None
+        arrival_s = now_s if math.isnan(view.arrival_s) else view.arrival_s
+        program = self._programs[view] = LiveProgram(view=view, of=found, arrival_s=arrival_s)
+        found.live[program] = self._all.live[program] = None
+        program.key = self._key(program)
+        return program
+
+    def _stop(self, call: Call) -> None:
+        """A call leaves the batch: count what it has done."""
+        program = self._programs.get(call.program)
+        counted = program.calls.get(call) if program is not None else None
+        if program is not None and counted is not None:
+            program.running -= 1
+            self._count(program, call, counted)
+
+    def _count(self, program: LiveProgram, call: Call, counted: _Counted) -> None:
+        work: float = call.output_tokens - counted.output_tokens
+        work += self.costs.prompt_weight * (call.computed_tokens - counted.computed_tokens)
+        counted.output_tokens, counted.computed_tokens = call.output_tokens, call.computed_tokens
+        self._age(program, work)
+
+    def _age(self, program: LiveProgram, work: float) -> None:
+        program.age += work
+        bucket = bisect_right(self._ages, program.age) - 1
+        if bucket != program.bucket:
+            program.bucket = bucket
+            self._pending[program] = None
+
+    def _set_charge(self, program: LiveProgram, call: Call) -> None:
+        """Have the call charged about when its program enters the next bucket, if its calls in the batch go on."""
+        if program.bucket + 1 == len(self._ages):
+            call.charge_at_tokens = math.inf
+            return
+        left = (self._ages[program.bucket + 1] - program.age) / max(1, program.running)
+        call.charge_at_tokens = call.output_tokens + max(_LEAST_CHARGE_TOKENS, math.ceil(left))
+
+    # -- ranks
+
+    def _rank(self, program: LiveProgram, call: Call) -> Rank:
+        """All calls of a program share its key; ties go to the program that arrived first, then to the earlier call."""
+        return Rank(0, program.key, (program.view.arrival_order << 48) + program.calls[call].number)
+
+    def _key(self, program: LiveProgram, more_tokens: float = 0.0) -> float:
+        """The arrival less the boost, in seconds: the least goes first.
+
+        Args:
+            more_tokens: Work that is added to the rank.
+        """
+        ranks = program.of.ranks or self._all.ranks
+        rank_s = ((ranks[program.bucket] if ranks else 0.0) + more_tokens) * self.costs.token_s
+        x = max(self._gamma * max(rank_s, 1e-6), 1e-12)
+        return program.arrival_s + math.log(-math.expm1(-x)) / self._gamma if math.isfinite(x) else program.arrival_s
+
+    def _fit(self, each: ServiceClass) -> None:
+        """Estimate a class's distribution, and rank its programs by it."""
+        from weft.core.policies.gittins import gittins_index, token_weights
+        from weft.core.policies.service_distribution import estimate
+
+        each.new_ends = 0
+        ages = [program.age for program in each.live]
+        distribution = estimate(each.finished, ages) if self._says_something(each, ages) else None
+        if distribution is None:
+            each.ranks = each.remaining = ()
+        else:
+            each.remaining = tuple(map(float, distribution.mean_remaining()))
+            if each is self._all:
+                self._median = distribution.median()
+            if distribution.spread > ALIKE_BELOW and each is not self._all:
+                each.ranks = (self._ages[1] / 2, *self._ages[1:])
+            else:
+                index = tuple(map(float, gittins_index(distribution, token_weights(distribution))))
+                is_alike = distribution.spread < ALIKE_BELOW and each.ended >= _LEAST_ENDED_ALIKE
+                each.ranks = (index[0],) * len(index) if is_alike else index
+        remaining = each.remaining or self._all.remaining
+        each.backlog = sum(remaining[program.bucket] for program in each.live) if remaining else 0.0
+        self._pending |= dict.fromkeys(self._by_all() if each is self._all else _live(each))
+
+    def _by_all(self) -> Iterable[LiveProgram]:
+        """The programs that are ranked by the distribution of all programs."""
+        return itertools.chain.from_iterable(_live(each) for each in self._classes if not each.ranks)
+
+    def _says_something(self, each: ServiceClass, ages: list[float]) -> bool:
+        """Whether a class has a distribution of its own: enough of its programs have ended, or one that lives has
+        already had more work than most programs of all classes need."""
+        if each.ended >= LEAST_ENDED:
+            return True
+        return each is not self._all and bool(self._all.remaining) and max(ages, default=0.0) > self._median
+
+    def _follow_backlog(self) -> None:
+        """The boost's gamma follows the engine seconds of work that are left, smoothed."""
+        left_s = sum(each.backlog for each in self._classes) * self.costs.token_s
+        if left_s <= 0:
+            return
+        before_s = self._backlog_s
+        self._backlog_s = left_s if math.isnan(before_s) else before_s + _BACKLOG_SMOOTHING * (left_s - before_s)
+        gamma = TAIL / self._backlog_s
+        if not 1 - _BACKLOG_CHANGE < gamma / self._gamma < 1 + _BACKLOG_CHANGE:
+            self._gamma = gamma
+            self._pending |= dict.fromkeys(self._programs.values())
+
+
+def _live(of: ServiceClass) -> list[LiveProgram]:
+    return cast("list[LiveProgram]", list(of.live))

@@ -1,0 +1,64 @@
+"""Fits the costs of steps to the steps that an engine makes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from weft.core.policies.step_costs import StepCosts
+
+_FORGET: Final = 0.999  # a step counts this much less with each later one, so the fit follows the last thousand steps
+_LEAST_STEPS: Final = 16
+
+
+class StepCostFit:
+    """Fits the costs by least squares, over steps of which the late ones count more.
+
+    Only sums are kept: three by three, and three.
+    """
+
+    def __init__(self) -> None:
+        self._products = np.zeros((3, 3))
+        self._times = np.zeros(3)
+        self._steps = 0
+        self._slots = 1
+
+    def observe(self, decode_tokens: int, prefill_tokens: int, step_s: float) -> None:
+        """A step was made.
+
+        Args:
+            decode_tokens: The calls that decoded in it.
+            prefill_tokens: The prompt tokens that it computed.
+            step_s: Its duration in seconds.
+        """
+        row = np.array((1.0, decode_tokens, prefill_tokens))
+        self._products = _FORGET * self._products + np.outer(row, row)
+        self._times = _FORGET * self._times + row * step_s
+        self._steps += 1
+        self._slots = max(self._slots, decode_tokens)
+
+    def costs(self) -> StepCosts | None:
+        """The fitted costs.
+
+        A negative coefficient is set to zero and the others are fitted again. A number of tokens that never varied
+        cannot be told from the fixed part, and costs nothing.
+
+        Returns:
+            None: too few steps were seen, or they took no time.
+        """
+        if self._steps < _LEAST_STEPS:
+            return None
+        used, fitted = [0, 1, 2], np.zeros(3)
+        while used:
+            scale = np.sqrt(np.maximum(self._products[used, used], 1e-30))
+            matrix = self._products[np.ix_(used, used)] / np.outer(scale, scale)
+            found = np.linalg.lstsq(matrix, self._times[used] / scale, rcond=1e-9)[0] / scale
+            if found.min() >= 0:
+                fitted[used] = found
+                break
+            used.pop(int(found.argmin()))
+        fixed_s, decode_token_s, prefill_token_s = map(float, fitted)
+        if fixed_s + decode_token_s <= 0:
+            return None
+        return StepCosts(fixed_s, decode_token_s, prefill_token_s, self._slots)
