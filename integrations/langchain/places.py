@@ -34,6 +34,7 @@ class OpenRun:
     __slots__ = (
         "children",
         "holders",
+        "is_choice",
         "is_fallback",
         "is_sequence",
         "is_task",
@@ -51,6 +52,7 @@ class OpenRun:
         self.name = name
         self.owner = metadata.get("lc_agent_name") or metadata.get("langgraph_node") or ""  # the agent or node
         self.is_fallback = name == "RunnableWithFallbacks"
+        self.is_choice = False  # a part of `RunnableBranch`
         # The runs that `.map()` has yet to start.
         self.items = len(given) if name.startswith("RunnableEach<") and isinstance(given, Sequence) else None
         self.is_sequence: bool | None = None  # None until the first run inside says it
@@ -119,14 +121,15 @@ class OpenRuns:
             return Place(parent_id, RunKind.STAGE, step, run.namespace)  # LangGraph repeats a node in its namespace
         if parent is None or parent_id is None:
             return Place(parent_id, RunKind.STAGE, "map") if step.startswith("map:") else Place(parent_id)
-        if parent.is_fallback and parent.place.kind is RunKind.CODE:
+        run.is_choice = any(tag.startswith(_CHOICES) for tag in tags)
+        if parent.is_fallback and parent.place.kind is RunKind.CODE and not parent.is_choice:
             return Place(parent.place.parent)  # where the attempts are that are not bound
         if parent.is_sequence is None:
             parent.is_sequence = "seq:step:1" in tags and not parent.is_task
         holder = parent.holders.setdefault(step, run_id) if step and not parent.is_task else run_id
         if holder != run_id and holder in self._runs:
             return self._inside(holder)
-        if parent.children and any(tag.startswith(_CHOICES) for tag in tags):
+        if parent.children and run.is_choice:
             return self._inside(parent_id)
         return _part(parent_id, parent, "" if parent.is_task else step, is_first=holder == run_id)
 

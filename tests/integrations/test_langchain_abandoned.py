@@ -69,7 +69,7 @@ class Backend:
 
     def begin(self, handler: ProgramCallbackHandler, run_id: UUID) -> tuple[Program, CallRow]:
         """A model run makes its call."""
-        program, identity = handler.start_call(run_id, NOTHING)
+        program, identity = handler.start_call(run_id, "chat", NOTHING)
         program.bind(self)
         self.idle.watch(program)
         row, _ = self.table.arrive(identity, EngineId("e"), self.clock())
@@ -282,12 +282,12 @@ def test_a_call_at_the_very_moment_of_the_time_out_is_not_lost(
     """The handler has found the program, the program times out, and only then the call starts."""
     root = start(handler, "agent")
     first = backend.call(handler, root)
-    found, leave, late = handler._program_of, backend.end_session, list[Program]()
+    found, leave, late = handler.program_of, backend.end_session, list[Program]()
 
     def end_session(program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
         """The program has ended, and its row is still in the table."""
         with monkeypatch.context() as patch:
-            patch.setattr(handler, "_program_of", lambda run_id: first if run_id == root else found(run_id))
+            patch.setattr(handler, "program_of", lambda run_id: first if run_id == root else found(run_id))
             program, row = backend.begin(handler, root)
         backend.finish(program, row)
         late.append(program)

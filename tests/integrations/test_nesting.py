@@ -57,6 +57,12 @@ def named(engine: ScriptedEngine, name: str) -> Runnable[Any, Any]:
     return RunnableLambda(lambda _: "go on") | ChatWeft(engine=engine).with_config(run_name=name)
 
 
+@pytest.mark.parametrize("seed", [1706, 3157])
+async def test_programs_that_had_a_wrong_edge(scripted_engine: MakeEngine, seed: int) -> None:
+    """Fallbacks as the branch of a `RunnableBranch`: the attempts are a chain."""
+    await check_programs(scripted_engine(reply), range(seed, seed + 1))
+
+
 async def test_the_judge_of_a_bound_branch(scripted_engine: MakeEngine) -> None:
     """A bound model as the branch of a `RunnableBranch` comes after the model that is the condition."""
     engine = scripted_engine(lambda _: "fine")
