@@ -24,7 +24,7 @@ from observers import ENDLESS_TOKENS, wait_until_generating, wait_until_idle
 from polling import until
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message
@@ -276,7 +276,7 @@ async def test_an_empty_stream_ends() -> None:
     assert [chunk async for chunk in response.body_iterator] == [b"data: [DONE]\n\n"]
 
 
-async def run_app(endpoint: Callable[[Request], Any], messages: list[Message]) -> list[Message]:
+async def run_app(endpoint: Callable[[HttpRequest], Any], messages: list[Message]) -> list[Message]:
     """Run an application with the middleware on these messages of a client. Gives those of the server."""
     app = AbortOnDisconnect(Starlette(routes=[Route("/", endpoint, methods=["POST"])]))
     sent: list[Message] = []
@@ -302,7 +302,7 @@ async def run_app(endpoint: Callable[[Request], Any], messages: list[Message]) -
 async def test_a_large_body_arrives_in_pieces() -> None:
     """The middleware passes on what the client sends, and does not take its end for the client's leaving."""
 
-    async def length(request: Request) -> StreamingResponse:
+    async def length(request: HttpRequest) -> StreamingResponse:
         pieces = [piece async for piece in request.stream() if piece]
 
         async def body() -> AsyncGenerator[str]:
@@ -318,7 +318,7 @@ async def test_a_large_body_arrives_in_pieces() -> None:
 async def test_a_cancellation_of_the_applications_own_goes_on() -> None:
     """If something that the endpoint waits for is cancelled, the server sees the endpoint's error."""
 
-    async def endpoint(request: Request) -> StreamingResponse:
+    async def endpoint(request: HttpRequest) -> StreamingResponse:
         future: asyncio.Future[Any] = asyncio.Future()
         future.cancel()
         return await future
@@ -336,7 +336,7 @@ async def test_work_after_the_response_goes_on() -> None:
             await asyncio.sleep(0)
         done.append(True)
 
-    async def endpoint(request: Request) -> JSONResponse:
+    async def endpoint(request: HttpRequest) -> JSONResponse:
         return JSONResponse(await request.json(), background=BackgroundTask(after))
 
     await run_app(endpoint, [{"type": "http.request", "body": b"{}"}])
