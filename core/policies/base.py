@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
 
 from weft.core.policies.room import Room, UnlimitedRoom
 from weft.core.policies.step_costs import StepCosts
@@ -27,11 +26,11 @@ class Policy(Registered, ABC):
     """
 
     # Whether a rank depends on the progress of each single step. The simulator then skips no steps.
-    ranks_follow_steps: ClassVar[bool] = False
+    ranks_follow_steps: bool = False
     # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
-    preempts: ClassVar[bool] = True
+    preempts: bool = True
     # Whether the KV cache of programs that have ended is evicted before that of others.
-    evicts_ended_first: ClassVar[bool] = False
+    evicts_ended_first: bool = False
 
     def __init__(self) -> None:
         self.waiting = WaitingCalls()
@@ -101,6 +100,10 @@ class Policy(Registered, ABC):
         """The costs of the engine's steps are known, so `step_made` need not be called."""
         del costs
 
+    def use_kv(self, tokens: float) -> None:
+        """The KV cache holds so many tokens; inf: no bound."""
+        del tokens
+
     # -- what the driver asks
 
     def decide(self, now_s: float) -> list[Call]:
@@ -138,6 +141,16 @@ class Policy(Registered, ABC):
     def has_level(self, level: int) -> bool:
         """Whether the policy has a queue of this index."""
         return level == 0
+
+    def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
+        """Whether a call that is held back may take the room of an open program (`weft.core.policies.gated`).
+
+        Args:
+            rank: The rank of that program.
+            cost_s: What it costs, in seconds of the engine.
+        """
+        del cost_s
+        return self.preempts and call.rank.level < rank.level
 
     def victims(
         self,

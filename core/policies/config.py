@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from weft.core.errors import PolicyError
 from weft.core.policies.base import Policy
+from weft.core.policies.gated import Gated
 from weft.core.policies.registry import registration
 from weft.core.registry import check_number
 
@@ -27,6 +28,7 @@ class PolicyConfig:
         token_s: Count service in tokens instead of time: so many seconds for each token that is computed for the first
             time, prompt and output alike. Astraea §4.3: a step's time depends on what else is in the batch, its tokens
             do not. None: count time on the model executor.
+        gate: Open no more programs than the KV cache holds (docs/reference/policies.md). In simulation only so far.
 
     Raises:
         PolicyError: The name is unknown, the policy does not have a parameter, or a value makes no sense.
@@ -36,6 +38,7 @@ class PolicyConfig:
     parameters: Any  # the policy's own frozen dataclass
     decide_every: int
     token_s: float | None
+    gate: bool
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class PolicyConfig:
         *values: Any,
         decide_every: int = 1,
         token_s: float | None = None,
+        gate: bool = False,
         **parameters: Any,
     ) -> None:
         kind = registration(name).parameters
@@ -52,19 +56,22 @@ class PolicyConfig:
             what = repr(unknown[0]) if unknown else f"number {len(values)}"
             has = f"it has {', '.join(allowed)}" if allowed else "it has none of its own"
             raise PolicyError(
-                f"policy {name!r} has no parameter {what}; {has}, and all policies have decide_every, token_s."
+                f"policy {name!r} has no parameter {what}; {has}, and all policies have decide_every, token_s, gate."
             )
         given = {**dict(zip(allowed, values, strict=False)), **parameters}
         if type(decide_every) is not int or decide_every < 1:
             raise PolicyError(f"decide_every must be a whole number of steps, at least 1, not {decide_every!r}.")
         if token_s is not None and not 0 < check_number(token_s, "token_s", PolicyError) < math.inf:
             raise PolicyError(f"token_s must be positive seconds, or None to count time, not {token_s}.")
+        if not isinstance(gate, bool):
+            raise PolicyError(f"gate must be true or false, not {gate!r:.60}.")
         # JSON has lists where Python has tuples.
         tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "parameters", kind(**tuples))
         object.__setattr__(self, "decide_every", decide_every)
         object.__setattr__(self, "token_s", token_s)
+        object.__setattr__(self, "gate", gate)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -80,7 +87,8 @@ class PolicyConfig:
     def to_dict(self) -> dict[str, Any]:
         """The configuration as JSON scalars and tuples."""
         own = {each.name: getattr(self.parameters, each.name) for each in fields(self.parameters)}
-        return {"name": self.name, **own, "decide_every": self.decide_every, "token_s": self.token_s}
+        common = {"decide_every": self.decide_every, "token_s": self.token_s, "gate": self.gate}
+        return {"name": self.name, **own, **common}
 
     def check_live(self) -> Self:
         """Return this configuration if an engine can run it.
@@ -93,8 +101,13 @@ class PolicyConfig:
                 f"policy {self.name!r} needs what only a simulation knows. Compare with it by `weft sim`, and start an "
                 "engine with another one."
             )
+        if self.gate:
+            raise PolicyError(
+                "the gate runs in simulation only so far; leave gate out, and try it by `weft sim --gate`."
+            )
         return self
 
     def make(self) -> Policy:
         """Make a new policy object, for one engine."""
-        return registration(self.name).kind.from_parameters(self.parameters)
+        policy = registration(self.name).kind.from_parameters(self.parameters)
+        return Gated(policy) if self.gate else policy

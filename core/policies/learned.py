@@ -180,6 +180,10 @@ class Learned(Policy):
             return -math.inf
         return self._fitted_at_s + _REFIT_S if self._programs else math.inf
 
+    def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
+        program = self._programs.get(call.program)
+        return program is not None and self._key(program, cost_s / self.costs.token_s) < rank.order
+
     def live_programs(self) -> Iterable[LiveProgram]:
         """The programs that have not ended."""
         return self._programs.values()

@@ -59,6 +59,7 @@ class Replica:
         self._plays_each_step = policy.ranks_follow_steps or not jump
         timing = self._timing = settings.timing
         policy.use_costs(StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, settings.batch_size))
+        policy.use_kv(settings.kv_capacity)
         self._kv = KvCache(settings.kv_capacity, keep=settings.shares_prefixes)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._batch = RunningBatch(self._token_s)
@@ -80,8 +81,10 @@ class Replica:
         if jump is None or jump.steps == 1:
             return False
         until_s = max(now_s, policy.next_change_s())  # the call may have starved before it arrived
-        if policy.waiting.peek() is call and (
-            len(self._batch.ranks) < self._settings.batch_size or call.rank < self._batch.lowest_rank()
+        if (
+            call in policy.waiting
+            and policy.waiting.peek() is call
+            and (len(self._batch.ranks) < self._settings.batch_size or call.rank < self._batch.lowest_rank())
         ):
             until_s = now_s
         steps = jump.steps_until(until_s - jump.began_s) if until_s < math.inf else jump.steps

@@ -45,6 +45,9 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
             "--unit-steps", help="A call generates one token a unit of time, and prompts take none: small examples."
         ),
     ] = False,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Open no more programs than the KV cache holds, under any policy.")
+    ] = False,
     replicas: Annotated[int, typer.Option(help="Number of engines.")] = 1,
     balancer: Annotated[str, one_of(BALANCERS, help="How calls are given to engines.")] = "locality",
     kv_tokens: Annotated[int, typer.Option(help="Tokens that an engine's KV cache holds.")] = 262_144,
@@ -60,7 +63,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     from weft.views.gantt import gantt as draw
 
     settings = SimSettings(
-        policy=_policy(policy, queue_bounds, beta),
+        policy=_policy(policy, queue_bounds, beta, gate=gate),
         batch_size=batch_size,
         replicas=replicas,
         balancer=BalancerConfig(balancer),
@@ -85,7 +88,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         _print(result, unit="" if unit_steps else " s")
 
 
-def _policy(name: str, queue_bounds: str | None, beta: float | None) -> PolicyConfig:
+def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bool) -> PolicyConfig:
     """The policy with its parameters. An option that the policy does not have is an error."""
     options: dict[str, Any] = {}
     if queue_bounds is not None:
@@ -98,7 +101,7 @@ def _policy(name: str, queue_bounds: str | None, beta: float | None) -> PolicyCo
         options |= {"quanta_s": bounds_s[:1]} if name == "rr" else {"bounds_s": bounds_s}
     if beta is not None:
         options["beta"] = None if math.isinf(beta) else beta
-    return PolicyConfig(name, **options)
+    return PolicyConfig(name, gate=gate, **options)
 
 
 def _print(result: SimResult, unit: str) -> None:

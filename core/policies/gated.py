@@ -1,0 +1,207 @@
+"""Any policy behind a gate that opens no more programs than the KV cache holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from weft.core.policies.admission_gate import AdmissionGate, Resident
+from weft.core.policies.base import Policy
+from weft.core.policies.room import Room
+from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.view import Call, ProgramView
+from weft.core.policies.waiting import WaitingCalls
+
+_RETURN: Final = 2.0  # a program that makes way computes its context again, and so has the other one's time twice
+
+
+class Gated(Policy):
+    """Holds back the calls of programs that are not open.
+
+    - Calls of open programs always pass.
+    - The others open in rank order, and nobody overtakes: else a large program would wait for ever.
+    - When contexts outgrow the KV cache, the last in rank closes. An idle program closes when another one could have
+      filled the cache in the meantime.
+    - The first that is shut out takes the room of open programs of worse rank, if the policy finds that it pays.
+    - While no open program has a call, the first that is held back opens, whatever its size. So nothing waits for ever.
+
+    Args:
+        inner: The policy, without calls.
+    """
+
+    evicts_ended_first = True
+
+    def __init__(self, inner: Policy) -> None:
+        super().__init__()
+        self.name = inner.name  # type: ignore[misc]  # it goes by the name of what it gates
+        self.inner = inner
+        self.waiting = inner.waiting  # the calls that may start
+        self.held = WaitingCalls()
+        self.gate = AdmissionGate()
+        self.preempts = inner.preempts
+        self.ranks_follow_steps = inner.ranks_follow_steps
+        self._prefill_token_s = StepCosts().prefill_token_s
+        self._now_s = -math.inf
+
+    # -- what the driver reports
+
+    def use_kv(self, tokens: float) -> None:
+        self.gate.kv_tokens = tokens
+
+    def use_costs(self, costs: StepCosts) -> None:
+        self._prefill_token_s = costs.prefill_token_s
+        self.inner.use_costs(costs)
+
+    def step_made(self, decode_tokens: int, prefill_tokens: int, step_s: float) -> None:
+        self.inner.step_made(decode_tokens, prefill_tokens, step_s)
+
+    def arrive(self, call: Call, now_s: float) -> None:
+        self._now_s = now_s
+        self.inner.arrive(call, now_s)
+        self._hold(call, self.gate.arrive(call))
+        self._open(now_s)
+
+    def start(self, call: Call, now_s: float) -> None:
+        self._now_s = now_s
+        self.inner.start(call, now_s)
+        self.gate.start(call)
+
+    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        self._now_s = now_s
+        self.inner.charge(call, model_time_s, now_s, recomputed=recomputed)
+        self.held.update(call)
+        self.gate.ranked(call)
+
+    def preempt(self, call: Call, now_s: float) -> None:
+        self._now_s = now_s
+        self.inner.preempt(call, now_s)
+        self._hold(call, self.gate[call.program])
+
+    def stall(self, call: Call, now_s: float) -> None:
+        self.inner.stall(call, now_s)
+
+    def go_on(self, call: Call, now_s: float) -> None:
+        self.inner.go_on(call, now_s)
+
+    def leave(self, call: Call) -> None:
+        self.inner.leave(call)
+        self.held.discard(call)
+        self.gate.leave(call, self._now_s)
+        if self.held and not self.gate.is_busy():  # do not wait for a decision, which may be steps away
+            self._open(self._now_s)
+
+    def program_changed(self, program: ProgramView) -> None:
+        self.inner.program_changed(program)
+
+    def program_ended(self, program: ProgramView) -> None:
+        self.inner.program_ended(program)
+        self.gate.end(program)
+
+    # -- what the driver asks
+
+    def decide(self, now_s: float) -> list[Call]:
+        self._now_s = now_s
+        changed = self.inner.decide(now_s)
+        for call in changed:
+            self.held.update(call)
+            self.gate.ranked(call)
+        while self.gate.is_exceeded():
+            self._close(self.gate.last_first()[0])
+        self._open(now_s)
+        return changed
+
+    def next_change_s(self) -> float:
+        idle = self.gate.longest_idle() if self.held else None
+        until_s = math.inf if idle is None else idle.idle_since_s + self._idle_limit_s
+        return min(self.inner.next_change_s(), until_s)
+
+    def has_level(self, level: int) -> bool:
+        return self.inner.has_level(level)
+
+    def victims(
+        self,
+        running: Sequence[Call],
+        free_slots: int,
+        *,
+        ready: Callable[[Call], bool] = lambda _call: True,
+        room: Room | None = None,
+    ) -> list[Call]:
+        return self.inner.victims(running, free_slots, ready=ready, room=room)
+
+    # -- the gate
+
+    @property
+    def _idle_limit_s(self) -> float:
+        """As long as it takes to compute as many tokens as the KV cache holds."""
+        return self.gate.kv_tokens * self._prefill_token_s
+
+    def _hold(self, call: Call, found: Resident) -> None:
+        """Keep a waiting call back if its program is closed."""
+        if not found.is_open:
+            self.waiting.discard(call)
+            self.held.push(call)
+
+    def _open(self, now_s: float) -> None:
+        """Open programs in rank order, until the first does not fit."""
+        while self.held:
+            call = self.held.peek()
+            found = self.gate[call.program]
+            if not (self.gate.fits(found) or self._makes_room(call, found, now_s)):
+                return
+            self.gate.open(found)
+            for each in found.calls:
+                if each in self.held:
+                    self.held.discard(each)
+                    self.waiting.push(each)
+
+    def _makes_room(self, call: Call, found: Resident, now_s: float) -> bool:
+        """Close programs that are idle for too long, or have to make way, so that another one can open."""
+        while (idle := self.gate.longest_idle()) is not None:
+            if self.gate.is_busy() and now_s < idle.idle_since_s + self._idle_limit_s:
+                break
+            self._close(idle)
+            if self.gate.fits(found):
+                return True
+        if not self.gate.is_busy():
+            return True
+        for victim in self._making_way(call, found):
+            self._close(victim)
+        return self.gate.fits(found)
+
+    def _making_way(self, call: Call, found: Resident) -> list[Resident]:
+        """The open programs to close for a call that is held back, the last in rank first. Empty: it does not pay."""
+        missing = self.gate.used_tokens + found.tokens - self.gate.fill_tokens
+        lost, chosen = 0, []
+        for victim in self.gate.last_first():
+            if not self.inner.displaces(call, victim.rank, _RETURN * (lost + victim.tokens) * self._prefill_token_s):
+                return []
+            lost += victim.tokens
+            chosen.append(victim)
+            if lost >= missing:
+                return chosen
+        return []
+
+    def _close(self, found: Resident) -> None:
+        """Shut a program out. Its running calls stay until their place is needed; what waits is held back."""
+        self.gate.close(found)
+        for call in found.calls:
+            if call in self.waiting:
+                self.waiting.discard(call)
+                self.held.push(call)
+
+    def check_integrity(self) -> None:
+        """Assert that exactly the waiting calls of closed programs are held back. For tests.
+
+        Raises:
+            AssertionError: They are not; the message says which rule is broken.
+        """
+        self.gate.check_integrity()
+        self.waiting.check_integrity()
+        self.held.check_integrity()
+        held = {call for call in self.held if self.gate[call.program].is_open}
+        passed = {call for call in self.waiting if not self.gate[call.program].is_open}
+        if held or passed:
+            raise AssertionError(f"held back although open: {held}; waiting although closed: {passed}")
+        if self.held and not self.gate.is_busy():
+            raise AssertionError("calls are held back, and no open program has a call")
