@@ -63,7 +63,8 @@ HANG_TIMEOUT_S = 10.0  # longer than any test stops both replicas
 
 
 def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108
+    """The segments of shared memory. Folders there are those of other programs, which keep files in memory."""
+    return {path.name for path in Path("/dev/shm").iterdir() if path.is_file()}  # noqa: S108
 
 
 def left_behind(names: set[str]) -> set[str]:
