@@ -66,6 +66,7 @@ class OpenRuns:
 
     def __init__(self) -> None:
         self._runs: dict[UUID, OpenRun] = {}
+        self._outermost: dict[UUID, None] = {}  # the open runs without a known parent, without models
 
     def get(self, run_id: UUID | None) -> OpenRun | None:
         """The run, if it is open."""
@@ -77,6 +78,7 @@ class OpenRuns:
     def discard(self, run_id: UUID) -> None:
         """The run has ended."""
         run = self._runs.pop(run_id, None)
+        self._outermost.pop(run_id, None)
         around = self.get(run.place.parent) if run is not None else None
         if around is not None:
             around.children.pop(run_id, None)
@@ -109,8 +111,8 @@ class OpenRuns:
         run.place = self._place(run_id, run, parent_id, parent, tags)
         self._runs[run_id] = run
         around = self.get(run.place.parent)
-        if around is not None and not is_model:
-            around.children[run_id] = None
+        if not is_model:
+            (around.children if around is not None else self._outermost)[run_id] = None
         return run.place
 
     def _place(
@@ -119,24 +121,27 @@ class OpenRuns:
         step = next((tag for tag in tags if tag.startswith(_STEPS)), "")
         if step.startswith("graph:"):
             return Place(parent_id, RunKind.STAGE, step, run.namespace)  # LangGraph repeats a node in its namespace
-        if parent is None or parent_id is None:
-            return Place(parent_id, RunKind.STAGE, "map") if step.startswith("map:") else Place(parent_id)
         run.is_choice = any(tag.startswith(_CHOICES) for tag in tags)
+        if parent is None or parent_id is None:
+            if run.is_choice and self._outermost:  # the parent that is named is a run of another program
+                return self._inside(None)
+            return Place(parent_id, *((RunKind.STAGE, "map") if step.startswith("map:") else ()))
         if parent.is_fallback and parent.place.kind is RunKind.CODE and not parent.is_choice:
             return Place(parent.place.parent)  # where the attempts are that are not bound
         if parent.is_sequence is None:
             parent.is_sequence = "seq:step:1" in tags and not parent.is_task
         holder = parent.holders.setdefault(step, run_id) if step and not parent.is_task else run_id
-        if holder != run_id and holder in self._runs:
-            return self._inside(holder)
-        if parent.children and run.is_choice:
-            return self._inside(parent_id)
+        is_held = holder != run_id and holder in self._runs
+        if is_held or (parent.children and run.is_choice):
+            return self._inside(holder if is_held else parent_id)
         return _part(parent_id, parent, "" if parent.is_task else step, is_first=holder == run_id)
 
-    def _inside(self, run_id: UUID) -> Place:
-        """The place inside a run, or inside the open runs in it, if there is only one at each level."""
-        while len(children := self._runs[run_id].children) == 1:
+    def _inside(self, run_id: UUID | None) -> Place:
+        """The place inside a run, or inside the open runs in it, if there is only one at each level. None: the top."""
+        children = self._outermost if run_id is None else self._runs[run_id].children
+        while len(children) == 1:
             run_id = next(iter(children))
+            children = self._runs[run_id].children
         return Place(run_id, is_certain=not children)
 
 

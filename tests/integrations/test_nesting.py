@@ -57,9 +57,9 @@ def named(engine: ScriptedEngine, name: str) -> Runnable[Any, Any]:
     return RunnableLambda(lambda _: "go on") | ChatWeft(engine=engine).with_config(run_name=name)
 
 
-@pytest.mark.parametrize("seed", [1706, 3157])
+@pytest.mark.parametrize("seed", [1706, 3157, 7471, 8668, 9915])
 async def test_programs_that_had_a_wrong_edge(scripted_engine: MakeEngine, seed: int) -> None:
-    """Fallbacks as the branch of a `RunnableBranch`: the attempts are a chain."""
+    """Fallbacks as the branch of a `RunnableBranch`, and a bound branch of one at the top of an inner program."""
     await check_programs(scripted_engine(reply), range(seed, seed + 1))
 
 
