@@ -63,6 +63,8 @@ def svg(graph: ProgramGraph) -> str:
     height = max((box.y for box in boxes), default=_TOP) + _HEIGHT + 40
     earlier = graph.folded.calls + sum(len(calls) for calls in rows[:-MOST_ROWS])
     total = graph.folded.calls + len(graph)
+    notes = [f"inside the program {graph.parent_program_id}"] if graph.parent_program_id is not None else []
+    notes += [f"{earlier} earlier calls are not drawn"] if earlier else []
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="{left:.0f} 0 {width:.0f} {height:.0f}" font-family="sans-serif" font-size="11" fill="{_TEXT}">',
@@ -70,7 +72,7 @@ def svg(graph: ProgramGraph) -> str:
         _write(
             left + 12, 20, f"{graph.name[:36]}: {total} calls, critical path of {seconds(path.service_s)} s", "bold"
         ),
-        _write(left + 12, 36, f"{earlier} earlier calls are not drawn", color=_FAINT) if earlier else "",
+        _write(left + 12, 36, ", ".join(notes), color=_FAINT) if notes else "",
     ]
     # The critical edges come last, so that they cover others.
     edges = [(box.parents[parent], parent, number) for number, box in enumerate(boxes) for parent in box.parents]

@@ -104,6 +104,13 @@ def test_a_long_program_shows_its_last_calls() -> None:
     assert "999" in texts(svg)
 
 
+def test_the_picture_of_an_inner_program_names_the_program_around_it() -> None:
+    """An inner program has a picture of its own, so the picture says where the program was called."""
+    outer = ProgramId("prog-0")
+    assert f"inside the program {outer}" in texts(ProgramGraph(ProgramId("p"), SessionId("s"), "in", outer).to_svg())
+    assert not any("inside the program" in text for text in texts(react().to_svg()))
+
+
 def test_a_program_without_calls_has_a_picture() -> None:
     """Nothing has happened yet, and nothing fails."""
     assert "answer: 0 calls, critical path of 0.00 s" in texts(graph().to_svg())
