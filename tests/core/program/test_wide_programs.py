@@ -12,7 +12,7 @@ from operations import growth
 
 from weft.core.ids import CallId, ThreadId
 from weft.core.program import Program
-from weft.core.program.handle import MOST_PARENTS_SENT
+from weft.core.program.reports import MOST_PARENTS_SENT
 from weft.core.program.run_tree import FEWEST_LISTED, MOST_IN_FRONTIER, PARENTS_A_CALL, RunKind, RunTree
 
 WIDE = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "wide_programs.py"))

@@ -1,0 +1,69 @@
+"""What a program's own handle and the handles of its branches share."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weft.core.ids import IdSource, ProgramId
+from weft.core.locks import fork_safe
+from weft.core.process_table import ProgramInfo, ProgramRow, ProgramState
+from weft.core.program.ancestry import Calls
+from weft.core.program.graph import Edge, ProgramGraph
+from weft.core.program.run_tree import RunTree
+
+if TYPE_CHECKING:
+    from weft.core.program.surroundings import Position
+
+
+class Backend(Protocol):
+    """The interface of an engine to programs. The methods return at once and may be called from any thread."""
+
+    def start_session(self, info: ProgramInfo) -> None:
+        """Register a program under its session (Autellix §5, `start_session`)."""
+
+    def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
+        """Abort the program's calls in flight and return its last row, which leaves the table (`end_session`)."""
+
+    def row(self, program_id: ProgramId) -> ProgramRow | None:
+        """Return the row of a running program, None if there is none."""
+
+
+def nothing() -> None:
+    """Does nothing."""
+
+
+class SharedState:
+    """The state that a program's own handle and the handles of its branches share."""
+
+    def __init__(self, info: ProgramInfo, ids: IdSource) -> None:
+        self.info = info
+        self.ids = ids
+        self.lock = fork_safe(threading.RLock())
+        self.tree = RunTree(ids.thread)
+        self.graph = ProgramGraph(info.program_id, info.session_id, info.name, info.parent_program_id)
+        self.opened_in: Position | None = None  # in another program, while this one runs
+        self.outer: tuple[ProgramId, ...] = ()  # the programs around this one, the innermost first
+        self.state = ProgramState.IDLE
+        self.backend: Backend | None = None
+        self.last_row: ProgramRow | None = None
+        self.anchors = itertools.count(1)
+        self.framework_states: dict[str, Any] = {}
+        self.reports = 0  # from integrations and the engine
+        self.has_called = False
+        self.idle_timeout_s: float | None = None
+        self.on_abandoned: Callable[[], None] = nothing
+        self._edges: tuple[Calls, tuple[Edge, ...]] = ((), ())  # of the latest call
+
+    def edges(self, parents: Calls, inexact: Calls) -> tuple[Edge, ...]:
+        """The edges of a call. Calls that share a tuple of parents share a tuple of edges."""
+        if parents is not self._edges[0]:
+            guesses = set(inexact)
+            self._edges = parents, tuple(_edge(parent, parent not in guesses) for parent in parents)
+        return self._edges[1]
+
+
+_edge = functools.lru_cache(4096)(Edge)  # a call is a parent of many calls in a wide program
