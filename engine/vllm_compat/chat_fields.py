@@ -103,8 +103,8 @@ def check_fields(names: Iterable[str], known: Collection[str]) -> None:
         return
     problems = []
     for name in wrong:
-        near = difflib.get_close_matches(name, known, n=1)
-        problems.append(f"{name} (did you mean {near[0]}?)" if near else name)
+        near = difflib.get_close_matches(name[:64], known, n=1)  # a search takes time by the square of the length
+        problems.append(f"{name:.80} (did you mean {near[0]}?)" if near else f"{name:.80}")
     one = len(wrong) == 1
     raise InvalidRequestError(
         f"{', '.join(problems)}: {'this is not a field' if one else 'these are not fields'} of the chat request that "
