@@ -152,6 +152,10 @@ class Policy(Registered, ABC):
         del cost_s
         return self.preempts and call.rank.level < rank.level
 
+    def outranks(self, call: Call, running: Call) -> bool:
+        """Whether a waiting call may preempt a running one, where there is no room for both."""
+        return call.rank < running.rank
+
     def victims(
         self,
         running: Sequence[Call],
@@ -184,7 +188,7 @@ class Policy(Registered, ABC):
                 return victims
             chosen = len(victims)
             while free_slots < 1 or not room.fits():
-                if not by_rank or candidate.rank > by_rank[-1].rank:
+                if not by_rank or not self.outranks(candidate, by_rank[-1]):
                     for call in reversed(victims[chosen:]):  # the candidate does not fit, so they stay
                         room.keep(call)
                     return victims[:chosen]

@@ -180,6 +180,14 @@ class Learned(Policy):
             return -math.inf
         return self._fitted_at_s + _REFIT_S if self._programs else math.inf
 
+    def outranks(self, call: Call, running: Call) -> bool:
+        """Programs that are alike do not preempt each other: they go by arrival, which a slot more or less hardly
+        changes, and preemption costs."""
+        if call.rank >= running.rank:
+            return False
+        ours, theirs = self._programs.get(call.program), self._programs.get(running.program)
+        return ours is None or theirs is None or ours.of is not theirs.of or not ours.of.is_alike
+
     def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
         program = self._programs.get(call.program)
         return program is not None and self._key(program, cost_s / self.costs.token_s) < rank.order
@@ -254,17 +262,17 @@ class Learned(Policy):
         ages = [program.age for program in each.live]
         distribution = estimate(each.finished, ages) if self._says_something(each, ages) else None
         if distribution is None:
-            each.ranks = each.remaining = ()
+            each.ranks, each.remaining, each.is_alike = (), (), False
         else:
             each.remaining = tuple(map(float, distribution.mean_remaining()))
             if each is self._all:
                 self._median = distribution.median()
+            each.is_alike = distribution.spread < ALIKE_BELOW and each.ended >= _LEAST_ENDED_ALIKE
             if distribution.spread > ALIKE_BELOW and each is not self._all:
                 each.ranks = (self._ages[1] / 2, *self._ages[1:])
             else:
                 index = tuple(map(float, gittins_index(distribution, token_weights(distribution))))
-                is_alike = distribution.spread < ALIKE_BELOW and each.ended >= _LEAST_ENDED_ALIKE
-                each.ranks = (index[0],) * len(index) if is_alike else index
+                each.ranks = (index[0],) * len(index) if each.is_alike else index
         remaining = each.remaining or self._all.remaining
         each.backlog = sum(remaining[program.bucket] for program in each.live) if remaining else 0.0
         self._pending |= dict.fromkeys(self._by_all() if each is self._all else _live(each))

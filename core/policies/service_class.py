@@ -29,6 +29,7 @@ class ServiceClass:
     live: dict[Aged, None] = field(default_factory=dict)
     ranks: tuple[float, ...] = ()  # by bucket of ages, in tokens; empty: those of all programs
     remaining: tuple[float, ...] = ()  # by bucket, the expected work left in tokens; empty: likewise
+    is_alike: bool = False  # its programs need like work, and go first come, first served
     backlog: float = 0.0  # work left of its live programs at the latest fit, in tokens
 
     def end(self, work_tokens: float) -> None:

@@ -97,6 +97,23 @@ def test_programs_that_are_alike_go_first_come(driver: Driver) -> None:
     assert driver.order(calls) == [0, 1, 2, 3]
 
 
+def test_programs_that_are_alike_do_not_preempt_each_other(driver: Driver) -> None:
+    """A call of an earlier program waits for a slot. A program of a class of shorter ones takes it."""
+    driver.run("alike", *ALIKE)
+    driver.run("short", *[20] * 12)
+    early, late = driver.program("alike"), driver.program("alike")
+    running = driver.call(late)
+    driver.serve(running, 10)
+    waiting = driver.call(early)
+    driver.decide()
+    assert waiting.rank < running.rank
+    assert driver.policy.victims([running], 0) == []
+    driver.policy.leave(waiting)
+    driver.call(driver.program("short"))
+    driver.decide()
+    assert driver.policy.victims([running], 0) == [running]
+
+
 def test_programs_that_vary_go_by_attained_service(driver: Driver) -> None:
     """Where sizes differ by orders of magnitude, the program that has had the least work is first."""
     driver.run("varied", *VARIED)
