@@ -28,12 +28,17 @@ class Resident:
     program: ProgramView
     is_open: bool = False
     has_ended: bool = False
-    rank: Rank = field(default=Rank(0, math.inf))  # of its latest call
     calls: dict[Call, int] = field(default_factory=dict)  # in progress, with the tokens that each adds to the trunk
     context: int = 0  # of the call that ended last
     trunk: int = 0  # that the calls in progress share
     shared: int = -1  # tokens that it shares with other programs; -1 until its first call starts
     idle_since_s: float = math.nan  # without a call in progress
+    idle_rank: Rank = field(default=Rank(0, math.inf))  # of the call that ended last
+
+    @property
+    def rank(self) -> Rank:
+        """The best rank of its calls."""
+        return min((call.rank for call in self.calls), default=self.idle_rank)
 
     @property
     def tokens(self) -> int:
@@ -68,7 +73,6 @@ class AdmissionGate:
         if found is None:
             found = self._residents[call.program] = Resident(call.program)
         found.has_ended = False
-        found.rank = call.rank
         with _Recount(self, found):
             trunk = min(call.prompt_tokens, found.context)
             found.trunk = max(trunk, found.trunk if found.calls else 0)
@@ -86,12 +90,6 @@ class AdmissionGate:
                 if call in found.calls:
                     found.calls[call] -= found.shared
 
-    def ranked(self, call: Call) -> None:
-        """A call has a new rank, and its program with it."""
-        found = self._residents.get(call.program)
-        if found is not None:
-            found.rank = call.rank
-
     def leave(self, call: Call, now_s: float) -> None:
         """A call has ended or was aborted."""
         found = self._residents.get(call.program)
@@ -99,6 +97,7 @@ class AdmissionGate:
             return
         with _Recount(self, found):
             del found.calls[call]
+            found.idle_rank = call.rank
             if call.output_tokens:
                 found.context = call.prompt_tokens + call.output_tokens
                 self._mean_output += _LATEST * (call.output_tokens - self._mean_output)

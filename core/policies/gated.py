@@ -71,7 +71,6 @@ class Gated(Policy):
         self._now_s = now_s
         self.inner.charge(call, model_time_s, now_s, recomputed=recomputed)
         self.held.update(call)
-        self.gate.ranked(call)
 
     def preempt(self, call: Call, now_s: float) -> None:
         self._now_s = now_s
@@ -105,7 +104,6 @@ class Gated(Policy):
         changed = self.inner.decide(now_s)
         for call in changed:
             self.held.update(call)
-            self.gate.ranked(call)
         while self.gate.is_exceeded():
             self._close(self.gate.last_first()[0])
         self._open(now_s)
@@ -172,13 +170,17 @@ class Gated(Policy):
     def _making_way(self, call: Call, found: Resident) -> list[Resident]:
         """The open programs to close for a call that is held back, the last in rank first. Empty: it does not pay."""
         missing = self.gate.used_tokens + found.tokens - self.gate.fill_tokens
-        lost, chosen = 0, []
+        free, chosen = 0, []
         for victim in self.gate.last_first():
-            if not self.inner.displaces(call, victim.rank, _RETURN * (lost + victim.tokens) * self._prefill_token_s):
+            free += victim.tokens
+            lost = min(free, missing)  # a context is evicted only as far as its place is needed
+            # Both have to hold: by the ranks alone nobody can be displaced by one that it has just displaced.
+            if call.rank >= victim.rank or not self.inner.displaces(
+                call, victim.rank, _RETURN * lost * self._prefill_token_s
+            ):
                 return []
-            lost += victim.tokens
             chosen.append(victim)
-            if lost >= missing:
+            if free >= missing:
                 return chosen
         return []
 

@@ -15,6 +15,7 @@ from weft.core.errors import PolicyError
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, StepCosts
 from weft.core.policies.admission_gate import FILL
 from weft.core.policies.gated import Gated
+from weft.core.process_table import Attained
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=0.01, slots=16)
@@ -192,6 +193,31 @@ def test_displacement_must_pay() -> None:
         policy.decide(2.0)
         arrive(policy, "S", 800, 3.0, ProgramView("S", "short", arrival_s=3.0, arrival_order=1))
         assert (long in policy.held) == is_displaced
+
+
+def test_two_programs_do_not_displace_each_other() -> None:
+    """A program counts with its best call. If it counted with another one, these two would displace each other for
+    ever: each has a call in a better queue than some call of the other."""
+    policy = gated("atlas", bounds_s=(1.0, 2.0))
+    first = arrive(policy, "a1", 800)
+    policy.start(first, 0.0)
+    arrive(policy, "a2", 800, 0.0, first.program)
+    for now_s in (5.0, 10.0):
+        policy.charge(first, 5.0, now_s)
+    middle = ProgramView("b", attained=Attained(service_s=1.5))
+    assert [call.rank.level for call in (first, arrive(policy, "b1", 800, 10.0, middle))] == [2, 1]
+    assert (passing(policy), held(policy)) == (["a2"], ["b1"])
+
+
+def test_only_what_is_lost_is_a_cost() -> None:
+    """A context of 800 tokens makes way for 200, of which 80 are missing: twice 80 tokens are computed again, at 10 ms
+    each. A policy that would pay for that, and not for the whole context, displaces."""
+    policy, costs_s = gated("priority"), []
+    policy.inner.displaces = lambda _call, _rank, cost_s: bool(costs_s.append(cost_s)) or cost_s < 10  # type: ignore[method-assign,func-returns-value]
+    arrive(policy, "worse", 800, 2.0)
+    arrive(policy, "better", 200, 1.0)
+    assert costs_s == [pytest.approx(1.6)]
+    assert (passing(policy), held(policy)) == (["better"], ["worse"])
 
 
 def test_prefixes_of_other_programs_are_not_counted() -> None:
