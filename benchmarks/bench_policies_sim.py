@@ -10,7 +10,7 @@ with other parameters; and a curve over arrival rates, as in Autellix Fig. 12.
 
 Latency per token is a program's response time divided by the output tokens on its longest chain of calls. For a program
 whose calls follow each other, these are all its tokens. The engine runs `--slots` calls at once. Its KV cache never
-fills, so that only scheduling is compared; one of the other machines has a KV cache that does.
+fills, so that only scheduling is compared; two of the other machines have KV caches that do.
 """
 
 from __future__ import annotations
@@ -112,11 +112,19 @@ VARIANTS: dict[str, Callable[[float], PolicyConfig]] = {
     "PLAS": lambda _: PolicyConfig("plas"),
     "PLAS, 4 queues": lambda b: PolicyConfig("plas", bounds_s=bounds(b, 4)),
     "queues by program, 5 queues": lambda b: PolicyConfig("by_program", bounds_s=bounds(b, 5)),
+    "behind the gate": lambda _: PolicyConfig(gate=True),
+    "learned, behind the gate": lambda _: PolicyConfig("learned", gate=True),
 }
 
 
 # Those that are simulated on the other engines as well.
-MACHINE_VARIANTS = ("7 queues", "3 queues", "queues by program, 5 queues")
+MACHINE_VARIANTS = (
+    "7 queues",
+    "3 queues",
+    "queues by program, 5 queues",
+    "behind the gate",
+    "learned, behind the gate",
+)
 
 
 def engine(slots: int) -> SimSettings:
@@ -125,12 +133,13 @@ def engine(slots: int) -> SimSettings:
 
 
 def machines(slots: int) -> dict[str, SimSettings]:
-    """The other engines. KV of 262,144 tokens is 32 GiB at 128 KiB per token."""
+    """The other engines. KV of 262,144 tokens is 32 GiB at 128 KiB per token, and of 65,536 tokens 8 GiB."""
     base = engine(slots)
     return {
         "8 slots": replace(base, batch_size=8),
         "64 slots": replace(base, batch_size=64),
         f"{slots} slots, KV 262,144": replace(base, kv_tokens=262_144),
+        f"{slots} slots, KV 65,536": replace(base, kv_tokens=65_536),
     }
 
 

@@ -87,6 +87,13 @@ def test_astraea_figure_2(sim: Sim, options: tuple[str, ...], mean: float) -> No
     assert result["mean_latency"] == mean == (result["programs"]["A"]["finish"] + result["programs"]["B"]["finish"]) / 2
 
 
+def test_the_gate_is_an_option_of_any_policy(sim: Sim) -> None:
+    """With unit steps the KV cache has no bound, so the gate holds nothing back, and the schedule is the same."""
+    for policy in ("fcfs", "learned"):
+        without = sim(FIGURE_2, "--policy", policy, "--batch-size", 2)
+        assert sim(FIGURE_2, "--policy", policy, "--batch-size", 2, "--gate") == without
+
+
 def test_beta_promotes(sim: Sim) -> None:
     """With beta inf, a program of short calls delays a long call to the end. With beta 1 the long call is promoted."""
     trace: dict[str, list[Any]] = {"long": [6, 6], "other": [1] * 20}
