@@ -142,7 +142,7 @@ class AdmissionGate:
         return FILL * self.kv_tokens
 
     def fits(self, found: Resident) -> bool:
-        """Whether a closed program may open beside those that are open."""
+        """Whether a closed program may open next to those that are open."""
         return self.used_tokens + found.tokens <= self.fill_tokens
 
     def is_exceeded(self) -> bool:

@@ -82,7 +82,7 @@ class Learned(Policy):
         self._programs: dict[ProgramView, LiveProgram] = {}
         self._numbers = itertools.count()
         self._due: dict[ServiceClass, None] = {}  # to be fitted
-        self._pending: dict[LiveProgram, None] = {}  # to be ranked anew
+        self._pending: dict[LiveProgram, None] = {}  # to be ranked again
         self._backlog_s = math.nan
         self._gamma = math.inf
         self._fitted_at_s = -math.inf

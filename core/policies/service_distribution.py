@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# A program is ranked anew when its age, the work that it has had, enters the next bucket.
+# A program is ranked again when its age, the work that it has had, enters the next bucket.
 AGE_BUCKETS: Final = 45
 _FIRST: Final = 16.0  # tokens
 _RATIO: Final = 1.25
@@ -81,8 +81,8 @@ def integral(survival: Array) -> Array:
 def kaplan_meier(finished: Array, censored: Array) -> tuple[Array, float]:
     """The product-limit estimate (Kaplan and Meier 1958).
 
-    Whoever still lives has shown that its work exceeds its age, and no more. Left out, it would make long programs look
-    rare, because they end last.
+    A program that still runs has shown that its work exceeds its age, and no more. Left out, it would make long
+    programs look rare, because they end last.
 
     Args:
         finished: The work of programs that have ended, in ascending order.

@@ -18,7 +18,7 @@ _STEPS: Final = ("graph:step:", "map:key:", "seq:step:")
 _CHOICES: Final = ("condition:", "branch:")  # of `RunnableBranch`
 
 
-class Place(NamedTuple):
+class RunPlace(NamedTuple):
     """The place of a run in the tree."""
 
     parent: UUID | None
@@ -58,7 +58,7 @@ class OpenRun:
         self.is_sequence: bool | None = None  # None until the first run inside says it
         self.holders: dict[str, UUID] = {}  # by tag of a step, the first run that has it
         self.children: dict[UUID, None] = {}  # the open runs directly inside, without models
-        self.place = Place(None)
+        self.place = RunPlace(None)
 
 
 class OpenRuns:
@@ -93,7 +93,7 @@ class OpenRuns:
         name: str,
         given: Any,
         is_model: bool,
-    ) -> Place:
+    ) -> RunPlace:
         """A run starts.
 
         Args:
@@ -117,17 +117,17 @@ class OpenRuns:
 
     def _place(
         self, run_id: UUID, run: OpenRun, parent_id: UUID | None, parent: OpenRun | None, tags: Sequence[str]
-    ) -> Place:
+    ) -> RunPlace:
         step = next((tag for tag in tags if tag.startswith(_STEPS)), "")
         if step.startswith("graph:"):
-            return Place(parent_id, RunKind.STAGE, step, run.namespace)  # LangGraph repeats a node in its namespace
+            return RunPlace(parent_id, RunKind.STAGE, step, run.namespace)  # LangGraph repeats a node in its namespace
         run.is_choice = any(tag.startswith(_CHOICES) for tag in tags)
         if parent is None or parent_id is None:
             if run.is_choice and self._outermost:  # the parent that is named is a run of another program
                 return self._inside(None)
-            return Place(parent_id, *((RunKind.STAGE, "map") if step.startswith("map:") else ()))
+            return RunPlace(parent_id, *((RunKind.STAGE, "map") if step.startswith("map:") else ()))
         if parent.is_fallback and parent.place.kind is RunKind.CODE and not parent.is_choice:
-            return Place(parent.place.parent)  # where the attempts are that are not bound
+            return RunPlace(parent.place.parent)  # where the attempts are that are not bound
         if parent.is_sequence is None:
             parent.is_sequence = "seq:step:1" in tags and not parent.is_task
         holder = parent.holders.setdefault(step, run_id) if step and not parent.is_task else run_id
@@ -136,24 +136,26 @@ class OpenRuns:
             return self._inside(holder if is_held else parent_id)
         return _part(parent_id, parent, "" if parent.is_task else step, is_first=holder == run_id)
 
-    def _inside(self, run_id: UUID | None) -> Place:
+    def _inside(self, run_id: UUID | None) -> RunPlace:
         """The place inside a run, or inside the open runs in it, if there is only one at each level. None: the top."""
         children = self._outermost if run_id is None else self._runs[run_id].children
         while len(children) == 1:
             run_id = next(iter(children))
             children = self._runs[run_id].children
-        return Place(run_id, is_certain=not children)
+        return RunPlace(run_id, is_certain=not children)
 
 
-def _part(parent_id: UUID, parent: OpenRun, step: str, *, is_first: bool) -> Place:
+def _part(parent_id: UUID, parent: OpenRun, step: str, *, is_first: bool) -> RunPlace:
     """The place of a part of the parent. It is not certain if the parent gives its parts no such tags."""
     if step.startswith("map:"):
-        return Place(parent_id, RunKind.STAGE, "map") if is_first else Place(parent_id)
+        return RunPlace(parent_id, RunKind.STAGE, "map") if is_first else RunPlace(parent_id)
     if step:
         # Two runs with the tag of one step were started by the code of this step, which has no run of its own.
         kind = RunKind.STEP if parent.is_sequence and is_first else RunKind.CODE
-        return Place(parent_id, kind, is_certain=bool(parent.is_sequence))
+        return RunPlace(parent_id, kind, is_certain=bool(parent.is_sequence))
     if parent.items is not None:
         parent.items -= 1
-        return Place(parent_id, RunKind.STAGE, "each") if parent.items >= 0 else Place(parent_id, is_certain=False)
-    return Place(parent_id)
+        return (
+            RunPlace(parent_id, RunKind.STAGE, "each") if parent.items >= 0 else RunPlace(parent_id, is_certain=False)
+        )
+    return RunPlace(parent_id)

@@ -327,7 +327,7 @@ async def test_a_replica_hangs_and_is_killed_under_sixty_programs(pair: weft.Asy
     seen = await chaos_round(pair, await references(pair), random.Random(7), hangs=True)
     assert seen.wrong == []
     assert seen.finished + seen.lost == 60
-    assert seen.lost < 30
+    assert seen.finished > 10, "the other replica serves on"
     assert check(seen.history.events) == []
     attempts = Counter(event.call for event in seen.history.events if event.kind == "attempt")
     assert max(attempts.values()) > 1, "calls have moved"
