@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Final
@@ -47,6 +48,7 @@ class ReportedProgram:
         stage: Hashable = None,
         task: Hashable = None,
         is_certain: bool = True,
+        runs_code: bool = True,
     ) -> None:
         """Report that a run of the framework starts.
 
@@ -58,11 +60,17 @@ class ReportedProgram:
             stage: for `RunKind.STAGE`: the same value for runs that the framework starts to run concurrently.
             task: for `RunKind.STAGE`: the same value for a run that does again what another one of its stage did.
             is_certain: False: the run is inside `parent`, perhaps not directly.
+            runs_code: whether the run may run code of the user's; a model's run does not.
         """
         if parent is None or not self._shared.tree.knows_run(parent):
             parent = self._enclosing_run()
+        thread = threading.get_ident()
         with self._shared.lock:
             self._shared.reports += 1
+            if parent is None and self._shared.code_runs.may_enclose(self._anchor, thread):
+                is_certain = False
+            if runs_code:
+                self._shared.code_runs.start(run, self._anchor, thread)
             self._shared.tree.start(run, parent, self._anchor, kind, stage=stage, task=task, is_certain=is_certain)
 
     def _enclosing_run(self) -> Hashable | None:
@@ -110,6 +118,7 @@ class ReportedProgram:
         """Report that a run of the framework ended, with or without success."""
         with self._shared.lock:
             self._shared.reports += 1
+            self._shared.code_runs.end(run)
             self._shared.tree.end(run)
 
     def note_tool(self, run: Hashable, name: str) -> None:
@@ -122,7 +131,7 @@ class ReportedProgram:
         """Report tools that have run inside a run, one after another, without a report while they ran."""
         for name in names:
             tool = object()
-            self.start_run(tool, run)
+            self.start_run(tool, run, runs_code=False)
             self.note_tool(tool, name)
             self.end_run(tool)
 

@@ -12,6 +12,7 @@ from weft.core.ids import IdSource, ProgramId
 from weft.core.locks import fork_safe
 from weft.core.process_table import ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.ancestry import Calls
+from weft.core.program.code_runs import CodeRuns
 from weft.core.program.graph import Edge, ProgramGraph
 from weft.core.program.run_tree import RunTree
 
@@ -44,6 +45,7 @@ class SharedState:
         self.ids = ids
         self.lock = fork_safe(threading.RLock())
         self.tree = RunTree(ids.thread)
+        self.code_runs = CodeRuns()
         self.graph = ProgramGraph(info.program_id, info.session_id, info.name, info.parent_program_id)
         self.opened_in: Position | None = None  # in another program, while this one runs
         self.outer: tuple[ProgramId, ...] = ()  # the programs around this one, the innermost first

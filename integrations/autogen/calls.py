@@ -65,7 +65,7 @@ class Call:
         self.program = Program("chat") if binding is None else binding.program
         self._run = object()
         self._output = NOTHING
-        self.program.start_run(self._run, None)
+        self.program.start_run(self._run, None, runs_code=False)
         self.program.note_tools(self._run, _tools_before(messages))
         label = binding.agent if binding is not None else None
         self.identity = self.program.start_call(self._run, lambda: _input_content(messages), label=label)

@@ -127,7 +127,13 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         program_name = name or (serialized or {}).get("name") or "program"
         program = self._open_program(run_id, parent_run_id, program_name, metadata)
         program.start_run(
-            run_id, place.parent, place.kind, stage=place.stage, task=place.task, is_certain=place.is_certain
+            run_id,
+            place.parent,
+            place.kind,
+            stage=place.stage,
+            task=place.task,
+            is_certain=place.is_certain,
+            runs_code=not is_model,
         )
         return program
 

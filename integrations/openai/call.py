@@ -28,7 +28,7 @@ class Call:
         self._texts: dict[int, list[str]] = {}
         self._ids: list[str] = []
         messages = _objects(body.get("messages"))
-        self.program.start_run(self._run, None)
+        self.program.start_run(self._run, None, runs_code=False)
         self.program.note_tools(self._run, _tools_before(messages))
         self.identity = self.program.start_call(self._run, lambda: _input_content(messages))
 

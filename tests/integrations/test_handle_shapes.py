@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -74,6 +75,13 @@ async def own_config_before_and_after_none(model: ChatWeft, program: weft.Progra
 @part("a>mid mid>end")
 async def own_config_on_a_thread(model: ChatWeft, program: weft.Program) -> None:
     await asyncio.to_thread(model.invoke, "Go on", config=program.config(run_name="mid"))
+
+
+@part("a>mid mid>end")
+async def branch_on_a_thread_without_context(model: ChatWeft, program: weft.Program) -> None:
+    with program.branch() as branch:
+        call = functools.partial(model.invoke, "Go on", config=branch.config(run_name="mid"))
+        await asyncio.get_running_loop().run_in_executor(None, call)
 
 
 @part("a>x a>y x>x2 y>y2 x2>end y2>end")
@@ -191,6 +199,43 @@ async def test_handle_inside_a_run(scripted_engine: MakeEngine, name: str, aroun
             async with program.branch() as branch:
                 await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", branch.config())
     assert edges(program.graph, unnamed="mid") == expected(text)
+
+
+@pytest.mark.parametrize("around", ["node", "sequence"])
+async def test_a_call_on_a_thread_without_context_is_a_guess(scripted_engine: MakeEngine, around: str) -> None:
+    """A thread that a node makes itself does not say that it is inside the node, so no edge claims to be exact."""
+    model = ChatWeft(engine=scripted_engine(reply))
+
+    def asks(label: str) -> Any:
+        async def ask(_: Any) -> Any:
+            return {"messages": [await model.with_config(run_name=label).ainvoke("Hello")]}
+
+        return ask
+
+    async with weft.Program() as program:
+
+        async def middle(_: Any) -> Any:
+            call = functools.partial(model.invoke, "Go on", config=program.config(run_name="mid"))
+            await asyncio.get_running_loop().run_in_executor(None, call)
+            return {"messages": [AIMessage("done")]}
+
+        steps = [asks("a"), middle, asks("end")]
+        if around == "node":
+            graph = StateGraph(MessagesState).add_sequence([(f"step {n}", step) for n, step in enumerate(steps)])
+            await graph.add_edge(START, "step 0").compile().ainvoke({"messages": []}, program.config())
+        else:
+            await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", program.config())
+    assert edges(program.graph) == expected("a~mid mid~end")
+
+
+async def test_chains_that_run_at_once_stay_exact(scripted_engine: MakeEngine) -> None:
+    """They begin in one thread, in which a framework would have told if one were inside another one."""
+    model = ChatWeft(engine=scripted_engine(reply))
+    async with weft.Program() as program:
+        chains = (RunnableLambda(lambda _: "Go on") | model.with_config(run_name=name) for name in "xy")
+        await model.ainvoke("Hello", program.config(run_name="a"))
+        await asyncio.gather(*(chain.ainvoke("Hello", program.config()) for chain in chains))
+    assert edges(program.graph) == expected("a>x a>y")
 
 
 @pytest.mark.parametrize("fails", ["before the call", "after the call", "in a parallel step"])
