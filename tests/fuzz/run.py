@@ -126,7 +126,13 @@ def one(name: str, seconds: Annotated[int, typer.Option(min=1)] = 600) -> None:
         target = _target(name)
     for number, seed in enumerate(target.seeds()):
         (corpus / f"seed-{number}").write_bytes(seed)
-    limits = [f"-max_total_time={seconds}", "-timeout=120", "-rss_limit_mb=4096", "-max_len=8192"]
+    limits = [
+        f"-max_total_time={seconds}",
+        "-timeout=120",
+        "-report_slow_units=120",
+        "-rss_limit_mb=4096",
+        "-max_len=8192",
+    ]
     flags = [*limits, f"-artifact_prefix={OUT / name}/", "-print_final_stats=1"]
     atheris.Setup([sys.argv[0], *flags, str(corpus)], target.one_input)
     atheris.Fuzz()
