@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from weft.engine.processes.loop_thread import in_thread, settled
+from weft.engine.processes.loop_thread import in_thread, settled, unread
 
 if TYPE_CHECKING:
     from weft.engine.frontend.frontend import FrontEnd
@@ -75,9 +75,10 @@ async def start_in_thread(
         await asyncio.wait([starting])
     except asyncio.CancelledError:
         abandon()
-        await settled(in_thread(clean_up))
-        if not starting.cancel():
-            starting.exception()  # otherwise asyncio would log that nobody has read it
+        try:
+            await settled(in_thread(clean_up))
+        finally:  # it may be cancelled again
+            unread(starting)
         raise
     except BaseException:  # GeneratorExit: the coroutine was dropped, and must not wait
         abandon()

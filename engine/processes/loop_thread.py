@@ -135,6 +135,12 @@ def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     return future
 
 
+def unread(future: asyncio.Future[Any]) -> None:
+    """Declare that nobody waits for a future any more. Otherwise asyncio would log that nobody has read its error."""
+    if not future.cancel() and not future.cancelled():
+        future.exception()
+
+
 async def settled(future: asyncio.Future[T]) -> T:
     """Wait until a future is done, although the waiting task is cancelled.
 
@@ -151,8 +157,7 @@ async def settled(future: asyncio.Future[T]) -> T:
             except asyncio.CancelledError as error:
                 cancelled = cancelled or error
     if cancelled is not None:
-        if not future.cancelled():
-            future.exception()  # otherwise asyncio would log that nobody has read it
+        unread(future)
         raise cancelled
     return future.result()
 

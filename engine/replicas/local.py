@@ -16,7 +16,7 @@ from weft.engine.frontend.liveness import kill_if_stuck
 from weft.engine.frontend.start import calibrate, construct, make_config, start_error
 from weft.engine.processes.launch import SHUTDOWN_S, Launch, end_processes, launch_environment, launch_lock
 from weft.engine.processes.logs import START_MARK
-from weft.engine.processes.loop_thread import in_thread, settled
+from weft.engine.processes.loop_thread import in_thread, settled, unread
 from weft.engine.processes.tree import ProcessTree
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.vllm_compat.control import send_to_scheduler
@@ -120,9 +120,10 @@ class LocalReplica(Replica):
             except TimeoutError:
                 raise self._not_ready(timeout_s) from None
         except BaseException:
-            await settled(in_thread(launch.abandon))
-            if not constructing.cancel():
-                constructing.exception()  # otherwise asyncio would log that nobody has read it
+            try:
+                await settled(in_thread(launch.abandon))
+            finally:  # it may be cancelled again
+                unread(constructing)
             raise
         self._processes = launch.processes
         self._process_tree = ProcessTree(process.pid for process in self._processes if process.pid is not None)
