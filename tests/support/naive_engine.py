@@ -6,7 +6,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, replace
 
-from weft.core.policies import Call, Policy, ProgramView
+from weft.core.policies import Call, Policy, ProgramView, StepCosts
 from weft.core.process_table import Account, Attained
 from weft.core.sim import ProgramResult, SimSettings, TraceCall, TraceProgram
 
@@ -71,6 +71,8 @@ class NaiveEngine:
 
     def __init__(self, programs: list[TraceProgram], settings: SimSettings, policy: Policy) -> None:
         self.settings, self.policy = settings, policy
+        timing = settings.timing
+        policy.use_costs(StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, settings.batch_size))
         self.token_s, self.decide_every = settings.policy.token_s, settings.policy.decide_every
         self.now = 0.0
         self.steps: list[tuple[float, tuple[str, ...]]] = []
