@@ -43,6 +43,7 @@ class Gated(Policy):
         self.ranks_follow_steps = inner.ranks_follow_steps
         self._prefill_token_s = StepCosts().prefill_token_s
         self._now_s = -math.inf
+        self._has_room = False  # since the last decision a program has ended
 
     # -- what the driver reports
 
@@ -96,11 +97,13 @@ class Gated(Policy):
     def program_ended(self, program: ProgramView) -> None:
         self.inner.program_ended(program)
         self.gate.end(program)
+        self._has_room = True
 
     # -- what the driver asks
 
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s
+        self._has_room = False
         changed = self.inner.decide(now_s)
         for call in changed:
             self.held.update(call)
@@ -110,6 +113,8 @@ class Gated(Policy):
         return changed
 
     def next_change_s(self) -> float:
+        if self._has_room and self.held:
+            return -math.inf
         idle = self.gate.longest_idle() if self.held else None
         until_s = math.inf if idle is None else idle.idle_since_s + self._idle_limit_s
         return min(self.inner.next_change_s(), until_s)

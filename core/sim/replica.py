@@ -77,26 +77,38 @@ class Replica:
         policy, jump = self.policy, self.jump
         policy.program_changed(call.program)
         call.queued_since_s = now_s
+        before = policy.waiting.peek() if policy.waiting else None
         policy.arrive(call, now_s)
         if jump is None or jump.steps == 1:
             return False
         until_s = max(now_s, policy.next_change_s())  # the call may have starved before it arrived
-        if (
-            call in policy.waiting
-            and policy.waiting.peek() is call
-            and (len(self._batch.ranks) < self._settings.batch_size or call.rank < self._batch.lowest_rank())
+        first = policy.waiting.peek() if policy.waiting else None  # a gate may have let in others, or not this one
+        if (first is not None and first is not before) and (
+            len(self._batch.ranks) < self._settings.batch_size or first.rank < self._batch.lowest_rank()
         ):
             until_s = now_s
-        steps = jump.steps_until(until_s - jump.began_s) if until_s < math.inf else jump.steps
+        return self._end_jump_by(until_s)
+
+    def _end_jump_by(self, until_s: float) -> bool:
+        """End the jump with the step in which `until_s` lies. Returns whether that is earlier than planned."""
+        jump = self.jump
+        if jump is None or until_s == math.inf:
+            return False
+        steps = jump.steps_until(until_s - jump.began_s)
         ends_earlier = steps < jump.steps
         jump.steps = min(jump.steps, steps)
         return ends_earlier
 
-    def program_ended(self, program: SimProgram) -> None:
-        """A program has ended, and no call of it comes."""
+    def program_ended(self, program: SimProgram, now_s: float) -> bool:
+        """A program has ended, and no call of it comes.
+
+        Returns:
+            Whether the jump in progress now ends earlier, because the policy has something to decide.
+        """
         self.policy.program_ended(program.view)
         if self.policy.evicts_ended_first:
             self._kv.evict_first((program.number, index) for index in range(len(program.spec.calls)))
+        return self._end_jump_by(max(now_s, self.policy.next_change_s()))
 
     def end_jump(self, now_s: float) -> list[SimCall]:
         """The jump in progress ends.

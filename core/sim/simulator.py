@@ -219,7 +219,8 @@ class _Simulation:
     def _program_ends(self, program: SimProgram, now_s: float) -> None:
         program.close(now_s)
         for replica in self._replicas:
-            replica.program_ended(program)
+            if replica.program_ended(program, now_s):
+                self._add_jump_end(replica)
         self._balancer.end_program(ProgramId(program.spec.program))
         self._balancer.end_session(SessionId(program.spec.program))
         self._ended += 1
