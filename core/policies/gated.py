@@ -43,7 +43,7 @@ class Gated(Policy):
         self.ranks_follow_steps = inner.ranks_follow_steps
         self._prefill_token_s = StepCosts().prefill_token_s
         self._now_s = -math.inf
-        self._has_room = False  # since the last decision a program has ended
+        self._is_recounted = False  # contexts have changed since the last decision
 
     # -- what the driver reports
 
@@ -61,12 +61,14 @@ class Gated(Policy):
         self._now_s = now_s
         self.inner.arrive(call, now_s)
         self._hold(call, self.gate.arrive(call))
+        self._is_recounted = True
         self._open(now_s)
 
     def start(self, call: Call, now_s: float) -> None:
         self._now_s = now_s
         self.inner.start(call, now_s)
         self.gate.start(call)
+        self._is_recounted = True
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         self._now_s = now_s
@@ -88,6 +90,7 @@ class Gated(Policy):
         self.inner.leave(call)
         self.held.discard(call)
         self.gate.leave(call, self._now_s)
+        self._is_recounted = True
         if self.held and not self.gate.is_busy():  # do not wait for a decision, which may be steps away
             self._open(self._now_s)
 
@@ -97,13 +100,13 @@ class Gated(Policy):
     def program_ended(self, program: ProgramView) -> None:
         self.inner.program_ended(program)
         self.gate.end(program)
-        self._has_room = True
+        self._is_recounted = True
 
     # -- what the driver asks
 
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s
-        self._has_room = False
+        self._is_recounted = False
         changed = self.inner.decide(now_s)
         for call in changed:
             self.held.update(call)
@@ -113,7 +116,7 @@ class Gated(Policy):
         return changed
 
     def next_change_s(self) -> float:
-        if self._has_room and self.held:
+        if self._is_recounted and (self.held or self.gate.is_exceeded()):
             return -math.inf
         idle = self.gate.longest_idle() if self.held else None
         until_s = math.inf if idle is None else idle.idle_since_s + self._idle_limit_s

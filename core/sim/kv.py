@@ -128,6 +128,10 @@ class KvCache:
         if not self._keep:
             self._drop(own)
 
+    def holds(self, key: Hashable) -> bool:
+        """Whether a prefix is cached under this key."""
+        return key in self._index
+
     def evict_first(self, keys: Iterable[Hashable]) -> None:
         """Have the segments of these keys evicted before all others, because no later call needs them."""
         for key in keys:

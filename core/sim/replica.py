@@ -7,7 +7,7 @@ one but jumped over, because the next time at which something can happen is know
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final, cast
 
 from weft.core.policies import Call, Policy, StepCosts
@@ -63,6 +63,7 @@ class Replica:
         self._kv = KvCache(settings.kv_capacity, keep=settings.shares_prefixes)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._batch = RunningBatch(self._token_s)
+        self._ended: list[Hashable] = []  # the KV of programs that have ended, until the next batch is formed
         self._swap_s = 0.0  # duration of the copies to make before the next step
         self._between_decisions = False  # the policy does not decide before the next step (`decide_every`)
 
@@ -106,9 +107,12 @@ class Replica:
             Whether the jump in progress now ends earlier, because the policy has something to decide.
         """
         self.policy.program_ended(program.view)
-        if self.policy.evicts_ended_first:
-            self._kv.evict_first((program.number, index) for index in range(len(program.spec.calls)))
-        return self._end_jump_by(max(now_s, self.policy.next_change_s()))
+        until_s = self.policy.next_change_s()
+        if self.policy.evicts_ended_first and self._kv.capacity < math.inf:
+            keys = [(program.number, index) for index in range(len(program.spec.calls))]
+            self._ended += filter(self._kv.holds, keys)
+            until_s = now_s if self._ended else until_s
+        return self._end_jump_by(max(now_s, until_s))
 
     def end_jump(self, now_s: float) -> list[SimCall]:
         """The jump in progress ends.
@@ -142,6 +146,8 @@ class Replica:
             The jump; None if no call runs.
         """
         batch = self._batch
+        self._kv.evict_first(self._ended)
+        self._ended.clear()
         self._between_decisions = batch.steps % self._decide_every > 0
         if not self._between_decisions:
             for call in self.policy.decide(now_s):
