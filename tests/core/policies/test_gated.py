@@ -113,6 +113,7 @@ def test_an_idle_program_keeps_its_place_for_a_while() -> None:
     run(policy, first, 10, 1.0)
     arrive(policy, "c1", 400, 2.0)
     assert held(policy) == ["c1"]
+    policy.decide(2.0)
     assert policy.next_change_s() == 11.0
     policy.decide(10.9)
     assert held(policy) == ["c1"]
