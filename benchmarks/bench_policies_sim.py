@@ -1,6 +1,6 @@
 """Scheduling policies in simulation: program latency of ATLAS and its baselines on the workloads of Autellix §6.1.
 
-    python benchmarks/bench_policies_sim.py --out bench_policies_sim.json   # ten minutes of one core
+    python benchmarks/bench_policies_sim.py --out bench_policies_sim.json   # half an hour of one core, or more
     python benchmarks/bench_policies_sim.py --seeds 1 --programs 150   # a quick look, two minutes
 
 For each workload and seed, the benchmark searches for the arrival rate at which first come, first served (FCFS) has
