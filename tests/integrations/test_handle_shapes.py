@@ -170,6 +170,33 @@ def reply(body: Any) -> Any:
     return Reply(tool_calls=[("look", {"query": "fog"})]) if last["content"] == "tool" else "fine"
 
 
+def asks(model: ChatWeft, label: str) -> Any:
+    """The code of a node that makes one call."""
+
+    async def ask(_: Any) -> Any:
+        return {"messages": [await model.with_config(run_name=label).ainvoke("Hello")]}
+
+    return ask
+
+
+async def between_two_calls(model: ChatWeft, program: weft.Program, part: Part, around: str) -> None:
+    """Run a part of a program between the calls "a" and "end", each in a node or step of its own."""
+
+    async def middle(_: Any) -> Any:
+        await part(model, program)
+        return {"messages": [AIMessage("done")]}
+
+    steps = [asks(model, "a"), middle, asks(model, "end")]
+    if around == "node":
+        graph = StateGraph(MessagesState).add_sequence([(f"step {n}", step) for n, step in enumerate(steps)])
+        await graph.add_edge(START, "step 0").compile().ainvoke({"messages": []}, program.config())
+    elif around == "sequence":
+        await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", program.config())
+    else:
+        async with program.branch() as branch:
+            await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", branch.config())
+
+
 @pytest.mark.parametrize("around", ["node", "sequence", "branch"])
 @pytest.mark.parametrize("name", PARTS)
 async def test_handle_inside_a_run(scripted_engine: MakeEngine, name: str, around: str) -> None:
@@ -177,27 +204,8 @@ async def test_handle_inside_a_run(scripted_engine: MakeEngine, name: str, aroun
     model = ChatWeft(engine=scripted_engine(reply))
     function, text = PARTS[name]
 
-    def asks(label: str) -> Any:
-        async def ask(_: Any) -> Any:
-            return {"messages": [await model.with_config(run_name=label).ainvoke("Hello")]}
-
-        return ask
-
     async with weft.Program() as program:
-
-        async def middle(_: Any) -> Any:
-            await function(model, program)
-            return {"messages": [AIMessage("done")]}
-
-        steps = [asks("a"), middle, asks("end")]
-        if around == "node":
-            graph = StateGraph(MessagesState).add_sequence([(f"step {n}", step) for n, step in enumerate(steps)])
-            await graph.add_edge(START, "step 0").compile().ainvoke({"messages": []}, program.config())
-        elif around == "sequence":
-            await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", program.config())
-        else:
-            async with program.branch() as branch:
-                await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", branch.config())
+        await between_two_calls(model, program, function, around)
     assert edges(program.graph, unnamed="mid") == expected(text)
 
 
@@ -206,25 +214,12 @@ async def test_a_call_on_a_thread_without_context_is_a_guess(scripted_engine: Ma
     """A thread that a node makes itself does not say that it is inside the node, so no edge claims to be exact."""
     model = ChatWeft(engine=scripted_engine(reply))
 
-    def asks(label: str) -> Any:
-        async def ask(_: Any) -> Any:
-            return {"messages": [await model.with_config(run_name=label).ainvoke("Hello")]}
-
-        return ask
+    async def on_a_thread(model: ChatWeft, program: weft.Program) -> None:
+        call = functools.partial(model.invoke, "Go on", config=program.config(run_name="mid"))
+        await asyncio.get_running_loop().run_in_executor(None, call)
 
     async with weft.Program() as program:
-
-        async def middle(_: Any) -> Any:
-            call = functools.partial(model.invoke, "Go on", config=program.config(run_name="mid"))
-            await asyncio.get_running_loop().run_in_executor(None, call)
-            return {"messages": [AIMessage("done")]}
-
-        steps = [asks("a"), middle, asks("end")]
-        if around == "node":
-            graph = StateGraph(MessagesState).add_sequence([(f"step {n}", step) for n, step in enumerate(steps)])
-            await graph.add_edge(START, "step 0").compile().ainvoke({"messages": []}, program.config())
-        else:
-            await (RunnableLambda(steps[0]) | steps[1] | steps[2]).ainvoke("Hello", program.config())
+        await between_two_calls(model, program, on_a_thread, around)
     assert edges(program.graph) == expected("a~mid mid~end")
 
 
@@ -253,18 +248,12 @@ async def test_attempts_of_a_node_are_a_chain(scripted_engine: MakeEngine, fails
             raise ConnectionError
         return {"messages": [message]}
 
-    def asks(label: str) -> Any:
-        async def ask(_: Any) -> Any:
-            return {"messages": [await model.with_config(run_name=label).ainvoke("Hello")]}
-
-        return ask
-
-    graph = StateGraph(MessagesState).add_node("a", asks("a")).add_edge(START, "a")
+    graph = StateGraph(MessagesState).add_node("a", asks(model, "a")).add_edge(START, "a")
     graph.add_node("flaky", flaky, retry_policy=RetryPolicy(initial_interval=0.0, jitter=False))
-    graph.add_node("end", asks("end")).add_edge("a", "flaky")
+    graph.add_node("end", asks(model, "end")).add_edge("a", "flaky")
     text = "a>try try>end" if fails == "before the call" else "a>try try>try2 try2>try3 try3>end"
     if fails == "in a parallel step":
-        graph.add_node("b", asks("b")).add_edge("a", "b").add_edge(["flaky", "b"], "end")
+        graph.add_node("b", asks(model, "b")).add_edge("a", "b").add_edge(["flaky", "b"], "end")
         text += " a>b b>end"
     else:
         graph.add_edge("flaky", "end")
