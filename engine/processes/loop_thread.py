@@ -87,9 +87,10 @@ class LoopThread:
             await asyncio.wait([ending])
         except asyncio.CancelledError:
             begun.add_done_callback(cancel)
-            task = await settled(ending)
-            if not task.cancelled():
-                task.exception()  # otherwise asyncio would log that nobody has read it
+            try:
+                await settled(ending)
+            finally:  # it may be cancelled again
+                unread(ending.result())
             raise
         return ending.result().result()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -63,6 +64,34 @@ async def test_a_cancelled_caller_waits_for_the_end_of_its_coroutine(thread: Loo
     await asyncio.wait([running])
     assert running.cancelled()
     assert cleaned == [True]
+
+
+async def test_a_caller_that_is_cancelled_twice_leaves_no_unread_error(thread: LoopThread) -> None:
+    """The coroutine fails while its caller is cancelled again. asyncio must not log that nobody has read the error."""
+    begun, ending, logged = asyncio.Event(), asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context["message"]))
+        try:
+            loop.call_soon_threadsafe(begun.set)
+            await asyncio.sleep(600)
+        finally:
+            loop.call_soon_threadsafe(ending.set)
+            await asyncio.sleep(0.05)
+            raise OSError
+
+    running = asyncio.create_task(thread.run(work()))
+    await begun.wait()
+    running.cancel()
+    await ending.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    del running
+    await thread.run(answer())
+    gc.collect()  # a task logs an unread error when it is deleted
+    assert logged == []
 
 
 async def test_an_error_of_a_coroutine_is_its_callers(thread: LoopThread) -> None:
