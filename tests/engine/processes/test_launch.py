@@ -14,7 +14,7 @@ import pytest
 
 from weft.core.errors import EngineStartError
 from weft.core.locks import fork_safe
-from weft.engine.processes.launch import Launch, LaunchLock, end_processes, launch_environment
+from weft.engine.processes.launch import NO_MAIN_GUARD, Launch, LaunchLock, end_processes, launch_environment
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -100,6 +100,19 @@ def test_a_launch_that_is_abandoned_before_it_begins_launches_nothing() -> None:
     launch.abandon()
     in_background(launch, constructor).join()
     assert constructor.process is None
+
+
+def test_a_process_that_ended_before_it_was_noted_may_lack_the_main_guard() -> None:
+    """On a busy machine a process may end before it is seen. vLLM's error still names the exit code."""
+
+    def construct(_config: object) -> None:
+        raise RuntimeError(
+            "Engine core initialization failed. See root cause above. "
+            f"Failed core proc(s): {{'EngineCore_DP0': {NO_MAIN_GUARD}}}"
+        )
+
+    with pytest.raises(EngineStartError, match="__main__"):
+        Launch().run(lambda: None, construct)
 
 
 def test_the_environment_after_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
