@@ -33,7 +33,8 @@ class Policy(Registered, ABC):
     evicts_ended_first: bool = False
 
     def __init__(self) -> None:
-        self.waiting = WaitingCalls()
+        self.waiting = WaitingCalls()  # the calls that may start
+        self.held = WaitingCalls()  # waiting calls that may not start yet (`weft.core.policies.gated`)
 
     # -- what the driver reports
 
@@ -86,18 +87,12 @@ class Policy(Registered, ABC):
         """A program has ended, and no further call of it comes. It may still have calls that are being aborted."""
         del program
 
-    def step_made(self, decode_tokens: int, prefill_tokens: int, step_s: float) -> None:
-        """The engine has made a step.
-
-        Args:
-            decode_tokens: The calls that decoded in it.
-            prefill_tokens: The prompt tokens that it computed.
-            step_s: Its duration in seconds.
-        """
-        del decode_tokens, prefill_tokens, step_s
+    def program_forgotten(self, program: ProgramView) -> None:
+        """No call of a program has come for so long that it is taken as gone. Nobody has said that it ended."""
+        self.program_ended(program)
 
     def use_costs(self, costs: StepCosts) -> None:
-        """The costs of the engine's steps are known, so `step_made` need not be called."""
+        """What the engine's steps cost, as is known now. A driver that measures it says so again from time to time."""
         del costs
 
     def use_kv(self, tokens: float) -> None:

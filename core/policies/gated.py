@@ -11,7 +11,6 @@ from weft.core.policies.base import Policy
 from weft.core.policies.room import Room
 from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView
-from weft.core.policies.waiting import WaitingCalls
 
 _RETURN: Final = 2.0  # a program that makes way computes its context again, and so has the other one's time twice
 
@@ -37,7 +36,6 @@ class Gated(Policy):
         self.name = inner.name  # type: ignore[misc]  # it goes by the name of what it gates
         self.inner = inner
         self.waiting = inner.waiting  # the calls that may start
-        self.held = WaitingCalls()
         self.gate = AdmissionGate()
         self.preempts = inner.preempts
         self.ranks_follow_steps = inner.ranks_follow_steps
@@ -53,9 +51,6 @@ class Gated(Policy):
     def use_costs(self, costs: StepCosts) -> None:
         self._prefill_token_s = costs.prefill_token_s
         self.inner.use_costs(costs)
-
-    def step_made(self, decode_tokens: int, prefill_tokens: int, step_s: float) -> None:
-        self.inner.step_made(decode_tokens, prefill_tokens, step_s)
 
     def arrive(self, call: Call, now_s: float) -> None:
         self._now_s = now_s
@@ -99,8 +94,11 @@ class Gated(Policy):
 
     def program_ended(self, program: ProgramView) -> None:
         self.inner.program_ended(program)
-        self.gate.end(program)
-        self._is_recounted = True
+        self._end(program)
+
+    def program_forgotten(self, program: ProgramView) -> None:
+        self.inner.program_forgotten(program)
+        self._end(program)
 
     # -- what the driver asks
 
@@ -141,6 +139,10 @@ class Gated(Policy):
     def _idle_limit_s(self) -> float:
         """As long as it takes to compute as many tokens as the KV cache holds."""
         return self.gate.kv_tokens * self._prefill_token_s
+
+    def _end(self, program: ProgramView) -> None:
+        self.gate.end(program)
+        self._is_recounted = True
 
     def _hold(self, call: Call, found: Resident) -> None:
         """Keep a waiting call back if its program is closed."""

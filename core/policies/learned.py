@@ -11,16 +11,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from weft.core.policies.base import Policy
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import Aged, ServiceClass, ServiceTable
 from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
-
-if TYPE_CHECKING:  # numpy is imported with the first object, so that `import weft` stays light
-    from weft.core.policies.step_cost_fit import StepCostFit
 
 LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution of all programs
 _LEAST_ENDED_ALIKE: Final = 10
@@ -42,6 +39,7 @@ class _Counted:
     number: int  # among all calls of the engine, by arrival
     computed_tokens: int = 0
     output_tokens: int = 0
+    is_running: bool = False
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -70,10 +68,8 @@ class Learned(Policy):
     def __init__(self) -> None:
         super().__init__()
         from weft.core.policies.service_distribution import AGES
-        from weft.core.policies.step_cost_fit import StepCostFit
 
         self.costs = StepCosts()
-        self._cost_fit: StepCostFit | None = StepCostFit()
         self._ages: tuple[float, ...] = tuple(map(float, AGES))
         self._table = ServiceTable()
         self._all = ServiceClass(None)  # all programs, whatever their class
@@ -88,8 +84,8 @@ class Learned(Policy):
         self._fitted_at_s = -math.inf
 
     def use_costs(self, costs: StepCosts) -> None:
-        """Take the costs of steps as known, and fit none."""
-        self.costs, self._cost_fit = costs, None
+        """The costs weigh prompt tokens, and the ranks follow them as programs are ranked again."""
+        self.costs = costs
 
     # -- what the driver reports
 
@@ -106,7 +102,11 @@ class Learned(Policy):
         super().start(call, now_s)
         program = self._programs.get(call.program)
         if program is not None:
+            counted = program.calls.get(call)
+            if counted is None:  # its program had ended, and has a new call
+                return
             program.running += 1
+            counted.is_running = True
             self._set_charge(program, call)
 
     def preempt(self, call: Call, now_s: float) -> None:
@@ -114,10 +114,8 @@ class Learned(Policy):
         super().preempt(call, now_s)
 
     def leave(self, call: Call) -> None:
-        was_running = call not in self.waiting
         super().leave(call)
-        if was_running:
-            self._stop(call)
+        self._stop(call)
         program = self._programs.get(call.program)
         if program is not None:
             program.calls.pop(call, None)
@@ -137,24 +135,20 @@ class Learned(Policy):
             self._set_charge(program, call)
 
     def program_ended(self, program: ProgramView) -> None:
-        ended = self._programs.pop(program, None)
-        if ended is None:
+        ended = self._close(program)
+        if ended is None or ended.age <= 0:
             return
-        for call, counted in ended.calls.items():  # those that are being aborted
-            self._count(ended, call, counted)
-        self._pending.pop(ended, None)
         for each in (ended.of, self._all):
-            del each.live[ended]
-            if ended.age > 0:
-                each.end(ended.age)
-                if each.new_ends >= min(_REFIT_ENDS, 1 + each.ended // 4):
-                    self._due[each] = None
-        if not ended.of.live:
-            del self._classes[ended.of]
+            each.end(ended.age)
+            if each.new_ends >= min(_REFIT_ENDS, 1 + each.ended // 4):
+                self._due[each] = None
 
-    def step_made(self, decode_tokens: int, prefill_tokens: int, step_s: float) -> None:
-        if self._cost_fit is not None:
-            self._cost_fit.observe(decode_tokens, prefill_tokens, step_s)
+    def program_forgotten(self, program: ProgramView) -> None:
+        """A program that was forgotten had its work at least, and perhaps more: it counts as censored."""
+        gone = self._close(program)
+        if gone is not None and gone.age > 0:
+            for each in (gone.of, self._all):
+                each.forgotten.append(gone.age)
 
     # -- what the driver asks
 
@@ -162,8 +156,6 @@ class Learned(Policy):
         if now_s >= self._fitted_at_s + _REFIT_S and self._programs:
             self._fitted_at_s = now_s
             self._due |= dict.fromkeys((self._all, *self._classes))
-            if self._cost_fit is not None:
-                self.costs = self._cost_fit.costs() or self.costs
         if self._due:
             for each in list(itertools.islice(self._due, _REFITS_AT_ONCE)):
                 del self._due[each]
@@ -207,11 +199,25 @@ class Learned(Policy):
         program.key = self._key(program)
         return program
 
+    def _close(self, view: ProgramView) -> LiveProgram | None:
+        """A program does not live any more. Its calls, if it has any, are being aborted."""
+        program = self._programs.pop(view, None)
+        if program is None:
+            return None
+        for call, counted in program.calls.items():
+            self._count(program, call, counted)
+        self._pending.pop(program, None)
+        del program.of.live[program], self._all.live[program]
+        if not program.of.live:
+            del self._classes[program.of]
+        return program
+
     def _stop(self, call: Call) -> None:
-        """A call leaves the batch: count what it has done."""
+        """A call leaves the batch, if it was in it: count what it has done."""
         program = self._programs.get(call.program)
         counted = program.calls.get(call) if program is not None else None
-        if program is not None and counted is not None:
+        if program is not None and counted is not None and counted.is_running:
+            counted.is_running = False
             program.running -= 1
             self._count(program, call, counted)
 
@@ -259,7 +265,7 @@ class Learned(Policy):
         from weft.core.policies.service_distribution import estimate
 
         each.new_ends = 0
-        ages = [program.age for program in each.live]
+        ages = [*(program.age for program in each.live), *each.forgotten]
         distribution = estimate(each.finished, ages) if self._says_something(each, ages) else None
         if distribution is None:
             each.ranks, each.remaining, each.is_alike = (), (), False

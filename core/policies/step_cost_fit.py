@@ -15,12 +15,11 @@ _LEAST_STEPS: Final = 16
 class StepCostFit:
     """Fits the costs by least squares, over steps of which the late ones count more.
 
-    Only sums are kept: three by three, and three.
+    Only sums are kept.
     """
 
     def __init__(self) -> None:
-        self._products = np.zeros((3, 3))
-        self._times = np.zeros(3)
+        self._sums = [0.0] * 9  # of the six products of a step's figures, and of their products with its duration
         self._steps = 0
         self._slots = 1
 
@@ -32,9 +31,18 @@ class StepCostFit:
             prefill_tokens: The prompt tokens that it computed.
             step_s: Its duration in seconds.
         """
-        row = np.array((1.0, decode_tokens, prefill_tokens))
-        self._products = _FORGET * self._products + np.outer(row, row)
-        self._times = _FORGET * self._times + row * step_s
+        new = (
+            1.0,
+            decode_tokens,
+            prefill_tokens,
+            decode_tokens * decode_tokens,
+            decode_tokens * prefill_tokens,
+            prefill_tokens * prefill_tokens,
+            step_s,
+            decode_tokens * step_s,
+            prefill_tokens * step_s,
+        )
+        self._sums = [_FORGET * each + more for each, more in zip(self._sums, new, strict=True)]
         self._steps += 1
         self._slots = max(self._slots, decode_tokens)
 
@@ -49,11 +57,13 @@ class StepCostFit:
         """
         if self._steps < _LEAST_STEPS:
             return None
+        one, decode, prefill, decode_2, both, prefill_2, *times = self._sums
+        products = np.array([[one, decode, prefill], [decode, decode_2, both], [prefill, both, prefill_2]])
         used, fitted = [0, 1, 2], np.zeros(3)
         while used:
-            scale = np.sqrt(np.maximum(self._products[used, used], 1e-30))
-            matrix = self._products[np.ix_(used, used)] / np.outer(scale, scale)
-            found = np.linalg.lstsq(matrix, self._times[used] / scale, rcond=1e-9)[0] / scale
+            scale = np.sqrt(np.maximum(products[used, used], 1e-30))
+            matrix = products[np.ix_(used, used)] / np.outer(scale, scale)
+            found = np.linalg.lstsq(matrix, np.array(times)[used] / scale, rcond=1e-9)[0] / scale
             if found.min() >= 0:
                 fitted[used] = found
                 break

@@ -237,12 +237,18 @@ def test_nothing_is_kept_of_ended_programs(driver: Driver) -> None:
     assert len(driver.policy.waiting) == 0
 
 
-def test_costs_are_learned_from_steps() -> None:
-    """Without known costs, ω follows the steps that are reported, at the next refit."""
-    driver = Driver()
-    policy = driver.policy = Learned()
-    for number in range(200):
-        decode, prefill = number % 9, 500 * (number % 3)
-        policy.step_made(decode, prefill, 0.01 + 1e-4 * decode + 1e-3 * prefill)
-    driver.aged("a", 10)
-    assert policy.costs.prompt_weight == pytest.approx(1e-3 / (0.01 / 8 + 1e-4))
+def test_a_forgotten_program_is_no_end(driver: Driver) -> None:
+    """Programs that were forgotten had at least the work that was seen, so a class with many of them is expected to
+    need more than one whose programs ended there."""
+    for name in ("ends", "stays"):
+        driver.run(name, *ALIKE)
+    driver.run("ends", *[1200] * 40)
+    for call in driver.aged("stays", *[1200] * 40):
+        driver.policy.leave(call)
+        driver.policy.program_forgotten(call.program)
+    driver.now_s += 60  # the next refit
+    driver.aged("ends", 0)
+    driver.aged("stays", 0)
+    ends, stays = (program.of for program in driver.policy.live_programs())
+    assert (ends.ended, stays.ended) == (58, 18)
+    assert stays.remaining[0] > 1.5 * ends.remaining[0]
