@@ -6,6 +6,7 @@ argument. The entrypoint passes it on to a framework as `program.config()`, or t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -83,12 +84,13 @@ class Program(ReportedProgram):
             tags=(tags,) if isinstance(tags, str) else tuple(tags),
             metadata=MappingProxyType(dict(metadata or {})),
         )
-        self._set_up(SharedState(info, ids), anchor=ROOT)
+        self._set_up(SharedState(info, ids), (ROOT,))
         self._enclosing_run()
 
-    def _set_up(self, shared: SharedState, anchor: Hashable) -> None:
+    def _set_up(self, shared: SharedState, anchors: tuple[Hashable, ...]) -> None:
         self._shared = shared
-        self._anchor = anchor  # the run that this handle stands for
+        self._anchors = anchors
+        self._thread = threading.current_thread()
         self._adapted: dict[str, Any] = {}  # by framework
         self.program_id = shared.info.program_id
         self.session_id = shared.info.session_id
@@ -158,8 +160,9 @@ class Program(ReportedProgram):
         with self._shared.lock:
             branch = object.__new__(Program)
             anchor = ("branch", next(self._shared.anchors))
-            self._shared.tree.start(anchor, run, self._anchor, RunKind.STAGE)
-            branch._set_up(self._shared, anchor)
+            is_certain = self._is_certain(run)
+            self._shared.tree.start(anchor, run, self._anchor, RunKind.STAGE, is_certain=is_certain)
+            branch._set_up(self._shared, (anchor, *self._anchors))
             return branch
 
     # -- start, state and end

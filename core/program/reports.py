@@ -35,7 +35,8 @@ class ReportedProgram:
     name: str
     log: BoundLogger
     _shared: SharedState
-    _anchor: Hashable  # the run that this handle stands for
+    _anchors: tuple[Hashable, ...]  # the run that this handle stands for, and those of the handles around it
+    _thread: threading.Thread  # that made this handle
 
     # -- reports from integrations
 
@@ -64,14 +65,27 @@ class ReportedProgram:
         """
         if parent is None or not self._shared.tree.knows_run(parent):
             parent = self._enclosing_run()
-        thread = threading.get_ident()
         with self._shared.lock:
             self._shared.reports += 1
-            if parent is None and self._shared.code_runs.may_enclose(self._anchor, thread):
-                is_certain = False
+            is_certain = is_certain and self._is_certain(parent)
             if runs_code:
-                self._shared.code_runs.start(run, self._anchor, thread)
+                self._shared.code_runs.start(run, self._anchors, threading.current_thread())
             self._shared.tree.start(run, parent, self._anchor, kind, stage=stage, task=task, is_certain=is_certain)
+
+    @property
+    def _anchor(self) -> Hashable:
+        """The run that this handle stands for."""
+        return self._anchors[0]
+
+    def _is_certain(self, parent: Hashable | None) -> bool:
+        """Whether a run that begins now is directly inside `parent`, or for None directly at the top of this handle.
+
+        The thread that made the handle is taken to work at its top. Any other one may work for a run.
+        """
+        thread = threading.current_thread()
+        return (
+            parent is not None or thread is self._thread or not self._shared.code_runs.may_enclose(self._anchor, thread)
+        )
 
     def _enclosing_run(self) -> Hashable | None:
         """Return the run of this program in which the caller's code runs; None: there is none, or it is not known.

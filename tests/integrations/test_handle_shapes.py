@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -209,18 +210,89 @@ async def test_handle_inside_a_run(scripted_engine: MakeEngine, name: str, aroun
     assert edges(program.graph, unnamed="mid") == expected(text)
 
 
-@pytest.mark.parametrize("around", ["node", "sequence"])
-async def test_a_call_on_a_thread_without_context_is_a_guess(scripted_engine: MakeEngine, around: str) -> None:
-    """A thread that a node makes itself does not say that it is inside the node, so no edge claims to be exact."""
+async def on_a_thread(call: Callable[[], Any]) -> None:
+    """Call on a thread that does not get the context of LangChain."""
+    await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+def with_its_own_branch(model: ChatWeft, program: weft.Program) -> None:
+    with program.branch() as branch:
+        model.invoke("Go on", config=branch.config(run_name="mid"))
+
+
+def with_the_handle(model: ChatWeft, program: weft.Program) -> None:
+    model.invoke("Go on", config=program.config(run_name="mid"))
+
+
+def in_an_entrypoint(model: ChatWeft, program: weft.Program) -> None:
+    weft.program(with_the_handle)(model, program=program)
+
+
+HANDLES = {"the same": with_the_handle, "a branch": with_its_own_branch, "an entrypoint": in_an_entrypoint}
+
+
+@pytest.mark.parametrize("around", ["node", "sequence", "branch"])
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_a_call_on_a_thread_without_context_is_a_guess(
+    scripted_engine: MakeEngine, handle: str, around: str
+) -> None:
+    """A thread that a node makes itself does not say that it is inside the node, so no edge claims to be exact.
+
+    The node may be in a branch, while the thread uses the handle of the program, or opens a branch of that.
+    """
     model = ChatWeft(engine=scripted_engine(reply))
 
-    async def on_a_thread(model: ChatWeft, program: weft.Program) -> None:
-        call = functools.partial(model.invoke, "Go on", config=program.config(run_name="mid"))
-        await asyncio.get_running_loop().run_in_executor(None, call)
+    async def part(model: ChatWeft, program: weft.Program) -> None:
+        await on_a_thread(functools.partial(HANDLES[handle], model, program))
 
     async with weft.Program() as program:
-        await between_two_calls(model, program, on_a_thread, around)
+        await between_two_calls(model, program, part, around)
     assert edges(program.graph) == expected("a~mid mid~end")
+
+
+async def test_the_handle_of_an_outer_branch_on_a_thread(scripted_engine: MakeEngine) -> None:
+    """It may be used inside a run of a branch of that branch. A branch next to it has nothing to do with the run."""
+    model = ChatWeft(engine=scripted_engine(reply))
+
+    async with weft.Program() as program:
+        other = program.branch()
+        async with program.branch() as outer, outer.branch() as inner:
+
+            async def middle(_: Any) -> None:
+                await on_a_thread(functools.partial(with_the_handle, model, outer))
+
+                await on_a_thread(lambda: model.invoke("Go on", config=other.config(run_name="other")))
+
+            await (RunnableLambda(asks(model, "a")) | middle | asks(model, "b")).ainvoke("Hello", inner.config())
+        other.end()
+    assert edges(program.graph) == {"other", *expected("a~mid mid~b")}
+
+
+async def test_branches_on_threads_are_exact(scripted_engine: MakeEngine) -> None:
+    """Branches that are opened before their threads begin, and calls of the opening thread, claim exact edges."""
+    model, begun, go_on = ChatWeft(engine=scripted_engine(reply)), threading.Event(), threading.Event()
+
+    def chain(branch: weft.Program, name: str) -> None:
+        with branch:
+            named = model.with_config(run_name=name)
+
+            def ask(_: Any) -> None:
+                named.invoke("Go on")
+                begun.set()
+                go_on.wait(60)
+                named.invoke("Go on")
+
+            RunnableLambda(ask).invoke("Hello", branch.config())
+
+    async with weft.Program() as program:
+        await model.ainvoke("Hello", program.config(run_name="a"))
+        first = asyncio.ensure_future(on_a_thread(functools.partial(chain, program.branch(), "x")))
+        await asyncio.to_thread(begun.wait, 60)
+        second = asyncio.ensure_future(on_a_thread(functools.partial(chain, program.branch(), "y")))
+        go_on.set()
+        await asyncio.gather(first, second)
+        await model.ainvoke("Hello", program.config(run_name="end"))
+    assert edges(program.graph) == expected("a>x x>x2 a>y y>y2 x2>end y2>end")
 
 
 async def test_chains_that_run_at_once_stay_exact(scripted_engine: MakeEngine) -> None:
