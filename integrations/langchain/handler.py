@@ -113,8 +113,8 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         is_model: bool = False,
         **_more: Any,
     ) -> Program:
-        if parent_run_id is None:
-            parent_run_id = self._surrounding_run()
+        context_id = self._surrounding_run()
+        parent_run_id = parent_run_id or context_id
         place = self._open_runs.add(
             run_id,
             parent_run_id,
@@ -123,6 +123,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
             name=name or "",
             given=given[0] if given else None,
             is_model=is_model,
+            context_id=context_id,
         )
         program_name = name or (serialized or {}).get("name") or "program"
         program = self._open_program(run_id, parent_run_id, program_name, metadata)

@@ -2,8 +2,10 @@
 
 LangChain does not always name the true parent. A runnable that was bound (`bind`, `with_config`, `bind_tools`) merges
 the callbacks that it is given with those of the code around it, and the merged ones name the run of that code. The two
-differ where a runnable passes callbacks on without running its parts in their context: `RunnableBranch`,
-`with_fallbacks`, and the batches of sequences. The tags of the run tell then that the parent is not the true one.
+differ where a runnable passes callbacks on without running its parts in their context: `RunnableBranch`, and the
+batches of sequences. The tags of the run tell then that the parent is not the true one. Other code runs in a run's
+context, but passes on the callbacks of a run further out: the attempts of `with_fallbacks`, and tools of LangGraph. The
+run is inside the one of the context then.
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ class OpenRun:
         "children",
         "holders",
         "is_choice",
-        "is_fallback",
         "is_sequence",
         "is_task",
         "items",
@@ -51,7 +52,6 @@ class OpenRun:
         self.is_task = self.namespace is not None and (parent is None or parent.namespace != self.namespace)
         self.name = name
         self.owner = metadata.get("lc_agent_name") or metadata.get("langgraph_node") or ""  # the agent or node
-        self.is_fallback = name == "RunnableWithFallbacks"
         self.is_choice = False  # a part of `RunnableBranch`
         # The runs that `.map()` has yet to start.
         self.items = len(given) if name.startswith("RunnableEach<") and isinstance(given, Sequence) else None
@@ -93,12 +93,14 @@ class OpenRuns:
         name: str,
         given: Any,
         is_model: bool,
+        context_id: UUID | None = None,
     ) -> RunPlace:
         """A run starts.
 
         Args:
             run_id: The run.
             parent_id: The parent that LangChain names.
+            context_id: The run in whose context the run starts.
             tags, metadata, name: What LangChain says of the run.
             given: The run's input.
             is_model: Whether the run is a call of a model, which has no runs inside.
@@ -108,7 +110,7 @@ class OpenRuns:
             return known.place
         parent = self.get(parent_id)
         run = OpenRun(metadata, name, parent, given)
-        run.place = self._place(run_id, run, parent_id, parent, tags)
+        run.place = self._place(run_id, run, parent_id, parent, tags=tags, context_id=context_id)
         self._runs[run_id] = run
         around = self.get(run.place.parent)
         if not is_model:
@@ -116,7 +118,14 @@ class OpenRuns:
         return run.place
 
     def _place(
-        self, run_id: UUID, run: OpenRun, parent_id: UUID | None, parent: OpenRun | None, tags: Sequence[str]
+        self,
+        run_id: UUID,
+        run: OpenRun,
+        parent_id: UUID | None,
+        parent: OpenRun | None,
+        *,
+        tags: Sequence[str],
+        context_id: UUID | None,
     ) -> RunPlace:
         step = next((tag for tag in tags if tag.startswith(_STEPS)), "")
         if step.startswith("graph:"):
@@ -126,8 +135,8 @@ class OpenRuns:
             if run.is_choice and self._outermost:  # the parent that is named is a run of another program
                 return self._inside(None)
             return RunPlace(parent_id, *((RunKind.STAGE, "map") if step.startswith("map:") else ()))
-        if parent.is_fallback and parent.place.kind is RunKind.CODE and not parent.is_choice:
-            return RunPlace(parent.place.parent)  # where the attempts are that are not bound
+        if self._is_inside(context_id, parent_id):
+            return RunPlace(context_id)
         if parent.is_sequence is None:
             parent.is_sequence = "seq:step:1" in tags and not parent.is_task
         holder = parent.holders.setdefault(step, run_id) if step and not parent.is_task else run_id
@@ -135,6 +144,15 @@ class OpenRuns:
         if is_held or (parent.children and run.is_choice):
             return self._inside(holder if is_held else parent_id)
         return _part(parent_id, parent, "" if parent.is_task else step, is_first=holder == run_id)
+
+    def _is_inside(self, run_id: UUID | None, outer_id: UUID) -> bool:
+        """Whether a run is inside another one, and not a sequence, whose steps have tags of their own."""
+        run = self.get(run_id)
+        if run is None or run_id == outer_id or run.is_sequence:
+            return False
+        while run is not None and run.place.parent != outer_id:
+            run = self.get(run.place.parent)
+        return run is not None
 
     def _inside(self, run_id: UUID | None) -> RunPlace:
         """The place inside a run, or inside the open runs in it, if there is only one at each level. None: the top."""

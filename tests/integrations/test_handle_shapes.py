@@ -16,7 +16,7 @@ pytest.importorskip("autogen_core", reason="the AutoGen extra is not installed")
 from autogen_core.models import UserMessage
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableConfig, RunnableLambda, RunnableParallel
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy
@@ -146,6 +146,49 @@ async def program_passed_from_the_tool_of_an_agent(model: ChatWeft, program: wef
 
     agent = create_agent(model, [look])
     await agent.ainvoke({"messages": [HumanMessage("tool")]}, config=program.config())
+
+
+def failing(model: ChatWeft, name: str) -> Any:
+    """A sequence that makes a call and fails after it."""
+
+    def fail(_: Any) -> Any:
+        raise ConnectionError
+
+    return model.with_config(run_name=name) | fail
+
+
+@part("a>mid mid>mid2 mid2>end")
+async def named_fallbacks_with_a_bound_attempt(model: ChatWeft, program: weft.Program) -> None:
+    await failing(model, "mid").with_fallbacks([model.bind(stop=["."])]).ainvoke("Go on", {"run_name": "mid"})
+
+
+@part("a>mid mid>mid2 mid2>mid3 mid3>end")
+async def named_fallbacks_in_a_sequence(model: ChatWeft, program: weft.Program) -> None:
+    last = model.with_config(run_name="mid") | (lambda _: "done")
+    attempts = failing(model, "mid").with_fallbacks([failing(model, "mid"), last])
+    await (RunnableLambda(lambda _: "Go on") | attempts.with_config(run_name="attempts")).ainvoke("Hello")
+
+
+@part("a>x a>y x>x2 y>y2 x2>end y2>end")
+async def named_fallbacks_side_by_side(model: ChatWeft, program: weft.Program) -> None:
+    x, y = (
+        failing(model, name).with_fallbacks([model.bind(stop=["."])]).with_config(run_name=name) for name in "xy"
+    )
+    await RunnableParallel(x=x, y=y).ainvoke("Go on")
+
+
+@part("a>mid mid>mid2 mid2>mid3 mid3>end")
+async def config_that_a_tool_was_given(model: ChatWeft, program: weft.Program) -> None:
+    @tool
+    async def look(query: str, config: RunnableConfig) -> str:
+        """Look."""
+        named = model.with_config(run_name="mid")
+        await named.ainvoke("Go on")
+        await model.ainvoke("Go on", {**config, "run_name": "mid"})
+        await named.ainvoke("Go on")
+        return "found"
+
+    await look.ainvoke({"query": "fog"})
 
 
 @part("a>mid mid>mid2 mid2>end")
