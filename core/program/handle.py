@@ -161,7 +161,7 @@ class Program(ReportedProgram):
             branch = object.__new__(Program)
             anchor = ("branch", next(self._shared.anchors))
             is_certain = self._is_certain(run)
-            self._shared.tree.start(anchor, run, self._anchor, RunKind.STAGE, is_certain=is_certain)
+            self._shared.tree.start(anchor, run, self._anchor, RunKind.BRANCH, is_certain=is_certain)
             branch._set_up(self._shared, (anchor, *self._anchors))
             return branch
 

@@ -44,8 +44,11 @@ class RunKind(Enum):
     # The run is a step of a sequence. It comes after the steps before it, even if it was opened before they ended: a
     # sequence that streams opens all its steps at once.
     STEP = "step"
-    # A framework started the run, or it is a branch. It comes after all stages before it, and later stages wait for it.
+    # A framework started the run. It comes after all stages before it, and later stages wait for it.
     STAGE = "stage"
+    # User code opened the run as a branch. What begins after its end comes after it, as far as the code uses branches
+    # only: runs that overlap with it may be strands that do not wait for it.
+    BRANCH = "branch"
 
 
 @dataclass(eq=False, slots=True)
@@ -53,12 +56,13 @@ class _Front:
     """The calls of a frontier, as sets of an `Ancestry`. None of them is an ancestor of another.
 
     It is certain that the next call comes after a call of the frontier if a framework has stated so, or if no other
-    call overlapped. It is a guess if calls overlapped.
+    call overlapped, or only calls of other branches. It is a guess if other calls overlapped.
     """
 
     calls: int = 0
     guesses: int = 0  # those of the calls that are guesses
     stated: int = 0  # those of the calls that a framework has stated
+    branched: int = 0  # those of the calls that were made in branches, and with which only other branches overlapped
     past: int = 0  # all ancestors of the calls
     _covered: int | None = None
     listed: tuple[Calls, Calls] | None = None  # the parents of a call that comes after all calls, and the guesses
@@ -73,7 +77,8 @@ class _Front:
     def renumber(self, renumbered: Callable[[int], int]) -> None:
         """Change all sets after the ancestry has forgotten calls."""
         self.calls, self.guesses = renumbered(self.calls), renumbered(self.guesses)
-        self.stated, self.past = renumbered(self.stated), renumbered(self.past)
+        self.stated, self.branched = renumbered(self.stated), renumbered(self.branched)
+        self.past = renumbered(self.past)
         self._covered = None
 
 
@@ -95,6 +100,7 @@ class _Run:
     is_open: bool = True
     is_calling: bool = False  # a call has begun inside
     calling_children: int = 0  # open runs directly inside in which a call has begun
+    calling_branches: int = 0  # those of them that are branches
     follows_guesses: bool = False  # a call inside comes after guesses of the enclosing runs
     tool: str | None = None
     is_implicit: bool = False  # the framework did not report it; it ends with its last call
@@ -332,8 +338,10 @@ class RunTree:
             node.is_calling = True
             if node is self._root:
                 return
+            is_branch = node.kind is RunKind.BRANCH
             node = self._enclosing(node)
             node.calling_children += 1
+            node.calling_branches += is_branch
 
     def _mark_guesses(self, node: _Run, guesses: int) -> None:
         """Note that a call begins after guesses, in its run and in all enclosing runs that start with these guesses."""
@@ -372,7 +380,7 @@ class RunTree:
         past = frontier.past if calls == frontier.calls else ancestry.past_of(calls)
         implied = ancestry.past_of(ancestry.set_of(added))
         calls = (calls | ancestry.set_of(added)) & ~implied
-        return _Front(calls, guesses & calls, frontier.stated & calls, past | implied), proven
+        return _Front(calls, guesses & calls, frontier.stated & calls, past=past | implied), proven
 
     def _close(self, node: _Run) -> _Run:
         """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry.
@@ -382,10 +390,12 @@ class RunTree:
         """
         node.is_open = False
         enclosing = self._enclosing(node)
-        calling_siblings = enclosing.calling_children
+        siblings, branches = enclosing.calling_children, enclosing.calling_branches
         if node.is_calling:
-            calling_siblings -= 1
-            enclosing.calling_children = calling_siblings + node.calling_children  # open runs inside move up
+            siblings -= 1
+            branches -= node.kind is RunKind.BRANCH
+            enclosing.calling_children = siblings + node.calling_children  # open runs inside move up
+            enclosing.calling_branches = branches + node.calling_branches
         if node.frontier is None:
             return enclosing
         if node.task is not None and enclosing.stage is not None:
@@ -402,18 +412,25 @@ class RunTree:
         past = front.past | inside.front.past
         calls = (front.calls | added) & ~past
         added &= calls
-        guesses, stated = front.guesses & calls & ~added, front.stated & calls | added
+        kept = calls & ~added
+        guesses, stated, branched = front.guesses & kept, front.stated & kept, front.branched & kept
         if node.doubt is not None:
             guesses |= added
-            stated &= ~added
-        elif node.kind is RunKind.CODE:
+        elif node.kind is RunKind.CODE or node.kind is RunKind.BRANCH:
             # Another strand may continue independently: a concurrent run, or one that a remaining guess belongs to.
-            if concurrent or calling_siblings or node.follows_guesses or guesses:
+            # Branches are no strands for each other.
+            is_branch = node.kind is RunKind.BRANCH
+            strands = (siblings - branches, concurrent & ~front.branched) if is_branch else (siblings, concurrent)
+            if any(strands) or node.follows_guesses or guesses:
                 guesses |= concurrent & calls & ~stated | added
-            stated &= ~added
+            elif is_branch:
+                branched |= added
+        else:
+            stated |= added
+        branched &= ~guesses
         if calls.bit_count() > MOST_IN_FRONTIER:
             calls = newest(calls, MOST_IN_FRONTIER * 3 // 4)
-        enclosing.frontier = _Frontier(_Front(calls, guesses & calls, stated & calls, past), tools)
+        enclosing.frontier = _Frontier(_Front(calls, guesses & calls, stated & calls, branched & calls, past), tools)
         return enclosing
 
     # -- memory

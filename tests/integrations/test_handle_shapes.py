@@ -101,6 +101,27 @@ async def branches_and_a_join(model: ChatWeft, program: weft.Program) -> None:
     await model.ainvoke("Go on", config=program.config(run_name="z"))
 
 
+@part("a>x a>y x>x2 y~y2 x2~y2 y2>end")
+async def branch_next_to_the_plain_handle(model: ChatWeft, program: weft.Program) -> None:
+    """A strand of the plain handle goes on after the end of a branch, for which it did not wait."""
+    ended, go_on = asyncio.Event(), asyncio.Event()
+
+    async def on_a_branch(branch: weft.Program) -> None:
+        async with branch:
+            await model.ainvoke("Go on", config=branch.config(run_name="x"))
+            await go_on.wait()
+            await model.ainvoke("Go on", config=branch.config(run_name="x"))
+        ended.set()
+
+    async def plain() -> None:
+        await model.ainvoke("Go on", config=program.config(run_name="y"))
+        go_on.set()
+        await ended.wait()
+        await model.ainvoke("Go on", config=program.config(run_name="y"))
+
+    await asyncio.gather(on_a_branch(program.branch()), plain())
+
+
 @part("a>x x>x2 x2>end")
 async def branch_of_a_branch(model: ChatWeft, program: weft.Program) -> None:
     async with program.branch() as outer:
@@ -171,9 +192,7 @@ async def named_fallbacks_in_a_sequence(model: ChatWeft, program: weft.Program) 
 
 @part("a>x a>y x>x2 y>y2 x2>end y2>end")
 async def named_fallbacks_side_by_side(model: ChatWeft, program: weft.Program) -> None:
-    x, y = (
-        failing(model, name).with_fallbacks([model.bind(stop=["."])]).with_config(run_name=name) for name in "xy"
-    )
+    x, y = (failing(model, name).with_fallbacks([model.bind(stop=["."])]).with_config(run_name=name) for name in "xy")
     await RunnableParallel(x=x, y=y).ainvoke("Go on")
 
 

@@ -454,11 +454,15 @@ def test_a_join_after_a_run_is_exact(runs: Runs) -> None:
     assert runs.inexact["join"] == set()
 
 
-def test_stages_are_exact(runs: Runs) -> None:
-    """If a framework starts runs concurrently, each waits for all stages before, and the next stage waits for all."""
+@pytest.mark.parametrize("kind", [RunKind.STAGE, RunKind.BRANCH])
+def test_stages_are_exact(runs: Runs, kind: RunKind) -> None:
+    """If a framework starts runs concurrently, each waits for all stages before, and the next stage waits for all.
+
+    That holds for branches as well, if only branches overlap.
+    """
     for stage in ("ab", "cd", "e"):
         for name in stage:
-            runs.begin(name, kind=RunKind.STAGE)
+            runs.begin(name, kind=kind)
         runs.finish(*stage)
     assert runs.parents == {"a": set(), "b": set(), "c": {"a", "b"}, "d": {"a", "b"}, "e": {"c", "d"}}
     assert not any(runs.inexact.values())
@@ -488,6 +492,41 @@ def test_a_stage_that_overlaps_user_code(runs: Runs) -> None:
     runs.finish("stage", "code")
     assert runs.call("join") == {"stage", "code"}
     assert runs.inexact["join"] == {"code"}
+
+
+@pytest.mark.parametrize("last", ["branch", "strand"])
+def test_a_branch_that_overlaps_other_code(runs: Runs, last: str) -> None:
+    """The other code may go on without waiting for the branch, so the edges after both are guesses."""
+    runs.call("before")
+    runs.start("branch", kind=RunKind.BRANCH)
+    runs.begin("inside", "branch")
+    runs.begin("strand")
+    if last == "strand":
+        runs.finish("inside")
+        runs.end("branch")
+    runs.finish("strand")
+    if last == "branch":
+        runs.finish("inside")
+        runs.end("branch")
+    assert runs.parents["strand"] == runs.parents["inside"] == {"before"}
+    assert runs.call("next") == {"inside", "strand"}
+    assert runs.inexact["next"] == {"inside", "strand"}
+
+
+def test_other_code_that_overlapped_branches(runs: Runs) -> None:
+    """Branches next to each other are exact. Code that overlapped with them, and ends later, makes them guesses."""
+    runs.start("code")
+    for name in "xy":
+        runs.start(f"branch {name}", kind=RunKind.BRANCH)
+        runs.begin(name, f"branch {name}")
+    runs.finish("x", "y")
+    runs.end("branch x", "branch y")
+    assert runs.call("join") == {"x", "y"}
+    assert runs.inexact["join"] == set()
+    runs.call("slow", "code")
+    runs.end("code")
+    assert runs.call("next") == {"join", "slow"}
+    assert runs.inexact["next"] == {"join", "slow"}
 
 
 def test_a_guess_stays_a_guess_inside_the_next_run(runs: Runs) -> None:
