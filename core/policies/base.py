@@ -29,6 +29,8 @@ class Policy(Registered, ABC):
     ranks_follow_steps: bool = False
     # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
     preempts: bool = True
+    # Whether the gate is before it (`weft.core.policies.gated`), unless the user says otherwise.
+    is_gated: bool = False
     # Whether the KV cache of programs that have ended is evicted before that of others.
     evicts_ended_first: bool = False
 

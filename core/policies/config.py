@@ -28,7 +28,8 @@ class PolicyConfig:
         token_s: Count service in tokens instead of time: so many seconds for each token that is computed for the first
             time, prompt and output alike. Astraea §4.3: a step's time depends on what else is in the batch, its tokens
             do not. None: count time on the model executor.
-        gate: Open no more programs than the KV cache holds (docs/reference/policies.md). In simulation only so far.
+        gate: Open no more programs than the KV cache holds (docs/reference/policies.md). None: under `auto` only. In
+            simulation only so far.
 
     Raises:
         PolicyError: The name is unknown, the policy does not have a parameter, or a value makes no sense.
@@ -46,10 +47,11 @@ class PolicyConfig:
         *values: Any,
         decide_every: int = 1,
         token_s: float | None = None,
-        gate: bool = False,
+        gate: bool | None = None,
         **parameters: Any,
     ) -> None:
-        kind = registration(name).parameters
+        registered = registration(name)
+        kind = registered.parameters
         allowed = [each.name for each in fields(kind)]
         unknown = [key for key in parameters if key not in allowed]
         if unknown or len(values) > len(allowed):
@@ -63,6 +65,8 @@ class PolicyConfig:
             raise PolicyError(f"decide_every must be a whole number of steps, at least 1, not {decide_every!r}.")
         if token_s is not None and not 0 < check_number(token_s, "token_s", PolicyError) < math.inf:
             raise PolicyError(f"token_s must be positive seconds, or None to count time, not {token_s}.")
+        if gate is None:
+            gate = registered.kind.is_gated
         if not isinstance(gate, bool):
             raise PolicyError(f"gate must be true or false, not {gate!r:.60}.")
         # JSON has lists where Python has tuples.

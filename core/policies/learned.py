@@ -254,10 +254,14 @@ class Learned(Policy):
         Args:
             more_tokens: Work that is added to the rank.
         """
-        ranks = program.of.ranks or self._all.ranks
+        ranks = self._ranks_of(program.of)
         rank_s = ((ranks[program.bucket] if ranks else 0.0) + more_tokens) * self.costs.token_s
         x = max(self._gamma * max(rank_s, 1e-6), 1e-12)
         return program.arrival_s + math.log(-math.expm1(-x)) / self._gamma if math.isfinite(x) else program.arrival_s
+
+    def _ranks_of(self, of: ServiceClass) -> tuple[float, ...]:
+        """The ranks of a class's programs, by bucket of their ages; empty: nothing is known of any program."""
+        return of.ranks or self._all.ranks
 
     def _fit(self, each: ServiceClass) -> None:
         """Estimate a class's distribution, and rank its programs by it."""
@@ -301,7 +305,10 @@ class Learned(Policy):
             return
         before_s = self._backlog_s
         self._backlog_s = left_s if math.isnan(before_s) else before_s + _BACKLOG_SMOOTHING * (left_s - before_s)
-        gamma = TAIL / self._backlog_s
+        self._follow(TAIL / self._backlog_s)
+
+    def _follow(self, gamma: float) -> None:
+        """Rank all programs by a new gamma, if it differs enough."""
         if not 1 - _BACKLOG_CHANGE < gamma / self._gamma < 1 + _BACKLOG_CHANGE:
             self._gamma = gamma
             self._pending |= dict.fromkeys(self._programs.values())

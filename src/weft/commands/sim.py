@@ -46,8 +46,9 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         ),
     ] = False,
     gate: Annotated[
-        bool, typer.Option("--gate", help="Open no more programs than the KV cache holds, under any policy.")
-    ] = False,
+        bool | None,
+        typer.Option("--gate/--no-gate", help="Open no more programs than the KV cache holds (default: under auto)."),
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Number of engines.")] = 1,
     balancer: Annotated[str, one_of(BALANCERS, help="How calls are given to engines.")] = "locality",
     kv_tokens: Annotated[int, typer.Option(help="Tokens that an engine's KV cache holds.")] = 262_144,
@@ -88,7 +89,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         _print(result, unit="" if unit_steps else " s")
 
 
-def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bool) -> PolicyConfig:
+def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bool | None) -> PolicyConfig:
     """The policy with its parameters. An option that the policy does not have is an error."""
     options: dict[str, Any] = {}
     if queue_bounds is not None:

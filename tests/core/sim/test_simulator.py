@@ -33,7 +33,7 @@ POLICIES = [
     PolicyConfig("rr", quanta_s=(2.0,)),
     PolicyConfig("rr", quanta_s=(0.25,)),
     PolicyConfig("learned"),
-    PolicyConfig("learned", gate=True),
+    PolicyConfig("auto"),
     PolicyConfig("atlas", (1.0, 4.0), 2.0, gate=True),
     PolicyConfig("fcfs", gate=True),
 ]

@@ -1,0 +1,129 @@
+"""`auto`: where nothing is known of a class its programs are in ATLAS's queues, and otherwise it ranks as `learned`."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from weft.core.policies import Auto, Call, Learned, PolicyConfig, ProgramView, StepCosts
+from weft.core.policies.gated import Gated
+from weft.core.sim import SimSettings, TraceProgram, simulate
+from weft.core.trace.workloads import WORKLOADS, generate, poisson
+
+COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=5e-4, slots=16)
+
+
+@pytest.fixture
+def policy() -> Auto:
+    policy = PolicyConfig("auto", gate=False).make()
+    assert isinstance(policy, Auto)
+    policy.use_costs(COSTS)
+    return policy
+
+
+def waiting(policy: Learned, name: str, work: int, number: int) -> Call:
+    """A waiting call of a program that has had so much work."""
+    program = ProgramView(f"{name}{number}", name, arrival_s=number * 0.01, arrival_order=number)
+    first, second = Call("first", program), Call(program.program_id, program)
+    policy.arrive(first, program.arrival_s)
+    policy.start(first, program.arrival_s)
+    for _ in range(work):
+        first.output_tokens += 1
+        policy.charge(first, 0.01, program.arrival_s)
+    policy.leave(first)
+    policy.arrive(second, program.arrival_s)
+    return second
+
+
+def end(policy: Learned, name: str, *works: int) -> None:
+    """Programs of so much work come and end."""
+    for number, work in enumerate(works):
+        call = waiting(policy, name, work, number)
+        policy.leave(call)
+        policy.program_ended(call.program)
+    decide(policy)
+
+
+def decide(policy: Learned) -> None:
+    """Decide until nothing is left to do."""
+    policy.decide(1.0)
+    while policy.next_change_s() <= 1.0:
+        policy.decide(1.0)
+
+
+def order(policy: Learned) -> list[str]:
+    decide(policy)
+    return [call.key for call in policy.waiting]
+
+
+def test_before_any_program_has_ended_they_are_in_the_queues_of_atlas(policy: Auto) -> None:
+    """Those that have had less work go first, and inside a queue those that came first."""
+    for number, work in enumerate((3000, 600, 900, 100, 500, 0)):
+        waiting(policy, "new", work, number)
+    assert order(policy) == ["new3", "new4", "new5", "new1", "new2", "new0"]
+
+
+def test_a_new_class_comes_before_a_known_one_of_long_programs(policy: Auto) -> None:
+    """If it were ranked by the long programs it would wait for them, and nobody would learn that it is short."""
+    end(policy, "long", *[20_000, 22_000, 24_000] * 4)
+    waiting(policy, "long", 100, 100)
+    waiting(policy, "new", 100, 101)
+    assert order(policy) == ["new101", "long100"]
+
+
+def test_a_new_class_loses_that_rank_with_the_work_of_most_programs(policy: Auto) -> None:
+    """A program of it that has had more work than half of all programs need comes after those that will end soon."""
+    end(policy, "short", *[100, 110, 120] * 4)
+    waiting(policy, "new", 300, 100)
+    waiting(policy, "short", 0, 101)
+    assert order(policy) == ["short101", "new100"]
+
+
+def test_known_classes_rank_as_under_learned() -> None:
+    """Once all classes have ended often enough, both policies have one order."""
+    orders = []
+    for name in ("auto", "learned"):
+        policy = PolicyConfig(name, gate=False).make()
+        assert isinstance(policy, Learned)
+        policy.use_costs(COSTS)
+        end(policy, "short", *[100, 110, 120] * 4)
+        end(policy, "long", *[5000, 5500, 6000] * 4)
+        end(policy, "varied", *[20, 400, 8000] * 4)
+        for number, each in enumerate(("long", "varied", "short") * 3):
+            waiting(policy, each, 40 * number, 100 + number)
+        orders.append(order(policy))
+    assert orders[0] == orders[1]
+
+
+def test_it_has_the_gate_unless_the_user_says_otherwise() -> None:
+    """`auto` means gated, in a configuration that came as JSON as well."""
+    assert isinstance(PolicyConfig("auto").make(), Gated)
+    assert PolicyConfig("auto") == PolicyConfig("auto", gate=True) != PolicyConfig("auto", gate=False)
+    for gate in (True, False):
+        assert PolicyConfig.from_dict(PolicyConfig("auto", gate=gate).to_dict()).gate is gate
+    assert not PolicyConfig("learned").gate
+
+
+def cold_starts() -> dict[str, list[TraceProgram]]:
+    rng = random.Random(0)
+    searches = generate("search", 10, poisson(rng, 10.0), rng)
+    chats = [replace(WORKLOADS["chat"](rng, f"c{number}"), arrival_s=5.0 + number) for number in range(40)]
+    return {
+        "mixed": generate("mixed", 40, poisson(rng, 0.5), rng),
+        "tools": generate("tools", 40, poisson(rng, 2.0), rng),
+        "chats behind searches": searches + chats,
+    }
+
+
+@pytest.mark.parametrize("case", cold_starts())
+def test_a_cold_start_is_no_worse_than_atlas(case: str) -> None:
+    """From the first program on, also where the first ones are long: there `learned` took half as long again."""
+
+    def mean_s(policy: str) -> float:
+        settings = SimSettings(policy=PolicyConfig(policy), batch_size=16)
+        return statistics.fmean(row.latency for row in simulate(cold_starts()[case], settings).programs.values())
+
+    assert mean_s("auto") <= 1.02 * mean_s("atlas")
