@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from weft.core.class_rows import ClassRow
 from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.locks import fork_safe
@@ -254,7 +255,8 @@ class ProgramRow(ShownAsTable):
 class ProcessTable(ShownAsTable):
     """One row for each running program. A row leaves the table when its program ends.
 
-    A terminal and a notebook show the table with the programs that have ended, `print(engine.table)` too.
+    A terminal and a notebook show the table with the programs that have ended, `print(engine.table)` too. Below it is
+    what the schedulers know of classes of programs, if their policy learns.
 
     Args:
         keep_ended: how many rows of ended programs stay readable by `ended()`.
@@ -264,6 +266,7 @@ class ProcessTable(ShownAsTable):
         self._rows: dict[ProgramId, ProgramRow] = {}
         self._ended: deque[ProgramRow] = deque(maxlen=keep_ended)
         self._lock = fork_safe(threading.RLock())
+        self.classes: Sequence[ClassRow] = ()  # as of the latest report of the schedulers; empty: they keep none
 
     def open(self, info: ProgramInfo, now_s: float) -> None:
         """Add a row for a program that starts.

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from weft.core.class_rows import known
 from weft.core.tables import Cell, Table, seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weft.core.class_rows import ClassRow
     from weft.core.process_table import ProcessTable, ProgramRow
 
 MOST_PROGRAMS: Final = 50
@@ -61,7 +65,44 @@ def programs(table: ProcessTable) -> Table:
         parents = (row.info.parent_program_id for row in shown)
         around = ["" if parent is None else names.get(parent, parent) for parent in parents]
         headings, cells = (*headings, "in"), [[*line, name] for line, name in zip(cells, around, strict=True)]
-    return Table(title, headings, cells, frozenset(range(1, 10)), widest=13)
+    below = classes(table.classes) if table.classes else None
+    return Table(title, headings, cells, frozenset(range(1, 10)), widest=13, below=below)
+
+
+def classes(rows: Sequence[ClassRow]) -> Table:
+    """What the scheduler knows of classes of programs, those first of which programs wait or run; of many, 50.
+
+    The columns are, with work in output tokens and prompt tokens weighed against them:
+
+    - class: the programs' name
+    - ended: how many programs have ended
+    - live: how many have not
+    - held: how many of these the gate holds back
+    - median and p95: work of a program, half of the programs and 95 % of them need no more; empty while it is unknown
+    - ranked by: see `weft.core.class_rows.Branch`
+    - tenant, if any class has one
+    """
+    shown = rows[:MOST_PROGRAMS]
+    title = "classes" + (f": {len(shown)} of {len(rows)}" if len(shown) < len(rows) else "")
+    headings: tuple[str, ...] = ("class", "ended", "live", "held", "median\ntokens", "p95\ntokens", "ranked by")
+    cells: list[list[str | Cell]] = [
+        [
+            row.name or "(no name)",
+            str(row.ended),
+            str(row.live),
+            str(row.held),
+            known(row.median_tokens),
+            known(row.p95_tokens),
+            row.branch.value,
+        ]
+        for row in shown
+    ]
+    if any(row.tenant is not None for row in shown):
+        headings, cells = (
+            (*headings, "tenant"),
+            [[*line, row.tenant or ""] for line, row in zip(cells, shown, strict=True)],
+        )
+    return Table(title, headings, cells, frozenset(range(1, 6)))
 
 
 def facts(row: ProgramRow) -> Table:

@@ -27,6 +27,7 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str | Cell]]
     numbers: frozenset[int] = frozenset()  # the columns that are aligned to the right
     widest: int = 24  # columns of a terminal that a text gets; a longer one is cut off
+    below: Table | None = None  # another table, shown below this one
 
     def __str__(self) -> str:
         return "\n".join("".join(text for text, _style in line).rstrip() for line in self._lines())
@@ -51,7 +52,8 @@ class Table(NamedTuple):
         for row in self.rows:
             cells = "".join(self._html_cell("td", number, cell.text) for number, cell in enumerate(map(_cell, row)))
             lines.append(f"<tr>{cells}</tr>")
-        return "\n".join([*lines, "</tbody></table>"])
+        below = [self.below._repr_html_()] if self.below is not None else []
+        return "\n".join([*lines, "</tbody></table>", *below])
 
     def _html_cell(self, tag: str, column: int, text: str) -> str:
         side = "right" if column in self.numbers else "left"
@@ -77,6 +79,9 @@ class Table(NamedTuple):
             yield [Cell("─" * (sum(widths) + len(widths) - 1), _RULE_STYLE)]
         for row in rows:
             yield self._line(widths, row)
+        if self.below is not None:
+            yield []
+            yield from self.below._lines()  # noqa: SLF001  of the same class
 
     def _line(self, widths: list[int], cells: list[Cell]) -> list[Cell]:
         line = []

@@ -7,9 +7,9 @@ first, and what it needs is soon known.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
+from weft.core.class_rows import Branch
 from weft.core.policies.learned import TAIL, Learned, LiveProgram
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import ServiceClass
@@ -30,6 +30,7 @@ class Auto(Learned):
     """
 
     is_gated = True
+    branch_of_new = Branch.QUEUES
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,12 +47,10 @@ class Auto(Learned):
 
     def _fit(self, each: ServiceClass) -> None:
         super()._fit(each)
-        if each is self._all:
+        if each is self._all and each.ranks:
             self._new = tuple(
-                min(queue, rank) if age < self._median else rank
-                for age, queue, rank in zip(
-                    self._ages, self._queues, each.ranks or (math.inf,) * len(self._ages), strict=True
-                )
+                min(queue, rank) if age < each.median_tokens else rank
+                for age, queue, rank in zip(self._ages, self._queues, each.ranks, strict=True)
             )
 
 

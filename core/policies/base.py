@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
+from weft.core.class_rows import ClassRow
 from weft.core.policies.room import Room, UnlimitedRoom
 from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
@@ -134,6 +135,10 @@ class Policy(Registered, ABC):
     def next_change_s(self) -> float:
         """Until this time `decide` changes no rank, unless the driver reports something before. inf: never."""
         return math.inf
+
+    def classes(self) -> list[ClassRow]:
+        """What is known of each class of programs. Empty: the policy keeps no classes."""
+        return []
 
     def has_level(self, level: int) -> bool:
         """Whether the policy has a queue of this index."""

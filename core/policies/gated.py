@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
+from weft.core.class_rows import ClassRow
 from weft.core.policies.admission_gate import AdmissionGate, Resident
 from weft.core.policies.base import Policy
 from weft.core.policies.room import Room
@@ -122,6 +125,10 @@ class Gated(Policy):
 
     def has_level(self, level: int) -> bool:
         return self.inner.has_level(level)
+
+    def classes(self) -> list[ClassRow]:
+        held = Counter((program.tenant, program.name) for program in {call.program for call in self.held})
+        return [replace(row, held=held[row.tenant, row.name]) for row in self.inner.classes()]
 
     def victims(
         self,

@@ -11,8 +11,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
+from weft.core.class_rows import Branch, ClassRow
 from weft.core.policies.base import Policy
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import Aged, ServiceClass, ServiceTable
@@ -64,6 +65,7 @@ class Learned(Policy):
     """
 
     evicts_ended_first = True
+    branch_of_new: ClassVar[Branch] = Branch.ALL
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +74,7 @@ class Learned(Policy):
         self.costs = StepCosts()
         self._ages: tuple[float, ...] = tuple(map(float, AGES))
         self._table = ServiceTable()
-        self._all = ServiceClass(None)  # all programs, whatever their class
-        self._median = math.inf  # of the work of all programs, in tokens
+        self._all = ServiceClass()  # all programs, whatever their class
         self._classes: dict[ServiceClass, None] = {}  # those with live programs
         self._programs: dict[ProgramView, LiveProgram] = {}
         self._numbers = itertools.count()
@@ -184,6 +185,20 @@ class Learned(Policy):
         program = self._programs.get(call.program)
         return program is not None and self._key(program, cost_s / self.costs.token_s) < rank.order
 
+    def classes(self) -> list[ClassRow]:
+        return [
+            ClassRow(
+                each.tenant,
+                each.name,
+                each.ended,
+                len(each.live),
+                each.median_tokens,
+                each.p95_tokens,
+                each.branch or self.branch_of_new,
+            )
+            for each in self._table
+        ]
+
     def live_programs(self) -> Iterable[LiveProgram]:
         """The programs that have not ended."""
         return self._programs.values()
@@ -191,7 +206,7 @@ class Learned(Policy):
     # -- the age of a program
 
     def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
-        found = self._table.get((view.tenant, view.name))
+        found = self._table.get(view.tenant, view.name)
         self._classes[found] = None
         arrival_s = now_s if math.isnan(view.arrival_s) else view.arrival_s
         program = self._programs[view] = LiveProgram(view=view, of=found, arrival_s=arrival_s)
@@ -272,17 +287,18 @@ class Learned(Policy):
         ages = [*(program.age for program in each.live), *each.forgotten]
         distribution = estimate(each.finished, ages) if self._says_something(each, ages) else None
         if distribution is None:
-            each.ranks, each.remaining, each.is_alike = (), (), False
+            each.ranks, each.remaining, each.is_alike, each.branch = (), (), False, None
+            each.median_tokens = each.p95_tokens = math.nan
         else:
             each.remaining = tuple(map(float, distribution.mean_remaining()))
-            if each is self._all:
-                self._median = distribution.median()
+            each.median_tokens, each.p95_tokens = distribution.quantile(0.5), distribution.quantile(0.95)
             each.is_alike = distribution.spread < ALIKE_BELOW and each.ended >= _LEAST_ENDED_ALIKE
             if distribution.spread > ALIKE_BELOW and each is not self._all:
-                each.ranks = (self._ages[1] / 2, *self._ages[1:])
+                each.ranks, each.branch = (self._ages[1] / 2, *self._ages[1:]), Branch.VARIED
             else:
                 index = tuple(map(float, gittins_index(distribution, token_weights(distribution))))
                 each.ranks = (index[0],) * len(index) if each.is_alike else index
+                each.branch = Branch.ALIKE if each.is_alike else Branch.INDEX
         remaining = each.remaining or self._all.remaining
         each.backlog = sum(remaining[program.bucket] for program in each.live) if remaining else 0.0
         self._pending |= dict.fromkeys(self._by_all() if each is self._all else _live(each))
@@ -296,7 +312,7 @@ class Learned(Policy):
         already had more work than most programs of all classes need."""
         if each.ended >= LEAST_ENDED:
             return True
-        return each is not self._all and bool(self._all.remaining) and max(ages, default=0.0) > self._median
+        return each is not self._all and bool(self._all.remaining) and max(ages, default=0.0) > self._all.median_tokens
 
     def _follow_backlog(self) -> None:
         """The boost's gamma follows the engine seconds of work that are left, smoothed."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
+
+from weft.core.class_rows import Branch
 
 WINDOW: Final = 400  # the latest programs of a class that are remembered
 MOST_CLASSES: Final = 1024
@@ -22,7 +26,8 @@ class Aged:
 class ServiceClass:
     """The programs of one tenant and name: the work of those that ended, those that live, and the latest fit."""
 
-    key: object
+    tenant: str | None = None
+    name: str = ""
     finished: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work in tokens
     ended: int = 0  # also those that the window no longer holds
     new_ends: int = 0  # since the latest fit
@@ -31,6 +36,9 @@ class ServiceClass:
     ranks: tuple[float, ...] = ()  # by bucket of ages, in tokens; empty: those of all programs
     remaining: tuple[float, ...] = ()  # by bucket, the expected work left in tokens; empty: likewise
     is_alike: bool = False  # its programs need like work, and go first come, first served
+    branch: Branch | None = None  # of the latest fit; None: it has no distribution of its own
+    median_tokens: float = math.nan
+    p95_tokens: float = math.nan
     backlog: float = 0.0  # work left of its live programs at the latest fit, in tokens
 
     def end(self, work_tokens: float) -> None:
@@ -49,17 +57,21 @@ class ServiceTable:
 
     def __init__(self, most: int = MOST_CLASSES) -> None:
         self._most = most
-        self._classes: OrderedDict[object, ServiceClass] = OrderedDict()
+        self._classes: OrderedDict[tuple[str | None, str], ServiceClass] = OrderedDict()
 
-    def get(self, key: object) -> ServiceClass:
-        """The class of a key, a new one if the key is not known."""
+    def get(self, tenant: str | None, name: str) -> ServiceClass:
+        """The class of a tenant and name, a new one if it is not known."""
+        key = tenant, name
         found = self._classes.get(key)
         if found is None:
-            found = self._classes[key] = ServiceClass(key)
+            found = self._classes[key] = ServiceClass(tenant, name)
             if len(self._classes) > self._most:
                 self._classes.popitem(last=False)
         self._classes.move_to_end(key)
         return found
+
+    def __iter__(self) -> Iterator[ServiceClass]:
+        return iter(self._classes.values())
 
     def __len__(self) -> int:
         return len(self._classes)

@@ -58,9 +58,9 @@ class Distribution:
         """P(S > x) at each edge."""
         return np.maximum(0.0, 1.0 - np.concatenate(([0.0], np.cumsum(self.mass))))
 
-    def median(self) -> float:
-        """The work that half of the programs exceed, in tokens."""
-        return float(SIZES[min(int(np.searchsorted(np.cumsum(self.mass), 0.5)), len(SIZES) - 1)])
+    def quantile(self, part: float) -> float:
+        """The work that this part of the programs does not exceed, in tokens."""
+        return float(SIZES[min(int(np.searchsorted(np.cumsum(self.mass), part)), len(SIZES) - 1)])
 
     def mean_remaining(self) -> Array:
         """E[S - a | S > a] for the lower bound a of each bucket of ages, in tokens.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
 
+from weft.core.class_rows import Branch, ClassRow, together
 from weft.core.ids import EngineId, ProgramId, SessionId, ThreadId
 from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
 
@@ -117,3 +119,29 @@ def test_a_program_inside_another_is_shown_with_it() -> None:
     assert line.split()[-1] == "chief"
     row = table.get(ProgramId("q"))
     assert f"inside {outer}" in " ".join(str(row).split())
+
+
+def test_the_classes_are_shown_below_the_programs() -> None:
+    """What the scheduler knows of a class fits 80 columns, in a terminal and in a notebook."""
+    table = ProcessTable()
+    ended(table, "chat")
+    assert "classes" not in str(table)
+    table.classes = (
+        ClassRow("acme", "chat", 12, 3, 1234.4, 23_456.0, Branch.INDEX, held=2),
+        ClassRow(None, "", 1, 0, math.nan, math.nan, Branch.QUEUES),
+    )
+    text = str(table)
+    assert text.splitlines()[-1].split() == ["(no", "name)", "1", "0", "0", "atlas"]
+    assert text.splitlines()[-2].split() == ["chat", "12", "3", "2", "1234", "23456", "gittins", "acme"]
+    assert max(map(len, text.splitlines())) <= 80
+    assert shown(table).split() == text.split()
+    root = ET.fromstring(f"<div>{table._repr_html_()}</div>")  # noqa: S314  our own text
+    assert [caption.text for caption in root.iter("caption")] == ["process table", "classes"]
+
+
+def test_the_classes_of_several_schedulers_are_added_up() -> None:
+    """Programs, live and held ones are sums; the distribution is that of the scheduler that has seen most."""
+    few = ClassRow(None, "a", 1, 2, math.nan, math.nan, Branch.ALL, held=1)
+    many = ClassRow(None, "a", 9, 0, 100.0, 200.0, Branch.ALIKE)
+    other = ClassRow("acme", "a", 1, 0, 5.0, 6.0, Branch.INDEX)
+    assert together([few, other, many]) == [ClassRow(None, "a", 10, 2, 100.0, 200.0, Branch.ALIKE, held=1), other]

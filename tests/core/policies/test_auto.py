@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from dataclasses import replace
 
 import pytest
 
+from weft.core.class_rows import Branch
 from weft.core.policies import Auto, Call, Learned, PolicyConfig, ProgramView, StepCosts
 from weft.core.policies.gated import Gated
 from weft.core.sim import SimSettings, TraceProgram, simulate
@@ -127,3 +129,34 @@ def test_a_cold_start_is_no_worse_than_atlas(case: str) -> None:
         return statistics.fmean(row.latency for row in simulate(cold_starts()[case], settings).programs.values())
 
     assert mean_s("auto") <= 1.02 * mean_s("atlas")
+
+
+def test_the_classes_say_what_is_known_and_what_ranks_them(policy: Auto) -> None:
+    """One row for each class: how many ended and live, the distribution of the work, and the branch."""
+    end(policy, "alike", *[1000, 1100, 1200] * 4)
+    end(policy, "varied", *[20, 400, 8000] * 4)
+    end(policy, "few", *[100, 200, 400])
+    waiting(policy, "new", 10, 100)
+    rows = {row.name: row for row in policy.classes()}
+    assert {name: row.branch for name, row in rows.items()} == {
+        "alike": Branch.ALIKE,
+        "varied": Branch.VARIED,
+        "few": Branch.INDEX,
+        "new": Branch.QUEUES,
+    }
+    assert (rows["alike"].ended, rows["alike"].live) == (12, 0)
+    assert (rows["new"].ended, rows["new"].live) == (0, 1)
+    assert rows["alike"].median_tokens == pytest.approx(1100, rel=0.1)
+    assert 8000 < rows["varied"].p95_tokens < 24_000
+    assert math.isnan(rows["new"].median_tokens)
+
+
+def test_a_class_counts_the_programs_that_the_gate_holds_back() -> None:
+    """Two calls of a program that is shut out are one program."""
+    policy = PolicyConfig("auto").make()
+    policy.use_costs(COSTS)
+    policy.use_kv(1000)
+    programs = [ProgramView(f"p{number}", "agent", arrival_s=0.0, arrival_order=number) for number in range(3)]
+    for number, program in enumerate([*programs, programs[2]]):
+        policy.arrive(Call(f"c{number}", program, prompt_tokens=400), 0.0)
+    assert [(row.live, row.held) for row in policy.classes()] == [(3, 1)]
