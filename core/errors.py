@@ -12,6 +12,7 @@
     ├── TraceError                      (ValueError) a file or text that holds no graph or trace of a program
     ├── SimulationError                 (ValueError) invalid settings, or programs that do not fit the engines
     ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
+    ├── HistoryError                    (ValueError) a file or text that holds no history of programs
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
     ├── BalancerError                   (ValueError) unknown balancer or parameter, a negative threshold, ...
     ├── CallError                       one LLM call was refused or failed
@@ -133,6 +134,10 @@ class SimulationError(WeftError, ValueError):
 
 class BenchError(WeftError, ValueError):
     """`weft bench` has invalid settings, or its folder holds rounds of other settings."""
+
+
+class HistoryError(WeftError, ValueError):
+    """A file or text that holds no history of programs, or a file that cannot be read or written."""
 
 
 class PolicyError(WeftError, ValueError):

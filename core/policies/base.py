@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from weft.core.class_rows import ClassRow
+from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.core.policies.room import Room, UnlimitedRoom
 from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
@@ -32,6 +33,8 @@ class Policy(Registered, ABC):
     preempts: bool = True
     # Whether the gate is before it (`weft.core.policies.gated`), unless the user says otherwise.
     is_gated: bool = False
+    # Whether the policy learns from programs that end, so that it can begin with a history.
+    learns: bool = False
     # Whether the KV cache of programs that have ended is evicted before that of others.
     evicts_ended_first: bool = False
 
@@ -94,6 +97,10 @@ class Policy(Registered, ABC):
         """No call of a program has come for so long that it is taken as gone. Nobody has said that it ended."""
         self.program_ended(program)
 
+    def learn(self, past: ModelHistory) -> None:
+        """Programs of earlier runs of the engine needed so much work."""
+        del past
+
     def use_costs(self, costs: StepCosts) -> None:
         """What the engine's steps cost, as is known now. A driver that measures it says so again from time to time."""
         del costs
@@ -138,6 +145,10 @@ class Policy(Registered, ABC):
 
     def classes(self) -> list[ClassRow]:
         """What is known of each class of programs. Empty: the policy keeps no classes."""
+        return []
+
+    def take_ends(self) -> list[ProgramEnd]:
+        """The programs that have ended since the last question, the oldest of very many left out."""
         return []
 
     def has_level(self, level: int) -> bool:

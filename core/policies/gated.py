@@ -11,6 +11,7 @@ from typing import Final
 from weft.core.class_rows import ClassRow
 from weft.core.policies.admission_gate import AdmissionGate, Resident
 from weft.core.policies.base import Policy
+from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.core.policies.room import Room
 from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView
@@ -41,6 +42,7 @@ class Gated(Policy):
         self.waiting = inner.waiting  # the calls that may start
         self.gate = AdmissionGate()
         self.preempts = inner.preempts
+        self.learns = inner.learns
         self.ranks_follow_steps = inner.ranks_follow_steps
         self._prefill_token_s = StepCosts().prefill_token_s
         self._now_s = -math.inf
@@ -125,6 +127,12 @@ class Gated(Policy):
 
     def has_level(self, level: int) -> bool:
         return self.inner.has_level(level)
+
+    def learn(self, past: ModelHistory) -> None:
+        self.inner.learn(past)
+
+    def take_ends(self) -> list[ProgramEnd]:
+        return self.inner.take_ends()
 
     def classes(self) -> list[ClassRow]:
         held = Counter((program.tenant, program.name) for program in {call.program for call in self.held})

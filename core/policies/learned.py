@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, cast
 
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.policies.base import Policy
+from weft.core.policies.history import ModelHistory, Past, ProgramEnd
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import Aged, ServiceClass, ServiceTable
 from weft.core.policies.step_costs import StepCosts
@@ -24,6 +26,7 @@ LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution
 _LEAST_ENDED_ALIKE: Final = 10
 ALIKE_BELOW: Final = 0.9  # the spread below which programs of a class are alike, and above which they vary
 _REFIT_ENDS: Final = 8
+_MOST_ENDS: Final = 4096
 _REFIT_S: Final = 30.0
 _REFITS_AT_ONCE: Final = 4  # classes in one decision: a refit takes some 0.2 ms
 _RERANKS_AT_ONCE: Final = 256  # programs in one decision
@@ -65,6 +68,7 @@ class Learned(Policy):
     """
 
     evicts_ended_first = True
+    learns = True
     branch_of_new: ClassVar[Branch] = Branch.ALL
 
     def __init__(self) -> None:
@@ -77,6 +81,7 @@ class Learned(Policy):
         self._all = ServiceClass()  # all programs, whatever their class
         self._classes: dict[ServiceClass, None] = {}  # those with live programs
         self._programs: dict[ProgramView, LiveProgram] = {}
+        self._ends: deque[ProgramEnd] = deque(maxlen=_MOST_ENDS)  # that nobody has taken yet
         self._numbers = itertools.count()
         self._due: dict[ServiceClass, None] = {}  # to be fitted
         self._pending: dict[LiveProgram, None] = {}  # to be ranked again
@@ -139,6 +144,7 @@ class Learned(Policy):
         ended = self._close(program)
         if ended is None or ended.age <= 0:
             return
+        self._note_end(ended, is_known=True)
         for each in (ended.of, self._all):
             each.end(ended.age)
             if each.new_ends >= min(_REFIT_ENDS, 1 + each.ended // 4):
@@ -148,8 +154,22 @@ class Learned(Policy):
         """A program that was forgotten had its work at least, and perhaps more: it counts as censored."""
         gone = self._close(program)
         if gone is not None and gone.age > 0:
+            self._note_end(gone, is_known=False)
             for each in (gone.of, self._all):
                 each.forgotten.append(gone.age)
+
+    def _note_end(self, program: LiveProgram, *, is_known: bool) -> None:
+        of = program.of
+        self._ends.append(ProgramEnd(of.tenant, of.name, math.ceil(program.age), is_known))
+
+    def learn(self, past: ModelHistory) -> None:
+        for (tenant, name), each in past.items():
+            self._learn(self._table.get(tenant, name), each)
+        self._learn(self._all, past.all)
+
+    def _learn(self, of: ServiceClass, past: Past) -> None:
+        of.precede(past.finished, past.forgotten, past.ended)
+        self._due[of] = None
 
     # -- what the driver asks
 
@@ -198,6 +218,11 @@ class Learned(Policy):
             )
             for each in self._table
         ]
+
+    def take_ends(self) -> list[ProgramEnd]:
+        taken = list(self._ends)
+        self._ends.clear()
+        return taken
 
     def live_programs(self) -> Iterable[LiveProgram]:
         """The programs that have not ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +40,12 @@ class ServiceClass:
     median_tokens: float = math.nan
     p95_tokens: float = math.nan
     backlog: float = 0.0  # work left of its live programs at the latest fit, in tokens
+
+    def precede(self, finished: Iterable[float], forgotten: Iterable[float], ended: int) -> None:
+        """Programs of the class had ended before those that are known: their work, the latest last, and how many."""
+        self.finished = deque([*finished, *self.finished], maxlen=WINDOW)
+        self.forgotten = deque([*forgotten, *self.forgotten], maxlen=WINDOW)
+        self.ended += ended
 
     def end(self, work_tokens: float) -> None:
         """A program of the class has ended after so much work."""
