@@ -55,12 +55,15 @@ class Engine(FrontEnd):
         clock: Monotonic seconds, for the process table.
         record: A file to which each program is appended, when it ends, as a trace for `weft sim`; None: the file named
             by WEFT_RECORD in the environment, if any.
+        history: A file in which a policy that learns keeps how much work programs took, so that the next engine begins
+            with it, such as "weft-history.json"; None: what was learned is forgotten at the end.
         **engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
 
     Raises:
         ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, ReplicaError:
             See `weft.core.errors`.
         TraceError: `record` cannot be written, or holds something other than a trace.
+        HistoryError: `history` cannot be read or written.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Engine(FrontEnd):
         hang_timeout_s: float | None = DEFAULT_HANG_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         record: str | os.PathLike[str] | None = None,
+        history: str | os.PathLike[str] | None = None,
         **engine_args: Unpack[VllmArgs],
     ) -> None:
         super().__init__(
@@ -86,6 +90,7 @@ class Engine(FrontEnd):
             hang_timeout_s=hang_timeout_s,
             clock=clock,
             record=record,
+            history=history,
         )
         check_swap(swap)
         with StartProgress() as progress:
@@ -122,7 +127,7 @@ class Engine(FrontEnd):
             self, not_in_forks(shut_down), self._llm, self._loop, self._children, tree, log
         )
         self._loop.submit(kill_if_stuck(self._llm, self._children, self.engine_id, self._hang_timeout_s))
-        self._closed = False
+        self._has_started()
         _engines.add(self)
         self._log.info("engine started", model=self.model, policy=self.policy.name, log=str(progress.log))
 

@@ -96,15 +96,15 @@ class AsyncMultiLLMEngine(FrontEnd):
         ray_actor_options: For Ray's `.options()`, e.g. `{"num_gpus": 1, "resources": {"a100": 1}}`.
         hang_timeout_s: Seconds after which a replica is killed that does not answer and uses no CPU time, and which is
             then treated like one that died; None: never.
-        policy, swap, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, **engine_args: As for
+        policy, swap, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, history, **engine_args: As for
             `weft.Engine`.
 
     Raises:
         ReplicaError: Zero replicas or calls, two models of one name, or arguments that do not go together.
         ClusterError: Ray is not installed, or its cluster does not answer.
         BalancerError: An unknown balancer.
-        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, TraceError: See
-            `weft.core.errors`. If a replica did not become ready in time, the message names its log.
+        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, TraceError,
+            HistoryError: See `weft.core.errors`. If a replica did not become ready in time, the message names its log.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         hang_timeout_s: float | None = DEFAULT_HANG_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         record: str | os.PathLike[str] | None = None,
+        history: str | os.PathLike[str] | None = None,
         **engine_args: Unpack[VllmArgs],
     ) -> None:
         super().__init__(
@@ -138,6 +139,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             hang_timeout_s=hang_timeout_s,
             clock=clock,
             record=record,
+            history=history,
         )
         self._swap = check_swap(swap)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
@@ -176,7 +178,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             self._launcher.keep_logs = True  # the error names a log
             self._finalizer()
             raise
-        self._closed = False
+        self._has_started()
         self._log.info("engine started", models=list(self._groups), replicas=total, balancer=self._balancer.name)
 
     create = Create(__init__)

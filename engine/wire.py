@@ -15,9 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from weft.core.class_rows import Branch, ClassRow, together
 from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId, check_id, is_id, shown
 from weft.core.kv_cache.stats import SwapStats
+from weft.core.policies.history import ProgramEnd
 from weft.core.process_table import Account, Attained, CallIdentity
 
 ExtraArgs = dict[str, str | int | float | list[str | int | float]]
@@ -33,19 +35,21 @@ class SchedulerConfig:
     # The scheduler serves one engine of Weft. Behind a server it must not tell one client of another one's calls.
     one_client: bool = False
     trust_clients: bool = False  # Weft's own engine is always trusted; see `decode_call`
+    model: str = ""  # the name by which the engine serves the model
 
 
 def encode_config(config: SchedulerConfig) -> dict[str, Any]:
     """The settings as `additional_config["weft"]` carries them."""
     flags = {"one_client": config.one_client, "trust_clients": config.trust_clients}
-    return {**config.policy, **{name: True for name, is_set in flags.items() if is_set}}
+    model = {"model": config.model} if config.model else {}
+    return {**config.policy, **{name: True for name, is_set in flags.items() if is_set}, **model}
 
 
 def decode_config(additional_config: object) -> SchedulerConfig:
     """Read vLLM's `additional_config`.
 
     Raises:
-        PolicyError: `weft` is no mapping, or one of the two flags is neither true nor false.
+        PolicyError: `weft` is no mapping, one of the two flags is neither true nor false, or the model has no name.
     """
     config = additional_config.get("weft", {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(config, Mapping):
@@ -55,7 +59,10 @@ def decode_config(additional_config: object) -> SchedulerConfig:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise PolicyError(f'"{name}" in additional_config["weft"] must be true or false, not {value!r:.80}.')
-    return SchedulerConfig(policy, flags["one_client"], flags["one_client"] or flags["trust_clients"])
+    model = policy.pop("model", "")
+    if not isinstance(model, str):
+        raise PolicyError(f'"model" in additional_config["weft"] must be a name, not {model!r:.80}.')
+    return SchedulerConfig(policy, flags["one_client"], flags["one_client"] or flags["trust_clients"], model)
 
 
 # -- to the scheduler, with a call
@@ -272,20 +279,35 @@ class AbortedCalls(NamedTuple):
     call_ids: tuple[CallId, ...]
 
 
+class UseHistory(NamedTuple):
+    """A control message: programs that ended before the scheduler's start. It uses the first one that comes."""
+
+    history: str  # `History.to_json`, of all models
+
+
+class TakeLearned(NamedTuple):
+    """A control message: the scheduler answers with what its policy has `Learned` since the last answer."""
+
+
 class Ping(NamedTuple):
     """A control message: the scheduler is to answer. It does so between two steps."""
 
 
-def encode_control(message: ProgramsEnded | AbortedCalls | Ping) -> dict[str, Any]:
+Control = ProgramsEnded | AbortedCalls | UseHistory | TakeLearned
+
+
+def encode_control(message: Control | Ping) -> dict[str, Any]:
     """A control message as msgpack carries it."""
     if isinstance(message, ProgramsEnded):
         return {"type": "programs_ended", "program_ids": list(message.program_ids)}
     if isinstance(message, AbortedCalls):
         return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
-    return {"type": "ping"}
+    if isinstance(message, UseHistory):
+        return {"type": "use_history", "history": message.history}
+    return {"type": "take_learned" if isinstance(message, TakeLearned) else "ping"}
 
 
-def decode_control(data: object) -> ProgramsEnded | AbortedCalls | None:
+def decode_control(data: object) -> Control | None:
     """Read a control message inside the scheduler; None if it is a ping or no control message. Never raises."""
     if not isinstance(data, Mapping):
         return None
@@ -293,7 +315,10 @@ def decode_control(data: object) -> ProgramsEnded | AbortedCalls | None:
         return ProgramsEnded(tuple(ProgramId(each) for each in _strings(data.get("program_ids"))))
     if data.get("type") == "aborted_calls":
         return AbortedCalls(tuple(CallId(each) for each in _strings(data.get("call_ids"))))
-    return None
+    if data.get("type") == "use_history":
+        history = data.get("history")
+        return UseHistory(history) if isinstance(history, str) else None
+    return TakeLearned() if data.get("type") == "take_learned" else None
 
 
 def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
@@ -304,6 +329,53 @@ def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
     """
     accounts = (answer or {}).get("aborted") or {}
     return {CallId(call_id): Account(**account) for call_id, account in accounts.items()}
+
+
+class Learned(NamedTuple):
+    """What the policy of one scheduler has learned."""
+
+    model: str
+    classes: tuple[ClassRow, ...]  # of many classes, those with programs in progress first
+    ends: tuple[ProgramEnd, ...]  # since the last answer
+    has_history: bool  # the scheduler got a `UseHistory`
+
+
+_MOST_CLASSES: Final = 100  # in an answer
+
+
+def encode_learned(learned: Learned) -> dict[str, Any]:
+    """A scheduler's answer to `TakeLearned`."""
+    return {
+        "model": learned.model,
+        "classes": [
+            [
+                *(row.tenant, row.name, row.ended, row.live, row.median_tokens, row.p95_tokens),
+                *(row.branch.value, row.held),
+            ]
+            for row in together(learned.classes)[:_MOST_CLASSES]
+        ],
+        "ends": [list(end) for end in learned.ends],
+        "has_history": learned.has_history,
+    }
+
+
+def read_learned(answer: Mapping[str, Any] | None) -> Learned | None:
+    """Read a scheduler's answer to `TakeLearned`.
+
+    Args:
+        answer: The answer. None: There was none, because the scheduler's process does not run.
+    """
+    if not answer:
+        return None
+    return Learned(
+        answer["model"],
+        tuple(
+            ClassRow(tenant, name, ended, live, median_tokens, p95_tokens, Branch(branch), held)
+            for tenant, name, ended, live, median_tokens, p95_tokens, branch, held in answer["classes"]
+        ),
+        tuple(ProgramEnd(*end) for end in answer["ends"]),
+        answer["has_history"],
+    )
 
 
 def _strings(values: object) -> Iterable[str]:

@@ -6,7 +6,7 @@ A history is kept as JSON text::
         {"tenant": null, "name": "chat", "ended": 812, "finished": [1200, 310], "forgotten": []},
         {"name": null, "ended": 4000, "finished": [...], "forgotten": []}]}}
 
-The class without a name is all programs together. `finished` has the work in tokens of the latest 400 programs that
+The class without a name is all programs together. `finished` has the work in tokens of the latest 100 programs that
 ended, and `forgotten` that of programs of which no end was reported. Numbers of classes and of programs are bounded.
 """
 
@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 from weft.core.errors import HistoryError
-from weft.core.policies.service_class import MOST_CLASSES, WINDOW
+from weft.core.policies.service_class import MOST_CLASSES
 
 FORMAT: Final = "weft-history"
 VERSION: Final = 1
-_MOST_MODELS: Final = 16
+KEPT: Final = 100  # programs of a class; a scheduler's window is longer
+_MOST_MODELS: Final = 8
 _MOST_TOKENS: Final = 10**12  # of one program
 _MOST_ENDED: Final = 10**12
 _MOST_LETTERS: Final = 1024  # of a name
@@ -42,8 +43,8 @@ class ProgramEnd(NamedTuple):
 class Past:
     """The programs of one class that are gone."""
 
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work in tokens, the latest last
-    forgotten: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))  # work in tokens, the latest last
+    forgotten: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
     ended: int = 0  # also those that the window no longer holds
 
     def add(self, end: ProgramEnd) -> None:

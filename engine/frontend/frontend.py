@@ -7,6 +7,7 @@ import itertools
 import os
 import queue
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
@@ -15,23 +16,25 @@ from contextlib import ExitStack, aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from weft.core.errors import EngineClosedError, EngineForkedError, InvalidIdError, ProgramEndedError
+from weft.core.errors import EngineClosedError, EngineForkedError, InvalidIdError, PolicyError, ProgramEndedError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.log import get_logger
-from weft.core.policies import PolicyConfig
+from weft.core.policies import PolicyConfig, registration
 from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.routing.admission import Deadline, check_max_calls, check_timeout, deadline
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
+from weft.engine.frontend.history_file import HistoryFile
 from weft.engine.frontend.idle import IdleChecks
 from weft.engine.frontend.in_flight import InFlightCalls
+from weft.engine.frontend.learned import LearnedReports
 from weft.engine.frontend.scheduler_messages import AbortedCall, SchedulerMessages
 from weft.engine.frontend.sessions import Sessions
 from weft.engine.frontend.weak import weakly_async
-from weft.engine.processes.fork import survive_forks
+from weft.engine.processes.fork import not_in_forks, survive_forks
 from weft.engine.processes.host import check_main_guard, keep_exit_code_of_ctrl_c
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
 from weft.engine.wire import CallHeader, encode_call
@@ -52,9 +55,11 @@ class FrontEnd(ABC):
         clock: Monotonic seconds.
         record: The trace file that programs are recorded into; None: the file named by WEFT_RECORD in the environment,
             if any.
+        history: The file in which a policy that learns keeps how much work programs took; None: it forgets at the end.
 
     Raises:
-        PolicyError: The policy makes no sense, or runs in simulation only.
+        PolicyError: The policy makes no sense, or runs in simulation only; or `history` is given and it does not learn.
+        HistoryError: `history` cannot be read or written.
         ReplicaError: `max_calls` is not above 0.
         InvalidRequestError: A timeout is not above 0.
         EngineStartError: This is a child process that is re-running the user's script.
@@ -85,6 +90,7 @@ class FrontEnd(ABC):
         hang_timeout_s: float | None,
         clock: Callable[[], float],
         record: str | os.PathLike[str] | None,
+        history: str | os.PathLike[str] | None = None,
     ) -> None:
         check_main_guard()
         path = record if record is not None else os.environ.get(VARIABLE) or None
@@ -100,6 +106,10 @@ class FrontEnd(ABC):
         self._sessions = Sessions()
         self._in_flight = InFlightCalls(self.table, clock)
         self._log = get_logger().bind(engine_id=self.engine_id)
+        self._learns = registration(self.policy.name).kind.learns
+        if history is not None and not self._learns:
+            raise PolicyError(f"policy {self.policy.name!r} learns nothing; leave history out, or take policy 'auto'.")
+        self._history = HistoryFile(history) if history is not None else None
 
     def _start_loop(self, loop: LoopThread | None = None) -> None:
         """Start the engine's event loop, once all arguments have been checked; or use this one."""
@@ -107,7 +117,22 @@ class FrontEnd(ABC):
         keep_exit_code_of_ctrl_c()
         self._loop = loop or LoopThread(self.engine_id)
         self._idle = IdleChecks(self._loop, self.table, self._clock)
-        self._messages = SchedulerMessages(self._loop, weakly_async(self._send_to_schedulers), self.table)
+        send = weakly_async(self._send_to_schedulers)
+        self._messages = SchedulerMessages(self._loop, send, self.table)
+        messages = self._messages
+        self._learned = (
+            LearnedReports(self._loop, send, self.table, self._history, lambda: messages.is_idle)
+            if self._learns
+            else None
+        )
+
+    def _has_started(self) -> None:
+        """Take calls from now on."""
+        self._closed = False
+        if self._learned is not None:
+            self._learned.begin()
+        if self._history is not None:  # for an engine that is not shut down
+            weakref.finalize(self, not_in_forks(self._history.save))
 
     # -- what the two kinds of engines implement
 
@@ -131,6 +156,8 @@ class FrontEnd(ABC):
         """A program has ended, and with it perhaps its session."""
         del session_ended
         self._messages.program_ended(info.program_id)
+        if self._learned is not None:
+            self._learned.touch()
 
     # -- what users ask
 
@@ -317,6 +344,8 @@ class FrontEnd(ABC):
                 self._recorder.call_arrived(program.graph, now_s)
                 call.recorder = TokenRecorder(self._recorder, identity, request)
             self._in_flight.add(call)
+            if self._learned is not None:
+                self._learned.touch()
             undo.pop_all()
         return call, request
 
@@ -437,6 +466,8 @@ class FrontEnd(ABC):
         self._in_flight.abort()
         if self._recorder is not None:
             self._recorder.end_all()
+        if self._learned is not None:
+            self._learned.close()
         self._finalizer()
         self._log.info("engine shut down")
 

@@ -187,10 +187,16 @@ def engine_arguments(
         "scheduler_cls": WeftScheduler,
         "additional_config": {
             **engine_args.get("additional_config", {}),
-            "weft": encode_config(SchedulerConfig(policy.to_dict(), one_client=True)),
+            "weft": encode_config(SchedulerConfig(policy.to_dict(), one_client=True, model=_served_name(arguments))),
         },
     }
     return AsyncEngineArgs(**arguments)
+
+
+def _served_name(arguments: Mapping[str, Any]) -> str:
+    """The name by which vLLM serves the model. It may have several, of which the first counts."""
+    name = arguments["served_model_name"]
+    return name if isinstance(name, str) else str(next(iter(name or ()), ""))
 
 
 def start_error(model: str, error: Exception, log: Path | None = None, others: Sequence[EngineId] = ()) -> EngineError:

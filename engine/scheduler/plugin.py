@@ -20,6 +20,7 @@ from typing import Any
 
 from weft.core.log import get_logger
 from weft.core.policies import Call, Policy, PolicyConfig
+from weft.core.policies.history import History
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.processes.host import end_with_parent
 from weft.engine.scheduler.aborted import AbortedAccounts
@@ -39,12 +40,16 @@ from weft.engine.vllm_compat.names import (
 )
 from weft.engine.wire import (
     AbortedCalls,
+    Learned,
     ProgramsEnded,
+    TakeLearned,
+    UseHistory,
     attach_account,
     attach_swap,
     decode_call,
     decode_config,
     decode_control,
+    encode_learned,
     figures_of,
 )
 
@@ -57,6 +62,7 @@ class WeftScheduler(AsyncScheduler):
         config = decode_config(self.vllm_config.additional_config)
         self._has_own_client, self._trusts_clients = config.one_client, config.trust_clients
         self._has_warned = False
+        self._model, self._has_history = config.model, False
         if self._has_own_client:  # behind a server, the server ends its processes
             end_with_parent()
         policy = PolicyConfig.from_dict(config.policy).check_live()
@@ -148,8 +154,8 @@ class WeftScheduler(AsyncScheduler):
         """Receive a control message (`weft.engine.vllm_compat.control`).
 
         Returns:
-            By the message's type: how many of the programs that have ended were known here, or the accounts of the
-            aborted calls that were asked for.
+            By the message's type: how many of the programs that have ended were known here, the accounts of the
+            aborted calls that were asked for, or what the policy has learned.
         """
         match decode_control(message):
             case ProgramsEnded(program_ids):
@@ -157,8 +163,19 @@ class WeftScheduler(AsyncScheduler):
                 return {"ended": sum(map(self._table.end_program, program_ids))}
             case AbortedCalls(call_ids):
                 return {"aborted": self._aborted.take(call_ids)}
+            case UseHistory(history):
+                self._use_history(history)
+                return {}
+            case TakeLearned():
+                classes, ends = self.weft_policy.classes(), self.weft_policy.take_ends()
+                return encode_learned(Learned(self._model, tuple(classes), tuple(ends), self._has_history))
             case None:
                 return {}
+
+    def _use_history(self, text: str) -> None:
+        if not self._has_history:
+            self.weft_policy.learn(History.from_json(text)[self._model])
+            self._has_history = True
 
     # -- one step
 

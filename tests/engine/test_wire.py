@@ -11,9 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from weft.core.class_rows import Branch, ClassRow
 from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
 from weft.core.kv_cache.stats import SwapStats
+from weft.core.policies.history import ProgramEnd
 from weft.core.process_table import Account, Attained, CallIdentity
 from weft.engine.wire import (
     FIELDS,
@@ -21,7 +23,12 @@ from weft.engine.wire import (
     SCOPE_LENGTH,
     AbortedCalls,
     CallHeader,
+    Control,
+    Learned,
     ProgramsEnded,
+    SchedulerConfig,
+    TakeLearned,
+    UseHistory,
     attach_account,
     attach_swap,
     check_call,
@@ -32,8 +39,10 @@ from weft.engine.wire import (
     encode_call,
     encode_config,
     encode_control,
+    encode_learned,
     program_of_request,
     read_aborted,
+    read_learned,
     read_report,
 )
 
@@ -187,7 +196,15 @@ def test_only_weft_itself_is_trusted_by_default(weft: dict[str, Any], expected: 
     assert decode_config({"weft": encode_config(config)}) == config
 
 
-@pytest.mark.parametrize("weft", ["atlas", {"name": "atlas", "trust_clients": "yes"}, {"one_client": 1}])
+def test_a_scheduler_is_told_the_name_of_its_model() -> None:
+    """It begins with the history of this model."""
+    config = SchedulerConfig({"name": "atlas"}, model="my/model")
+    assert decode_config({"weft": encode_config(config)}) == config
+
+
+@pytest.mark.parametrize(
+    "weft", ["atlas", {"name": "atlas", "trust_clients": "yes"}, {"one_client": 1}, {"name": "atlas", "model": 1}]
+)
 def test_settings_that_are_no_settings_are_refused(weft: object) -> None:
     """The server does not start, and the error shows the value."""
     with pytest.raises(PolicyError, match=r"not ('atlas'|'yes'|1)\.$"):
@@ -220,9 +237,15 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
 
 
 @pytest.mark.parametrize(
-    "message", [ProgramsEnded((ProgramId("a"), ProgramId("b"))), AbortedCalls((CallId("c"), CallId("d")))]
+    "message",
+    [
+        ProgramsEnded((ProgramId("a"), ProgramId("b"))),
+        AbortedCalls((CallId("c"), CallId("d"))),
+        UseHistory("{}"),
+        TakeLearned(),
+    ],
 )
-def test_control_messages_reach_the_scheduler(message: ProgramsEnded | AbortedCalls) -> None:
+def test_control_messages_reach_the_scheduler(message: Control) -> None:
     """They survive msgpack, which turns tuples into lists."""
     assert decode_control(json.loads(json.dumps(encode_control(message)))) == message
 
@@ -232,7 +255,8 @@ def test_control_messages_reach_the_scheduler(message: ProgramsEnded | AbortedCa
 def test_a_strange_control_message_is_ignored(message: object) -> None:
     """The scheduler reads whatever comes on the control channel without an error."""
     ended = decode_control(message)
-    assert ended is None or ended.program_ids == ()
+    assert ended in (None, ProgramsEnded(()))
+    assert decode_control({"type": "use_history", "history": message}) in (None, UseHistory(str(message)))
     assert decode_control({"type": "programs_ended", "program_ids": message}) is not None
     assert decode_control({"type": "aborted_calls", "call_ids": message}) is not None
 
@@ -242,6 +266,27 @@ def test_accounts_of_aborted_calls_come_back() -> None:
     account = Account(1.5, 2.5, 3, swapped_tokens=4, recomputed_tokens=5)
     assert read_aborted({"aborted": {"c": encode_account(account)}}) == {"c": account}
     assert read_aborted({"aborted": {}}) == read_aborted({"ended": 1}) == read_aborted(None) == {}
+
+
+def test_what_a_policy_has_learned_comes_back() -> None:
+    """Classes, unknown figures included, and ends survive msgpack. A replica that does not run gives no answer."""
+    classes = (
+        ClassRow("acme", "chat", 12, 3, 1234.4, 23_456.0, Branch.INDEX, held=2),
+        ClassRow(None, "", 1, 0, 5.0, math.inf, Branch.QUEUES),
+    )
+    learned = Learned("model", classes, (ProgramEnd(None, "chat", 5, True), ProgramEnd("acme", "", 6, False)), False)
+    assert read_learned(json.loads(json.dumps(encode_learned(learned)))) == learned
+    assert read_learned(None) is None
+
+
+def test_an_answer_has_a_hundred_classes() -> None:
+    """Those with programs at the gate or in progress are among them, however many names there are."""
+    few = [ClassRow(None, f"busy {n}", 0, 1, math.nan, math.nan, Branch.QUEUES, held=n % 2) for n in range(50)]
+    many = [ClassRow(None, f"n{n}", 9, 0, math.nan, math.nan, Branch.INDEX) for n in range(1000)]
+    learned = read_learned(encode_learned(Learned("m", (*many, *few), (), True)))
+    assert learned is not None
+    assert len(learned.classes) == 100
+    assert {row.name for row in few} <= {row.name for row in learned.classes}
 
 
 def test_a_session_travels_as_vllms_own() -> None:

@@ -13,8 +13,8 @@ from weft.core.class_rows import Branch
 from weft.core.errors import HistoryError
 from weft.core.policies import Learned, PolicyConfig, ProgramView
 from weft.core.policies.gated import Gated
-from weft.core.policies.history import History, ProgramEnd
-from weft.core.policies.service_class import MOST_CLASSES, WINDOW
+from weft.core.policies.history import KEPT, History, ProgramEnd
+from weft.core.policies.service_class import MOST_CLASSES
 from weft.core.policies.view import Call
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=8)
@@ -88,18 +88,18 @@ def test_a_damaged_history_says_what_is_wrong(data: Any, message: str) -> None:
 
 
 def test_a_history_does_not_grow_without_bound() -> None:
-    """Clients choose names, and programs come for years: 1024 classes of 400 programs are kept, the latest ones."""
+    """Clients choose names, and programs come for years: the latest 8 models, 1024 classes and 100 programs stay."""
     history = History()
     for number in range(20):
         _ = history[f"m{number}"]
-    assert History.from_json(history.to_json()).models == [f"m{number}" for number in range(4, 20)]
+    assert History.from_json(history.to_json()).models == [f"m{number}" for number in range(12, 20)]
     history = History()
-    for number in range(MOST_CLASSES + WINDOW):
+    for number in range(MOST_CLASSES + KEPT):
         history["m"].add(ProgramEnd(None, f"n{min(number, MOST_CLASSES)}", 1 + number, is_known=True))
     kept = History.from_json(history.to_json())["m"]
     assert len(kept) == MOST_CLASSES
     assert (None, "n0") not in list(kept)
-    assert (len(kept.all.finished), kept.all.ended) == (WINDOW, MOST_CLASSES + WINDOW)
+    assert (len(kept.all.finished), kept.all.ended) == (KEPT, MOST_CLASSES + KEPT)
 
 
 @pytest.fixture

@@ -1,0 +1,78 @@
+"""The history file: it survives restarts and crashes, and what cannot be used is set aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.core.errors import HistoryError
+from weft.core.policies.history import History, ProgramEnd
+from weft.engine.frontend.history_file import HistoryFile
+
+ENDS = [ProgramEnd(None, "chat", 100 + number, is_known=True) for number in range(5)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "weft-history.json"
+
+
+def test_the_next_start_begins_with_what_was_saved(path: Path) -> None:
+    """The programs of two engines, one after the other, are in one file, and nothing else is left in the folder."""
+    for number in range(2):
+        file = HistoryFile(path)
+        file.add("model", ENDS)
+        file.save()
+        assert History.from_json(path.read_bytes())["model"].all.ended == 5 * (number + 1)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"\xff\x00", "it is not JSON"), (b'{"format": "weft-history", "version": 2}', "its version is 2, and this Weft")],
+    ids=["damaged", "newer"],
+)
+def test_a_file_that_cannot_be_used_is_set_aside_with_one_warning(
+    path: Path, content: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine starts without a history. The old file keeps its content under another name."""
+    path.write_bytes(content)
+    HistoryFile(path)
+    HistoryFile(path)
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    assert reason in warning.getMessage()
+    (aside,) = (each for each in path.parent.iterdir() if each != path)
+    assert str(aside) in warning.getMessage()
+    assert aside.read_bytes() == content
+    assert History.from_json(path.read_bytes()).models == []
+
+
+def test_a_huge_file_is_not_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file of more than 64 MiB is no history of this version, whatever it holds."""
+    with path.open("wb") as file:
+        file.truncate((1 << 26) + 1)
+    HistoryFile(path)
+    assert "more than 67108864 bytes" in caplog.text
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_before_the_engine_starts(tmp_path: Path) -> None:
+    """A folder that does not exist, and one in the place of the file: the error says what to name instead."""
+    for path in (tmp_path / "missing" / "h.json", tmp_path):
+        with pytest.raises(HistoryError, match=r"cannot be kept: .+\. Name a file in a folder that this user may read"):
+            HistoryFile(path)
+
+
+def test_a_save_that_fails_is_made_up_for_by_the_next(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk does not end an engine: one warning, the old file stays, and the programs are saved later."""
+    file = HistoryFile(path)
+    file.add("model", ENDS)
+    moved = path.parent.rename(path.parent.with_name("elsewhere"))
+    file.save()
+    file.save()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert History.from_json((moved / path.name).read_bytes()).models == []
+    moved.rename(path.parent)
+    file.save()
+    assert History.from_json(path.read_bytes())["model"].all.ended == 5
