@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 from background import CommandResult
+from click.testing import Result
+from typer.testing import CliRunner
 
 from weft.commands import doctor
+from weft.commands.cli import app
 from weft.commands.doctor import Check, run_checks
 from weft.core.kv_cache.stats import SwapStats
+from weft.core.policies.history import History, ProgramEnd
 
 NAMES = [
     "Python",
@@ -236,3 +240,42 @@ for check in run_checks():
 def test_this_installation(command_result: CommandResult) -> None:
     """The checks pass on the machine that runs these tests."""
     assert command_result.printed() == ""
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, path: Path) -> Result:
+    """`weft doctor --history PATH` on a machine on which nothing else is checked."""
+    monkeypatch.setattr(doctor, "run_checks", list)
+    return CliRunner().invoke(app, ["doctor", "--history", str(path)])
+
+
+def test_a_history_is_shown_class_by_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For each model: programs that ended, median and 95th percentile of their work, and what would rank them."""
+    history = History()
+    for number in range(20):
+        history["tiny"].add(ProgramEnd("acme", "chat", 1000 + number, is_known=True))
+        history["tiny"].add(ProgramEnd(None, "search", 20 * 30 ** (number % 3), is_known=True))
+    history["other"].add(ProgramEnd(None, "new", 5, is_known=True))
+    path = tmp_path / "h.json"
+    path.write_text(history.to_json())
+    result = shown(monkeypatch, path)
+    assert result.exit_code == 0, result.output
+    assert "tiny: 40 programs of 2 classes; other: 1 programs of 1 classes" in " ".join(result.output.split())
+    rows = {line.split()[0]: line.split() for line in result.output.splitlines() if line.strip()}
+    assert rows["chat"][1:4] + rows["chat"][6:] == ["20", "0", "0", "first", "come", "acme"]
+    assert 900 < int(rows["chat"][4]) <= int(rows["chat"][5]) < 1300
+    assert rows["search"][6:] == ["least", "attained"]
+    assert rows["new"][1:] == ["1", "0", "0", "atlas"]
+
+
+@pytest.mark.parametrize(("content", "reason"), [("{}", "it is not a history of Weft"), (None, "No such file")])
+def test_a_history_that_cannot_be_read_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None, reason: str
+) -> None:
+    """The doctor leaves the file alone, and says what an engine would do."""
+    path = tmp_path / "h.json"
+    if content is not None:
+        path.write_text(content)
+    result = shown(monkeypatch, path)
+    assert result.exit_code == 1
+    assert reason in doctor.check_history(path).detail
+    assert [each.name for each in tmp_path.iterdir()] == (["h.json"] if content is not None else [])

@@ -17,11 +17,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
 import weft
+from weft.core.class_rows import together
+from weft.core.errors import HistoryError
+from weft.core.policies import PolicyConfig
+from weft.core.policies.history import History
+from weft.core.process_view import classes
+from weft.core.tables import Table
 from weft.engine.models.embedded import embedded_model_path, is_embedded_model_ready
 from weft.engine.vllm_compat.version import SUPPORTED_VLLM
 
@@ -78,10 +85,14 @@ def doctor(
         str | None,
         typer.Option(help="The model of --engine, which this implies: a folder or hub name (default: embedded)."),
     ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="Also show what is known of each class of programs: the file of an engine's history=."),
+    ] = None,
 ) -> None:
     """Check this installation and say what to do about what is wrong."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     with Console(stderr=True).status("checking (this imports vLLM) ...") as status:
@@ -89,13 +100,18 @@ def doctor(
         if engine or model is not None:
             status.update("starting an engine ...")
             checks.append(check_swap(model))
-    table = Table(box=None, pad_edge=False)
+        if history is not None:
+            checks.append(check_history(history))
+    table = RichTable(box=None, pad_edge=False)
     for heading in ("", "", "found", "what to do"):
         table.add_column(heading, overflow="fold")
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("no", "bold red")
         table.add_row(mark, Text(check.name), Text(check.detail), Text(check.fix))
     Console().print(table)
+    if history is not None and checks[-1].ok:
+        for each in classes_in(history):
+            Console().print("", each, sep="\n")
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 
@@ -129,6 +145,31 @@ def check_swap(model: str | None) -> Check:
         model: The model, as for `weft.Engine`.
     """
     return _guarded("KV swap", lambda: _check_swap(model))
+
+
+def check_history(path: Path) -> Check:
+    """Whether an engine could begin with a history. It raises nothing."""
+    try:
+        found = History.from_json(path.read_bytes())
+    except (OSError, HistoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        fix = "name the file of an engine's history=; an engine would set a file aside that it cannot use"
+        return Check("history", False, f"{path}: {reason}", fix)
+    counts = [f"{model}: {found[model].all.ended} programs of {len(found[model])} classes" for model in found.models]
+    return Check("history", True, "; ".join(counts) or "empty")
+
+
+def classes_in(path: Path) -> list[Table]:
+    """For each model of a history, its classes as policy `auto` would begin with them."""
+    found, tables = History.from_json(path.read_bytes()), []
+    for model in found.models:
+        policy = PolicyConfig("auto").make()
+        policy.learn(found[model])
+        while policy.next_change_s() < 0:  # few classes at a time, so that no decision takes long
+            policy.decide(0.0)
+        table = classes(together(policy.classes()))
+        tables.append(table._replace(title=f"{model}, {table.title}"))
+    return tables
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
