@@ -25,6 +25,7 @@ class RunningBatch:
     def __init__(self, token_s: float | None) -> None:
         self.ranks: dict[SimCall, Rank] = {}  # of the running calls
         self.chunks: dict[SimCall, int] = {}  # of the calls that compute a prompt: their tokens in the next step
+        self.admitted: dict[SimCall, None] = {}  # before the next step, in this order
         self.decoding = 0  # number of calls that decode
         self.steps = 0  # that the replica has made so far
         self._token_s = token_s
@@ -117,9 +118,10 @@ class RunningBatch:
             steps = min(steps, jump.steps_until(left_s) if self._token_s is None else math.ceil(left_s / self._token_s))
         return steps
 
-    def pop_calls_to_charge(self, *, every_call: bool) -> list[SimCall]:
-        """The calls to charge after the steps that have just been made, in rank order: those that compute a prompt, and
-        those that end, have used their quantum or are to be charged.
+    def pop_calls_to_charge(self, jump: Jump, *, every_call: bool) -> list[SimCall]:
+        """The calls to charge after the steps of a jump: those that compute a prompt, and those that end, have used
+        their quantum or are to be charged. They are in rank order. But vLLM sorts its batch before it admits calls, so
+        those that were admitted before a single step come last.
 
         Args:
             every_call: Return all running calls.
@@ -138,7 +140,10 @@ class RunningBatch:
             used_s, _, call = heapq.heappop(self._quanta)
             if call.end_step >= 0 and call.charged_clock_s + call.quantum_s == used_s:
                 calls[call] = None
-        return self.in_rank_order(calls)
+        in_order = self.in_rank_order(calls)
+        if jump.steps > 1 or not self.admitted:
+            return in_order
+        return [call for call in in_order if call not in self.admitted] + [c for c in self.admitted if c in calls]
 
     def is_empty(self) -> bool:
         """Whether no call runs and all counts are zero."""

@@ -59,7 +59,7 @@ class Replica:
         self._plays_each_step = policy.ranks_follow_steps or not jump
         timing = self._timing = settings.timing
         policy.use_costs(StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, settings.batch_size))
-        policy.use_kv(settings.kv_capacity)
+        policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # else nothing is kept for later
         self._kv = KvCache(settings.kv_capacity, keep=settings.shares_prefixes)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._batch = RunningBatch(self._token_s)
@@ -126,7 +126,7 @@ class Replica:
             self._on_batch(Batch(self.number, jump.began_s, jump.steps, *batch.step_tokens()))
         batch.advance(jump)
         self._kv.grow(batch.decoding * jump.steps)
-        charged = batch.pop_calls_to_charge(every_call=self.policy.ranks_follow_steps)
+        charged = batch.pop_calls_to_charge(jump, every_call=self.policy.ranks_follow_steps)
         for call in charged:
             if call in batch.chunks:
                 self._charge_prefill(call, jump.duration_s(jump.steps), now_s)
@@ -218,6 +218,7 @@ class Replica:
     def _admit(self, now_s: float) -> None:
         """Admit waiting calls in rank order until one does not fit, and divide the next step's tokens."""
         waiting, batch = self.policy.waiting, self._batch
+        batch.admitted.clear()
         tokens = batch.divide_step(self._settings.chunk_tokens)
         while waiting and len(batch.ranks) < self._settings.batch_size:
             call = cast("SimCall", waiting.peek())
@@ -229,6 +230,7 @@ class Replica:
             self._start(call, segment, hit, now_s)
             self.policy.start(call, now_s)
             batch.ranks[call] = call.rank
+            batch.admitted[call] = None
             if call.prefill_left:
                 batch.chunks[call] = tokens.take(call.prefill_left)
             else:
@@ -311,7 +313,8 @@ class Replica:
         computed = max(0, call.context_tokens - call.prefill_left)
         new_tokens = max(0, min(chunk, computed - call.computed))
         call.computed = max(call.computed, computed)
-        call.computed_tokens += new_tokens
+        prompt_tokens = call.spec.prompt_tokens
+        call.computed_tokens += max(0, min(computed, prompt_tokens) - min(computed - new_tokens, prompt_tokens))
         self._charge(
             call, step_s if self._token_s is None else new_tokens * self._token_s, now_s, recomputed=call.resumed
         )
