@@ -105,10 +105,6 @@ class PolicyConfig:
                 f"policy {self.name!r} needs what only a simulation knows. Compare with it by `weft sim`, and start an "
                 "engine with another one."
             )
-        if self.gate:
-            raise PolicyError(
-                "the gate runs in simulation only so far; leave gate out, and try it by `weft sim --gate`."
-            )
         return self
 
     def make(self) -> Policy:

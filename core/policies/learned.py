@@ -58,7 +58,7 @@ class LiveProgram(Aged):
     calls: dict[Call, _Counted] = field(default_factory=dict)
 
 
-@register("learned", "the Gittins index, learned from programs of the same name", simulation_only=True)
+@register("learned", "the Gittins index, learned from programs of the same name")
 class Learned(Policy):
     """Ranks all calls of a program by its age and its class.
 

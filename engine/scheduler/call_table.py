@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import Call, Policy, ProgramView
@@ -16,18 +18,31 @@ from weft.engine.wire import CallHeader, program_of_request
 _REMEMBERED_PROGRAMS: Final = 10_000
 
 
+class _Idle(NamedTuple):
+    """A program without a request."""
+
+    view: ProgramView
+    since_s: float
+
+
 class CallTable:
     """Keeps a program entry for each program, a ledger for each call and an entry for each request.
 
     Args:
         policy: It hears of changed and ended programs, and of requests that leave.
+        on_gone: Called with each program that has no request, and of which no request is expected.
+        idle_s: A program without a request for so long is forgotten, because nobody may ever say that it has ended.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(
+        self, policy: Policy, on_gone: Callable[[ProgramView], None] = lambda _program: None, idle_s: float = math.inf
+    ) -> None:
         self.entries: dict[str, Entry] = {}  # by request
         self._policy = policy
         self._programs: dict[ProgramId, ProgramEntry] = {}  # with requests under way
-        self._idle: OrderedDict[ProgramId, ProgramView] = OrderedDict()  # without, the latest used last
+        self._idle: OrderedDict[ProgramId, _Idle] = OrderedDict()  # without, the latest used last
+        self._on_gone = on_gone
+        self._idle_s = idle_s
         # Clients choose call ids, and two programs may choose the same.
         self._ledgers: dict[tuple[ProgramId, CallId], Ledger] = {}
         self._arrivals = itertools.count()
@@ -39,6 +54,7 @@ class CallTable:
             Its entry, with the call that the policy ranks.
         """
         identity = header.identity
+        self._forget_idle(now_s)
         program = self._program(header, now_s)
         program.requests += 1
         program.has_ended = False
@@ -58,8 +74,10 @@ class CallTable:
         program_id = header.identity.program_id
         program = self._programs.get(program_id)
         if program is None:
-            view = self._idle.pop(program_id, None)
-            if view is None:
+            idle = self._idle.pop(program_id, None)
+            if idle is not None:
+                view = idle.view
+            else:
                 view = ProgramView(program_id, arrival_s=now_s, arrival_order=next(self._arrivals))
             program = self._programs[program_id] = ProgramEntry(view)
         view = program.view
@@ -94,7 +112,7 @@ class CallTable:
             self._policy.program_changed(program.view)
         program.requests -= 1
         if program.requests == 0:
-            self._remember(ledger.program_id, program, request_id)
+            self._remember(ledger.program_id, program, request_id, now_s)
         if ledger.sequences == 0 and ledger.ends_program:
             self.end_program(ledger.program_id)
         return ledger
@@ -109,17 +127,26 @@ class CallTable:
             self._policy.go_on(entry.call, now_s)
         entry.stalled = stalled
 
-    def _remember(self, program_id: ProgramId, program: ProgramEntry, request_id: str) -> None:
+    def _remember(self, program_id: ProgramId, program: ProgramEntry, request_id: str, now_s: float) -> None:
         del self._programs[program_id]
         if program.has_ended:
-            return
-        if program_id == program_of_request(request_id):
+            self._on_gone(program.view)
+        elif program_id == program_of_request(request_id):
             self._policy.program_ended(program.view)
-            return
-        self._idle[program_id] = program.view
-        if len(self._idle) > _REMEMBERED_PROGRAMS:
-            _, forgotten = self._idle.popitem(last=False)
-            self._policy.program_ended(forgotten)
+            self._on_gone(program.view)
+        else:
+            self._idle[program_id] = _Idle(program.view, now_s)
+            if len(self._idle) > _REMEMBERED_PROGRAMS:
+                self._forget_first()
+
+    def _forget_idle(self, now_s: float) -> None:
+        while self._idle and next(iter(self._idle.values())).since_s < now_s - self._idle_s:
+            self._forget_first()
+
+    def _forget_first(self) -> None:
+        _, forgotten = self._idle.popitem(last=False)
+        self._policy.program_forgotten(forgotten.view)
+        self._on_gone(forgotten.view)
 
     def end_program(self, program_id: ProgramId) -> bool:
         """A program has ended: forget it now, or with its last request.
@@ -127,14 +154,17 @@ class CallTable:
         Returns:
             Whether the program was known.
         """
-        view = self._idle.pop(program_id, None)
+        idle = self._idle.pop(program_id, None)
+        if idle is not None:
+            self._policy.program_ended(idle.view)
+            self._on_gone(idle.view)
+            return True
         program = self._programs.get(program_id)
-        if program is not None and not program.has_ended:
-            program.has_ended = True
-            view = program.view
-        if view is not None:
-            self._policy.program_ended(view)
-        return view is not None
+        if program is None or program.has_ended:
+            return False
+        program.has_ended = True
+        self._policy.program_ended(program.view)
+        return True
 
     def knows(self, program_id: ProgramId) -> bool:
         """Whether a program has had a call here and, as far as is known, has not ended."""
@@ -167,3 +197,4 @@ class CallTable:
         if failed:
             raise AssertionError("; ".join(failed))
         self._policy.waiting.check_integrity()
+        self._policy.held.check_integrity()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import Call, ProgramView
@@ -68,14 +67,6 @@ class Ledger:
         return encode_account(self.account())
 
 
-class Step(NamedTuple):
-    """An engine step under way."""
-
-    scheduled_at_s: float
-    # By request, the tokens that are computed for the first time. None: service is counted in time.
-    new_tokens: dict[str, int] | None
-
-
 @dataclass(slots=True)
 class Entry:
     """A request under way."""
@@ -83,6 +74,7 @@ class Entry:
     call: Call
     ledger: Ledger
     running: bool = False
+    computes_prompt: bool = False  # it runs, and not all of its known tokens are in the KV cache yet
     stalled: bool = False  # it runs, and calls of better rank use up the tokens of the step
     output_tokens: int = 0  # when the request last started
     computed_tokens: int = 0  # the most tokens that the request ever had in the KV cache

@@ -13,20 +13,22 @@ refuse malformed headers.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from weft.core.log import get_logger
-from weft.core.policies import Call, Policy, PolicyConfig
+from weft.core.policies import Call, Policy, PolicyConfig, ProgramView
 from weft.core.policies.history import History
 from weft.engine.kv_cache.connector import SwapConnector
+from weft.engine.kv_cache.ended_first import EndedFirst
 from weft.engine.processes.host import end_with_parent
 from weft.engine.scheduler.aborted import AbortedAccounts
-from weft.engine.scheduler.batch import BatchFormer, recomputes
+from weft.engine.scheduler.batch import BatchFormer
 from weft.engine.scheduler.call_table import CallTable
-from weft.engine.scheduler.ledger import Entry, Ledger, Step
+from weft.engine.scheduler.charging import StepCharges
+from weft.engine.scheduler.ledger import Entry, Ledger
 from weft.engine.scheduler.queue import PolicyQueue
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
@@ -53,6 +55,9 @@ from weft.engine.wire import (
     figures_of,
 )
 
+# Behind a server, programs that nobody ends are forgotten after so many seconds without a request.
+_IDLE_S: Final = 600.0
+
 
 class WeftScheduler(AsyncScheduler):
     """Orders waiting and running calls by program (Autellix, Algorithm 1)."""
@@ -75,23 +80,39 @@ class WeftScheduler(AsyncScheduler):
         self.use_policy(policy.make())
         self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
         self._aborted = AbortedAccounts()
-        self._in_flight: deque[Step] = deque()  # first in, first out
-        self._updated_at_s = self._clock()
-        self._step = 0
 
     def use_policy(self, policy: Policy) -> None:
         """Schedule by a policy from now on, and forget all programs. No request may be under way."""
         self.weft_policy = policy
+        policy.use_kv(self._kv_tokens())
         self._steps_to_decision = 0
-        self._table = CallTable(policy)
+        self._ended_first = EndedFirst(self.kv_cache_manager.block_pool) if self._evicts_ended_first(policy) else None
+        idle_s = math.inf if self._has_own_client else _IDLE_S
+        self._table = CallTable(policy, self._program_gone, idle_s)
         self._entries = self._table.entries
+        self._charges = StepCharges(self._entries, self.requests, policy, self._token_s, self._swap)
         self._former = BatchFormer(self, policy, self._table, self._swap, self._can_start)
         self.waiting = PolicyQueue(policy, self._call_of, self._now_s)
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock, in seconds, before the first request. vLLM makes schedulers itself and passes none in."""
         self._clock = clock
-        self._updated_at_s = clock()
+
+    def _kv_tokens(self) -> float:
+        """The tokens that the KV cache holds; inf where it keeps nothing between calls."""
+        if not self.cache_config.enable_prefix_caching:
+            return math.inf
+        # vLLM keeps one block for itself. The groups of a model with several kinds of attention share the others.
+        blocks = self.kv_cache_config.num_blocks - 1
+        return blocks * self.block_size / len(self.kv_cache_config.kv_cache_groups)
+
+    def _evicts_ended_first(self, policy: Policy) -> bool:
+        has_one_group = len(self.kv_cache_config.kv_cache_groups) == 1
+        return policy.evicts_ended_first and has_one_group and self.cache_config.enable_prefix_caching
+
+    def _program_gone(self, program: ProgramView) -> None:
+        if self._ended_first is not None:
+            self._ended_first.program_ended(program)
 
     def _now_s(self) -> float:
         return self._clock()
@@ -106,7 +127,7 @@ class WeftScheduler(AsyncScheduler):
             AssertionError: They do not; the message names what disagrees.
         """
         running = {request.request_id for request in self.running}
-        waiting = {call.key for call in self.weft_policy.waiting}
+        waiting = {call.key for call in (*self.weft_policy.waiting, *self.weft_policy.held)}
         held = {request.request_id for request in self.kv_holding_waiting}
         checks = {
             "a request is in two queues": not (running & waiting or running & held or waiting & held),
@@ -117,6 +138,8 @@ class WeftScheduler(AsyncScheduler):
         if failed:
             raise AssertionError("; ".join(failed))
         self._table.check_integrity(running)
+        if self._ended_first is not None:
+            self._ended_first.check_integrity()
         if self._swap is not None:
             self._swap.check_integrity()
 
@@ -142,6 +165,12 @@ class WeftScheduler(AsyncScheduler):
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._former.batch_changed()
+        entry = self._entries.get(request.request_id)
+        if entry is not None:
+            entry.call.output_tokens = request.num_output_tokens
+            if self._ended_first is not None and entry.running:
+                blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+                self._ended_first.call_left(entry.call.program, blocks)
         ledger = self._table.close(request.request_id, self._clock())
         if ledger is not None:
             self._left[request.request_id] = ledger
@@ -192,19 +221,22 @@ class WeftScheduler(AsyncScheduler):
         if self.pause_state == PauseState.UNPAUSED:
             for request in self._former.form(may_preempt=decides, has_prompts=len(self._inflight_prefills) > 0):
                 self.force_out(request)
+        if self._ended_first is not None:
+            self._ended_first.reorder()
         output = super().schedule(throttle_prefills)
         for request in self.running:
             entry = self._entries[request.request_id]
             if not entry.running:  # vLLM has just admitted the request
                 self._start(request, entry, output, now_s)
+            if entry.computes_prompt and (tokens := output.num_scheduled_tokens.get(request.request_id, 0)):
+                self._charges.note_prompt(request, entry, tokens)
         self._former.step_formed(output, now_s)
-        if output.total_num_scheduled_tokens > 0:
-            self._in_flight.append(Step(now_s, None if self._token_s is None else self._new_tokens(output)))
+        self._charges.step_formed(output, now_s)
         return output
 
     def _start(self, request: Request, entry: Entry, output: SchedulerOutput, now_s: float) -> None:
         self._former.batch_changed()
-        entry.running = True
+        entry.running = entry.computes_prompt = True
         entry.output_tokens = request.num_output_tokens
         found = request.num_computed_tokens - output.num_scheduled_tokens.get(request.request_id, 0)
         if request.num_preemptions > 0:
@@ -215,14 +247,6 @@ class WeftScheduler(AsyncScheduler):
             entry.call.cached_tokens = min(found, entry.call.prompt_tokens)
         entry.ledger.start(now_s)
         self.weft_policy.start(entry.call, now_s)
-
-    def _new_tokens(self, output: SchedulerOutput) -> dict[str, int]:
-        new = {}
-        for request_id, count in output.num_scheduled_tokens.items():
-            entry, computed = self._entries[request_id], self.requests[request_id].num_computed_tokens
-            new[request_id] = min(count, max(0, computed - entry.computed_tokens))
-            entry.computed_tokens = max(computed, entry.computed_tokens)
-        return new
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Limit a running prompt to its share of the step. vLLM asks this for each request that it schedules."""
@@ -254,6 +278,7 @@ class WeftScheduler(AsyncScheduler):
             entry.running = False
             entry.ledger.stop(now_s)
         entry.ledger.preemptions += 1
+        entry.computed_tokens = max(entry.computed_tokens, request.num_computed_tokens)
         # Of a step in flight, only tokens that are computed from known tokens are sure to stay.
         entry.lost_tokens = min(request.num_computed_tokens, request.num_tokens)
         self._save_kv(request, entry.lost_tokens, is_void=drop_stale_output)
@@ -294,7 +319,7 @@ class WeftScheduler(AsyncScheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         if scheduler_output.total_num_scheduled_tokens > 0:
-            self._charge(scheduler_output)
+            self._charges.step_ended(scheduler_output, self._clock())
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client_outputs in outputs.values():
             for output in client_outputs.outputs:
@@ -329,30 +354,3 @@ class WeftScheduler(AsyncScheduler):
         if self._overlaps:
             return super()._update_request_with_output(request, new_token_ids, is_stale)
         return super(AsyncScheduler, self)._update_request_with_output(request, new_token_ids, is_stale)
-
-    def _charge(self, scheduler_output: SchedulerOutput) -> None:
-        """Charge each call of a step with the step's time.
-
-        Steps overlap under asynchronous scheduling. A step's time therefore runs from its schedule or from the end of
-        the step before it, whichever is later.
-        """
-        now_s = self._clock()
-        scheduled_at_s, new_tokens = self._in_flight.popleft()
-        step_s = now_s - max(scheduled_at_s, self._updated_at_s)
-        self._updated_at_s = now_s
-        self._step += 1
-        if self._swap is not None:
-            self._swap.choice.observe_step(scheduler_output.total_num_scheduled_tokens, step_s)
-        for request_id in scheduler_output.num_scheduled_tokens:
-            entry = self._entries.get(request_id)
-            if entry is None:  # aborted while the step ran
-                continue
-            ledger, service_s = entry.ledger, step_s
-            if new_tokens is not None and self._token_s is not None:
-                service_s = new_tokens[request_id] * self._token_s
-                ledger.service_s += service_s
-            elif ledger.last_step != self._step:
-                ledger.last_step = self._step
-                ledger.service_s += step_s
-            recomputed = recomputes(self.requests[request_id], entry)
-            self.weft_policy.charge(entry.call, service_s, now_s, recomputed=recomputed)

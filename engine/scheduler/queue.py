@@ -13,10 +13,13 @@ class PolicyQueue(RequestQueue):
 
     vLLM pops requests that it cannot admit yet and prepends them again in the same step. They return to their rank
     here, so prepending is adding.
+
+    The policy may hold requests back. They are counted, and removed like others. But the queue is false while it has
+    no others, so that vLLM takes none of them.
     """
 
     def __init__(self, policy: Policy, call_of: Callable[[Request], Call], clock: Callable[[], float]) -> None:
-        self._waiting = policy.waiting
+        self._waiting, self._held = policy.waiting, policy.held
         self._policy = policy
         self._call_of = call_of
         self._clock = clock
@@ -30,7 +33,7 @@ class PolicyQueue(RequestQueue):
     def prepend_request(self, request: Request) -> None:
         call = self._call_of(request)
         self._members[request.request_id] = call, request
-        if call not in self._waiting:
+        if call not in self._waiting and call not in self._held:
             self._waiting.push(call)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
@@ -47,6 +50,7 @@ class PolicyQueue(RequestQueue):
         member = self._members.pop(request.request_id, None)
         if member is not None:
             self._waiting.discard(member[0])
+            self._held.discard(member[0])
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -56,7 +60,7 @@ class PolicyQueue(RequestQueue):
         return len(self._waiting) > 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._held)
 
     def __iter__(self) -> Iterator[Request]:
-        return (self._members[call.key][1] for call in list(self._waiting))
+        return (self._members[call.key][1] for call in [*self._waiting, *self._held])

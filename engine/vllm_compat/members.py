@@ -72,7 +72,10 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         },
         read=(
             "_inflight_prefills",
+            "block_size",
+            "cache_config",
             "connector",
+            "kv_cache_config",
             "kv_cache_manager",
             "kv_holding_waiting",
             "max_num_active_reqs",
@@ -138,8 +141,13 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         },
         read=("scheduler_block_size",),
     ),
-    "vllm.v1.core.kv_cache_utils.KVCacheBlock": Uses(read=("block_id", "is_null", "ref_cnt")),
-    "vllm.v1.core.block_pool.BlockPool": Uses(called={"get_num_free_blocks": "(self) -> int"}),
+    "vllm.v1.core.kv_cache_utils.KVCacheBlock": Uses(read=("block_hash", "block_id", "is_null", "ref_cnt")),
+    "vllm.v1.core.block_pool.BlockPool": Uses(
+        called={"get_num_free_blocks": "(self) -> int"}, read=("blocks", "free_block_queue")
+    ),
+    "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue": Uses(
+        called={"prepend_n": "(self, blocks) -> None", "remove": "(self, block) -> None"}
+    ),
     "vllm.v1.request.Request": Uses(
         read=(
             "block_hashes",

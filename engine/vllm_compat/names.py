@@ -37,6 +37,7 @@ from vllm.renderers import renderer_from_config
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tool_parsers import ToolParserManager
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -59,6 +60,7 @@ __all__ = [
     "AsyncLLM",
     "AsyncScheduler",
     "BaseModelPath",
+    "BlockPool",
     "ChatCompletionRequest",
     "EngineArgs",
     "EngineCoreOutput",

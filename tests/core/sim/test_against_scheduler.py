@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 
-from weft.core.policies import PolicyConfig
+from weft.core.ids import ProgramId
+from weft.core.policies import PolicyConfig, StepCosts
+from weft.core.policies.gated import Gated
 from weft.core.sim import SimSettings, StepTime, TraceCall, TraceProgram, simulate
 
 pytestmark = pytest.mark.engine
 
 SLOTS = 3
+GATE_TOKENS = 400
+STEP_COSTS = StepCosts(1.0, 0.0, 0.0, SLOTS)
 CONFIGS: list[dict[str, Any]] = [
     {"name": "fcfs"},
     {"name": "rr", "quanta_s": (3.0,)},
@@ -26,12 +30,13 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "atlas", "bounds_s": (2.0, 5.0, 11.0), "beta": 1.0},
     {"name": "atlas", "bounds_s": (2.0, 5.0, 11.0), "beta": 1.0, "decide_every": 3},
     {"name": "atlas", "bounds_s": (4.0, 8.0, 20.0), "beta": 3.0, "token_s": 0.5},
+    {"name": "learned"},
 ]
 
 
 def workload(seed: int, output_tokens: tuple[int, int] = (1, 9), prompt_tokens: int = 40) -> list[TraceProgram]:
-    """Twelve programs of up to eight calls with random parents, and prompts of up to `prompt_tokens` tokens. Gaps and
-    arrivals are whole seconds."""
+    """Twelve programs of three names, of up to eight calls with random parents, and prompts of up to `prompt_tokens`
+    tokens. Gaps, which the first calls do not have, and arrivals are whole seconds."""
     rng = random.Random(seed)
     programs = []
     for number in range(12):
@@ -40,27 +45,68 @@ def workload(seed: int, output_tokens: tuple[int, int] = (1, 9), prompt_tokens: 
             parents = rng.sample([call.call_id for call in calls], min(len(calls), rng.randint(0, 2)))
             gap_s = float(rng.choice((0, 0, 2)))
             output, prompt = rng.randint(*output_tokens), rng.randint(1, prompt_tokens)
-            calls.append(TraceCall(f"c{index}", tuple(parents), output, prompt, gap_s))
-        programs.append(TraceProgram(f"P{number}", tuple(calls), float(rng.randint(0, 40))))
+            calls.append(TraceCall(f"c{index}", tuple(parents), output, prompt, gap_s if parents else 0.0))
+        arrival_s, name = float(rng.randint(0, 40)), f"name-{number % 3}"
+        programs.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name))
     return programs
+
+
+def conversations(seed: int) -> list[TraceProgram]:
+    """Twelve programs of up to six calls, each of which extends the one before; every second gap is 2 s."""
+    rng = random.Random(seed)
+    programs = []
+    for number in range(12):
+        calls: list[TraceCall] = []
+        context = 0
+        for index in range(rng.randint(1, 6)):
+            parents = (calls[-1].call_id,) if calls else ()
+            prompt, output = context + rng.randint(5, 40), rng.randint(1, 9)
+            gap_s = float(rng.choice((0, 2))) if parents else 0.0
+            calls.append(TraceCall(f"c{index}", parents, output, prompt, gap_s, shared_prefix_tokens=context))
+            context = prompt + output
+        programs.append(TraceProgram(f"P{number}", tuple(calls), float(rng.randint(0, 40)), f"name-{number % 3}"))
+    return programs
+
+
+class Contexts:
+    """The prompts of calls, and what the harness's worker continues them with."""
+
+    def __init__(self) -> None:
+        self._contexts: dict[str, list[int]] = {}
+
+    def prompt(self, name: str, call: TraceCall) -> list[int]:
+        """A prompt that begins with the first parent's prompt and output, if the call shares them. No two programs
+        share anything."""
+        from scheduler_harness import expected_output
+
+        prompt = [len(self._contexts) + 1000] + [7] * (call.prompt_tokens - 1)
+        if call.shared_prefix_tokens:
+            prompt[: call.shared_prefix_tokens] = self._contexts[f"{name}/{call.parents[0]}"]
+        self._contexts[f"{name}/{call.call_id}"] = prompt + expected_output(prompt, call.output_tokens)
+        return prompt
 
 
 def schedule(
     programs: list[TraceProgram], config: dict[str, Any], folder: Path, **settings: Any
 ) -> tuple[list[set[str]], float, int]:
     """Serve programs with the plugin, at one second a step.
-
     Returns:
         The calls in the batch at each second, those without tokens in the step included, the end of the last call in
         seconds, and the number of preemptions.
     """
     from scheduler_harness import SchedulerHarness
 
+    from weft.engine.wire import ProgramsEnded, encode_control
+
     harness = SchedulerHarness(folder, config, **{"slots": SLOTS, "batched_tokens": 1024, **settings})
+    policy = harness.scheduler.weft_policy
+    policy.use_costs(STEP_COSTS)  # as the simulator's policy knows them
+    setattr(policy, "use_costs", lambda _fitted: None)  # noqa: B010
     begin_s = harness.clock()
     sequence = itertools.count()
     arrivals: list[tuple[float, int, str, TraceCall | None]] = []  # heap; None: the program arrives
     by_name = {program.program: program for program in programs}
+    left = {program.program: len(program.calls) for program in programs}
     unfinished = {f"{p.program}/{call.call_id}": set(call.parents) for p in programs for call in p.calls}
     for program in programs:
         heapq.heappush(arrivals, (program.arrival_s, next(sequence), program.program, None))
@@ -72,9 +118,11 @@ def schedule(
             add(name, call)
 
     def add(name: str, call: TraceCall) -> None:
-        ids = {"program_id": name, "call_id": call.call_id}
-        harness.add(f"{name}/{call.call_id}", prompt=[7] * call.prompt_tokens, max_tokens=call.output_tokens, **ids)
+        ids = {"program_id": name, "call_id": call.call_id, "program_name": by_name[name].name}
+        prompt = contexts.prompt(name, call)
+        harness.add(f"{name}/{call.call_id}", prompt=prompt, max_tokens=call.output_tokens, **ids)
 
+    contexts = Contexts()
     steps: list[set[str]] = []
     while arrivals or harness.scheduler.has_unfinished_requests():
         now_s = harness.clock() - begin_s
@@ -100,6 +148,9 @@ def schedule(
                     parents.discard(ended)
                     if not parents:
                         start_gap(name, call, harness.clock() - begin_s)
+            left[name] -= 1
+            if not left[name]:
+                harness.scheduler(encode_control(ProgramsEnded((ProgramId(name),))))
     preemptions = sum(account["preemptions"] for account in harness.accounts.values())
     return steps, harness.clock() - begin_s, preemptions
 
@@ -133,6 +184,39 @@ def test_every_step_has_the_same_calls(
         assert max(row.finish for row in result.programs.values()) == end_s
         assert result.counts.preemptions == preemptions
         assert config["name"] == "fcfs" or preemptions > 0
+
+
+@pytest.mark.parametrize("name", ["fcfs", "atlas", "learned"])
+def test_a_gate_holds_back_the_same_calls(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the gate, for five random workloads of conversations, simulator and plugin agree in every step. The gate
+    is told of a KV cache that is too small for all. The real ones are larger, because vLLM counts in blocks."""
+    use_kv = Gated.use_kv
+    monkeypatch.setattr(Gated, "use_kv", lambda gated, _tokens: use_kv(gated, GATE_TOKENS))
+    from scheduler_harness import BLOCK_TOKENS
+
+    own = {"bounds_s": (2.0, 5.0, 11.0), "beta": 1.0} if name == "atlas" else {}
+    held = 0
+    for seed in range(5):
+        programs = conversations(seed)
+        config: dict[str, Any] = {"name": name, "gate": True, **own}
+        steps, end_s, _ = schedule(programs, config, tmp_path, prefix_caching=True, blocks=400)
+        ungated, _, _ = schedule(programs, config | {"gate": False}, tmp_path, prefix_caching=True, blocks=400)
+        held += steps != ungated
+        settings = SimSettings(
+            policy=PolicyConfig(**config),
+            batch_size=SLOTS,
+            chunk_tokens=1024,
+            kv_tokens=400 * BLOCK_TOKENS,
+            step_time=StepTime(1.0, 0.0, 0.0, 0.0),
+        )
+        result = simulate(programs, settings, runs=True)
+        simulated: list[set[str]] = [set() for _ in steps]
+        for execution in result.runs:
+            for second in range(int(execution.start_s), int(execution.end_s)):
+                simulated[second].add(f"{execution.program}/{execution.call_id}")
+        assert simulated == steps
+        assert max(row.finish for row in result.programs.values()) == end_s
+    assert held > 0
 
 
 @pytest.mark.parametrize("name", ["fcfs", "atlas"])

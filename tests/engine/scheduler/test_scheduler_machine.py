@@ -176,7 +176,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         table = scheduler._table
         known = {name: each.view.attained for name, each in table._programs.items()}
-        known |= {name: view.attained for name, view in table._idle.items()}
+        known |= {name: idle.view.attained for name, idle in table._idle.items()}
         for name, program in self.naive.programs.items():
             got = known[name]
             assert (got.service_s, got.total_service_s) == (program.service_s, program.total_service_s), name

@@ -1,0 +1,119 @@
+"""Charging the calls of a step: what the step took, and what work it did for each call."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from weft.core.policies import Policy
+from weft.core.policies.step_cost_fit import StepCostFit
+from weft.engine.kv_cache.planner import SwapPlanner
+from weft.engine.scheduler.batch import recomputes
+from weft.engine.scheduler.ledger import Entry
+from weft.engine.vllm_compat.names import Request, SchedulerOutput
+
+_FIT_STEPS: Final = 64  # the policy is told of the costs of steps after every so many steps
+
+
+class PromptPart(NamedTuple):
+    """What a step computes for a call whose known tokens are not all in the KV cache yet."""
+
+    prompt_tokens: int  # of the prompt, computed for the first time
+    new_tokens: int  # computed for the first time
+    is_last: bool  # the step also generates a token
+
+
+class Step(NamedTuple):
+    """An engine step under way."""
+
+    scheduled_at_s: float
+    prompts: dict[str, PromptPart]  # by request; the others generate tokens
+
+
+class StepCharges:
+    """Charges each call of a step with the step's time, and the policy with the work.
+
+    Steps overlap under asynchronous scheduling. A step's time therefore runs from its schedule or from the end of the
+    step before it, whichever is later.
+
+    Args:
+        entries: The requests under way.
+        requests: vLLM's requests.
+        policy: The policy.
+        token_s: The service that a new token counts for, in seconds; None to count time.
+        swap: It learns the speed of steps; None if KV is not swapped.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, Entry],
+        requests: Mapping[str, Request],
+        policy: Policy,
+        token_s: float | None,
+        swap: SwapPlanner | None,
+    ) -> None:
+        self._entries = entries
+        self._requests = requests
+        self._policy = policy
+        self._token_s = token_s
+        self._swap = swap
+        self._in_flight: deque[Step] = deque()  # first in, first out
+        self._prompts: dict[str, PromptPart] = {}  # of the step that is being formed
+        self._updated_at_s = -math.inf
+        self._steps = 0
+        self._fit = StepCostFit()
+
+    def note_prompt(self, request: Request, entry: Entry, scheduled_tokens: int) -> None:
+        """The step that is being formed computes known tokens of a request. vLLM counts them as computed already."""
+        computed = request.num_computed_tokens
+        before = max(entry.computed_tokens, computed - scheduled_tokens)
+        prompt_tokens = max(0, min(computed, entry.call.prompt_tokens) - before)
+        part = PromptPart(prompt_tokens, max(0, computed - before), not request.is_prefill_chunk)
+        self._prompts[request.request_id] = part
+        entry.computed_tokens = max(computed, entry.computed_tokens)
+        entry.computes_prompt = not part.is_last
+
+    def step_formed(self, output: SchedulerOutput, now_s: float) -> None:
+        """A step was formed, and its prompts have been noted."""
+        if output.total_num_scheduled_tokens > 0:
+            self._in_flight.append(Step(now_s, self._prompts))
+        self._prompts = {}
+
+    def step_ended(self, output: SchedulerOutput, now_s: float) -> None:
+        """The outputs of a step are there, and vLLM has not read them yet."""
+        step = self._in_flight.popleft()
+        step_s = now_s - max(step.scheduled_at_s, self._updated_at_s)
+        self._updated_at_s = now_s
+        self._steps += 1
+        self._observe(output, step, step_s)
+        for request_id, scheduled_tokens in output.num_scheduled_tokens.items():
+            entry = self._entries.get(request_id)
+            if entry is None:  # aborted while the step ran
+                continue
+            request, part = self._requests[request_id], step.prompts.get(request_id)
+            ledger, service_s = entry.ledger, step_s
+            if self._token_s is not None:
+                service_s = (scheduled_tokens if part is None else part.new_tokens) * self._token_s
+                ledger.service_s += service_s
+            elif ledger.last_step != self._steps:
+                ledger.last_step = self._steps
+                ledger.service_s += step_s
+            call = entry.call
+            if part is not None:
+                call.computed_tokens += part.prompt_tokens
+            else:
+                call.output_tokens = request.num_output_tokens + 1
+            self._policy.charge(call, service_s, now_s, recomputed=recomputes(request, entry))
+            if part is not None and part.is_last:
+                call.output_tokens = request.num_output_tokens + 1
+
+    def _observe(self, output: SchedulerOutput, step: Step, step_s: float) -> None:
+        scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
+        if self._swap is not None:
+            self._swap.choice.observe_step(total, step_s)
+        prompt_tokens = sum(scheduled[request_id] for request_id in step.prompts)
+        self._fit.observe(len(scheduled) - len(step.prompts), prompt_tokens, step_s)
+        if self._steps % _FIT_STEPS == 0 and (costs := self._fit.costs()) is not None:
+            self._policy.use_costs(costs)
