@@ -18,7 +18,7 @@ from weft.core.ids import EngineId
 from weft.core.kv_cache.config import SwapConfig, check_swap
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
-from weft.core.process_table import ProgramInfo
+from weft.core.process_table import ProgramInfo, ProgramState
 from weft.core.routing import BalancerConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
@@ -258,8 +258,8 @@ class AsyncMultiLLMEngine(FrontEnd):
         replicas = [replica for group in self._groups.values() for replica in group.supervisor.replicas()]
         return await asyncio.gather(*(replica.send_to_scheduler(message) for replica in replicas))
 
-    def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:
-        super()._program_ended(info, session_ended=session_ended)
+    def _program_ended(self, info: ProgramInfo, state: ProgramState, *, session_ended: bool) -> None:
+        super()._program_ended(info, state, session_ended=session_ended)
         for group in self._groups.values():
             balancer = group.states.balancer
             self._loop.call_soon(partial(balancer.end_program, info.program_id))

@@ -268,9 +268,10 @@ def read_report(params: Mapping[str, Any] | None) -> Report:
 
 
 class ProgramsEnded(NamedTuple):
-    """A control message: these programs have ended."""
+    """A control message: these programs have ended, or were abandoned, so that it is not known how they would end."""
 
     program_ids: tuple[ProgramId, ...]
+    abandoned: tuple[ProgramId, ...] = ()
 
 
 class AbortedCalls(NamedTuple):
@@ -299,7 +300,11 @@ Control = ProgramsEnded | AbortedCalls | UseHistory | TakeLearned
 def encode_control(message: Control | Ping) -> dict[str, Any]:
     """A control message as msgpack carries it."""
     if isinstance(message, ProgramsEnded):
-        return {"type": "programs_ended", "program_ids": list(message.program_ids)}
+        return {
+            "type": "programs_ended",
+            "program_ids": list(message.program_ids),
+            "abandoned": list(message.abandoned),
+        }
     if isinstance(message, AbortedCalls):
         return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
     if isinstance(message, UseHistory):
@@ -312,7 +317,8 @@ def decode_control(data: object) -> Control | None:
     if not isinstance(data, Mapping):
         return None
     if data.get("type") == "programs_ended":
-        return ProgramsEnded(tuple(ProgramId(each) for each in _strings(data.get("program_ids"))))
+        ended, abandoned = (_strings(data.get(key)) for key in ("program_ids", "abandoned"))
+        return ProgramsEnded(tuple(map(ProgramId, ended)), tuple(map(ProgramId, abandoned)))
     if data.get("type") == "aborted_calls":
         return AbortedCalls(tuple(CallId(each) for each in _strings(data.get("call_ids"))))
     if data.get("type") == "use_history":

@@ -152,10 +152,10 @@ class FrontEnd(ABC):
             Their answers; None from a replica that does not run.
         """
 
-    def _program_ended(self, info: ProgramInfo, *, session_ended: bool) -> None:
+    def _program_ended(self, info: ProgramInfo, state: ProgramState, *, session_ended: bool) -> None:
         """A program has ended, and with it perhaps its session."""
         del session_ended
-        self._messages.program_ended(info.program_id)
+        self._messages.program_ended(info.program_id, is_abandoned=state is ProgramState.ABANDONED)
         if self._learned is not None:
             self._learned.touch()
 
@@ -443,7 +443,7 @@ class FrontEnd(ABC):
         self._idle.discard(program_id)
         row = self.table.close(program_id, state, self._clock())
         if row is not None:
-            self._program_ended(row.info, session_ended=self._sessions.end(row.info))
+            self._program_ended(row.info, state, session_ended=self._sessions.end(row.info))
             if self._recorder is not None:
                 self._recorder.end(program_id)
         return row

@@ -107,16 +107,18 @@ class SchedulerMessages:
         """Whether every notice was sent and every account is in the table."""
         return self._ended.is_idle and self._aborted.is_idle
 
-    def program_ended(self, program_id: ProgramId) -> None:
-        """A program has ended. May be called from any thread."""
-        self._ended.add(program_id)
+    def program_ended(self, program_id: ProgramId, *, is_abandoned: bool = False) -> None:
+        """A program has ended, or was abandoned. May be called from any thread."""
+        self._ended.add((program_id, is_abandoned))
 
     def call_aborted(self, call: AbortedCall) -> None:
         """A call has left after an abort. May be called from any thread."""
         self._aborted.add(call)
 
-    async def _report_ends(self, ended: tuple[ProgramId, ...]) -> None:
-        await self._send(encode_control(ProgramsEnded(ended)))
+    async def _report_ends(self, programs: tuple[tuple[ProgramId, bool], ...]) -> None:
+        ended = tuple(program_id for program_id, is_abandoned in programs if not is_abandoned)
+        abandoned = tuple(program_id for program_id, is_abandoned in programs if is_abandoned)
+        await self._send(encode_control(ProgramsEnded(ended, abandoned)))
 
     async def _settle(self, calls: tuple[AbortedCall, ...]) -> None:
         """Correct the cost of aborted calls. A call that no scheduler knows never reached one."""

@@ -145,26 +145,35 @@ class CallTable:
 
     def _forget_first(self) -> None:
         _, forgotten = self._idle.popitem(last=False)
-        self._policy.program_forgotten(forgotten.view)
+        self._report_end(forgotten.view, is_abandoned=True)
         self._on_gone(forgotten.view)
 
-    def end_program(self, program_id: ProgramId) -> bool:
+    def end_program(self, program_id: ProgramId, *, is_abandoned: bool = False) -> bool:
         """A program has ended: forget it now, or with its last request.
+
+        Args:
+            is_abandoned: Nobody has said that it ended, but no request of it is expected.
 
         Returns:
             Whether the program was known.
         """
         idle = self._idle.pop(program_id, None)
         if idle is not None:
-            self._policy.program_ended(idle.view)
+            self._report_end(idle.view, is_abandoned=is_abandoned)
             self._on_gone(idle.view)
             return True
         program = self._programs.get(program_id)
         if program is None or program.has_ended:
             return False
         program.has_ended = True
-        self._policy.program_ended(program.view)
+        self._report_end(program.view, is_abandoned=is_abandoned)
         return True
+
+    def _report_end(self, view: ProgramView, *, is_abandoned: bool) -> None:
+        if is_abandoned:
+            self._policy.program_forgotten(view)
+        else:
+            self._policy.program_ended(view)
 
     def knows(self, program_id: ProgramId) -> bool:
         """Whether a program has had a call here and, as far as is known, has not ended."""

@@ -187,9 +187,11 @@ class WeftScheduler(AsyncScheduler):
             aborted calls that were asked for, or what the policy has learned.
         """
         match decode_control(message):
-            case ProgramsEnded(program_ids):
-                self._aborted.forget(program_ids)
-                return {"ended": sum(map(self._table.end_program, program_ids))}
+            case ProgramsEnded(ended, abandoned):
+                self._aborted.forget((*ended, *abandoned))
+                known = [self._table.end_program(each) for each in ended]
+                known += [self._table.end_program(each, is_abandoned=True) for each in abandoned]
+                return {"ended": sum(known)}
             case AbortedCalls(call_ids):
                 return {"aborted": self._aborted.take(call_ids)}
             case UseHistory(history):

@@ -239,7 +239,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
 @pytest.mark.parametrize(
     "message",
     [
-        ProgramsEnded((ProgramId("a"), ProgramId("b"))),
+        ProgramsEnded((ProgramId("a"), ProgramId("b")), (ProgramId("c"),)),
         AbortedCalls((CallId("c"), CallId("d"))),
         UseHistory("{}"),
         TakeLearned(),

@@ -115,6 +115,16 @@ async def test_what_comes_while_a_message_is_under_way_shares_the_next_one(loop:
     await until(lambda: len(it.messages) == 3)
 
 
+async def test_abandoned_programs_are_told_from_those_that_ended(it: Schedulers) -> None:
+    """The scheduler must not learn from a program that a time-out ended."""
+    ended, abandoned = Program(), Program()
+    it.under_test.program_ended(ended.program_id)
+    it.under_test.program_ended(abandoned.program_id, is_abandoned=True)
+    await until(lambda: it.under_test.is_idle)
+    told = [(message["program_ids"], message["abandoned"]) for message in it.messages]
+    assert [sum(lists, []) for lists in zip(*told, strict=True)] == [[ended.program_id], [abandoned.program_id]]
+
+
 async def test_a_scheduler_that_does_not_answer_costs_a_bounded_memory(loop: LoopThread, it: Schedulers) -> None:
     """The latest 10,000 items wait."""
     it.answers.clear()

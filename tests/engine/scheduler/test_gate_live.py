@@ -186,6 +186,18 @@ def test_a_program_that_falls_silent_is_forgotten(make: Make) -> None:
     h.run()
 
 
+@pytest.mark.parametrize(("kind", "ended"), [("program_ids", 1), ("abandoned", 0)])
+def test_an_abandoned_program_is_no_sample(make: Make, kind: str, ended: int) -> None:
+    """A program that a time-out ends leaves, and its class learns of no end."""
+    h = make({"name": "learned"})
+    for program in ("a", "b"):
+        h.add(f"{program}1", program_id=program, program_name="n", max_tokens=2)
+    h.run()
+    assert h.scheduler({"type": "programs_ended", kind: ["a"]}) == {"ended": 1}
+    (live,) = h.scheduler.weft_policy.live_programs()
+    assert (live.view.program_id, live.of.ended) == ("b", ended)
+
+
 def test_the_scheduler_measures_what_steps_cost(make: Make) -> None:
     """After 64 steps the policy knows that a step takes a second, whatever is computed in it."""
     h = make({"name": "learned"}, batched_tokens=1024)
