@@ -20,7 +20,7 @@ _BOUNDS: Final = (512.0, 1024.0, 2048.0, 4096.0)
 _UNKNOWN_TOKENS: Final = 1000.0  # the work of a program, while none has ended
 
 
-@register("auto", "ATLAS's queues for new names, learned ranks for known ones, behind the gate", simulation_only=True)
+@register("auto", "ATLAS's queues for new names, learned ranks for known ones, behind the gate")
 class Auto(Learned):
     """`learned`, except for classes without a distribution of their own.
 

@@ -28,8 +28,7 @@ class PolicyConfig:
         token_s: Count service in tokens instead of time: so many seconds for each token that is computed for the first
             time, prompt and output alike. Astraea §4.3: a step's time depends on what else is in the batch, its tokens
             do not. None: count time on the model executor.
-        gate: Open no more programs than the KV cache holds (docs/reference/policies.md). None: under `auto` only. In
-            simulation only so far.
+        gate: Open no more programs than the KV cache holds (docs/reference/policies.md). None: under `auto` only.
 
     Raises:
         PolicyError: The name is unknown, the policy does not have a parameter, or a value makes no sense.

@@ -243,10 +243,8 @@ def test_without_a_bound_everything_passes() -> None:
     assert not policy.held
 
 
-def test_an_engine_refuses_the_gate_so_far() -> None:
-    """The live scheduler does not play it yet, and says so. A gate that is neither true nor false is refused."""
-    with pytest.raises(PolicyError, match="the gate runs in simulation only so far"):
-        PolicyConfig("atlas", gate=True).check_live()
+def test_a_gate_that_is_neither_true_nor_false_is_refused() -> None:
+    """1 is no gate."""
     with pytest.raises(PolicyError, match="gate must be true or false, not 1"):
         PolicyConfig("atlas", gate=1)  # type: ignore[arg-type]
 
