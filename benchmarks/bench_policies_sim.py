@@ -32,7 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from weft.bench.measures import summarise
-from weft.core.policies import SIMULATED_POLICIES, Atlas, Call, MultilevelParameters, PolicyConfig, Rank, register
+from weft.core.policies import SIMULATED_POLICIES, PolicyConfig
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
 from weft.core.trace.format import path_tokens
 from weft.core.trace.workloads import WORKLOADS, generate, poisson
@@ -79,20 +79,6 @@ class Load:
         return summary(programs, simulate(programs, with_policy(settings, policy)))
 
 
-@register("by_program", "ATLAS with queues in the order of programs", MultilevelParameters, simulation_only=True)
-class ByProgram(Atlas):
-    """ATLAS whose queues are first come, first served by program and not by call. An experiment, not Algorithm 1."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._program_orders: dict[int, int] = {}  # by the program's identity; the simulator keeps all programs alive
-
-    def _enter(self, call: Call, level: int) -> None:
-        super()._enter(call, level)
-        order = self._program_orders.setdefault(id(call.program), len(self._program_orders))
-        call.rank = Rank(call.rank.level, order + call.rank.order * 1e-9)
-
-
 def bounds(first_s: float, queues: int, ratio: float = 2.0) -> tuple[float, ...]:
     return tuple(first_s * ratio**number for number in range(queues - 1))
 
@@ -111,7 +97,7 @@ VARIANTS: dict[str, Callable[[float], PolicyConfig]] = {
     "token_s 0.02": lambda _: PolicyConfig(token_s=0.02),
     "PLAS": lambda _: PolicyConfig("plas"),
     "PLAS, 4 queues": lambda b: PolicyConfig("plas", bounds_s=bounds(b, 4)),
-    "queues by program, 5 queues": lambda b: PolicyConfig("by_program", bounds_s=bounds(b, 5)),
+    "queues by program, 5 queues": lambda b: PolicyConfig("atlas_by_program", bounds_s=bounds(b, 5)),
     "behind the gate": lambda _: PolicyConfig(gate=True),
     "learned, behind the gate": lambda _: PolicyConfig("learned", gate=True),
 }

@@ -9,6 +9,7 @@ from typing import Final
 
 from weft.core.policies.atlas import Atlas
 from weft.core.policies.auto import Auto
+from weft.core.policies.atlas_by_program import AtlasByProgram
 from weft.core.policies.base import Policy
 from weft.core.policies.config import DEFAULT_POLICY, PolicyConfig
 from weft.core.policies.fcfs import Fcfs
@@ -36,6 +37,7 @@ __all__ = [
     "SIMULATED_POLICIES",
     "Atlas",
     "Auto",
+    "AtlasByProgram",
     "Call",
     "Fcfs",
     "Learned",

@@ -84,6 +84,7 @@ class SimProgram:
 
     spec: TraceProgram
     number: int  # position in the trace
+    shown_name: str | None = None  # that policies see; None: its own
     view: ProgramView = field(init=False)  # what policies see of the program
     index_of: dict[str, int] = field(default_factory=dict)  # of each call, by its id
     unfinished_parents: list[int] = field(default_factory=list)  # of each call, how many parents have not ended
@@ -95,8 +96,9 @@ class SimProgram:
     path_work: list[float] = field(default_factory=list)  # of each call, on the longest chain that begins with it
 
     def __post_init__(self) -> None:
-        name = self.spec.program
-        self.view = ProgramView(ProgramId(name), self.spec.name or "", self.spec.tenant, SessionId(name))
+        spec = self.spec
+        name = spec.name or "" if self.shown_name is None else self.shown_name
+        self.view = ProgramView(ProgramId(spec.program), name, spec.tenant, SessionId(spec.program))
 
     def prefix_key(self, call: TraceCall) -> Hashable:
         """The key of the KV that a call shares: that of its first parent, or without parents that of the prompt with

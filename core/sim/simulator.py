@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, cast
 
@@ -40,6 +40,7 @@ def simulate(
     programs: Sequence[TraceProgram],
     settings: SimSettings | None = None,
     *,
+    names: Mapping[str, str] | None = None,
     progress: Callable[[int], object] | None = None,
     runs: bool = False,
     batches: bool = False,
@@ -50,6 +51,8 @@ def simulate(
     Args:
         programs: At least one program. Their ids must be unique.
         settings: The engines. Default: one engine under ATLAS, with made-up step times.
+        names: The name that policies see, by a program's id; without one they see the program's own. Which programs
+            share a prompt does not change.
         progress: Called from time to time with the number of programs that have ended.
         runs: Whether to record each call's executions, in `SimResult.runs`.
         batches: Whether to record the batches, in `SimResult.batches`.
@@ -58,7 +61,9 @@ def simulate(
     Raises:
         SimulationError: There are no programs, two have the same id, or a call is larger than the KV cache.
     """
-    simulation = _Simulation(programs, settings or SimSettings(), progress, runs=runs, batches=batches, jump=jump)
+    simulation = _Simulation(
+        programs, settings or SimSettings(), progress, names or {}, runs=runs, batches=batches, jump=jump
+    )
     simulation.run()
     return simulation.result()
 
@@ -69,6 +74,7 @@ class _Simulation:
         programs: Sequence[TraceProgram],
         settings: SimSettings,
         progress: Callable[[int], object] | None,
+        names: Mapping[str, str],
         *,
         runs: bool,
         batches: bool,
@@ -100,7 +106,9 @@ class _Simulation:
         self._to_schedule: set[int] = set()  # the replicas that have a _SCHEDULE event
         self._end_event_of: list[int] = [-1] * settings.replicas  # sequence of the event that ends the present jump
         self._predicts = registration(settings.policy.name).simulation_only
-        self._programs = [SimProgram(program, number) for number, program in enumerate(programs)]
+        self._programs = [
+            SimProgram(program, number, names.get(program.program)) for number, program in enumerate(programs)
+        ]
         self._arrived = self._ended = 0  # numbers of programs
         # The account of each program, over all of its calls. Policies do not read it.
         self._waits_s = [0.0] * len(programs)

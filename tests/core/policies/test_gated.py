@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.core.errors import PolicyError
-from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, StepCosts
+from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, Srpt, StepCosts
 from weft.core.policies.admission_gate import FILL
 from weft.core.policies.gated import Gated
 from weft.core.process_table import Attained
@@ -194,6 +194,20 @@ def test_displacement_must_pay() -> None:
         policy.decide(2.0)
         arrive(policy, "S", 800, 3.0, ProgramView("S", "short", arrival_s=3.0, arrival_order=1))
         assert (long in policy.held) == is_displaced
+
+
+@pytest.mark.parametrize(("left", "is_displaced"), [(15_000.0, True), (5_000.0, False)])
+def test_the_clairvoyant_displaces_if_it_pays(left: float, is_displaced: bool) -> None:
+    """SRPT behind the gate knows sizes and cache: 100 tokens displace a program only if it has more left than they and
+    twice the time to compute again the 430 tokens that it loses, which is that of 8,600 output tokens here."""
+    policy = Gated(Srpt(lambda call: call.program.predicted_tokens))
+    policy.use_costs(COSTS)
+    policy.use_kv(1000)
+    for name, work in (("long", left), ("other", 1.0), ("short", 100.0)):
+        arrive(policy, name, 450, 0.0, ProgramView(name, predicted_tokens=work))
+    policy.decide(0.0)
+    assert ("long" in held(policy)) == is_displaced
+    assert ("short" in passing(policy)) == is_displaced
 
 
 def test_two_programs_do_not_displace_each_other() -> None:

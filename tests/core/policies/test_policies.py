@@ -354,8 +354,8 @@ def test_names_and_defaults() -> None:
     """The paper's policies run in engines and in simulation, oracles in simulation only. The default is ATLAS with
     promotion."""
     assert {"atlas", "fcfs", "mlfq", "plas", "rr"} <= set(POLICIES)
-    assert {*POLICIES, "priority", "srpt"} <= set(SIMULATED_POLICIES)
-    assert not {"priority", "srpt"} & set(POLICIES)
+    assert {*POLICIES, "atlas_by_program", "priority", "srpt"} <= set(SIMULATED_POLICIES)
+    assert not {"atlas_by_program", "priority", "srpt"} & set(POLICIES)
     policy = PolicyConfig().make()
     assert isinstance(policy, Atlas)
     assert (policy.bounds_s, policy.beta) == (DEFAULT_BOUNDS_S, DEFAULT_BETA)

@@ -16,6 +16,7 @@ from sim_programs import ASTRAEA_2, FIGURE_2, FIGURE_9, chain, programs
 from weft.core.policies import PolicyConfig
 from weft.core.routing import BALANCERS, BalancerConfig
 from weft.core.sim import SimSettings, SimulationError, StepTime, TraceCall, TraceProgram, simulate
+from weft.core.sim.calls import SimProgram
 from weft.core.trace.workloads import generate, poisson
 
 UNIT = SimSettings(batch_size=2, unit_steps=True)
@@ -315,6 +316,16 @@ def test_programs_of_one_name_share_their_first_prompt() -> None:
     trace = [one_call(24, 2, name, shared_prefix_tokens=16) for name in "AB"]
     other = replace(one_call(24, 2, "C", shared_prefix_tokens=16), name="other")
     result = simulate([*trace, other], SimSettings(step_time=EXACT))
+    assert result.counts.prefix_hits == 16
+
+
+def test_policies_may_be_shown_other_names() -> None:
+    """A policy sees the names that it is given, and programs share the prompts that they shared before."""
+    trace = [replace(chain(name, (1,)), name="one") for name in "AB"]
+    seen = SimProgram(trace[0], 0, "other")
+    assert (seen.view.name, SimProgram(trace[1], 1).view.name) == ("other", "one")
+    shared = [one_call(24, 2, name, shared_prefix_tokens=16) for name in "AB"]
+    result = simulate(shared, SimSettings(step_time=EXACT), names={"A": "first", "B": "second"})
     assert result.counts.prefix_hits == 16
 
 
