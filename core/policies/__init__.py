@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from weft.core.policies.atlas import Atlas
-from weft.core.policies.auto import Auto
 from weft.core.policies.atlas_by_program import AtlasByProgram
+from weft.core.policies.auto import Auto
 from weft.core.policies.base import Policy
 from weft.core.policies.config import DEFAULT_POLICY, PolicyConfig
 from weft.core.policies.fcfs import Fcfs
@@ -36,8 +36,8 @@ __all__ = [
     "POLICIES",
     "SIMULATED_POLICIES",
     "Atlas",
-    "Auto",
     "AtlasByProgram",
+    "Auto",
     "Call",
     "Fcfs",
     "Learned",
