@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ThreadId
 from weft.core.program.ancestry import Ancestry, Calls, newest
+from weft.core.program.frontier import Front, Frontier, merged, still
 from weft.core.program.lineage import NOTHING, Content, Inputs, Lineage
 
 ROOT: Final[Hashable] = ("weft", "root")
@@ -33,7 +34,6 @@ MOST_IN_FRONTIER: Final = 16_384
 # certain ones rather than guesses. Calls with the same frontier share a tuple of parents, which counts once.
 PARENTS_A_CALL: Final = 16
 FEWEST_LISTED: Final = 64
-_MOST_TOOLS: Final = 100  # names of tools between two calls
 
 
 class RunKind(Enum):
@@ -52,51 +52,12 @@ class RunKind(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class _Front:
-    """The calls of a frontier, as sets of an `Ancestry`. None of them is an ancestor of another.
-
-    It is certain that the next call comes after a call of the frontier if a framework has stated so, or if no other
-    call overlapped, or only calls of other branches. It is a guess if other calls overlapped.
-    """
-
-    calls: int = 0
-    guesses: int = 0  # those of the calls that are guesses
-    stated: int = 0  # those of the calls that a framework has stated
-    branched: int = 0  # those of the calls that were made in branches, and with which only other branches overlapped
-    past: int = 0  # all ancestors of the calls
-    _covered: int | None = None
-    listed: tuple[Calls, Calls] | None = None  # the parents of a call that comes after all calls, and the guesses
-
-    @property
-    def covered(self) -> int:
-        """The calls and all their ancestors. Kept, so that the calls after this frontier share one integer."""
-        if self._covered is None:
-            self._covered = self.calls | self.past
-        return self._covered
-
-    def renumber(self, renumbered: Callable[[int], int]) -> None:
-        """Change all sets after the ancestry has forgotten calls."""
-        self.calls, self.guesses = renumbered(self.calls), renumbered(self.guesses)
-        self.stated, self.branched = renumbered(self.stated), renumbered(self.branched)
-        self.past = renumbered(self.past)
-        self._covered = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Frontier:
-    """The calls that the next call inside a run comes after."""
-
-    front: _Front = field(default_factory=_Front)
-    tools: tuple[str, ...] = ()  # the tools that ran after these calls
-
-
-@dataclass(eq=False, slots=True)
 class _Run:
     key: Hashable
     parent: _Run | None
     kind: RunKind
-    entry: _Frontier | None = None  # None until the first call inside determines it
-    frontier: _Frontier | None = None  # None: the same as the entry
+    entry: Frontier | None = None  # None until the first call inside determines it
+    frontier: Frontier | None = None  # None: the same as the entry
     is_open: bool = True
     is_calling: bool = False  # a call has begun inside
     calling_children: int = 0  # open runs directly inside in which a call has begun
@@ -105,9 +66,9 @@ class _Run:
     tool: str | None = None
     is_implicit: bool = False  # the framework did not report it; it ends with its last call
     stage: Hashable = None  # the latest stage among the runs inside
-    stage_entry: _Frontier | None = None  # the entry of all runs of that stage
+    stage_entry: Frontier | None = None  # the entry of all runs of that stage
     task: Hashable = None  # what the run does, if a framework may do it again
-    attempts: dict[Hashable, _Frontier] = field(default_factory=dict)  # by task of the stage: the last attempt's end
+    attempts: dict[Hashable, Frontier] = field(default_factory=dict)  # by task of the stage: the last attempt's end
     doubt: _Run | None = None  # the run may be anywhere inside that one
     calls: set[CallId] = field(default_factory=set)  # the calls in flight that the run itself has made
 
@@ -129,7 +90,7 @@ class RunTree:
     """
 
     def __init__(self, new_thread: Callable[[], ThreadId]) -> None:
-        self._root = _Run(ROOT, None, RunKind.STAGE, entry=_Frontier())
+        self._root = _Run(ROOT, None, RunKind.STAGE, entry=Frontier())
         self._runs: dict[Hashable, _Run] = {ROOT: self._root}
         self._ended: dict[Hashable, _Run] = {}  # for each ended run, the run that enclosed it
         self._calls: dict[CallId, _Run] = {}  # the runs of the calls in flight
@@ -201,7 +162,7 @@ class RunTree:
         if node is not None:
             node.tool = tool
             frontier = self._frontier(node)
-            node.frontier = _Frontier(frontier.front, _merged(frontier.tools, (tool,)))
+            node.frontier = Frontier(frontier.front, merged(frontier.tools, (tool,)))
 
     def end(self, run: Hashable) -> None:
         """End a run, with or without success. Its calls in flight have no result. Unknown runs are ignored."""
@@ -239,14 +200,14 @@ class RunTree:
             node.parent = enclosing
         return enclosing or self._root
 
-    def _entry(self, node: _Run) -> _Frontier:
+    def _entry(self, node: _Run) -> Frontier:
         if node.entry is None and node.kind is RunKind.STEP:
             node.entry = self._frontier(self._enclosing(node))  # the present frontier of the sequence
         elif node.entry is None:  # no call had begun in the parent when this run started, so both have the same entry
             node.entry = self._entry(node.parent or self._root)
         return node.entry
 
-    def _frontier(self, node: _Run) -> _Frontier:
+    def _frontier(self, node: _Run) -> Frontier:
         return node.frontier or self._entry(node)
 
     # -- calls
@@ -287,15 +248,15 @@ class RunTree:
                 front.renumber(renumbered)
         return Opened(thread_id, ordered, inexact, before.tools)
 
-    def _doubtful_front(self, around: _Run, front: _Front) -> _Front:
+    def _doubtful_front(self, around: _Run, front: Front) -> Front:
         """Return a frontier with those of a run and of all open runs inside it. Everything in it is a guess."""
         inside = (run for run in self._runs.values() if run.frontier is not None and self._is_inside(run, around))
         fronts = [front, self._frontier(around).front, *(run.frontier.front for run in inside if run.frontier)]
         past = functools.reduce(int.__or__, (each.past for each in fronts))
         calls = functools.reduce(int.__or__, (each.calls for each in fronts)) & ~past
-        return _Front(calls, calls, past=past)
+        return Front(calls, calls, past=past, groups=still(sum((each.groups for each in fronts), ()), calls))
 
-    def _list(self, parents: _Front) -> tuple[Calls, Calls]:
+    def _list(self, parents: Front) -> tuple[Calls, Calls]:
         """Return the parents of a call, the oldest first, and those of them that are guesses, within the bounds."""
         calls, most = parents.calls, max(FEWEST_LISTED, PARENTS_A_CALL * self._started - self._listed)
         if calls.bit_count() > most:
@@ -313,7 +274,7 @@ class RunTree:
         if call_run is not None:
             self._ancestry.finish(call_id)
             self._lineage.add_output(call_id, output)
-            call_run.frontier = _Frontier(_Front(self._ancestry.one(call_id), past=self._ancestry.past(call_id)))
+            call_run.frontier = Frontier(Front(self._ancestry.one(call_id), past=self._ancestry.past(call_id)))
             self.drop_call(call_id)
 
     def drop_call(self, call_id: CallId) -> None:
@@ -349,12 +310,13 @@ class RunTree:
             node.follows_guesses = True
             node = self._enclosing(node)
 
-    def _choose_parents(self, frontier: _Front, inputs: Inputs) -> tuple[_Front, Calls]:
+    def _choose_parents(self, frontier: Front, inputs: Inputs) -> tuple[Front, Calls]:
         """Choose the parents of a call with their certainty, and return the calls that lineage proves as well.
 
         Lineage is asked if the frontier has guesses or several calls, or if calls outside the frontier's past have
         finished. If lineage names calls of the frontier, the other guesses are dropped, except those that it could not
-        recognize. Other calls that it names are added.
+        recognize and those that ended together with a call that it names: a framework may have waited for calls whose
+        output the next call does not get. Other calls that it names are added.
         """
         ancestry = self._ancestry
         is_single = not frontier.calls & (frontier.calls - 1)
@@ -371,6 +333,7 @@ class RunTree:
         if named and guesses:
             unnamed = _Members(ancestry, guesses)
             undecided = ancestry.set_of(iter(self._lineage.undecided(content, unnamed)))
+            undecided |= functools.reduce(int.__or__, (each & guesses for each in frontier.groups if each & named), 0)
             calls &= ~(guesses & ~undecided)
             guesses &= undecided
         outside = [call for call in (certain if frontier.calls else proven) if ancestry.has_finished(call)]
@@ -380,7 +343,7 @@ class RunTree:
         past = frontier.past if calls == frontier.calls else ancestry.past_of(calls)
         implied = ancestry.past_of(ancestry.set_of(added))
         calls = (calls | ancestry.set_of(added)) & ~implied
-        return _Front(calls, guesses & calls, frontier.stated & calls, past=past | implied), proven
+        return Front(calls, guesses & calls, past=past | implied), proven
 
     def _close(self, node: _Run) -> _Run:
         """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry.
@@ -401,10 +364,10 @@ class RunTree:
         if node.task is not None and enclosing.stage is not None:
             enclosing.attempts[node.task] = node.frontier
         entry, around, inside = self._entry(node), self._frontier(enclosing), node.frontier
-        tools = inside.tools if node.tool is None else _merged(inside.tools, (node.tool,))
+        tools = inside.tools if node.tool is None else merged(inside.tools, (node.tool,))
         added = inside.front.calls & ~entry.front.calls
         if not added:
-            enclosing.frontier = _Frontier(around.front, _merged(around.tools, tools))
+            enclosing.frontier = Frontier(around.front, merged(around.tools, tools))
             return enclosing
         front = around.front
         concurrent = front.calls & ~entry.front.calls  # of runs that ended during this run
@@ -412,10 +375,10 @@ class RunTree:
         past = front.past | inside.front.past
         calls = (front.calls | added) & ~past
         added &= calls
-        kept = calls & ~added
-        guesses, stated, branched = front.guesses & kept, front.stated & kept, front.branched & kept
-        if node.doubt is not None:
-            guesses |= added
+        others = calls & ~added
+        guesses, stated, branched = front.guesses & others, front.stated & others, front.branched & others
+        if node.doubt is not None:  # the run may have come after other calls, without having them as parents
+            guesses = calls
         elif node.kind is RunKind.CODE or node.kind is RunKind.BRANCH:
             # Another strand may continue independently: a concurrent run, or one that a remaining guess belongs to.
             # Branches are no strands for each other.
@@ -427,10 +390,11 @@ class RunTree:
                 branched |= added
         else:
             stated |= added
-        branched &= ~guesses
         if calls.bit_count() > MOST_IN_FRONTIER:
             calls = newest(calls, MOST_IN_FRONTIER * 3 // 4)
-        enclosing.frontier = _Frontier(_Front(calls, guesses & calls, stated & calls, branched & calls, past), tools)
+        branched &= calls & ~guesses
+        groups = still((*front.groups, added), calls)
+        enclosing.frontier = Frontier(Front(calls, guesses & calls, stated & calls, branched, past, groups), tools)
         return enclosing
 
     # -- memory
@@ -444,10 +408,10 @@ class RunTree:
         in_flight = self._ancestry.set_of(self._calls)
         return functools.reduce(int.__or__, (front.calls for front in self._fronts()), in_flight)
 
-    def _fronts(self) -> Iterator[_Front]:
+    def _fronts(self) -> Iterator[Front]:
         """Yield the calls of each frontier that is in use, once."""
         nodes: set[_Run] = set()
-        seen: set[_Front] = set()
+        seen: set[Front] = set()
         for leaf in (*self._runs.values(), *self._calls.values()):
             node: _Run | None = leaf
             while node is not None and node not in nodes:
@@ -473,7 +437,3 @@ class _Members(Collection[CallId]):
 
     def __contains__(self, call_id: object) -> bool:
         return isinstance(call_id, str) and self._ancestry.contains(self._calls, CallId(call_id))
-
-
-def _merged(tools: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(tools + more))[:_MOST_TOOLS] if set(more) - set(tools) else tools

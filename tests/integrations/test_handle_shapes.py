@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -355,6 +356,29 @@ async def test_branches_on_threads_are_exact(scripted_engine: MakeEngine) -> Non
         await asyncio.gather(first, second)
         await model.ainvoke("Hello", program.config(run_name="end"))
     assert edges(program.graph) == expected("a>x x>x2 a>y y>y2 x2>end y2>end")
+
+
+async def test_calls_of_a_parallel_part_stay_together(scripted_engine: MakeEngine) -> None:
+    """Lineage names one of two calls that ended with one run. The other one is no parent of another strand."""
+    numbers, ended = itertools.count(), asyncio.Event()
+    model = ChatWeft(engine=scripted_engine(lambda _: f"the answer with the number {next(numbers)}"))
+
+    async def two_and_one() -> None:
+        both = RunnableParallel(x=model.with_config(run_name="x"), y=model.with_config(run_name="y"))
+        answers = await both.ainvoke("Hello")
+        await model.ainvoke([answers["x"]], config={"run_name": "z"})
+        ended.set()
+
+    async def other() -> None:
+        await model.ainvoke("Hello", config={"run_name": "other"})
+        await ended.wait()
+
+    async def at_once(_: Any) -> None:
+        await asyncio.gather(two_and_one(), other())
+
+    async with weft.Program() as program:
+        await RunnableLambda(at_once).ainvoke("", program.config())
+    assert edges(program.graph) == expected("other x>z y~z")
 
 
 async def test_chains_that_run_at_once_stay_exact(scripted_engine: MakeEngine) -> None:

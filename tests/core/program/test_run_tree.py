@@ -1063,6 +1063,35 @@ def test_lineage_drops_no_guess_that_it_cannot_recognize(runs: Runs) -> None:
     assert runs.inexact["next"] == {"short"}
 
 
+def test_calls_of_one_run_are_dropped_together(runs: Runs) -> None:
+    """If lineage names one of the calls with which a run ended, the others stay: the next call waited for the run."""
+    runs.start("parallel")
+    for name in "xy":
+        runs.start(f"part {name}", "parallel", kind=RunKind.STAGE, stage="map")
+        runs.begin(name, f"part {name}")
+    runs.begin("other")
+    runs.finish("x", "y")
+    runs.end("part x", "part y", "parallel")
+    runs.finish("other")
+    runs.begin("join", inputs=content_of("x"))
+    assert (runs.parents["join"], runs.inexact["join"]) == ({"x", "y"}, {"y"})
+    runs.begin("strand", inputs=content_of("other"))
+    assert (runs.parents["strand"], runs.inexact["strand"]) == ({"other"}, set())
+
+
+def test_a_call_at_a_place_that_is_not_certain_may_be_between_others(runs: Runs) -> None:
+    """Lineage drops one of its parents, which is nevertheless no certain parent of the call after it."""
+    for name in "xy":
+        runs.start(f"part {name}", kind=RunKind.STAGE, stage="map")
+        runs.begin(name, f"part {name}")
+    runs.finish("x", "y")
+    runs.end("part x", "part y")
+    runs.tree.start("lost", None, is_certain=False)
+    assert runs.call("between", "lost", inputs=content_of("x")) == {"x"}
+    runs.end("lost")
+    assert (runs.call("next"), runs.inexact["next"]) == ({"between", "y"}, {"between", "y"})
+
+
 def test_a_run_at_a_place_that_is_not_certain_makes_guesses(runs: Runs) -> None:
     """A run that is somewhere inside another one has guesses as parents, and so have the calls after it inside."""
     runs.call("a")
