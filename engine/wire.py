@@ -281,7 +281,10 @@ class AbortedCalls(NamedTuple):
 
 
 class UseHistory(NamedTuple):
-    """A control message: programs that ended before the scheduler's start. It uses the first one that comes."""
+    """A control message: programs that ended before the scheduler's start. It uses the first one that comes.
+
+    What it has learned before that, from the prompts of its own start, it forgets if no program has come yet.
+    """
 
     history: str  # `History.to_json`, of all models
 

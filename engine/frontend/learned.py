@@ -10,6 +10,7 @@ from typing import Any, Final
 from weft.core.class_rows import together
 from weft.core.errors import EngineError
 from weft.core.log import get_logger
+from weft.core.policies.history import History
 from weft.core.process_table import ProcessTable
 from weft.engine.frontend.history_file import HistoryFile
 from weft.engine.frontend.scheduler_messages import Batches
@@ -24,8 +25,8 @@ _LAST_S: Final = 5.0  # for the last question, at shutdown
 class LearnedReports:
     """Asks the schedulers what their policies have learned, at most once a second, and only after calls or ends.
 
-    A scheduler that starts, or starts again, gets the history. What replicas report is in one history, so each of them
-    begins with what all have seen.
+    A scheduler that starts, or starts again, gets the history, perhaps an empty one. What replicas report is in one
+    history, so each of them begins with what all have seen.
 
     Args:
         loop: The engine's event loop.
@@ -80,20 +81,17 @@ class LearnedReports:
         answers = await self._send(encode_control(TakeLearned())) or []
         reports = [report for report in map(read_learned, answers) if report is not None]
         self._table.classes = together(row for report in reports for row in report.classes)
-        if self._file is None:
-            return
-        for report in reports:
-            self._file.add(report.model, report.ends)
-        if any(report.ends for report in reports):
+        if self._file is not None and any(report.ends for report in reports):
+            for report in reports:
+                self._file.add(report.model, report.ends)
             self._saves.add(None)
         if not all(report.has_history for report in reports):
             await self._send_history()
 
     async def _send_history(self) -> None:
-        if self._file is None:
-            return
+        history = self._file.to_json() if self._file is not None else History().to_json()
         try:
-            await self._send(encode_control(UseHistory(self._file.to_json())))
+            await self._send(encode_control(UseHistory(history)))
         except EngineError as error:  # it is asked again
             get_logger().debug("a scheduler did not get the history", reason=repr(error))
 

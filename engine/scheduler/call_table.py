@@ -175,6 +175,11 @@ class CallTable:
         else:
             self._policy.program_ended(view)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no program is known, with or without a request."""
+        return not self._programs and not self._idle
+
     def knows(self, program_id: ProgramId) -> bool:
         """Whether a program has had a call here and, as far as is known, has not ended."""
         program = self._programs.get(program_id)

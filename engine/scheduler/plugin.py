@@ -70,7 +70,7 @@ class WeftScheduler(AsyncScheduler):
         self._model, self._has_history = config.model, False
         if self._has_own_client:  # behind a server, the server ends its processes
             end_with_parent()
-        policy = PolicyConfig.from_dict(config.policy).check_live()
+        self._policy = policy = PolicyConfig.from_dict(config.policy).check_live()
         self._decide_every = policy.decide_every
         self._token_s = policy.token_s
         self._overlaps = bool(self.vllm_config.scheduler_config.async_scheduling)
@@ -204,9 +204,12 @@ class WeftScheduler(AsyncScheduler):
                 return {}
 
     def _use_history(self, text: str) -> None:
-        if not self._has_history:
-            self.weft_policy.learn(History.from_json(text)[self._model])
-            self._has_history = True
+        if self._has_history:
+            return
+        if self._table.is_empty:  # the engine's own prompts at its start are no programs to learn from
+            self.use_policy(self._policy.make())
+        self.weft_policy.learn(History.from_json(text)[self._model])
+        self._has_history = True
 
     # -- one step
 
