@@ -62,9 +62,9 @@ def program(function: Any = None, /, **options: Any) -> Any:
     """Make a function the entrypoint of a program: each call of the function is one program.
 
     The function must have exactly one parameter annotated with `weft.Program`. Weft fills the parameter in and removes
-    it from the signature. The decorator works on functions and methods, sync and async, and on generators of both
-    kinds. The program ends when the function returns, raises or is cancelled, or when a generator is exhausted, closed
-    or garbage-collected.
+    it from the signature. The decorator works on functions, methods and instances with `__call__`, sync and async, and
+    on generators of both kinds. The program ends when the function returns, raises or is cancelled, or when a generator
+    is exhausted, closed or garbage-collected.
 
     Args:
         name: shown in the process table. Default: the function's name.
@@ -85,10 +85,15 @@ def program(function: Any = None, /, **options: Any) -> Any:
 def _decorate(function: Any, options: dict[str, Any]) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_decorate(function.__func__, options))
+    given, named = function, function.func if isinstance(function, functools.partial) else function
+    own_name = getattr(named, "__name__", type(named).__name__)
+    method = getattr(function, "__call__", None)  # noqa: B004  it is used, not only looked for
+    if inspect.ismethod(method) and not isinstance(function, type):  # that of a function is no method
+        function = method
     full = inspect.signature(function)
     parameter = _program_parameter(function, full)
     public = full.replace(parameters=[p for name, p in full.parameters.items() if name != parameter])
-    options = {**options, "name": options.get("name") or getattr(function, "__name__", type(function).__name__)}
+    options = {**options, "name": options.get("name") or own_name}
     Program(**options)  # invalid options raise here, not at the first call
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, tuple[Any, ...], dict[str, Any]]:
@@ -105,11 +110,12 @@ def _decorate(function: Any, options: dict[str, Any]) -> Any:
 
     wrapper = _wrapper(function, begin)
     functools.update_wrapper(wrapper, function)
+    wrapper.__name__ = own_name
     wrapper.__signature__ = public
-    wrapper.__annotations__ = {k: v for k, v in function.__annotations__.items() if k != parameter}
+    wrapper.__annotations__ = {k: v for k, v in getattr(function, "__annotations__", {}).items() if k != parameter}
 
     def with_options(**new: Any) -> Any:
-        return _decorate(function, {**options, **{key: value for key, value in new.items() if value is not None}})
+        return _decorate(given, {**options, **{key: value for key, value in new.items() if value is not None}})
 
     wrapper.options = with_options
     return wrapper
@@ -181,9 +187,10 @@ def _program_parameter(function: Any, signature: inspect.Signature) -> str:
     ]
     if len(found) == 1:
         return found[0]
+    name = getattr(function, "__qualname__", type(function).__qualname__)
     if found:
-        raise ProgramParameterError(function.__qualname__, f"has {len(found)} parameters annotated with weft.Program")
-    raise ProgramParameterError(function.__qualname__)
+        raise ProgramParameterError(name, f"has {len(found)} parameters annotated with weft.Program")
+    raise ProgramParameterError(name)
 
 
 def _is_program(annotation: Any) -> bool:

@@ -4,6 +4,7 @@
 # annotations that are text write their own modules (see `written`).
 
 import asyncio
+import functools
 import gc
 import importlib.util
 import inspect
@@ -71,7 +72,55 @@ def async_generator_of(act: Callable[[Program], Any]) -> Any:
     return entry
 
 
-KINDS = [function_of, coroutine_of, generator_of, async_generator_of]
+class Caller:
+    """An object that is called as a function."""
+
+    def __init__(self, act: Callable[[Program], Any]) -> None:
+        self.act = act
+
+    async def __call__(self, question: str, program: Program) -> str:
+        await asyncio.sleep(0)
+        self.act(program)
+        return question
+
+
+def instance_of(act: Callable[[Program], Any]) -> Any:
+    return weft.program(Caller(act))
+
+
+def partial_of(act: Callable[[Program], Any]) -> Any:
+    def entry(given: Callable[[Program], Any], question: str, program: Program) -> str:
+        given(program)
+        return question
+
+    return weft.program(functools.partial(entry, act))
+
+
+KINDS = [function_of, coroutine_of, generator_of, async_generator_of, instance_of, partial_of]
+
+
+def test_an_instance_has_the_name_of_its_class() -> None:
+    """The table shows the class of a callable object, also with further options."""
+    seen: list[Program] = []
+    entry = instance_of(seen.append)
+    asyncio.run(entry("Why?"))
+    asyncio.run(entry.options(tenant="ann")("Why?"))
+    assert [(program.name, program.tenant) for program in seen] == [("Caller", None), ("Caller", "ann")]
+    assert entry.__name__ == entry.options(tenant="ann").__name__ == "Caller"
+    assert list(inspect.signature(entry).parameters) == ["question"]
+
+
+def test_an_instance_without_a_parameter_for_the_program() -> None:
+    """The error names the method."""
+
+    class Wrong:
+        def __call__(self, question: str) -> str:
+            return question
+
+    with pytest.raises(ProgramParameterError, match=r"Wrong\.__call__\(\) has no parameter annotated"):
+        weft.program(Wrong())
+    with pytest.raises(ProgramParameterError, match=r"partial\(\) has no parameter annotated"):
+        weft.program(functools.partial(Wrong()))
 
 
 def run(entry: Any, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +153,7 @@ def test_each_kind_runs_as_a_program(backend: RecordingBackend, kind: Callable[.
 
     assert run(kind(act), "why?") == "why?"
     [program] = seen
-    assert program.name == "entry"
+    assert program.name == ("Caller" if kind is instance_of else "entry")
     assert backend.ended == [(program.program_id, FINISHED)]
     assert program.state is FINISHED
     assert len(backend.table) == 0
