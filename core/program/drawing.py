@@ -20,6 +20,8 @@ def mermaid(graph: ProgramGraph) -> str:
     """Return a graph as a Mermaid flowchart."""
     graph = graph.copy()
     lines = ["flowchart TD"]
+    if graph.parent_program_id is not None:
+        lines.append(f'    outer["inside the program {_mermaid_text(graph.parent_program_id)}"]')
     if graph.folded.calls:
         lines.append(f'    folded["{_folded(graph)}"]')
     for number, calls in enumerate(_threads(graph)):
@@ -41,6 +43,8 @@ def dot(graph: ProgramGraph) -> str:
     """Return a graph in the DOT language of Graphviz."""
     graph = graph.copy()
     lines = [f'digraph "{_dot_text(graph.name)}" {{', "    node [shape=box];"]
+    if graph.parent_program_id is not None:
+        lines.append(f'    label="inside the program {_dot_text(graph.parent_program_id)}";')
     if graph.folded.calls:
         lines.append(f'    folded [label="{_folded(graph)}"];')
     for number, calls in enumerate(_threads(graph)):

@@ -338,6 +338,15 @@ def test_mermaid(react: ProgramGraph) -> None:
     )
 
 
+def test_pictures_of_an_inner_program_name_the_program_around_it(react: ProgramGraph) -> None:
+    """The picture says where the program was called; that of an outer program says nothing."""
+    inner = ProgramGraph(ProgramId("prog-1"), SessionId("sess-1"), "in", ProgramId("prog-0"))
+    for text in (inner.to_mermaid(), inner.to_dot()):
+        assert '"inside the program prog-0"' in text
+    for text in (react.to_mermaid(), react.to_dot()):
+        assert "inside the program" not in text
+
+
 def test_dot(react: ProgramGraph) -> None:
     """Each thread has a box, the guess is dashed, the critical path is thick, and edges name the tools."""
     assert react.to_dot() == (
