@@ -3,7 +3,8 @@
     python benchmarks/bench_scheduler.py --out bench_scheduler.json
 
 The baselines step alternately (A B C A B C ...), so that other load on the machine affects all of them alike. The
-result is the ratio of medians. Every step decodes one token for each running request, and no request ends.
+result is the ratio of medians. Every step decodes one token for each running request, and no request ends. The requests
+belong to 1,000 programs of 1,000 names. Of each name, programs have ended before, so learned policies know it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,27 @@ from rich.table import Table
 
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
-from weft.engine.vllm_compat.names import AsyncScheduler, ModelRunnerOutput, Request, SamplingParams
+from weft.engine.vllm_compat.names import (
+    AsyncScheduler,
+    ModelRunnerOutput,
+    Request,
+    SamplingParams,
+    get_request_block_hasher,
+    init_none_hash,
+    sha256,
+)
 
 BASELINES: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
     "stock fcfs": (AsyncScheduler, {}),
     "stock priority": (AsyncScheduler, {"scheduling_policy": "priority"}),
     "weft fcfs": (WeftScheduler, {"additional_config": {"weft": {"name": "fcfs"}}}),
     "weft atlas": (WeftScheduler, {"additional_config": {"weft": {"name": "atlas"}}}),
+    "weft learned": (WeftScheduler, {"additional_config": {"weft": {"name": "learned"}}}),
+    "weft auto": (WeftScheduler, {"additional_config": {"weft": {"name": "auto"}}}),
 }
+BLOCK_TOKENS = 16
+NAMES = 1000
+ENDED = 4  # programs of each name that have ended
 
 
 class Bench:
@@ -40,35 +54,58 @@ class Bench:
 
     def __init__(self, baseline: str, folder: Path, running: int, waiting: int, seed: int) -> None:
         kind, arguments = BASELINES[baseline]
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        self._added = 0
         self.scheduler = make_scheduler(
             kind,
             folder,
             blocks=running * 300,
-            block_tokens=16,
+            block_tokens=BLOCK_TOKENS,
             overlapping=False,
             max_model_len=4096,
             max_num_seqs=running,
             max_num_batched_tokens=8192,
-            enable_prefix_caching=False,
+            enable_prefix_caching=True,
             **arguments,
         )
         rng = random.Random(seed)
+        if kind is WeftScheduler:
+            self._end_programs(rng)
         for n in range(running + waiting):
-            header = {"program_id": f"p{rng.randrange(1000)}", "call_id": f"c{n}", "service_s": rng.uniform(0, 100)}
+            program = rng.randrange(NAMES)
+            header = {
+                "program_id": f"p{program}",
+                "program_name": f"name-{program}",
+                "call_id": f"c{n}",
+                "service_s": rng.uniform(0, 100),
+            }
             if n < running:
                 # Running requests have no service yet, so they are not preempted: preemption is not measured here.
                 header["service_s"] = 0.0
-            self.scheduler.add_request(
-                Request(
-                    f"r{n}",
-                    [1] * 16,
-                    sampling_params=SamplingParams(max_tokens=4000, ignore_eos=True, extra_args=header),
-                    pooling_params=None,
-                    priority=n if "priority" in baseline else 0,
-                )
-            )
+            self._add(f"r{n}", header, 4000, priority=n if "priority" in baseline else 0)
             if n < running and n % 256 == 255:
                 self.step()
+
+    def _add(self, request_id: str, header: dict[str, Any], max_tokens: int, priority: int = 0) -> None:
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=header)
+        self._added += 1
+        request = Request(
+            request_id,
+            [self._added % 997] * BLOCK_TOKENS,
+            sampling_params=params,
+            pooling_params=None,
+            priority=priority,
+            block_hasher=self._hasher,
+        )
+        self.scheduler.add_request(request)
+
+    def _end_programs(self, rng: random.Random) -> None:
+        for n in range(ENDED * NAMES):
+            header = {"program_id": f"e{n}", "program_name": f"name-{n % NAMES}", "program_end": 1}
+            self._add(f"e{n}", header, rng.randint(1, 4))
+        while self.scheduler.has_unfinished_requests():
+            self.step()
 
     def step(self) -> float:
         """Run one engine step; returns the seconds that `schedule()` took."""

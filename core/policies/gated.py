@@ -46,7 +46,7 @@ class Gated(Policy):
         self.ranks_follow_steps = inner.ranks_follow_steps
         self._prefill_token_s = StepCosts().prefill_token_s
         self._now_s = -math.inf
-        self._is_recounted = False  # contexts have changed since the last decision
+        self._is_recounted = False  # contexts or ranks have changed since the last decision
 
     # -- what the driver reports
 
@@ -72,8 +72,11 @@ class Gated(Policy):
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         self._now_s = now_s
+        before = call.rank
         self.inner.charge(call, model_time_s, now_s, recomputed=recomputed)
-        self.held.update(call)
+        if call.rank != before:
+            self.held.update(call)
+            self._is_recounted = True
 
     def preempt(self, call: Call, now_s: float) -> None:
         self._now_s = now_s
@@ -109,21 +112,20 @@ class Gated(Policy):
 
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s
-        self._is_recounted = False
         changed = self.inner.decide(now_s)
         for call in changed:
             self.held.update(call)
-        while self.gate.is_exceeded():
-            self._close(self.gate.last_first()[0])
-        self._open(now_s)
+        if changed or self._is_recounted or now_s >= self._idle_until_s():
+            self._is_recounted = False
+            while self.gate.is_exceeded():
+                self._close(self.gate.last_first()[0])
+            self._open(now_s)
         return changed
 
     def next_change_s(self) -> float:
         if self._is_recounted and (self.held or self.gate.is_exceeded()):
             return -math.inf
-        idle = self.gate.longest_idle() if self.held else None
-        until_s = math.inf if idle is None else idle.idle_since_s + self._idle_limit_s
-        return min(self.inner.next_change_s(), until_s)
+        return min(self.inner.next_change_s(), self._idle_until_s())
 
     def has_level(self, level: int) -> bool:
         return self.inner.has_level(level)
@@ -149,6 +151,11 @@ class Gated(Policy):
         return self.inner.victims(running, free_slots, ready=ready, room=room)
 
     # -- the gate
+
+    def _idle_until_s(self) -> float:
+        """When the program that has been idle for longest makes way for one that is held back."""
+        idle = self.gate.longest_idle() if self.held else None
+        return math.inf if idle is None else idle.idle_since_s + self._idle_limit_s
 
     @property
     def _idle_limit_s(self) -> float:

@@ -28,8 +28,8 @@ ALIKE_BELOW: Final = 0.9  # the spread below which programs of a class are alike
 _REFIT_ENDS: Final = 8
 _MOST_ENDS: Final = 4096
 _REFIT_S: Final = 30.0
-_REFITS_AT_ONCE: Final = 4  # classes in one decision: a refit takes some 0.2 ms
-_RERANKS_AT_ONCE: Final = 256  # programs in one decision
+_REFITS_AT_ONCE: Final = 1  # classes in one decision: a refit takes some 0.2 ms
+_RERANKS_AT_ONCE: Final = 64  # calls in one decision
 _LEAST_CHARGE_TOKENS: Final = 8
 TAIL: Final = 0.15  # gamma of the boost, in units of 1 / backlog
 _BACKLOG_SMOOTHING: Final = 0.3
@@ -176,15 +176,20 @@ class Learned(Policy):
     def rerank(self, now_s: float) -> Iterable[tuple[Call, Rank]]:
         if now_s >= self._fitted_at_s + _REFIT_S and self._programs:
             self._fitted_at_s = now_s
-            self._due |= dict.fromkeys((self._all, *self._classes))
+            self._due |= dict.fromkeys(each for each in (self._all, *self._classes) if each.has_changed)
         if self._due:
             for each in list(itertools.islice(self._due, _REFITS_AT_ONCE)):
                 del self._due[each]
                 self._fit(each)
             self._follow_backlog()
-        for program in list(itertools.islice(self._pending, _RERANKS_AT_ONCE)):
+        count = 0
+        while self._pending and count < _RERANKS_AT_ONCE:
+            program = next(iter(self._pending))
             del self._pending[program]
-            program.key = self._key(program)
+            before, program.key = program.key, self._key(program)
+            if program.key == before:
+                continue
+            count += len(program.calls)
             for call in program.calls:
                 yield call, self._rank(program, call)
 
@@ -236,6 +241,7 @@ class Learned(Policy):
         arrival_s = now_s if math.isnan(view.arrival_s) else view.arrival_s
         program = self._programs[view] = LiveProgram(view=view, of=found, arrival_s=arrival_s)
         found.live[program] = self._all.live[program] = None
+        found.has_changed = self._all.has_changed = True
         program.key = self._key(program)
         return program
 
@@ -248,6 +254,7 @@ class Learned(Policy):
             self._count(program, call, counted)
         self._pending.pop(program, None)
         del program.of.live[program], self._all.live[program]
+        program.of.has_changed = self._all.has_changed = True
         if not program.of.live:
             del self._classes[program.of]
         return program
@@ -272,6 +279,7 @@ class Learned(Policy):
         bucket = bisect_right(self._ages, program.age) - 1
         if bucket != program.bucket:
             program.bucket = bucket
+            program.of.has_changed = self._all.has_changed = True
             self._pending[program] = None
 
     def _set_charge(self, program: LiveProgram, call: Call) -> None:
@@ -308,7 +316,7 @@ class Learned(Policy):
         from weft.core.policies.gittins import gittins_index, token_weights
         from weft.core.policies.service_distribution import estimate
 
-        each.new_ends = 0
+        each.new_ends, each.has_changed = 0, False
         ages = [*(program.age for program in each.live), *each.forgotten]
         distribution = estimate(each.finished, ages) if self._says_something(each, ages) else None
         if distribution is None:

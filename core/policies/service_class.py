@@ -31,6 +31,7 @@ class ServiceClass:
     finished: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work in tokens
     ended: int = 0  # also those that the window no longer holds
     new_ends: int = 0  # since the latest fit
+    has_changed: bool = False  # programs came, went or aged since then
     forgotten: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work of those of unknown end
     live: dict[Aged, None] = field(default_factory=dict)
     ranks: tuple[float, ...] = ()  # by bucket of ages, in tokens; empty: those of all programs

@@ -127,6 +127,7 @@ class NaiveEngine:
 
     def _form_batch(self) -> dict[_Entry, int]:
         """Preempt and admit calls, and return the tokens to compute for each call of the batch."""
+        self.admitted: list[_Entry] = []
         if len(self.steps) % self.decide_every == 0:
             self.policy.decide(self.now)
             running = [entry.call for entry in self.batch if not self._is_resuming(entry)]
@@ -161,6 +162,7 @@ class NaiveEngine:
             entry.prefill_left = 0 if self.settings.unit_steps else max(1, entry.spec.prompt_tokens + entry.generated)
             tokens[entry] = min(entry.prefill_left, budget) if entry.prefill_left else 1
             budget -= tokens[entry] if entry.prefill_left else 0
+            self.admitted.append(entry)
             self.batch.append(entry)
 
     def _set_stalled(self, entry: _Entry, *, stalled: bool) -> None:
@@ -175,7 +177,9 @@ class NaiveEngine:
 
     def _step(self) -> None:
         tokens = self._form_batch()
-        in_order = sorted(self.batch, key=lambda entry: entry.call.rank)
+        # vLLM sorts its batch before it admits calls.
+        stayed = [entry for entry in self.batch if entry not in self.admitted]
+        in_order = sorted(stayed, key=lambda entry: entry.call.rank) + self.admitted
         decoding = [entry for entry in self.batch if entry.prefill_left == 0]
         context = sum(entry.spec.prompt_tokens + entry.generated - entry.prefill_left for entry in self.batch)
         prefill = sum(tokens[entry] for entry in self.batch if entry.prefill_left)
@@ -199,7 +203,8 @@ class NaiveEngine:
             computed = max(0, entry.spec.prompt_tokens + entry.generated - entry.prefill_left)
             new = max(0, min(tokens, computed - entry.computed))
             entry.computed = max(entry.computed, computed)
-            entry.call.computed_tokens += new
+            prompt = entry.spec.prompt_tokens
+            entry.call.computed_tokens += max(0, min(computed, prompt) - min(computed - new, prompt))
         else:
             new = 1
             entry.computed += 1

@@ -187,11 +187,11 @@ def test_displacement_must_pay() -> None:
                 policy.charge(call, 1.0, 0.0)
                 policy.leave(call)
                 policy.program_ended(call.program)
-        for _ in range(5):
-            policy.decide(1.0)
         policy.use_costs(StepCosts(0.016, 0.0, prefill_token_s, 16))
         long = arrive(policy, "L", 800, 2.0, ProgramView("L", "long", arrival_s=2.0))
         policy.decide(2.0)
+        while policy.next_change_s() <= 2.0:
+            policy.decide(2.0)
         arrive(policy, "S", 800, 3.0, ProgramView("S", "short", arrival_s=3.0, arrival_order=1))
         assert (long in policy.held) == is_displaced
 
