@@ -179,6 +179,7 @@ class ProgramRow(ShownAsTable):
     interception_s: float = 0.0  # time between calls, with none in flight: tools, humans, the program's own code
     end_s: float = math.nan
     calls: int = 0  # that have arrived so far
+    fingerprint: str = ""  # of the system prompt and the tools of its first call
     account: Account = Account()  # sum over the calls that have left the engine
     in_flight: dict[CallId, CallRow] = field(default_factory=dict)  # over all threads; `active` is a copy
     _idle: dict[ThreadId, None] = field(default_factory=dict, repr=False)  # without a call, the longest idle first

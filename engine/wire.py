@@ -80,10 +80,11 @@ class CallHeader:
     program_calls: int = 0  # of the program so far, on all engines, this one included; 0 if unknown
     time_left_s: float = math.inf  # until the call's deadline
     ends_program: bool = False  # the program ends with this call
+    fingerprint: str = ""  # of the system prompt and the tools of the program's first call
 
 
 _IDS: Final = ("program_id", "thread_id", "call_id")
-_TEXTS: Final = ("program_name", "tenant")
+_TEXTS: Final = ("program_name", "fingerprint", "tenant")
 _SECONDS: Final = ("service_s", "total_service_s", "wait_s", "total_wait_s", "time_left_s")
 _FIGURES: Final = (*_SECONDS, "program_calls")
 FIELDS: Final = (*_IDS, "parents", *_TEXTS, *_FIGURES, "program_end")  # in the `extra_args` of a call
@@ -108,6 +109,8 @@ def encode_call(header: CallHeader) -> ExtraArgs:
     }
     if header.program_name:
         args["program_name"] = header.program_name
+    if header.fingerprint:
+        args["fingerprint"] = header.fingerprint
     if header.tenant is not None:
         args["tenant"] = header.tenant
     if header.program_calls:
@@ -157,6 +160,7 @@ def decode_call(extra_args: object, request_id: str, session_id: object, *, is_t
         ),
         session_id=SessionId(session) if session else None,
         program_name=_id(args.get("program_name")),
+        fingerprint=_id(args.get("fingerprint")),
         tenant=_id(args.get("tenant")) or None,
         program_calls=_calls(figures.get("program_calls")),
         time_left_s=_seconds(figures.get("time_left_s")) or math.inf,

@@ -33,6 +33,7 @@ _RERANKS_AT_ONCE: Final = 64  # calls in one decision
 _LEAST_CHARGE_TOKENS: Final = 8
 TAIL: Final = 0.15  # gamma of the boost, in units of 1 / backlog
 _BACKLOG_SMOOTHING: Final = 0.3
+_WIDE: Final = "\twide"  # no fingerprint has a tab
 _BACKLOG_CHANGE: Final = 0.1  # the keys of all programs follow the backlog when it has changed by this part
 
 
@@ -51,11 +52,17 @@ class LiveProgram(Aged):
     """A program that has not ended."""
 
     view: ProgramView
-    of: ServiceClass
+    classes: list[ServiceClass]  # tenant and name first, then parts of it with what the program has shown, finer last
     arrival_s: float
     key: float = 0.0
     running: int = 0  # calls in the batch
+    is_wide: bool = False  # two of its calls were in progress at once
     calls: dict[Call, _Counted] = field(default_factory=dict)
+
+    @property
+    def of(self) -> ServiceClass:
+        """The class that ranks it: the finest one with a distribution of its own."""
+        return next((each for each in reversed(self.classes) if each.ranks), self.classes[0])
 
 
 @register("learned", "the Gittins index, learned from programs of the same name")
@@ -99,6 +106,12 @@ class Learned(Policy):
         program = self._programs.get(call.program)
         if program is None:
             program = self._open(call.program, now_s)
+        elif program.calls and not program.is_wide:
+            program.is_wide = True
+            self._join(program, _WIDE)
+            if call.program.fingerprint:
+                self._join(program, call.program.fingerprint + _WIDE)
+            self._pending[program] = None
         program.calls[call] = _Counted(next(self._numbers), call.computed_tokens, call.output_tokens)
         call.rank = self._rank(program, call)
         call.waiting_since_s = now_s
@@ -145,7 +158,7 @@ class Learned(Policy):
         if ended is None or ended.age <= 0:
             return
         self._note_end(ended, is_known=True)
-        for each in (ended.of, self._all):
+        for each in (*ended.classes, self._all):
             each.end(ended.age)
             if each.new_ends >= min(_REFIT_ENDS, 1 + each.ended // 4):
                 self._due[each] = None
@@ -155,12 +168,12 @@ class Learned(Policy):
         gone = self._close(program)
         if gone is not None and gone.age > 0:
             self._note_end(gone, is_known=False)
-            for each in (gone.of, self._all):
+            for each in (*gone.classes, self._all):
                 each.forgotten.append(gone.age)
 
     def _note_end(self, program: LiveProgram, *, is_known: bool) -> None:
-        of = program.of
-        self._ends.append(ProgramEnd(of.tenant, of.name, math.ceil(program.age), is_known))
+        view = program.view
+        self._ends.append(ProgramEnd(view.tenant, view.name, math.ceil(program.age), is_known))
 
     def learn(self, past: ModelHistory) -> None:
         for (tenant, name), each in past.items():
@@ -222,6 +235,7 @@ class Learned(Policy):
                 each.branch or self.branch_of_new,
             )
             for each in self._table
+            if not each.shape
         ]
 
     def take_ends(self) -> list[ProgramEnd]:
@@ -236,14 +250,21 @@ class Learned(Policy):
     # -- the age of a program
 
     def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
-        found = self._table.get(view.tenant, view.name)
-        self._classes[found] = None
         arrival_s = now_s if math.isnan(view.arrival_s) else view.arrival_s
-        program = self._programs[view] = LiveProgram(view=view, of=found, arrival_s=arrival_s)
-        found.live[program] = self._all.live[program] = None
-        found.has_changed = self._all.has_changed = True
+        program = self._programs[view] = LiveProgram(view=view, classes=[], arrival_s=arrival_s)
+        self._all.live[program] = None
+        self._join(program, "")
+        if view.fingerprint:
+            self._join(program, view.fingerprint)
+        self._has_changed(program)
         program.key = self._key(program)
         return program
+
+    def _join(self, program: LiveProgram, shape: str) -> None:
+        found = self._table.get(program.view.tenant, program.view.name, shape)
+        program.classes.append(found)
+        found.live[program] = self._classes[found] = None
+        found.has_changed = True
 
     def _close(self, view: ProgramView) -> LiveProgram | None:
         """A program does not live any more. Its calls, if it has any, are being aborted."""
@@ -253,11 +274,16 @@ class Learned(Policy):
         for call, counted in program.calls.items():
             self._count(program, call, counted)
         self._pending.pop(program, None)
-        del program.of.live[program], self._all.live[program]
-        program.of.has_changed = self._all.has_changed = True
-        if not program.of.live:
-            del self._classes[program.of]
+        self._has_changed(program)
+        for each in (*program.classes, self._all):
+            del each.live[program]
+            if not each.live:
+                self._classes.pop(each, None)
         return program
+
+    def _has_changed(self, program: LiveProgram) -> None:
+        for each in (*program.classes, self._all):
+            each.has_changed = True
 
     def _stop(self, call: Call) -> None:
         """A call leaves the batch, if it was in it: count what it has done."""
@@ -279,7 +305,7 @@ class Learned(Policy):
         bucket = bisect_right(self._ages, program.age) - 1
         if bucket != program.bucket:
             program.bucket = bucket
-            program.of.has_changed = self._all.has_changed = True
+            self._has_changed(program)
             self._pending[program] = None
 
     def _set_charge(self, program: LiveProgram, call: Call) -> None:
@@ -349,7 +375,7 @@ class Learned(Policy):
 
     def _follow_backlog(self) -> None:
         """The boost's gamma follows the engine seconds of work that are left, smoothed."""
-        left_s = sum(each.backlog for each in self._classes) * self.costs.token_s
+        left_s = sum(each.backlog for each in self._classes if not each.shape) * self.costs.token_s
         if left_s <= 0:
             return
         before_s = self._backlog_s

@@ -28,6 +28,7 @@ class ServiceClass:
 
     tenant: str | None = None
     name: str = ""
+    shape: str = ""  # what programs of this part of the class have shown; "": all programs of tenant and name
     finished: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work in tokens
     ended: int = 0  # also those that the window no longer holds
     new_ends: int = 0  # since the latest fit
@@ -64,14 +65,14 @@ class ServiceTable:
 
     def __init__(self, most: int = MOST_CLASSES) -> None:
         self._most = most
-        self._classes: OrderedDict[tuple[str | None, str], ServiceClass] = OrderedDict()
+        self._classes: OrderedDict[tuple[str | None, str, str], ServiceClass] = OrderedDict()
 
-    def get(self, tenant: str | None, name: str) -> ServiceClass:
-        """The class of a tenant and name, a new one if it is not known."""
-        key = tenant, name
+    def get(self, tenant: str | None, name: str, shape: str = "") -> ServiceClass:
+        """The class of a tenant and name, or the part of it with this shape; a new one if it is not known."""
+        key = tenant, name, shape
         found = self._classes.get(key)
         if found is None:
-            found = self._classes[key] = ServiceClass(tenant, name)
+            found = self._classes[key] = ServiceClass(tenant, name, shape)
             if len(self._classes) > self._most:
                 self._classes.popitem(last=False)
         self._classes.move_to_end(key)

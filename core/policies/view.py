@@ -26,6 +26,7 @@ class ProgramView:
     name: str = ""  # programs of one name are runs of the same entrypoint; "" where the client sent none
     tenant: str | None = None
     session_id: SessionId | None = None
+    fingerprint: str = ""  # of the system prompt and the tools of its first call; "" if unknown
     attained: Attained = field(default_factory=Attained)  # pt[c.pid] of Algorithm 1
     arrival_s: float = math.nan  # of the program's first call at this engine
     arrival_order: int = 0  # position among the programs of this engine by first arrival, 0 is the earliest

@@ -98,7 +98,7 @@ class SimProgram:
     def __post_init__(self) -> None:
         spec = self.spec
         name = spec.name or "" if self.shown_name is None else self.shown_name
-        self.view = ProgramView(ProgramId(spec.program), name, spec.tenant, SessionId(spec.program))
+        self.view = ProgramView(ProgramId(spec.program), name, spec.tenant, SessionId(spec.program), spec.fingerprint)
 
     def prefix_key(self, call: TraceCall) -> Hashable:
         """The key of the KV that a call shares: that of its first parent, or without parents that of the prompt with

@@ -55,6 +55,11 @@ class TraceProgram:
     name: str | None = None  # programs of one name are runs of the same entrypoint
     tenant: str | None = None
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells the program's system prompt from others: its length, because a trace does not have its text."""
+        return f"{next((call.shared_prefix_tokens for call in self.calls if not call.parents), 0)} tokens"
+
 
 def read(path: Path) -> list[TraceProgram]:
     """Return the programs of a trace file, in the order of its lines.

@@ -27,6 +27,7 @@ from weft.core.program.graph import CallState
 from weft.core.routing.admission import Deadline, check_max_calls, check_timeout, deadline
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
+from weft.engine.frontend.fingerprint import fingerprint
 from weft.engine.frontend.history_file import HistoryFile
 from weft.engine.frontend.idle import IdleChecks
 from weft.engine.frontend.in_flight import InFlightCalls
@@ -330,10 +331,13 @@ class FrontEnd(ABC):
             undo.callback(self.table.leave, row, now_s)
             program.call_arrived(call_id, now_s)
             row_of_program = self.table.get(program.program_id)
+            if self._learned is not None and row_of_program is not None and not row_of_program.fingerprint:
+                row_of_program.fingerprint = fingerprint(body)
             header = CallHeader(
                 identity,
                 attained,
                 program_name=program.name,
+                fingerprint=row_of_program.fingerprint if row_of_program is not None else "",
                 tenant=program.tenant,
                 program_calls=row_of_program.calls if row_of_program is not None else 0,
                 time_left_s=ends.at_s - now_s,

@@ -82,6 +82,7 @@ class CallTable:
             program = self._programs[program_id] = ProgramEntry(view)
         view = program.view
         view.name = view.name or header.program_name
+        view.fingerprint = view.fingerprint or header.fingerprint
         view.tenant = view.tenant or header.tenant
         view.session_id = view.session_id or header.session_id
         view.attained.merge(header.attained)

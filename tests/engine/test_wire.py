@@ -60,6 +60,7 @@ headers = st.builds(
     st.integers(0, 1000),
     st.just(math.inf) | st.floats(1e-3, 1e6),
     st.booleans(),
+    st.just("") | ids,
 )
 anything = st.recursive(
     st.none()
@@ -89,7 +90,7 @@ def test_a_header_survives_its_journey(header: CallHeader) -> None:
 
 def test_a_default_takes_no_room() -> None:
     """A header without name, tenant, count and deadline sends none of them."""
-    assert not {"program_name", "tenant", "program_calls", "time_left_s", "program_end"} & set(
+    assert not {"program_name", "fingerprint", "tenant", "program_calls", "time_left_s", "program_end"} & set(
         encode_call(CallHeader(CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c"))))
     )
 
@@ -102,7 +103,7 @@ def test_the_scheduler_reads_whatever_comes(args: object, session_id: object, is
     so that a client can make the scheduler neither hold long strings nor calculate with infinite figures."""
     header = decode_call(args, "request", session_id, is_trusted=is_trusted)
     identity, attained = header.identity, header.attained
-    texts = [*identity.parents, header.program_name, header.tenant or "", header.session_id or ""]
+    texts = [*identity.parents, header.program_name, header.fingerprint, header.tenant or "", header.session_id or ""]
     assert all(len(text) <= MAX_ID_LENGTH + SCOPE_LENGTH for text in texts)
     for text in (identity.program_id, identity.thread_id, identity.call_id):
         assert 0 < len(text) <= len("session\t") + MAX_ID_LENGTH + SCOPE_LENGTH

@@ -78,7 +78,10 @@ class NaiveEngine:
         self.steps: list[tuple[float, tuple[str, ...]]] = []
         self.preemptions = 0
         self.programs = {program.program: program for program in programs}
-        self.views = {name: ProgramView(name, each.name or "") for name, each in self.programs.items()}
+        self.views = {
+            name: ProgramView(name, each.name or "", fingerprint=each.fingerprint)
+            for name, each in self.programs.items()
+        }
         self.arrived = itertools.count()
         self.ended: dict[str, set[str]] = {name: set() for name in self.programs}
         self.wait_s, self.service_s = dict.fromkeys(self.programs, 0.0), dict.fromkeys(self.programs, 0.0)

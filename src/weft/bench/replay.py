@@ -156,6 +156,7 @@ class Replay:
                 identity,
                 attained,
                 program_name=program.spec.name or "",
+                fingerprint=program.spec.fingerprint,
                 tenant=program.spec.tenant,
                 program_calls=row_of_program.calls if row_of_program is not None else 0,
             )

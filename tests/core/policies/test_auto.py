@@ -160,3 +160,50 @@ def test_a_class_counts_the_programs_that_the_gate_holds_back() -> None:
     for number, program in enumerate([*programs, programs[2]]):
         policy.arrive(Call(f"c{number}", program, prompt_tokens=400), 0.0)
     assert [(row.live, row.held) for row in policy.classes()] == [(3, 1)]
+
+
+def test_programs_of_one_name_are_told_apart_by_what_they_show(policy: Auto) -> None:
+    """By the fingerprint of the first call, and by calls side by side: long programs come after short ones, although
+    all have one name."""
+    for number in range(8):
+        for fingerprint, work, width in (("a", 100, 1), ("b", 5000, 1), ("a", 20_000, 2)):
+            program = ProgramView(f"{fingerprint}{number}", "LangGraph", None, None, fingerprint, arrival_s=0.0)
+            calls = [Call(f"c{each}", program) for each in range(width)]
+            for call in calls:
+                policy.arrive(call, 0.0)
+                policy.start(call, 0.0)
+                call.output_tokens = work // width
+            for call in calls:
+                policy.leave(call)
+            policy.program_ended(program)
+    decide(policy)
+
+    def arrive(key: str, fingerprint: str, number: int, width: int) -> None:
+        program = ProgramView(key, "LangGraph", None, None, fingerprint, arrival_s=1.0, arrival_order=number)
+        for each in range(width):
+            policy.arrive(Call(f"{key}{each}", program), 1.0)
+
+    arrive("wide", "a", 1, width=2)
+    arrive("long", "b", 2, width=1)
+    arrive("short", "a", 3, width=1)
+    assert order(policy) == ["short0", "long0", "wide0", "wide1"]
+    (row,) = policy.classes()
+    assert (row.name, row.ended, row.live) == ("LangGraph", 24, 3)
+
+
+def test_a_fingerprint_that_comes_once_changes_nothing(policy: Auto) -> None:
+    """Where each system prompt has a date or a user in it, the name ranks the programs."""
+    for number, work in enumerate([100, 110, 120] * 4):
+        program = ProgramView(f"p{number}", "short", None, None, f"print {number}", arrival_s=0.0)
+        call = Call("c", program)
+        policy.arrive(call, 0.0)
+        policy.start(call, 0.0)
+        call.output_tokens = work
+        policy.leave(call)
+        policy.program_ended(program)
+    end(policy, "long", *[5000, 5500, 6000] * 4)
+    waiting(policy, "long", 0, 100)
+    policy.arrive(
+        Call("new", ProgramView("new", "short", None, None, "print new", arrival_s=1.0, arrival_order=101)), 1.0
+    )
+    assert order(policy) == ["new", "long100"]

@@ -118,7 +118,12 @@ def schedule(
             add(name, call)
 
     def add(name: str, call: TraceCall) -> None:
-        ids = {"program_id": name, "call_id": call.call_id, "program_name": by_name[name].name}
+        ids = {
+            "program_id": name,
+            "call_id": call.call_id,
+            "program_name": by_name[name].name,
+            "fingerprint": by_name[name].fingerprint,
+        }
         prompt = contexts.prompt(name, call)
         harness.add(f"{name}/{call.call_id}", prompt=prompt, max_tokens=call.output_tokens, **ids)
 

@@ -71,10 +71,19 @@ def test_a_policy_sees_cached_and_total_prompt_tokens(make: Make) -> None:
     prompt = list(range(100, 180))
     h.add("first", prompt=prompt, max_tokens=2, program_id="a")
     h.run()
-    h.add("second", prompt=[*prompt, 7, 8, 9], max_tokens=3, program_id="a", program_name="agent", tenant="acme")
+    h.add(
+        "second",
+        prompt=[*prompt, 7, 8, 9],
+        max_tokens=3,
+        program_id="a",
+        program_name="agent",
+        tenant="acme",
+        fingerprint="f",
+    )
     call = h.scheduler._entries["second"].call
     assert (call.prompt_tokens, call.cached_tokens) == (83, 0)
     assert (call.program.name, call.program.tenant, call.program.calls) == ("agent", "acme", 2)
+    assert call.program.fingerprint == "f"
     h.step()
     assert call.cached_tokens == 80
     h.run()
