@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 from weft.core.errors import HistoryError
-from weft.core.policies.service_class import MOST_CLASSES
 
 FORMAT: Final = "weft-history"
 VERSION: Final = 1
+MOST_CLASSES: Final = 1024
 KEPT: Final = 100  # programs of a class; a scheduler's window is longer
 _MOST_MODELS: Final = 8
 _MOST_TOKENS: Final = 10**12  # of one program

@@ -34,6 +34,7 @@ _LEAST_CHARGE_TOKENS: Final = 8
 TAIL: Final = 0.15  # gamma of the boost, in units of 1 / backlog
 _BACKLOG_SMOOTHING: Final = 0.3
 _WIDE: Final = "\twide"  # no fingerprint has a tab
+_ANY: Final = "\tany\t"
 _BACKLOG_CHANGE: Final = 0.1  # the keys of all programs follow the backlog when it has changed by this part
 
 
@@ -52,7 +53,9 @@ class LiveProgram(Aged):
     """A program that has not ended."""
 
     view: ProgramView
-    classes: list[ServiceClass]  # tenant and name first, then parts of it with what the program has shown, finer last
+    named: ServiceClass  # of its tenant and name
+    parts: list[ServiceClass] = field(default_factory=list)  # those of its name that have shown the same; finer last
+    others: list[ServiceClass] = field(default_factory=list)  # those of any name that have shown the same; finer last
     arrival_s: float
     key: float = 0.0
     running: int = 0  # calls in the batch
@@ -61,8 +64,15 @@ class LiveProgram(Aged):
 
     @property
     def of(self) -> ServiceClass:
-        """The class that ranks it: the finest one with a distribution of its own."""
-        return next((each for each in reversed(self.classes) if each.ranks), self.classes[0])
+        """The class that ranks it: the finest one with a distribution of its own that several programs make up."""
+        finest_first = [each for each in reversed(self.classes) if each.ranks]
+        several = (each for each in finest_first if each.ended + len(each.live) >= LEAST_ENDED)
+        return next(several, finest_first[0] if finest_first else self.named)
+
+    @property
+    def classes(self) -> list[ServiceClass]:
+        """All that it counts in, finer and finer. Its name says more than what it has shown."""
+        return [*self.others, self.named, *self.parts]
 
 
 @register("learned", "the Gittins index, learned from programs of the same name")
@@ -108,9 +118,9 @@ class Learned(Policy):
             program = self._open(call.program, now_s)
         elif program.calls and not program.is_wide:
             program.is_wide = True
-            self._join(program, _WIDE)
+            self._show(program, _WIDE)
             if call.program.fingerprint:
-                self._join(program, call.program.fingerprint + _WIDE)
+                self._show(program, call.program.fingerprint + _WIDE)
             self._pending[program] = None
         program.calls[call] = _Counted(next(self._numbers), call.computed_tokens, call.output_tokens)
         call.rank = self._rank(program, call)
@@ -251,20 +261,23 @@ class Learned(Policy):
 
     def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
         arrival_s = now_s if math.isnan(view.arrival_s) else view.arrival_s
-        program = self._programs[view] = LiveProgram(view=view, classes=[], arrival_s=arrival_s)
-        self._all.live[program] = None
-        self._join(program, "")
+        named = self._table.get(view.tenant, view.name)
+        program = self._programs[view] = LiveProgram(view=view, named=named, arrival_s=arrival_s)
+        self._all.live[program] = named.live[program] = self._classes[named] = None
         if view.fingerprint:
-            self._join(program, view.fingerprint)
+            self._show(program, view.fingerprint)
         self._has_changed(program)
         program.key = self._key(program)
         return program
 
-    def _join(self, program: LiveProgram, shape: str) -> None:
-        found = self._table.get(program.view.tenant, program.view.name, shape)
-        program.classes.append(found)
-        found.live[program] = self._classes[found] = None
-        found.has_changed = True
+    def _show(self, program: LiveProgram, shape: str) -> None:
+        """A program has shown what some of its name, and some of other names, have shown, too."""
+        tenant, name = program.view.tenant, program.view.name
+        program.others.append(self._table.get(tenant, "", _ANY + shape))
+        program.parts.append(self._table.get(tenant, name, shape))
+        for each in (program.others[-1], program.parts[-1]):
+            each.live[program] = self._classes[each] = None
+            each.has_changed = True
 
     def _close(self, view: ProgramView) -> LiveProgram | None:
         """A program does not live any more. Its calls, if it has any, are being aborted."""

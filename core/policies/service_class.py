@@ -11,7 +11,7 @@ from typing import Final
 from weft.core.class_rows import Branch
 
 WINDOW: Final = 400  # the latest programs of a class that are remembered
-MOST_CLASSES: Final = 1024
+MOST_CLASSES: Final = 4096  # a program is in up to seven
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -162,12 +163,18 @@ def test_a_class_counts_the_programs_that_the_gate_holds_back() -> None:
     assert [(row.live, row.held) for row in policy.classes()] == [(3, 1)]
 
 
-def test_programs_of_one_name_are_told_apart_by_what_they_show(policy: Auto) -> None:
+@pytest.mark.parametrize("names", ["one", "unique"])
+def test_names_that_say_nothing_are_made_up_for_by_what_programs_show(policy: Auto, names: str) -> None:
     """By the fingerprint of the first call, and by calls side by side: long programs come after short ones, although
-    all have one name."""
+    all have one name, or each has its own."""
+    unique = itertools.count()
+
+    def name() -> str:
+        return "LangGraph" if names == "one" else f"user {next(unique)}"
+
     for number in range(8):
         for fingerprint, work, width in (("a", 100, 1), ("b", 5000, 1), ("a", 20_000, 2)):
-            program = ProgramView(f"{fingerprint}{number}", "LangGraph", None, None, fingerprint, arrival_s=0.0)
+            program = ProgramView(f"{fingerprint}{number}", name(), None, None, fingerprint, arrival_s=0.0)
             calls = [Call(f"c{each}", program) for each in range(width)]
             for call in calls:
                 policy.arrive(call, 0.0)
@@ -179,7 +186,7 @@ def test_programs_of_one_name_are_told_apart_by_what_they_show(policy: Auto) -> 
     decide(policy)
 
     def arrive(key: str, fingerprint: str, number: int, width: int) -> None:
-        program = ProgramView(key, "LangGraph", None, None, fingerprint, arrival_s=1.0, arrival_order=number)
+        program = ProgramView(key, name(), None, None, fingerprint, arrival_s=1.0, arrival_order=number)
         for each in range(width):
             policy.arrive(Call(f"{key}{each}", program), 1.0)
 
@@ -187,8 +194,9 @@ def test_programs_of_one_name_are_told_apart_by_what_they_show(policy: Auto) -> 
     arrive("long", "b", 2, width=1)
     arrive("short", "a", 3, width=1)
     assert order(policy) == ["short0", "long0", "wide0", "wide1"]
-    (row,) = policy.classes()
-    assert (row.name, row.ended, row.live) == ("LangGraph", 24, 3)
+    rows = policy.classes()
+    assert (sum(row.ended for row in rows), sum(row.live for row in rows)) == (24, 3)
+    assert len(rows) == (1 if names == "one" else 27)
 
 
 def test_a_fingerprint_that_comes_once_changes_nothing(policy: Auto) -> None:

@@ -13,8 +13,7 @@ from weft.core.class_rows import Branch
 from weft.core.errors import HistoryError
 from weft.core.policies import Learned, PolicyConfig, ProgramView
 from weft.core.policies.gated import Gated
-from weft.core.policies.history import KEPT, History, ProgramEnd
-from weft.core.policies.service_class import MOST_CLASSES
+from weft.core.policies.history import KEPT, MOST_CLASSES, History, ProgramEnd
 from weft.core.policies.view import Call
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=8)
