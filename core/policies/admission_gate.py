@@ -7,7 +7,7 @@ context again with each call, and so do the others: where contexts just exceed t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,11 +36,6 @@ class Resident:
     idle_rank: Rank = field(default=Rank(0, math.inf))  # of the call that ended last
 
     @property
-    def rank(self) -> Rank:
-        """The best rank of its calls."""
-        return min((call.rank for call in self.calls), default=self.idle_rank)
-
-    @property
     def tokens(self) -> int:
         """The tokens of the KV cache that it needs for itself."""
         trunk = self.trunk if self.calls else self.context
@@ -54,8 +49,9 @@ class AdmissionGate:
     engine agree.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, standing: Callable[[Call], Rank] = lambda call: call.rank) -> None:
         self.kv_tokens = math.inf
+        self._standing = standing
         self.used_tokens = 0  # by the open programs
         self._residents: dict[ProgramView, Resident] = {}
         self._open: dict[Resident, None] = {}
@@ -97,7 +93,7 @@ class AdmissionGate:
             return
         with _Recount(self, found):
             del found.calls[call]
-            found.idle_rank = call.rank
+            found.idle_rank = self._standing(call)
             if call.output_tokens:
                 found.context = call.prompt_tokens + call.output_tokens
                 self._mean_output += _LATEST * (call.output_tokens - self._mean_output)
@@ -159,7 +155,11 @@ class AdmissionGate:
 
     def last_first(self) -> list[Resident]:
         """The open programs, the last in rank first."""
-        return sorted(self._open, key=lambda each: each.rank, reverse=True)
+        return sorted(self._open, key=self.rank, reverse=True)
+
+    def rank(self, found: Resident) -> Rank:
+        """The best standing of its calls."""
+        return min(map(self._standing, found.calls), default=found.idle_rank)
 
     def __iter__(self) -> Iterator[Resident]:
         return iter(self._residents.values())

@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 from weft.core.class_rows import Branch
-from weft.core.policies.learned import TAIL, Learned, LiveProgram
+from weft.core.policies.learned import BOOST, UNKNOWN_TOKENS, Learned, LiveProgram
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import ServiceClass
 from weft.core.policies.view import ProgramView
 
 # The inner bounds of ATLAS's queues (`weft.core.policies.multilevel.DEFAULT_BOUNDS_S`), at some 8 ms a token.
 _BOUNDS: Final = (512.0, 1024.0, 2048.0, 4096.0)
-_UNKNOWN_TOKENS: Final = 1000.0  # the work of a program, while none has ended
 
 
 @register("auto", "ATLAS's queues for new names, learned ranks for known ones, behind the gate")
@@ -39,7 +38,7 @@ class Auto(Learned):
 
     def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
         if not self._all.ranks:
-            self._follow(TAIL / ((1 + len(self._programs)) * _UNKNOWN_TOKENS * self.costs.token_s))
+            self._follow(BOOST * (1 + len(self._programs)) * UNKNOWN_TOKENS * self.costs.token_s)
         return super()._open(view, now_s)
 
     def _ranks_of(self, of: ServiceClass) -> tuple[float, ...]:

@@ -165,6 +165,10 @@ class Policy(Registered, ABC):
         del cost_s
         return self.preempts and call.rank.level < rank.level
 
+    def standing(self, call: Call) -> Rank:
+        """The rank by which the call's program keeps its place at the gate, if not the call's own."""
+        return call.rank
+
     def outranks(self, call: Call, running: Call) -> bool:
         """Whether a waiting call may preempt a running one, where there is no room for both."""
         return call.rank < running.rank

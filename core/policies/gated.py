@@ -40,7 +40,7 @@ class Gated(Policy):
         self.name = inner.name  # type: ignore[misc]  # it goes by the name of what it gates
         self.inner = inner
         self.waiting = inner.waiting  # the calls that may start
-        self.gate = AdmissionGate()
+        self.gate = AdmissionGate(inner.standing)
         self.preempts = inner.preempts
         self.learns = inner.learns
         self.ranks_follow_steps = inner.ranks_follow_steps
@@ -195,20 +195,23 @@ class Gated(Policy):
                 return True
         if not self.gate.is_busy():
             return True
-        for victim in self._making_way(call, found):
+        victims = self._making_way(call, found)
+        for victim in victims:
             self._close(victim)
-        return self.gate.fits(found)
+        return bool(victims)
 
     def _making_way(self, call: Call, found: Resident) -> list[Resident]:
         """The open programs to close for a call that is held back, the last in rank first. Empty: it does not pay."""
-        missing = self.gate.used_tokens + found.tokens - self.gate.fill_tokens
+        # By how much others have outgrown the cache is not for the newcomer to pay.
+        missing = min(found.tokens, self.gate.used_tokens + found.tokens - self.gate.fill_tokens)
         free, chosen = 0, []
         for victim in self.gate.last_first():
             free += victim.tokens
             lost = min(free, missing)  # a context is evicted only as far as its place is needed
             # Both have to hold: by the ranks alone nobody can be displaced by one that it has just displaced.
-            if call.rank >= victim.rank or not self.inner.displaces(
-                call, victim.rank, _RETURN * lost * self._prefill_token_s
+            rank = self.gate.rank(victim)
+            if self.inner.standing(call) >= rank or not self.inner.displaces(
+                call, rank, _RETURN * lost * self._prefill_token_s
             ):
                 return []
             chosen.append(victim)

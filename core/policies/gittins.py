@@ -14,25 +14,14 @@ Scully, Harchol-Balter and Scheller-Wolf 2018, "SOAP: One clean analysis of all 
 The rank is the running maximum of G over age. SOAP shows that the worst rank so far decides how long a program is
 delayed, so a dip below it is of little use: the program would be preempted when its rank rises again.
 
-With w = 1 the index serves mean response time. A user feels latency for each token, for which w = 1 / S would be right.
-w = 1 + harmonic_mean(S) / S lies between: the two parts have the same mean worth.
-
-The policy turns the rank r into a boost, -log(1 - exp(-gamma r)) / gamma, by which a program counts as having arrived
-earlier. It is small for large r, which tempers the last percentiles (Yu and Scully 2024, "Strongly tail-optimal
-scheduling in the light-tailed M/G/1", gamma-Boost).
+The policy ranks with w = 1, which serves mean response time (`weft.core.policies.learned`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from weft.core.policies.service_distribution import AGES, EDGES, SIZES, Array, Distribution, integral
-
-
-def token_weights(distribution: Distribution) -> Array:
-    """w = 1 + harmonic_mean(S) / S for each cell of sizes."""
-    harmonic_mean = 1.0 / float(distribution.mass @ (1.0 / SIZES))
-    return 1.0 + harmonic_mean / SIZES
+from weft.core.policies.service_distribution import AGES, EDGES, Array, Distribution, integral
 
 
 def gittins_index(distribution: Distribution, weights: Array | None = None) -> Array:

@@ -1,7 +1,17 @@
-"""Ranks that are learned from programs of the same name: the Gittins index, least attained service or first come.
+"""Ranks that are learned from programs of the same name, and a boost that is bounded.
 
-A program's age is the work that it has had: output tokens, and ω for each prompt token that was newly computed. Its
-rank is the expected cost of serving it, from how much work programs of its class took. The class is tenant and name.
+A program's age a is the work that it has had: output tokens, and ω for each prompt token that was newly computed. Its
+class is tenant and name. With S for the work of a program of the class, the rank is
+
+    r(a) = λ a + (1 - λ) G(a)        λ = min(1, Var log S)^1.5
+
+G is the Gittins index (`weft.core.policies.gittins`). It is constant where all programs need the same: they go first
+come, first served. Where their work varies by orders of magnitude, λ is 1: least attained service. In between a
+program that has had little goes a little before those that have had much, which serves the short ones' latency per
+token and costs completion time little.
+
+By its rank a program counts as having arrived earlier, by B * E[(X - r)+] / E[X], where X is the work of any program
+and B is `BOOST` times the seconds of work that are left. So nobody is overtaken by one that arrives more than B later.
 """
 
 from __future__ import annotations
@@ -23,15 +33,16 @@ from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 
 LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution of all programs
-_LEAST_ENDED_ALIKE: Final = 10
-ALIKE_BELOW: Final = 0.9  # the spread below which programs of a class are alike, and above which they vary
+ALIKE_BELOW: Final = 1.3  # the spread below which programs of a class are alike
 _REFIT_ENDS: Final = 8
 _MOST_ENDS: Final = 4096
 _REFIT_S: Final = 30.0
 _REFITS_AT_ONCE: Final = 1  # classes in one decision: a refit takes some 0.2 ms
 _RERANKS_AT_ONCE: Final = 64  # calls in one decision
 _LEAST_CHARGE_TOKENS: Final = 8
-TAIL: Final = 0.15  # gamma of the boost, in units of 1 / backlog
+BOOST: Final = 8.0  # the most that a program counts as having arrived earlier, in units of the backlog
+UNKNOWN_TOKENS: Final = 1000.0  # the mean work of a program, while none has ended
+_VARIED_POWER: Final = 1.5
 _BACKLOG_SMOOTHING: Final = 0.3
 _WIDE: Final = "\twide"  # no fingerprint has a tab
 _ANY: Final = "\tany\t"
@@ -58,6 +69,7 @@ class LiveProgram(Aged):
     others: list[ServiceClass] = field(default_factory=list)  # those of any name that have shown the same; finer last
     arrival_s: float
     key: float = 0.0
+    standing: float = 0.0  # its key at the gate
     running: int = 0  # calls in the batch
     is_wide: bool = False  # two of its calls were in progress at once
     calls: dict[Call, _Counted] = field(default_factory=dict)
@@ -75,13 +87,12 @@ class LiveProgram(Aged):
         return [*self.others, self.named, *self.parts]
 
 
-@register("learned", "the Gittins index, learned from programs of the same name")
+@register("learned", "ranks learned from programs of the same name: Gittins index and attained service")
 class Learned(Policy):
     """Ranks all calls of a program by its age and its class.
 
-    Programs that are alike go first come, first served, so that they do not share the engine and all end late. Programs
-    that vary much go by least attained service, because their age is all that tells them apart. In between, the
-    Gittins index decides. The boost of gamma-Boost weighs the rank against the program's arrival.
+    Programs that are alike do not preempt each other, and keep their places at the gate by arrival: they would share
+    the engine and the KV cache, compute contexts again, and all end late.
     """
 
     evicts_ended_first = True
@@ -90,10 +101,11 @@ class Learned(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        from weft.core.policies.service_distribution import AGES
+        from weft.core.policies.service_distribution import AGES, EDGES
 
         self.costs = StepCosts()
         self._ages: tuple[float, ...] = tuple(map(float, AGES))
+        self._edges: tuple[float, ...] = tuple(map(float, EDGES))
         self._table = ServiceTable()
         self._all = ServiceClass()  # all programs, whatever their class
         self._classes: dict[ServiceClass, None] = {}  # those with live programs
@@ -103,7 +115,9 @@ class Learned(Policy):
         self._due: dict[ServiceClass, None] = {}  # to be fitted
         self._pending: dict[LiveProgram, None] = {}  # to be ranked again
         self._backlog_s = math.nan
-        self._gamma = math.inf
+        self._boost_s = 0.0  # the most that a program counts as having arrived earlier
+        self._all_beyond: tuple[float, ...] | None = None  # at the latest fit
+        self._beyond: tuple[float, ...] | None = None  # E[(S - x)+] / E[S] of all programs at each edge x
         self._fitted_at_s = -math.inf
 
     def use_costs(self, costs: StepCosts) -> None:
@@ -209,7 +223,8 @@ class Learned(Policy):
         while self._pending and count < _RERANKS_AT_ONCE:
             program = next(iter(self._pending))
             del self._pending[program]
-            before, program.key = program.key, self._key(program)
+            before = program.key
+            self._set_key(program)
             if program.key == before:
                 continue
             count += len(program.calls)
@@ -231,7 +246,11 @@ class Learned(Policy):
 
     def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
         program = self._programs.get(call.program)
-        return program is not None and self._key(program, cost_s / self.costs.token_s) < rank.order
+        return program is not None and self._key(program, cost_s / self.costs.token_s, at_gate=True) < rank.order
+
+    def standing(self, call: Call) -> Rank:
+        program = self._programs.get(call.program)
+        return call.rank if program is None else call.rank._replace(order=program.standing)
 
     def classes(self) -> list[ClassRow]:
         return [
@@ -267,7 +286,7 @@ class Learned(Policy):
         if view.fingerprint:
             self._show(program, view.fingerprint)
         self._has_changed(program)
-        program.key = self._key(program)
+        self._set_key(program)
         return program
 
     def _show(self, program: LiveProgram, shape: str) -> None:
@@ -335,16 +354,28 @@ class Learned(Policy):
         """All calls of a program share its key; ties go to the program that arrived first, then to the earlier call."""
         return Rank(0, program.key, (program.view.arrival_order << 48) + program.calls[call].number)
 
-    def _key(self, program: LiveProgram, more_tokens: float = 0.0) -> float:
+    def _set_key(self, program: LiveProgram) -> None:
+        program.key, program.standing = self._key(program), self._key(program, at_gate=True)
+
+    def _key(self, program: LiveProgram, more_tokens: float = 0.0, *, at_gate: bool = False) -> float:
         """The arrival less the boost, in seconds: the least goes first.
 
         Args:
             more_tokens: Work that is added to the rank.
+            at_gate: Programs that are alike keep their places by arrival, because a context that is lost costs.
         """
         ranks = self._ranks_of(program.of)
-        rank_s = ((ranks[program.bucket] if ranks else 0.0) + more_tokens) * self.costs.token_s
-        x = max(self._gamma * max(rank_s, 1e-6), 1e-12)
-        return program.arrival_s + math.log(-math.expm1(-x)) / self._gamma if math.isfinite(x) else program.arrival_s
+        bucket = 0 if at_gate and program.of.is_alike else program.bucket
+        return program.arrival_s - self._boost_s * self._share_beyond((ranks[bucket] if ranks else 0.0) + more_tokens)
+
+    def _share_beyond(self, rank: float) -> float:
+        """The share of the work of all programs that comes after so many tokens of each of them: 1 for a rank of 0."""
+        if self._beyond is None:
+            return math.exp(-rank / UNKNOWN_TOKENS)
+        last = len(self._edges) - 1
+        cell = min(bisect_right(self._edges, rank), last) - 1
+        part = min(1.0, (rank - self._edges[cell]) / (self._edges[cell + 1] - self._edges[cell]))
+        return self._beyond[cell] + part * (self._beyond[cell + 1] - self._beyond[cell])
 
     def _ranks_of(self, of: ServiceClass) -> tuple[float, ...]:
         """The ranks of a class's programs, by bucket of their ages; empty: nothing is known of any program."""
@@ -352,7 +383,7 @@ class Learned(Policy):
 
     def _fit(self, each: ServiceClass) -> None:
         """Estimate a class's distribution, and rank its programs by it."""
-        from weft.core.policies.gittins import gittins_index, token_weights
+        from weft.core.policies.gittins import gittins_index
         from weft.core.policies.service_distribution import estimate
 
         each.new_ends, each.has_changed = 0, False
@@ -363,14 +394,16 @@ class Learned(Policy):
             each.median_tokens = each.p95_tokens = math.nan
         else:
             each.remaining = tuple(map(float, distribution.mean_remaining()))
+            if each is self._all:
+                self._all_beyond = tuple(map(float, distribution.share_beyond()))
             each.median_tokens, each.p95_tokens = distribution.quantile(0.5), distribution.quantile(0.95)
-            each.is_alike = distribution.spread < ALIKE_BELOW and each.ended >= _LEAST_ENDED_ALIKE
-            if distribution.spread > ALIKE_BELOW and each is not self._all:
-                each.ranks, each.branch = (self._ages[1] / 2, *self._ages[1:]), Branch.VARIED
-            else:
-                index = tuple(map(float, gittins_index(distribution, token_weights(distribution))))
-                each.ranks = (index[0],) * len(index) if each.is_alike else index
-                each.branch = Branch.ALIKE if each.is_alike else Branch.INDEX
+            varied = 0.0 if each is self._all else min(1.0, distribution.log_variance) ** _VARIED_POWER
+            each.is_alike = distribution.spread < ALIKE_BELOW
+            index = gittins_index(distribution)
+            each.ranks = tuple(
+                varied * age + (1 - varied) * rank for age, rank in zip(self._ages, map(float, index), strict=True)
+            )
+            each.branch = Branch.ALIKE if each.is_alike else Branch.VARIED if varied == 1 else Branch.INDEX
         remaining = each.remaining or self._all.remaining
         each.backlog = sum(remaining[program.bucket] for program in each.live) if remaining else 0.0
         self._pending |= dict.fromkeys(self._by_all() if each is self._all else _live(each))
@@ -387,18 +420,18 @@ class Learned(Policy):
         return each is not self._all and bool(self._all.remaining) and max(ages, default=0.0) > self._all.median_tokens
 
     def _follow_backlog(self) -> None:
-        """The boost's gamma follows the engine seconds of work that are left, smoothed."""
+        """The boost follows the engine seconds of work that are left, smoothed."""
         left_s = sum(each.backlog for each in self._classes if not each.shape) * self.costs.token_s
         if left_s <= 0:
             return
         before_s = self._backlog_s
         self._backlog_s = left_s if math.isnan(before_s) else before_s + _BACKLOG_SMOOTHING * (left_s - before_s)
-        self._follow(TAIL / self._backlog_s)
+        self._follow(BOOST * self._backlog_s)
 
-    def _follow(self, gamma: float) -> None:
-        """Rank all programs by a new gamma, if it differs enough."""
-        if not 1 - _BACKLOG_CHANGE < gamma / self._gamma < 1 + _BACKLOG_CHANGE:
-            self._gamma = gamma
+    def _follow(self, boost_s: float) -> None:
+        """Rank all programs by a new boost, if it differs enough."""
+        if not 1 - _BACKLOG_CHANGE < self._boost_s / boost_s < 1 + _BACKLOG_CHANGE:
+            self._boost_s, self._beyond = boost_s, self._all_beyond
             self._pending |= dict.fromkeys(self._programs.values())
 
 

@@ -72,6 +72,12 @@ class Distribution:
         left, alive = beyond[-1] - np.interp(AGES, EDGES, beyond), np.interp(AGES, EDGES, survival)
         return np.where(alive > 1e-9, left / np.maximum(alive, 1e-9), np.maximum(AGES, _FIRST))
 
+    def share_beyond(self) -> Array:
+        """E[(S - x)+] / E[S] at each edge x: the share of all work that comes after the first x tokens of programs."""
+        before = integral(self.survival)
+        left: Array = 1.0 - before / before[-1]
+        return left
+
 
 def integral(survival: Array) -> Array:
     """The integral of the survival function from 0 to each edge. Inside a cell it falls in a straight line."""

@@ -136,7 +136,7 @@ def test_the_classes_say_what_is_known_and_what_ranks_them(policy: Auto) -> None
     """One row for each class: how many ended and live, the distribution of the work, and the branch."""
     end(policy, "alike", *[1000, 1100, 1200] * 4)
     end(policy, "varied", *[20, 400, 8000] * 4)
-    end(policy, "few", *[100, 200, 400])
+    end(policy, "few", *[100, 200, 600])
     waiting(policy, "new", 10, 100)
     rows = {row.name: row for row in policy.classes()}
     assert {name: row.branch for name, row in rows.items()} == {

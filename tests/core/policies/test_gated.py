@@ -210,6 +210,43 @@ def test_the_clairvoyant_displaces_if_it_pays(left: float, is_displaced: bool) -
     assert ("short" in passing(policy)) == is_displaced
 
 
+def test_a_newcomer_pays_only_for_its_own_room() -> None:
+    """The open programs have grown beyond what may open, by 60 tokens. A newcomer of 100 needs 100, and no more."""
+    policy = gated("atlas", bounds_s=(1.0,))
+    costs_s: list[float] = []
+    policy.inner.displaces = lambda _call, _rank, cost_s: bool(costs_s.append(cost_s)) or True  # type: ignore[method-assign,func-returns-value]
+    old = arrive(policy, "old", 900)
+    policy.start(old, 0.0)
+    policy.charge(old, 5.0, 5.0)
+    policy.preempt(old, 5.0)
+    policy.decide(5.0)
+    policy.gate.used_tokens += 80  # as if it had grown
+    policy.gate[old.program].calls[old] += 80
+    arrive(policy, "new", 100, 5.0)
+    assert costs_s == [pytest.approx(2 * 100 * COSTS.prefill_token_s)]
+    assert passing(policy) == ["new"]
+
+
+def test_programs_that_are_alike_keep_their_places_by_arrival() -> None:
+    """What a program of a class of like work has had does not cost it its place at the gate."""
+    policy = gated("learned", kv_tokens=10_000)
+    for number in range(12):
+        call = arrive(policy, f"p{number}", 1, 0.0, ProgramView(f"p{number}", "alike", arrival_s=0.0))
+        run(policy, call, 1000, 0.0)
+        policy.program_ended(call.program)
+    for _ in range(5):
+        policy.decide(1.0)
+    early = arrive(policy, "early", 450, 2.0, ProgramView("early", "alike", arrival_s=2.0))
+    late = arrive(policy, "late", 400, 2.0, ProgramView("late", "alike", arrival_s=2.0, arrival_order=1))
+    policy.start(early, 2.5)
+    early.output_tokens = 500
+    policy.charge(early, 1.0, 3.0)
+    for _ in range(5):
+        policy.decide(3.0)
+    assert late.rank < early.rank
+    assert [each.program for each in policy.gate.last_first()] == [late.program, early.program]
+
+
 def test_two_programs_do_not_displace_each_other() -> None:
     """A program counts with its best call. If it counted with another one, these two would displace each other for
     ever: each has a call in a better queue than some call of the other."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weft.core.policies.gittins import gittins_index, token_weights
+from weft.core.policies.gittins import gittins_index
 from weft.core.policies.service_distribution import AGES, EDGES, SIZES, Array, Distribution
 
 
@@ -49,28 +49,13 @@ def test_constant_work_gives_first_come() -> None:
     assert index == pytest.approx(SIZES[100], rel=0.04)  # a cell is 6 % wide
 
 
-def test_the_weight_of_constant_work_is_two() -> None:
-    """The harmonic mean of equal sizes is the size, so w = 2 and the index is half of the unweighted one."""
-    mass = np.zeros(len(SIZES))
-    mass[100] = 1.0
-    distribution = Distribution(mass, 0.0)
-    assert token_weights(distribution)[100] == pytest.approx(2)
-    assert gittins_index(distribution, token_weights(distribution)) == pytest.approx(gittins_index(distribution) / 2)
-
-
-def test_the_two_parts_of_the_weight_have_the_same_mean() -> None:
-    """E[harmonic mean / S] = 1, whatever the distribution."""
-    distribution = of(lambda x: np.exp(-x / 3000))
-    assert distribution.mass @ token_weights(distribution) == pytest.approx(2)
-
-
-def test_the_weight_favours_short_programs() -> None:
-    """Where many programs are short and some are long, the young rank better under w than without it, compared with
-    the old."""
+def test_a_worth_that_falls_with_size_favours_short_programs() -> None:
+    """Where many programs are short and some are long, the young rank better with w = 1 / S than with w = 1, compared
+    with the old."""
     mass = np.zeros(len(SIZES))
     mass[60], mass[140] = 0.5, 0.5
     distribution = Distribution(mass, 1.0)
-    plain, weighted = gittins_index(distribution), gittins_index(distribution, token_weights(distribution))
+    plain, weighted = gittins_index(distribution), gittins_index(distribution, 1 / SIZES)
     old = int(np.searchsorted(AGES, SIZES[60] * 2))
     assert weighted[0] / weighted[old] < plain[0] / plain[old]
 

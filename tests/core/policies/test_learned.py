@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from weft.core.policies import Call, Learned, PolicyConfig, ProgramView, StepCosts
+from weft.core.policies.learned import BOOST
 from weft.core.policies.service_distribution import AGES
 
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=5e-4, slots=16)  # ω = 0.5, 1 ms a token
@@ -57,6 +58,11 @@ class Driver:
             self.policy.program_ended(program)
         self.decide()
 
+    def wait(self, seconds: float) -> bool:
+        """Time passes."""
+        self.now_s += seconds
+        return True
+
     def decide(self) -> None:
         """Decide until nothing is left to do."""
         self.policy.decide(self.now_s)
@@ -91,10 +97,27 @@ VARIED = [20, 100, 500, 2500, 12_500, 60_000] * 3
 
 
 def test_programs_that_are_alike_go_first_come(driver: Driver) -> None:
-    """Whatever work they have had, programs of a class of like work keep the order of their arrival."""
+    """Programs of a class of like work keep the order of their arrival, whatever work they have had: that moves them by
+    less than the time between them."""
     driver.run("alike", *ALIKE)
-    calls = driver.aged("alike", 500, 30, 900, 0)
+    calls = [driver.aged("alike", work)[0] for work in (500, 30, 900, 0) if driver.wait(10)]
     assert driver.order(calls) == [0, 1, 2, 3]
+
+
+def test_at_one_time_the_younger_of_programs_that_are_alike_is_first(driver: Driver) -> None:
+    """Between programs that came together, the one that has had less goes first: it may be a short one."""
+    driver.run("alike", *ALIKE)
+    assert driver.order(driver.aged("alike", 900, 30)) == [1, 0]
+
+
+def test_nobody_is_overtaken_from_further_than_the_boost(driver: Driver) -> None:
+    """The longest program goes before the shortest one that comes later by more than `BOOST` times the backlog."""
+    driver.run("short", *[20] * 12)
+    driver.run("long", *[2000] * 12)
+    (long,) = driver.aged("long", 1000)
+    driver.wait(BOOST * 4)  # 2 s of work are left, at 1 ms a token, and some more for safety
+    (short,) = driver.aged("short", 0)
+    assert driver.order([long, short]) == [0, 1]
 
 
 def test_programs_that_are_alike_do_not_preempt_each_other(driver: Driver) -> None:
