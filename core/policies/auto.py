@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from weft.core.class_rows import Branch
-from weft.core.policies.learned import BOOST, UNKNOWN_TOKENS, Learned, LiveProgram
+from weft.core.policies.learned import ANY_NAME, BOOST, UNKNOWN_TOKENS, Learned, LiveProgram
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import ServiceClass
 from weft.core.policies.view import ProgramView
@@ -47,10 +47,16 @@ class Auto(Learned):
     def _fit(self, each: ServiceClass) -> None:
         super()._fit(each)
         if each is self._all and each.ranks:
-            self._new = tuple(
-                min(queue, rank) if age < each.median_tokens else rank
-                for age, queue, rank in zip(self._ages, self._queues, each.ranks, strict=True)
-            )
+            self._new = self._first_in_queues(each.ranks)
+        elif each.shape.startswith(ANY_NAME) and each.ranks and self._all.ranks:
+            each.ranks = self._first_in_queues(each.ranks)
+
+    def _first_in_queues(self, ranks: tuple[float, ...]) -> tuple[float, ...]:
+        """The ranks of programs of other names, for programs of a new one."""
+        return tuple(
+            min(queue, rank) if age < self._all.median_tokens else rank
+            for age, queue, rank in zip(self._ages, self._queues, ranks, strict=True)
+        )
 
 
 def _queue_rank(age: float, first: float) -> float:

@@ -45,7 +45,7 @@ UNKNOWN_TOKENS: Final = 1000.0  # the mean work of a program, while none has end
 _VARIED_POWER: Final = 1.5
 _BACKLOG_SMOOTHING: Final = 0.3
 _WIDE: Final = "\twide"  # no fingerprint has a tab
-_ANY: Final = "\tany\t"
+ANY_NAME: Final = "\tany\t"
 _BACKLOG_CHANGE: Final = 0.1  # the keys of all programs follow the backlog when it has changed by this part
 
 
@@ -292,7 +292,7 @@ class Learned(Policy):
     def _show(self, program: LiveProgram, shape: str) -> None:
         """A program has shown what some of its name, and some of other names, have shown, too."""
         tenant, name = program.view.tenant, program.view.name
-        program.others.append(self._table.get(tenant, "", _ANY + shape))
+        program.others.append(self._table.get(tenant, "", ANY_NAME + shape))
         program.parts.append(self._table.get(tenant, name, shape))
         for each in (program.others[-1], program.parts[-1]):
             each.live[program] = self._classes[each] = None

@@ -36,6 +36,7 @@ def main():
         print(engine.table)
         with weft.Program("late") as program:
             engine.chat_sync(body, program, program.start_call("run"))
+            print("fingerprint", engine.row(program.program_id).fingerprint)
 
 if __name__ == "__main__":
     main()
@@ -52,6 +53,7 @@ def test_an_engine_begins_with_what_earlier_ones_learned(command_result: Command
     assert command_result.exit_code == 0, command_result.stderr
     (shown,) = (line.split() for line in command_result.stdout.split("classes")[1].splitlines() if "chat" in line)
     assert shown[:4] == ["chat", "5", "0", "0"]
+    assert len(command_result.stdout.split()[-1]) == 16  # of the first call's system prompt and tools
     history = History.from_json((command_result.folder / "weft-history.json").read_bytes())
     (model,) = history.models
     assert {name: past.ended for (_, name), past in history[model].items()} == {"chat": 5, "late": 1}

@@ -29,7 +29,9 @@ def policy() -> Auto:
 
 def waiting(policy: Learned, name: str, work: int, number: int) -> Call:
     """A waiting call of a program that has had so much work."""
-    program = ProgramView(f"{name}{number}", name, arrival_s=number * 0.01, arrival_order=number)
+    program = ProgramView(
+        f"{name}{number}", name, fingerprint="no prompt", arrival_s=number * 0.01, arrival_order=number
+    )
     first, second = Call("first", program), Call(program.program_id, program)
     policy.arrive(first, program.arrival_s)
     policy.start(first, program.arrival_s)
@@ -70,7 +72,8 @@ def test_before_any_program_has_ended_they_are_in_the_queues_of_atlas(policy: Au
 
 
 def test_a_new_class_comes_before_a_known_one_of_long_programs(policy: Auto) -> None:
-    """If it were ranked by the long programs it would wait for them, and nobody would learn that it is short."""
+    """If it were ranked by the long programs it would wait for them, and nobody would learn that it is short. Their
+    first calls look the same."""
     end(policy, "long", *[20_000, 22_000, 24_000] * 4)
     waiting(policy, "long", 100, 100)
     waiting(policy, "new", 100, 101)
@@ -164,9 +167,12 @@ def test_a_class_counts_the_programs_that_the_gate_holds_back() -> None:
 
 
 @pytest.mark.parametrize("names", ["one", "unique"])
-def test_names_that_say_nothing_are_made_up_for_by_what_programs_show(policy: Auto, names: str) -> None:
+def test_names_that_say_nothing_are_made_up_for_by_what_programs_show(names: str) -> None:
     """By the fingerprint of the first call, and by calls side by side: long programs come after short ones, although
-    all have one name, or each has its own."""
+    all have one name, or each has its own. (Under `auto` new names are in ATLAS's queues at first.)"""
+    policy = PolicyConfig("learned").make()
+    assert isinstance(policy, Learned)
+    policy.use_costs(COSTS)
     unique = itertools.count()
 
     def name() -> str:
