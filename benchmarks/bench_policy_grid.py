@@ -30,8 +30,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from weft.core.policies import SIMULATED_POLICIES
+
 BASELINES: Final = ("fcfs", "priority", "mlfq", "plas", "atlas")
-POLICIES: Final = (*BASELINES, "atlas_by_program", "atlas+gate", "learned+gate", "srpt", "srpt+gate")
+POLICIES: Final = (*BASELINES, "atlas_by_program", "atlas+gate", "learned+gate", "auto", "srpt", "srpt+gate")
 COMPLETION_MEAN: Final = METRICS.index("completion mean")
 
 
@@ -237,7 +239,7 @@ def main(
     settings = [setting for setting in GRID if only in str(setting)]
     if not settings:
         raise typer.BadParameter(f"no setting's name contains {only!r}.")
-    known_policies = [name + gate for name in dict.fromkeys((*POLICIES, "learned", "rr")) for gate in ("", "+gate")]
+    known_policies = [name + gate for name in SIMULATED_POLICIES for gate in ("", "+gate")]
     chosen = _list(policies, "policies", known_policies)
     shown = [(policy, each) for policy in chosen for each in _list(names, "names", NAMES)]
     numbers = [int(seed) for seed in seeds.split(",")]
