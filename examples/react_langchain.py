@@ -23,10 +23,12 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from pydantic import Field
+from rich import box
 from rich.live import Live
+from rich.table import Table
 
 import weft
-from weft.core.policies import POLICIES
+from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.examples._run import QUICK, Model, console, play, tell
 from weft.integrations.langchain import ChatWeft
 
@@ -54,24 +56,19 @@ class Task(NamedTuple):
 
 
 # Six long programs begin together. The short programs begin when the long ones have attained some service. Under FCFS,
-# the calls of a short program queue behind those of the long ones. Under ATLAS and PLAS, they go first.
+# the calls of a short program queue behind those of the long ones. Under Weft's policies, they go first.
 TASKS: Final = {
-    "rivers": Task(0, ["How long is the Nile?", "How long is the Amazon?", "How long is the Danube?",
-                       "What is 6650 - 6400?", "What is 6400 - 2850?"]),
-    "space": Task(0, ["How far away is the Moon?", "How many moons does Mars have?", "What is 384400 / 2?",
-                      "What is 384400 * 2?", "What is 365 * 24?"]),
-    "mountains": Task(0, ["How high is Everest?", "How high is Kilimanjaro?", "What is 8849 - 5895?",
-                          "What is 8849 / 2?", "What is 5895 * 2?"]),
-    "deserts": Task(0, ["How big is the Sahara?", "What is 9200000 / 2?", "What is 9200000 / 4?",
-                        "How many volcanoes does Iceland have?"]),
-    "waters": Task(0, ["How deep is Lake Baikal?", "How long is the Danube?", "What is 2850 - 1642?",
-                       "What is 1642 * 3?"]),
-    "numbers": Task(0, ["What is 144 / 12?", "What is 17 * 3?", "What is 1000 - 1?", "What is 99 + 99?"]),
-    "volcanoes": Task(8, ["How many volcanoes does Iceland have?", "What is 130 / 10?"]),
-    "multiply": Task(12, ["What is 12 * 7?"]),
-    "Everest": Task(16, ["How high is Everest?"]),
-    "divide": Task(20, ["What is 81 / 9?"]),
-}  # fmt: skip
+    "rivers": Task(0, ["How long is the Nile?", "How long is the Amazon?", "What is 6650 - 6400?"]),
+    "space": Task(0, ["How far away is the Moon?", "How many moons does Mars have?", "What is 384400 / 2?"]),
+    "mountains": Task(0, ["How high is Everest?", "How high is Kilimanjaro?", "What is 8849 - 5895?"]),
+    "deserts": Task(0, ["How big is the Sahara?", "What is 9200000 / 2?", "What is 9200000 / 4?"]),
+    "waters": Task(0, ["How deep is Lake Baikal?", "How long is the Danube?", "What is 2850 - 1642?"]),
+    "numbers": Task(0, ["What is 144 / 12?", "What is 17 * 3?", "What is 1000 - 1?"]),
+    "volcanoes": Task(5, ["How many volcanoes does Iceland have?", "What is 130 / 10?"]),
+    "multiply": Task(7, ["What is 12 * 7?"]),
+    "Everest": Task(9, ["How high is Everest?"]),
+    "divide": Task(11, ["What is 81 / 9?"]),
+}
 SHORT: Final = 2  # A program with at most this many questions is short.
 
 _OPERATORS: Final[dict[type[ast.operator], Callable[[float, float], float]]] = {
@@ -155,18 +152,19 @@ async def react(questions: list[str], model: ChatWeft, program: weft.Program) ->
     return answers
 
 
-async def run(model: str | None, policy: str, programs: int | None) -> dict[str, list[str]]:
-    """Start an engine, run the agents on it at once, and print the answers and the process table.
+class Turn(NamedTuple):
+    """What the agents did under one policy."""
 
-    Returns:
-        The answers of each program.
-    """
-    names = itertools.islice(itertools.cycle(TASKS), programs or len(TASKS))
-    tasks = {name if n < len(TASKS) else f"{name} {n // len(TASKS) + 1}": TASKS[name] for n, name in enumerate(names)}
+    answers: dict[str, list[str]]  # by program
+    took_s: dict[str, float]  # by program, from its start to its end
+
+
+async def play_turn(model: str | None, policy: str, tasks: dict[str, Task]) -> Turn:
+    """Start an engine, run the agents on it at once, and print the process table."""
     # Few calls run at once, so that programs compete.
     engine = await weft.Engine.create(model, policy=policy, max_num_seqs=3, **QUICK)
     async with engine:
-        tell(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {policy}")
+        tell(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {policy}", style="bold")
         chat = ChatWeft(engine=engine, temperature=0, max_tokens=48)
 
         async def start(name: str, task: Task) -> list[str]:
@@ -175,28 +173,58 @@ async def run(model: str | None, policy: str, programs: int | None) -> dict[str,
 
         with Live(get_renderable=lambda: engine.table, console=console, transient=True):
             answers = await asyncio.gather(*(start(name, task) for name, task in tasks.items()))
-        for (name, task), program_answers in zip(tasks.items(), answers, strict=True):
-            tell(f"\n{name}", style="bold")
-            for question, answer in zip(task.questions, program_answers, strict=True):
-                tell(f"  {question:38} {answer}")
-        console.print()
         console.print(engine.table)
+        console.print()
         took_s = {row.info.name: row.end_s - row.start_s for row in engine.table.ended()}
-        short = [took_s[name] for name, task in tasks.items() if len(task.questions) <= SHORT]
-        long = [took_s[name] for name, task in tasks.items() if len(task.questions) > SHORT]
-        for title, times_s in ((f"up to {SHORT} questions", short), (f"more than {SHORT}", long)):
-            if times_s:
-                mean_s = statistics.fmean(times_s)
-                tell(f"{len(times_s)} programs of {title} took {mean_s:.1f} s on average")
-        return dict(zip(tasks, answers, strict=True))
+        return Turn(dict(zip(tasks, answers, strict=True)), took_s)
+
+
+def summary(tasks: dict[str, Task], turns: dict[str, Turn]) -> Table:
+    """How long programs took under each policy: all of them, the short ones and the long ones."""
+    short = [name for name, task in tasks.items() if len(task.questions) <= SHORT]
+    groups = {
+        "all {} programs": [*tasks],
+        f"{{}} programs of up to {SHORT} questions": short,
+        f"{{}} programs of more than {SHORT}": [name for name in tasks if name not in short],
+    }
+    table = Table(title="seconds that programs took, on average", box=box.SIMPLE)
+    table.add_column()
+    for policy in turns:
+        table.add_column(policy, justify="right")
+    for title, names in groups.items():
+        if names:
+            means_s = [statistics.fmean(turn.took_s[name] for name in names) for turn in turns.values()]
+            table.add_row(title.format(len(names)), *(f"{mean_s:.1f}" for mean_s in means_s))
+    return table
+
+
+async def run(model: str | None, policy: str, programs: int | None) -> dict[str, list[str]]:
+    """Run the agents in vLLM's own order and then under a policy, and print the answers and what the policy changed.
+
+    Returns:
+        The answers of each program under the policy.
+    """
+    names = itertools.islice(itertools.cycle(TASKS), programs or len(TASKS))
+    tasks = {name if n < len(TASKS) else f"{name} {n // len(TASKS) + 1}": TASKS[name] for n, name in enumerate(names)}
+    turns = {each: await play_turn(model, each, tasks) for each in dict.fromkeys(("fcfs", policy))}
+    answers = turns[policy].answers
+    for name, task in tasks.items():
+        tell(name, style="bold")
+        for question, answer in zip(task.questions, answers[name], strict=True):
+            tell(f"  {question:38} {answer}")
+    console.print()
+    console.print(summary(tasks, turns))
+    return answers
 
 
 def run_demo(
     model: Model = None,
-    policy: Annotated[str, typer.Option(help=", ".join(POLICIES))] = "atlas",
+    policy: Annotated[
+        str, typer.Option(help=f"The policy to compare with vLLM's own order: {', '.join(POLICIES)}.")
+    ] = DEFAULT_POLICY,
     programs: Annotated[int | None, typer.Option(min=1, help="Number of agents, which run at once.")] = None,
 ) -> int:
-    """Run the ReAct agents, and print their answers and the process table."""
+    """Run the ReAct agents in vLLM's own order and under a policy, and print answers, process tables and times."""
     play(run(model, policy, programs))
     return 0
 

@@ -14,6 +14,8 @@ import psutil
 import pytest
 from background import TINY, CommandResult, script
 
+from weft.core.policies import DEFAULT_POLICY
+
 pytestmark = pytest.mark.engine
 
 _HOST = """
@@ -185,22 +187,31 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
 
 
 @pytest.mark.background("-m", "weft", "demo")
-def test_the_demo_answers_and_shows_the_process_table(
+def test_the_demo_answers_and_compares_two_policies(
     command_result: CommandResult, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The demo prints real answers of the embedded model, and a process table whose rows differ."""
+    """The demo prints real answers of the embedded model, a process table for fcfs and for the default policy, whose
+    rows differ, and how long programs took under each."""
     printed = command_result.printed()
     with capfd.disabled():
-        print(printed)  # noqa: T201  so that the log of CI shows the table
+        print(printed)  # noqa: T201  so that the log of CI shows the tables
     assert command_result.stderr == ""
     assert "The Nile is 6650 kilometres long." in printed
-    table = printed[printed.index("process table") :]
-    rows = [line.split() for line in table.splitlines() if line.rstrip().endswith("finished")]
-    assert len(rows) == 10
-    by_name = {row[0]: row for row in rows}
-    assert [int(by_name[name][2]) for name in ("rivers", "deserts", "volcanoes", "divide")] == [10, 8, 4, 2]
-    services, waits = [float(row[5]) for row in rows], [float(row[6]) for row in rows]
-    assert len(set(services)) > 5
-    assert min(waits) < max(waits), "ten programs do not fit at once, so some wait longer than others"
-    assert min(services[:6]) > max(services[7:]), "the long programs attain more service than the shortest"
-    assert "4 programs of up to 2 questions took" in printed
+    tables = printed.split("process table")[1:]
+    assert len(tables) == 2
+    for table in tables:
+        rows = [line.split() for line in table.splitlines() if line.rstrip().endswith("finished")]
+        assert len(rows) == 10
+        by_name = {row[0]: row for row in rows}
+        assert [int(by_name[name][2]) for name in ("rivers", "volcanoes", "divide")] == [6, 4, 2]
+        services, waits = [float(row[5]) for row in rows], [float(row[6]) for row in rows]
+        assert len(set(services)) > 5
+        assert min(waits) < max(waits), "ten programs do not fit at once, so some wait longer than others"
+        assert min(services[:6]) > max(services[7:]), "the long programs attain more service than the shortest"
+    summary = [line.rsplit(maxsplit=2) for line in printed[printed.index("on average") :].splitlines() if line.strip()]
+    assert ["fcfs", DEFAULT_POLICY] in [line[-2:] for line in summary]
+    took_s = {title.strip(): (float(fcfs), float(policy)) for title, fcfs, policy in summary[-3:]}
+    assert [*took_s] == ["all 10 programs", "4 programs of up to 2 questions", "6 programs of more than 2"]
+    for column in (0, 1):
+        every, short, long = (seconds[column] for seconds in took_s.values())
+        assert every == pytest.approx((4 * short + 6 * long) / 10, abs=0.11)

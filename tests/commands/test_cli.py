@@ -19,7 +19,7 @@ import weft
 from weft.commands import cli, demo, doctor, model
 from weft.commands.doctor import Check
 from weft.core.errors import ModelPrepareError
-from weft.core.policies import POLICIES, SIMULATED_POLICIES
+from weft.core.policies import DEFAULT_POLICY, POLICIES, SIMULATED_POLICIES
 from weft.engine.models.embedded import ProgressCallback
 
 
@@ -174,7 +174,7 @@ def test_demo_passes_its_options_on(main: Callable[..., int], monkeypatch: pytes
     monkeypatch.setattr(demo, "is_embedded_model_ready", lambda: True)
     assert main("demo") == 3
     assert main("demo", "--model", "folder", "--policy", "fcfs", "--programs", "5") == 3
-    assert calls == [(None, "atlas", None), ("folder", "fcfs", 5)]
+    assert calls == [(None, DEFAULT_POLICY, None), ("folder", "fcfs", 5)]
 
 
 @pytest.mark.parametrize(("command", "names"), [("demo", POLICIES), ("sim", SIMULATED_POLICIES)])

@@ -9,7 +9,7 @@ import typer
 from weft.commands.choices import one_of
 from weft.commands.model import fetch_model
 from weft.core.errors import WeftError
-from weft.core.policies import POLICIES
+from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.vllm_compat.version import check_vllm
 
@@ -19,12 +19,14 @@ def demo(
         str | None,
         typer.Option(help="A folder in Hugging Face format, or a hub name (default: the embedded SmolLM2)."),
     ] = None,
-    policy: Annotated[str, one_of(POLICIES, help="The scheduling policy.")] = "atlas",
+    policy: Annotated[str, one_of(POLICIES, help="The policy to compare with fcfs, vLLM's own order.")] = (
+        DEFAULT_POLICY
+    ),
     programs: Annotated[
         int | None, typer.Option(min=1, help="How many agents run at once (default: one for each task of the demo).")
     ] = None,
 ) -> None:
-    """Run the ReAct example: LangChain agents on a real engine in this process."""
+    """Run the ReAct example on a real engine in this process: under fcfs, then under a policy."""
     try:
         from weft.examples.react_langchain import run_demo
     except ModuleNotFoundError as error:
