@@ -1,4 +1,4 @@
-"""Learned ranks with a beginning: classes that nothing is known of go through ATLAS's queues, behind the gate.
+"""Learned ranks with a beginning: new names go through ATLAS's queues, behind the gate.
 
 `learned` ranks a class of which too few programs have ended by all programs together. Where these are long, that keeps
 a new class of short programs behind them, and so it never ends and is never learned. Under ATLAS a newcomer comes
@@ -7,25 +7,31 @@ first, and what it needs is soon known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from weft.core.class_rows import Branch
+from weft.core.policies.calibration import BoundsCalibration
+from weft.core.policies.history import ModelHistory
 from weft.core.policies.learned import ANY_NAME, BOOST, UNKNOWN_TOKENS, Learned, LiveProgram
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import ServiceClass
-from weft.core.policies.view import ProgramView
+from weft.core.policies.view import Call, ProgramView
 
-# The inner bounds of ATLAS's queues (`weft.core.policies.multilevel.DEFAULT_BOUNDS_S`), at some 8 ms a token.
+# The inner bounds of ATLAS's queues (`weft.core.policies.multilevel.DEFAULT_BOUNDS_S`), at some 8 ms a token. They hold
+# until the bounds are learned from calls, as ATLAS's are.
 _BOUNDS: Final = (512.0, 1024.0, 2048.0, 4096.0)
 
 
 @register("auto", "ATLAS's queues for new names, learned ranks for known ones, behind the gate")
 class Auto(Learned):
-    """`learned`, except for classes without a distribution of their own.
+    """`learned`, except for classes without a distribution of their own, where programs have several names.
 
     Their programs are in ATLAS's queues by the work that they have had, until they have had more than half of all
     programs need. Then they are ranked by all programs together. While no program at all has ended, they stay in the
     queues. In a queue they go by arrival.
+
+    Programs of one name only go first come, first served until some have ended. Queues would not tell them apart.
     """
 
     is_gated = True
@@ -33,32 +39,62 @@ class Auto(Learned):
 
     def __init__(self) -> None:
         super().__init__()
-        self._queues = tuple(_queue_rank(age, self._ages[1] / 2) for age in self._ages)
-        self._new = self._queues  # the ranks of classes without a distribution, by bucket
+        self._calibration = BoundsCalibration(len(_BOUNDS) + 1)
+        self._queues = self._queue_ranks(_BOUNDS)
+        self._new: tuple[float, ...] = ()  # the ranks of classes without a distribution, by bucket
+        self._first: ServiceClass | None = None
+        self._has_several = False  # names
+
+    def learn(self, past: ModelHistory) -> None:
+        super().learn(past)
+        self._has_several |= len(past) > 0
+
+    def leave(self, call: Call) -> None:
+        super().leave(call)
+        bounds = self._calibration.observe(call.output_tokens + self.costs.prompt_weight * call.computed_tokens)
+        if bounds is not None:
+            self._queues = self._queue_ranks(bounds)
+            if self._has_several:
+                self._renew()
 
     def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
-        if not self._all.ranks:
-            self._follow(BOOST * (1 + len(self._programs)) * UNKNOWN_TOKENS * self.costs.token_s)
-        return super()._open(view, now_s)
+        program = super()._open(view, now_s)
+        self._first = self._first or program.named
+        if not self._has_several and program.named is not self._first:
+            self._has_several = True
+            self._renew()
+        if self._has_several and not self._all.ranks:
+            self._follow(BOOST * len(self._programs) * UNKNOWN_TOKENS * self.costs.token_s)
+            self._set_key(program)
+        return program
 
     def _ranks_of(self, of: ServiceClass) -> tuple[float, ...]:
         return of.ranks or self._new
 
     def _fit(self, each: ServiceClass) -> None:
         super()._fit(each)
-        if each is self._all and each.ranks:
-            self._new = self._first_in_queues(each.ranks)
-        elif each.shape.startswith(ANY_NAME) and each.ranks and self._all.ranks:
-            each.ranks = self._first_in_queues(each.ranks)
+        if each is self._all:
+            self._renew()
+        elif each.shape.startswith(ANY_NAME) and each.ranks:
+            each.ranks = self._explored(each.ranks)
 
-    def _first_in_queues(self, ranks: tuple[float, ...]) -> tuple[float, ...]:
-        """The ranks of programs of other names, for programs of a new one."""
+    def _renew(self) -> None:
+        """What new names are ranked by has changed."""
+        self._new = self._explored(self._all.ranks)
+        self._pending |= dict.fromkeys(self._by_all())
+
+    def _explored(self, ranks: tuple[float, ...]) -> tuple[float, ...]:
+        """The ranks of other programs, as they are for a new name: newcomers come first, as in ATLAS's queues."""
+        if not self._has_several:
+            return ranks
+        if not self._all.ranks:
+            return ranks or self._queues
         return tuple(
             min(queue, rank) if age < self._all.median_tokens else rank
             for age, queue, rank in zip(self._ages, self._queues, ranks, strict=True)
         )
 
-
-def _queue_rank(age: float, first: float) -> float:
-    """The lower bound of the queue that holds an age, in tokens; of the first queue, `first`."""
-    return max((bound for bound in _BOUNDS if bound <= age), default=first)
+    def _queue_ranks(self, bounds: Sequence[float]) -> tuple[float, ...]:
+        """By bucket, the lower bound of the queue that holds its age, in tokens."""
+        first = self._ages[1] / 2
+        return tuple(max((bound for bound in bounds if bound <= age), default=first) for age in self._ages)

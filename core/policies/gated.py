@@ -6,17 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from weft.core.class_rows import ClassRow
 from weft.core.policies.admission_gate import AdmissionGate, Resident
 from weft.core.policies.base import Policy
 from weft.core.policies.history import ModelHistory, ProgramEnd
+from weft.core.policies.learned import RETURN
 from weft.core.policies.room import Room
 from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView
-
-_RETURN: Final = 2.0  # a program that makes way computes its context again, and so has the other one's time twice
 
 
 class Gated(Policy):
@@ -211,7 +209,7 @@ class Gated(Policy):
             # Both have to hold: by the ranks alone nobody can be displaced by one that it has just displaced.
             rank = self.gate.rank(victim)
             if self.inner.standing(call) >= rank or not self.inner.displaces(
-                call, rank, _RETURN * lost * self._prefill_token_s
+                call, rank, RETURN * lost * self._prefill_token_s
             ):
                 return []
             chosen.append(victim)

@@ -40,6 +40,7 @@ _REFIT_S: Final = 30.0
 _REFITS_AT_ONCE: Final = 1  # classes in one decision: a refit takes some 0.2 ms
 _RERANKS_AT_ONCE: Final = 64  # calls in one decision
 _LEAST_CHARGE_TOKENS: Final = 8
+RETURN: Final = 2.0  # one that makes way computes its context again, and so has the other one's time twice
 BOOST: Final = 8.0  # the most that a program counts as having arrived earlier, in units of the backlog
 UNKNOWN_TOKENS: Final = 1000.0  # the mean work of a program, while none has ended
 _VARIED_POWER: Final = 1.5
@@ -237,12 +238,18 @@ class Learned(Policy):
         return self._fitted_at_s + _REFIT_S if self._programs else math.inf
 
     def outranks(self, call: Call, running: Call) -> bool:
-        """Programs that are alike do not preempt each other: they go by arrival, which a slot more or less hardly
-        changes, and preemption costs."""
+        """Preemption must pay: with the work to compute the running call's context again, twice as at the gate, the
+        waiting one still goes first. Programs that are alike do not preempt each other, because they go by arrival,
+        which a slot more or less hardly changes."""
         if call.rank >= running.rank:
             return False
         ours, theirs = self._programs.get(call.program), self._programs.get(running.program)
-        return ours is None or theirs is None or ours.of is not theirs.of or not ours.of.is_alike
+        if ours is None or theirs is None:
+            return True
+        if ours.of is theirs.of and ours.of.is_alike:
+            return False
+        lost_tokens = running.prompt_tokens + running.output_tokens
+        return self._key(ours, RETURN * lost_tokens * self.costs.prompt_weight) < running.rank.order
 
     def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
         program = self._programs.get(call.program)

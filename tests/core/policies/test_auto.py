@@ -67,8 +67,29 @@ def order(policy: Learned) -> list[str]:
 def test_before_any_program_has_ended_they_are_in_the_queues_of_atlas(policy: Auto) -> None:
     """Those that have had less work go first, and inside a queue those that came first."""
     for number, work in enumerate((3000, 600, 900, 100, 500, 0)):
+        waiting(policy, f"new{number % 2}-", work, number)
+    assert order(policy) == ["new1-3", "new0-4", "new1-5", "new1-1", "new0-2", "new0-0"]
+
+
+def test_programs_of_one_name_go_first_come_until_some_have_ended(policy: Auto) -> None:
+    """Queues would not tell them apart, and where they are alike all would end late."""
+    for number, work in enumerate((3000, 600, 900, 100, 500, 0)):
         waiting(policy, "new", work, number)
-    assert order(policy) == ["new3", "new4", "new5", "new1", "new2", "new0"]
+    assert order(policy) == [f"new{number}" for number in range(6)]
+
+
+def test_the_queues_follow_the_calls(policy: Auto) -> None:
+    """As ATLAS's do: a program of short calls leaves the first queue after a few of them, not after 512 tokens."""
+    for number in range(32):
+        call = Call(f"c{number}", ProgramView(f"p{number}", f"n{number % 2}", arrival_s=0.0, arrival_order=number))
+        policy.arrive(call, 0.0)
+        policy.start(call, 0.0)
+        call.output_tokens = 10
+        policy.leave(call)
+        policy.program_forgotten(call.program)
+    for number, work in enumerate((50, 25, 17, 0)):
+        waiting(policy, f"new{number % 2}-", work, number)
+    assert order(policy) == ["new1-3", "new0-2", "new1-1", "new0-0"]
 
 
 def test_a_new_class_comes_before_a_known_one_of_long_programs(policy: Auto) -> None:
