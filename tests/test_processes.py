@@ -122,12 +122,15 @@ QUIET = script(_QUIET)
 
 @pytest.mark.background(QUIET, TINY)
 def test_an_engine_prints_nothing_and_ends_in_order(command_result: CommandResult) -> None:
-    """What vLLM says is in the log file. Its processes end by themselves; vLLM kills none of them."""
+    """What vLLM says is in the log file. Its processes end by themselves, or, where the machine is too busy for them to
+    notice that they should, when vLLM asks them to. It kills none of them."""
     report = json.loads(command_result.printed())
     assert command_result.stderr == ""
     assert (report["children"], report["left"]) == (2, [])
     assert "Starting to load model" in report["log"]  # the worker
-    assert "all workers exited gracefully" in report["log"]  # the engine core
+    said = ("all workers exited gracefully", "sending SIGTERM")
+    assert any(each in report["log"] for each in said)  # by the engine core
+    assert "SIGKILL" not in report["log"]
     assert "vllm" in "".join(line for line in report["log"].splitlines() if line.startswith("(MainProcess"))
     assert "killing" not in report["log"]
     assert "leaked" not in report["log"]

@@ -238,7 +238,7 @@ class Learned(Policy):
         return self._fitted_at_s + _REFIT_S if self._programs else math.inf
 
     def outranks(self, call: Call, running: Call) -> bool:
-        """Preemption must pay: with the work to compute the running call's context again, twice as at the gate, the
+        """Preemption must pay: with the work to compute the running call's prompt again, twice as at the gate, the
         waiting one still goes first. Programs that are alike do not preempt each other, because they go by arrival,
         which a slot more or less hardly changes."""
         if call.rank >= running.rank:
@@ -248,8 +248,8 @@ class Learned(Policy):
             return True
         if ours.of is theirs.of and ours.of.is_alike:
             return False
-        lost_tokens = running.prompt_tokens + running.output_tokens
-        return self._key(ours, RETURN * lost_tokens * self.costs.prompt_weight) < running.rank.order
+        lost = running.prompt_tokens * self.costs.prompt_weight  # its output is mostly less, and not known at all times
+        return self._key(ours, RETURN * lost) < running.rank.order
 
     def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
         program = self._programs.get(call.program)

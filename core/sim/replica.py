@@ -148,6 +148,9 @@ class Replica:
         batch = self._batch
         self._kv.evict_first(self._ended)
         self._ended.clear()
+        if not (batch.ranks or self.policy.waiting or self.policy.held):  # an engine without a request makes no step
+            self.jump = None
+            return None
         self._between_decisions = batch.steps % self._decide_every > 0
         if not self._between_decisions:
             for call in self.policy.decide(now_s):
