@@ -66,8 +66,8 @@ GRID: Final = (
 
 
 def policy_of(name: str) -> PolicyConfig:
-    """A policy by name; `+gate` puts it behind the gate."""
-    return PolicyConfig(name.removesuffix("+gate"), gate=name.endswith("+gate"))
+    """A policy by name; `+gate` puts it behind the gate, where `auto` always is."""
+    return PolicyConfig(name.removesuffix("+gate"), gate=name.endswith("+gate") or None)
 
 
 def programs_of(setting: Setting, seed: int, programs: int) -> tuple[TraceProgram, ...]:
