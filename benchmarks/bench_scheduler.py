@@ -45,6 +45,7 @@ BASELINES: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
     "weft auto": (WeftScheduler, {"additional_config": {"weft": {"name": "auto"}}}),
 }
 BLOCK_TOKENS = 16
+SETTLING_STEPS = 1200  # after them all that has arrived is ranked
 NAMES = 1000
 ENDED = 4  # programs of each name that have ended
 
@@ -125,7 +126,7 @@ def measure(running: int, waiting: int, steps: int, seed: int) -> dict[str, dict
         benches = {baseline: Bench(baseline, Path(folder), running, waiting, seed) for baseline in BASELINES}
         times: dict[str, list[float]] = {baseline: [] for baseline in BASELINES}
         for bench in benches.values():
-            for _ in range(20):
+            for _ in range(SETTLING_STEPS):
                 bench.step()
         gc.collect()
         gc.disable()
