@@ -15,7 +15,7 @@ import pytest
 from weft.core.ids import ProgramId
 from weft.core.policies import PolicyConfig, StepCosts
 from weft.core.policies.gated import Gated
-from weft.core.sim import SimSettings, StepTime, TraceCall, TraceProgram, simulate
+from weft.core.sim import SimResult, SimSettings, StepTime, TraceCall, TraceProgram, simulate
 
 pytestmark = pytest.mark.engine
 
@@ -160,6 +160,15 @@ def schedule(
     return steps, harness.clock() - begin_s, preemptions
 
 
+def simulated_steps(result: SimResult, count: int) -> list[set[str]]:
+    """The calls in the simulated batch at each of `count` seconds."""
+    steps: list[set[str]] = [set() for _ in range(count)]
+    for execution in result.runs:
+        for second in range(int(execution.start_s), int(execution.end_s)):
+            steps[second].add(f"{execution.program}/{execution.call_id}")
+    return steps
+
+
 @pytest.mark.parametrize(
     ("chunk_tokens", "prompt_tokens"), [(1024, 40), (24, 150)], ids=["short prompts", "prompts in chunks"]
 )
@@ -181,11 +190,7 @@ def test_every_step_has_the_same_calls(
         programs = workload(seed, prompt_tokens=prompt_tokens)
         steps, end_s, preemptions = schedule(programs, config, tmp_path, batched_tokens=chunk_tokens, blocks=400)
         result = simulate(programs, settings, runs=True)
-        simulated: list[set[str]] = [set() for _ in steps]
-        for execution in result.runs:
-            for second in range(int(execution.start_s), int(execution.end_s)):
-                simulated[second].add(f"{execution.program}/{execution.call_id}")
-        assert simulated == steps
+        assert simulated_steps(result, len(steps)) == steps
         assert max(row.finish for row in result.programs.values()) == end_s
         assert result.counts.preemptions == preemptions
         assert config["name"] == "fcfs" or preemptions > 0
@@ -215,11 +220,7 @@ def test_a_gate_holds_back_the_same_calls(name: str, tmp_path: Path, monkeypatch
             step_time=StepTime(1.0, 0.0, 0.0, 0.0),
         )
         result = simulate(programs, settings, runs=True)
-        simulated: list[set[str]] = [set() for _ in steps]
-        for execution in result.runs:
-            for second in range(int(execution.start_s), int(execution.end_s)):
-                simulated[second].add(f"{execution.program}/{execution.call_id}")
-        assert simulated == steps
+        assert simulated_steps(result, len(steps)) == steps
         assert max(row.finish for row in result.programs.values()) == end_s
     assert held > 0
 
