@@ -68,14 +68,16 @@ def _end_by_sigint() -> None:
 def check_main_guard() -> None:
     """Check that this is not a child process that is still importing the user's script.
 
+    A process of an engine ends at once, and the engine's host raises the error. The exit code is the message, so no
+    handler of the script and no library at the interpreter's exit may change it.
+
     Raises:
         EngineStartError: It is one that the user has started.
-        SystemExit: It is one of an engine, whose host raises the error.
     """
     child = multiprocessing.current_process()
     if getattr(child, "_inheriting", False):
         if child.name.startswith("EngineCore"):  # vLLM's name
-            raise SystemExit(NO_MAIN_GUARD)
+            os._exit(NO_MAIN_GUARD)
         raise no_main_guard()
 
 

@@ -77,6 +77,7 @@ class Launch:
         self.processes: set[BaseProcess] = set()
         self._shared_memory: set[str] = set()
         self._abandoned = threading.Event()
+        self._end_noting = threading.Event()
         self._over = threading.Event()
         self._thread_id: int | None = None
 
@@ -94,13 +95,16 @@ class Launch:
         """
         self._thread_id = threading.get_native_id()
         _running.add(self)
-        threading.Thread(target=self._note_all, name="weft-launch", daemon=True).start()
+        noting = threading.Thread(target=self._note_all, name="weft-launch", daemon=True)
+        noting.start()
         try:
             self._check()
             config = make_config()
             self._check()
             self.engine = engine = construct(config)
         except BaseException as error:
+            self._end_noting.set()
+            noting.join()  # an exit code can be read once, by one thread; another one sees none for a moment
             self._end_processes()
             if self._lacks_main_guard(error):
                 raise no_main_guard() from None
@@ -108,6 +112,7 @@ class Launch:
         finally:
             self.note_processes()
             _running.discard(self)
+            self._end_noting.set()
             self._over.set()
         return engine
 
@@ -125,7 +130,7 @@ class Launch:
 
     def _note_all(self) -> None:
         """Note what must be known of processes before they end by themselves: their exit codes and shared memory."""
-        while not self._over.wait(_NOTE_S):
+        while not self._end_noting.wait(_NOTE_S):
             pids = [process.pid for process in tuple(self.note_processes()) if process.pid is not None]
             self._shared_memory |= shared_memory_of(tree_of(pids))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio
 
 
-async def until(condition: Callable[[], object], limit_s: float = 120) -> None:
+async def until(condition: Callable[[], object], limit_s: float = 300) -> None:
     """Wait until a condition holds. The limit only prevents a hang: no test asserts how long the wait takes."""
     with anyio.fail_after(limit_s):
         while not condition():  # noqa: ASYNC110  no event announces it

@@ -134,7 +134,7 @@ def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         backend="ray",
         ray_address=cluster.address,
         balancer="least_used",
-        start_timeout_s=200,
+        start_timeout_s=300,
         max_model_len=1024,
         max_num_seqs=8,
         enforce_eager=True,
