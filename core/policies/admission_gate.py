@@ -7,11 +7,12 @@ context again with each call, and so do the others: where contexts just exceed t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.policies.waiting import RankHeap
 
 FILL: Final = 0.92  # programs open until their contexts take this part of the KV cache; the rest is for their growth
 _LATEST: Final = 0.05  # weight of a call in the mean output
@@ -33,7 +34,13 @@ class Resident:
     trunk: int = 0  # that the calls in progress share
     shared: int = -1  # tokens that it shares with other programs; -1 until its first call starts
     idle_since_s: float = math.nan  # without a call in progress
-    idle_rank: Rank = field(default=Rank(0, math.inf))  # of the call that ended last
+    standing: Rank = field(default=Rank(0, math.inf))  # the best of its calls; without any, of the call that ended last
+
+    @property
+    def rank(self) -> Rank:
+        """Its place among the programs that may have to make way: the last in standing comes first."""
+        level, order, tie = self.standing
+        return Rank(-level, -order, -tie)
 
     @property
     def tokens(self) -> int:
@@ -54,7 +61,7 @@ class AdmissionGate:
         self._standing = standing
         self.used_tokens = 0  # by the open programs
         self._residents: dict[ProgramView, Resident] = {}
-        self._open: dict[Resident, None] = {}
+        self._open: RankHeap[Resident] = RankHeap()  # the last in standing first
         self._idle: dict[Resident, None] = {}  # open programs without calls, the longest idle first
         self._mean_output = 0.0
 
@@ -74,6 +81,7 @@ class AdmissionGate:
             found.trunk = max(trunk, found.trunk if found.calls else 0)
             found.calls[call] = call.prompt_tokens - trunk + round(self._mean_output)
         self._idle.pop(found, None)
+        self._stand(found)
         return found
 
     def start(self, call: Call) -> None:
@@ -93,16 +101,27 @@ class AdmissionGate:
             return
         with _Recount(self, found):
             del found.calls[call]
-            found.idle_rank = self._standing(call)
+            found.standing = self._standing(call)
             if call.output_tokens:
                 found.context = call.prompt_tokens + call.output_tokens
                 self._mean_output += _LATEST * (call.output_tokens - self._mean_output)
+        self._stand(found)
         if not found.calls:
             found.idle_since_s = now_s
             if found.has_ended:
                 self._forget(found)
             elif found.is_open:
                 self._idle[found] = None
+
+    def rerank(self, calls: Iterable[Call]) -> None:
+        """The ranks of calls have changed, and with them the standing of their programs."""
+        for program in dict.fromkeys(call.program for call in calls):
+            if program in self._residents:
+                self._stand(self._residents[program])
+
+    def _stand(self, found: Resident) -> None:
+        found.standing = min(map(self._standing, found.calls), default=found.standing)
+        self._open.update(found)
 
     def end(self, program: ProgramView) -> None:
         """A program has ended: what it held is free, once its last call has left."""
@@ -121,7 +140,7 @@ class AdmissionGate:
     def open(self, found: Resident) -> None:
         """Let a program in."""
         found.is_open = True
-        self._open[found] = None
+        self._open.push(found)
         self.used_tokens += found.tokens
 
     def close(self, found: Resident) -> None:
@@ -129,7 +148,7 @@ class AdmissionGate:
         if found.is_open:
             self.used_tokens -= found.tokens
             found.is_open = False
-            del self._open[found]
+            self._open.discard(found)
             self._idle.pop(found, None)
 
     @property
@@ -153,13 +172,17 @@ class AdmissionGate:
         """The open program that has been without a call for longest."""
         return next(iter(self._idle), None)
 
-    def last_first(self) -> list[Resident]:
-        """The open programs, the last in rank first."""
-        return sorted(self._open, key=self.rank, reverse=True)
+    def last(self) -> Resident:
+        """The open program that is the last in standing.
 
-    def rank(self, found: Resident) -> Rank:
-        """The best standing of its calls."""
-        return min(map(self._standing, found.calls), default=found.idle_rank)
+        Raises:
+            IndexError: No program is open.
+        """
+        return self._open.peek()
+
+    def last_first(self) -> Iterator[Resident]:
+        """The open programs, the last in standing first. None may open or close meanwhile."""
+        return iter(self._open)
 
     def __iter__(self) -> Iterator[Resident]:
         return iter(self._residents.values())
@@ -172,10 +195,14 @@ class AdmissionGate:
         """
         checks = {
             "the used tokens are wrong": self.used_tokens == sum(each.tokens for each in self if each.is_open),
+            "a standing is out of date": all(
+                each.standing == min(map(self._standing, each.calls), default=each.standing) for each in self
+            ),
             "the open programs are wrong": set(self._open) == {each for each in self if each.is_open},
             "the idle programs are wrong": set(self._idle) == {each for each in self._open if not each.calls},
             "a program counts less than nothing": all(count >= 0 for each in self for count in each.calls.values()),
         }
+        self._open.check_integrity()
         failed = [what for what, holds in checks.items() if not holds]
         if failed:
             raise AssertionError("; ".join(failed))

@@ -13,7 +13,8 @@ from typing import Final
 from weft.core.class_rows import Branch
 from weft.core.policies.calibration import BoundsCalibration
 from weft.core.policies.history import ModelHistory
-from weft.core.policies.learned import ANY_NAME, BOOST, UNKNOWN_TOKENS, Learned, LiveProgram
+from weft.core.policies.learned import ANY_NAME, BOOST, UNKNOWN_TOKENS, Learned
+from weft.core.policies.live_program import LiveProgram
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import ServiceClass
 from weft.core.policies.view import Call, ProgramView

@@ -74,6 +74,7 @@ class Gated(Policy):
         self.inner.charge(call, model_time_s, now_s, recomputed=recomputed)
         if call.rank != before:
             self.held.update(call)
+            self.gate.rerank([call])
             self._is_recounted = True
 
     def preempt(self, call: Call, now_s: float) -> None:
@@ -113,10 +114,11 @@ class Gated(Policy):
         changed = self.inner.decide(now_s)
         for call in changed:
             self.held.update(call)
+        self.gate.rerank(changed)
         if changed or self._is_recounted or now_s >= self._idle_until_s():
             self._is_recounted = False
             while self.gate.is_exceeded():
-                self._close(self.gate.last_first()[0])
+                self._close(self.gate.last())
             self._open(now_s)
         return changed
 
@@ -202,14 +204,13 @@ class Gated(Policy):
         """The open programs to close for a call that is held back, the last in rank first. Empty: it does not pay."""
         # By how much others have outgrown the cache is not for the newcomer to pay.
         missing = min(found.tokens, self.gate.used_tokens + found.tokens - self.gate.fill_tokens)
-        free, chosen = 0, []
+        standing, free, chosen = self.inner.standing(call), 0, []
         for victim in self.gate.last_first():
             free += victim.tokens
             lost = min(free, missing)  # a context is evicted only as far as its place is needed
             # Both have to hold: by the ranks alone nobody can be displaced by one that it has just displaced.
-            rank = self.gate.rank(victim)
-            if self.inner.standing(call) >= rank or not self.inner.displaces(
-                call, rank, RETURN * lost * self._prefill_token_s
+            if standing >= victim.standing or not self.inner.displaces(
+                call, victim.standing, RETURN * lost * self._prefill_token_s
             ):
                 return []
             chosen.append(victim)

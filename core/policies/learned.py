@@ -21,18 +21,17 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import ClassVar, Final, cast
 
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.policies.base import Policy
 from weft.core.policies.history import ModelHistory, Past, ProgramEnd
+from weft.core.policies.live_program import LEAST_ENDED, Counted, LiveProgram
 from weft.core.policies.registry import register
-from weft.core.policies.service_class import Aged, ServiceClass, ServiceTable
+from weft.core.policies.service_class import ServiceClass, ServiceTable
 from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 
-LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution of all programs
 ALIKE_BELOW: Final = 1.3  # the spread below which programs of a class are alike
 _REFIT_ENDS: Final = 8
 _MOST_ENDS: Final = 4096
@@ -48,44 +47,6 @@ _BACKLOG_SMOOTHING: Final = 0.3
 _WIDE: Final = "\twide"  # no fingerprint has a tab
 ANY_NAME: Final = "\tany\t"
 _BACKLOG_CHANGE: Final = 0.1  # the keys of all programs follow the backlog when it has changed by this part
-
-
-@dataclass(eq=False, slots=True)
-class _Counted:
-    """What of a call's work its program's age holds."""
-
-    number: int  # among all calls of the engine, by arrival
-    computed_tokens: int = 0
-    output_tokens: int = 0
-    is_running: bool = False
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class LiveProgram(Aged):
-    """A program that has not ended."""
-
-    view: ProgramView
-    named: ServiceClass  # of its tenant and name
-    parts: list[ServiceClass] = field(default_factory=list)  # those of its name that have shown the same; finer last
-    others: list[ServiceClass] = field(default_factory=list)  # those of any name that have shown the same; finer last
-    arrival_s: float
-    key: float = 0.0
-    standing: float = 0.0  # its key at the gate
-    running: int = 0  # calls in the batch
-    is_wide: bool = False  # two of its calls were in progress at once
-    calls: dict[Call, _Counted] = field(default_factory=dict)
-
-    @property
-    def of(self) -> ServiceClass:
-        """The class that ranks it: the finest one with a distribution of its own that several programs make up."""
-        finest_first = [each for each in reversed(self.classes) if each.ranks]
-        several = (each for each in finest_first if each.ended + len(each.live) >= LEAST_ENDED)
-        return next(several, finest_first[0] if finest_first else self.named)
-
-    @property
-    def classes(self) -> list[ServiceClass]:
-        """All that it counts in, finer and finer. Its name says more than what it has shown."""
-        return [*self.others, self.named, *self.parts]
 
 
 @register("learned", "ranks learned from programs of the same name: Gittins index and attained service")
@@ -115,6 +76,7 @@ class Learned(Policy):
         self._numbers = itertools.count()
         self._due: dict[ServiceClass, None] = {}  # to be fitted
         self._pending: dict[LiveProgram, None] = {}  # to be ranked again
+        self._backlog_tokens = 0.0  # the sum over the classes with live programs
         self._backlog_s = math.nan
         self._boost_s = 0.0  # the most that a program counts as having arrived earlier
         self._all_beyond: tuple[float, ...] | None = None  # at the latest fit
@@ -137,7 +99,7 @@ class Learned(Policy):
             if call.program.fingerprint:
                 self._show(program, call.program.fingerprint + _WIDE)
             self._pending[program] = None
-        program.calls[call] = _Counted(next(self._numbers), call.computed_tokens, call.output_tokens)
+        program.calls[call] = Counted(next(self._numbers), call.computed_tokens, call.output_tokens)
         call.rank = self._rank(program, call)
         call.waiting_since_s = now_s
         self.waiting.push(call)
@@ -224,9 +186,9 @@ class Learned(Policy):
         while self._pending and count < _RERANKS_AT_ONCE:
             program = next(iter(self._pending))
             del self._pending[program]
-            before = program.key
+            before = program.key, program.standing
             self._set_key(program)
-            if program.key == before:
+            if before == (program.key, program.standing):
                 continue
             count += len(program.calls)
             for call in program.calls:
@@ -257,7 +219,7 @@ class Learned(Policy):
 
     def standing(self, call: Call) -> Rank:
         program = self._programs.get(call.program)
-        return call.rank if program is None else call.rank._replace(order=program.standing)
+        return call.rank if program is None else Rank(call.rank.level, program.standing, call.rank.tie)
 
     def classes(self) -> list[ClassRow]:
         return [
@@ -288,8 +250,9 @@ class Learned(Policy):
     def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
         arrival_s = now_s if math.isnan(view.arrival_s) else view.arrival_s
         named = self._table.get(view.tenant, view.name)
-        program = self._programs[view] = LiveProgram(view=view, named=named, arrival_s=arrival_s)
-        self._all.live[program] = named.live[program] = self._classes[named] = None
+        program = self._programs[view] = LiveProgram(view=view, named=named, of=named, arrival_s=arrival_s)
+        self._all.live[program] = None
+        self._join(program, named)
         if view.fingerprint:
             self._show(program, view.fingerprint)
         self._has_changed(program)
@@ -302,8 +265,14 @@ class Learned(Policy):
         program.others.append(self._table.get(tenant, "", ANY_NAME + shape))
         program.parts.append(self._table.get(tenant, name, shape))
         for each in (program.others[-1], program.parts[-1]):
-            each.live[program] = self._classes[each] = None
+            self._join(program, each)
             each.has_changed = True
+
+    def _join(self, program: LiveProgram, each: ServiceClass) -> None:
+        if each not in self._classes:
+            self._classes[each] = None
+            self._backlog_tokens += _own_backlog(each)
+        each.live[program] = None
 
     def _close(self, view: ProgramView) -> LiveProgram | None:
         """A program does not live any more. Its calls, if it has any, are being aborted."""
@@ -316,8 +285,9 @@ class Learned(Policy):
         self._has_changed(program)
         for each in (*program.classes, self._all):
             del each.live[program]
-            if not each.live:
-                self._classes.pop(each, None)
+            if not each.live and each in self._classes:
+                del self._classes[each]
+                self._backlog_tokens -= _own_backlog(each)
         return program
 
     def _has_changed(self, program: LiveProgram) -> None:
@@ -333,7 +303,7 @@ class Learned(Policy):
             program.running -= 1
             self._count(program, call, counted)
 
-    def _count(self, program: LiveProgram, call: Call, counted: _Counted) -> None:
+    def _count(self, program: LiveProgram, call: Call, counted: Counted) -> None:
         work: float = call.output_tokens - counted.output_tokens
         work += self.costs.prompt_weight * (call.computed_tokens - counted.computed_tokens)
         counted.output_tokens, counted.computed_tokens = call.output_tokens, call.computed_tokens
@@ -362,6 +332,7 @@ class Learned(Policy):
         return Rank(0, program.key, (program.view.arrival_order << 48) + program.calls[call].number)
 
     def _set_key(self, program: LiveProgram) -> None:
+        program.of = program.find_class()
         program.key, program.standing = self._key(program), self._key(program, at_gate=True)
 
     def _key(self, program: LiveProgram, more_tokens: float = 0.0, *, at_gate: bool = False) -> float:
@@ -412,8 +383,14 @@ class Learned(Policy):
             )
             each.branch = Branch.ALIKE if each.is_alike else Branch.VARIED if varied == 1 else Branch.INDEX
         remaining = each.remaining or self._all.remaining
-        each.backlog = sum(remaining[program.bucket] for program in each.live) if remaining else 0.0
+        self._set_backlog(each, sum(remaining[program.bucket] for program in each.live) if remaining else 0.0)
         self._pending |= dict.fromkeys(self._by_all() if each is self._all else _live(each))
+
+    def _set_backlog(self, each: ServiceClass, tokens: float) -> None:
+        before = _own_backlog(each)
+        each.backlog = tokens
+        if each in self._classes:
+            self._backlog_tokens += _own_backlog(each) - before
 
     def _by_all(self) -> Iterable[LiveProgram]:
         """The programs that are ranked by the distribution of all programs."""
@@ -428,7 +405,7 @@ class Learned(Policy):
 
     def _follow_backlog(self) -> None:
         """The boost follows the engine seconds of work that are left, smoothed."""
-        left_s = sum(each.backlog for each in self._classes if not each.shape) * self.costs.token_s
+        left_s = self._backlog_tokens * self.costs.token_s
         if left_s <= 0:
             return
         before_s = self._backlog_s
@@ -440,6 +417,11 @@ class Learned(Policy):
         if not 1 - _BACKLOG_CHANGE < self._boost_s / boost_s < 1 + _BACKLOG_CHANGE:
             self._boost_s, self._beyond = boost_s, self._all_beyond
             self._pending |= dict.fromkeys(self._programs.values())
+
+
+def _own_backlog(of: ServiceClass) -> float:
+    """The work left in tokens that a class adds to the sum. The parts of a class are in it already."""
+    return 0.0 if of.shape else of.backlog
 
 
 def _live(of: ServiceClass) -> list[LiveProgram]:

@@ -52,7 +52,7 @@ def test_an_empty_queue_has_no_first_call() -> None:
     assert len(queue) == 0
     assert list(queue) == []
     for take in (queue.peek, queue.pop):
-        with pytest.raises(IndexError, match="no call is waiting"):
+        with pytest.raises(IndexError, match="the queue is empty"):
             take()
 
 
@@ -60,7 +60,7 @@ def test_a_call_is_in_once() -> None:
     """Adding a call that waits already is the caller's mistake, and does not change the queue."""
     twice = call("twice")
     queue = queue_of(twice)
-    with pytest.raises(ValueError, match="call twice is already waiting"):
+    with pytest.raises(ValueError, match="already in the queue: .*twice"):
         queue.push(twice)
     assert keys(queue) == ["twice"]
 
@@ -121,7 +121,7 @@ def test_a_rank_that_changes_unannounced_is_found() -> None:
     moved = call("moved", 1, 1)
     queue = queue_of(moved, call("other", 2, 2))
     moved.rank = Rank(3, 3)
-    with pytest.raises(AssertionError, match="call moved waits with rank"):
+    with pytest.raises(AssertionError, match="sorted by rank .*moved"):
         queue.check_integrity()
     queue.update(moved)
     queue.check_integrity()
@@ -230,7 +230,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def push_twice(self, data: st.DataObject) -> None:
         waiting = data.draw(st.sampled_from(self.expected))
-        with pytest.raises(ValueError, match="already waiting"):
+        with pytest.raises(ValueError, match="already in the queue"):
             self.queue.push(waiting)
 
     @precondition(lambda self: self.model)
