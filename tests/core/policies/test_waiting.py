@@ -60,7 +60,7 @@ def test_a_call_is_in_once() -> None:
     """Adding a call that waits already is the caller's mistake, and does not change the queue."""
     twice = call("twice")
     queue = queue_of(twice)
-    with pytest.raises(ValueError, match="already in the queue: .*twice"):
+    with pytest.raises(ValueError, match=r"already in the queue: .*twice"):
         queue.push(twice)
     assert keys(queue) == ["twice"]
 
@@ -121,7 +121,7 @@ def test_a_rank_that_changes_unannounced_is_found() -> None:
     moved = call("moved", 1, 1)
     queue = queue_of(moved, call("other", 2, 2))
     moved.rank = Rank(3, 3)
-    with pytest.raises(AssertionError, match="sorted by rank .*moved"):
+    with pytest.raises(AssertionError, match=r"sorted by rank .*moved"):
         queue.check_integrity()
     queue.update(moved)
     queue.check_integrity()
