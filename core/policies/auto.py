@@ -7,7 +7,8 @@ first, and what it needs is soon known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from weft.core.class_rows import Branch
@@ -43,6 +44,7 @@ class Auto(Learned):
         self._calibration = BoundsCalibration(len(_BOUNDS) + 1)
         self._queues = self._queue_ranks(_BOUNDS)
         self._new: tuple[float, ...] = ()  # the ranks of classes without a distribution, by bucket
+        self._new_alike: dict[ServiceClass, tuple[float, ...]] = {}  # those of names whose programs show the same
         self._first: ServiceClass | None = None
         self._has_several = False  # names
 
@@ -70,18 +72,29 @@ class Auto(Learned):
         return program
 
     def _ranks_of(self, of: ServiceClass) -> tuple[float, ...]:
-        return of.ranks or self._new
+        if not of.ranks:
+            return self._new
+        if not of.shape.startswith(ANY_NAME):
+            return of.ranks
+        found = self._new_alike.get(of)
+        if found is None:
+            found = self._new_alike[of] = self._explored(of.ranks)
+        return found
+
+    def _by_all(self) -> Iterable[LiveProgram]:
+        is_any = (each for each in self._programs.values() if each.of.shape.startswith(ANY_NAME))
+        return itertools.chain(super()._by_all(), is_any)
 
     def _fit(self, each: ServiceClass) -> None:
         super()._fit(each)
+        self._new_alike.pop(each, None)
         if each is self._all:
             self._renew()
-        elif each.shape.startswith(ANY_NAME) and each.ranks:
-            each.ranks = self._explored(each.ranks)
 
     def _renew(self) -> None:
         """What new names are ranked by has changed."""
         self._new = self._explored(self._all.ranks)
+        self._new_alike.clear()
         self._pending |= dict.fromkeys(self._by_all())
 
     def _explored(self, ranks: tuple[float, ...]) -> tuple[float, ...]:

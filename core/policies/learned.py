@@ -43,7 +43,6 @@ RETURN: Final = 2.0  # one that makes way computes its context again, and so has
 BOOST: Final = 8.0  # the most that a program counts as having arrived earlier, in units of the backlog
 UNKNOWN_TOKENS: Final = 1000.0  # the mean work of a program, while none has ended
 _VARIED_POWER: Final = 1.5
-_BACKLOG_SMOOTHING: Final = 0.3
 _WIDE: Final = "\twide"  # no fingerprint has a tab
 ANY_NAME: Final = "\tany\t"
 _BACKLOG_CHANGE: Final = 0.1  # the keys of all programs follow the backlog when it has changed by this part
@@ -76,8 +75,7 @@ class Learned(Policy):
         self._numbers = itertools.count()
         self._due: dict[ServiceClass, None] = {}  # to be fitted
         self._pending: dict[LiveProgram, None] = {}  # to be ranked again
-        self._backlog_tokens = 0.0  # the sum over the classes with live programs
-        self._backlog_s = math.nan
+        self._backlog_tokens = 0.0  # the work left of all live programs
         self._boost_s = 0.0  # the most that a program counts as having arrived earlier
         self._all_beyond: tuple[float, ...] | None = None  # at the latest fit
         self._beyond: tuple[float, ...] | None = None  # E[(S - x)+] / E[S] of all programs at each edge x
@@ -157,6 +155,7 @@ class Learned(Policy):
             self._note_end(gone, is_known=False)
             for each in (*gone.classes, self._all):
                 each.forgotten.append(gone.age)
+                each.has_changed = True
 
     def _note_end(self, program: LiveProgram, *, is_known: bool) -> None:
         view = program.view
@@ -177,11 +176,10 @@ class Learned(Policy):
         if now_s >= self._fitted_at_s + _REFIT_S and self._programs:
             self._fitted_at_s = now_s
             self._due |= dict.fromkeys(each for each in (self._all, *self._classes) if each.has_changed)
-        if self._due:
-            for each in list(itertools.islice(self._due, _REFITS_AT_ONCE)):
-                del self._due[each]
-                self._fit(each)
-            self._follow_backlog()
+        for each in list(itertools.islice(self._due, _REFITS_AT_ONCE)):
+            del self._due[each]
+            self._fit(each)
+        self._follow(BOOST * self._backlog_tokens * self.costs.token_s)
         count = 0
         while self._pending and count < _RERANKS_AT_ONCE:
             program = next(iter(self._pending))
@@ -255,7 +253,7 @@ class Learned(Policy):
         self._join(program, named)
         if view.fingerprint:
             self._show(program, view.fingerprint)
-        self._has_changed(program)
+        self._set_left(program)
         self._set_key(program)
         return program
 
@@ -266,13 +264,13 @@ class Learned(Policy):
         program.parts.append(self._table.get(tenant, name, shape))
         for each in (program.others[-1], program.parts[-1]):
             self._join(program, each)
-            each.has_changed = True
 
     def _join(self, program: LiveProgram, each: ServiceClass) -> None:
-        if each not in self._classes:
-            self._classes[each] = None
-            self._backlog_tokens += _own_backlog(each)
+        if each.ranks and each.has_changed and each not in self._classes:  # while none of its programs lived
+            self._due[each] = None
+        self._classes[each] = None
         each.live[program] = None
+        each.has_changed |= self._is_evidence(program, each)
 
     def _close(self, view: ProgramView) -> LiveProgram | None:
         """A program does not live any more. Its calls, if it has any, are being aborted."""
@@ -282,17 +280,16 @@ class Learned(Policy):
         for call, counted in program.calls.items():
             self._count(program, call, counted)
         self._pending.pop(program, None)
-        self._has_changed(program)
+        self._backlog_tokens = self._backlog_tokens - program.left if self._programs else 0.0
         for each in (*program.classes, self._all):
             del each.live[program]
-            if not each.live and each in self._classes:
-                del self._classes[each]
-                self._backlog_tokens -= _own_backlog(each)
+            if not each.live:
+                self._classes.pop(each, None)
         return program
 
-    def _has_changed(self, program: LiveProgram) -> None:
-        for each in (*program.classes, self._all):
-            each.has_changed = True
+    def _is_evidence(self, program: LiveProgram, each: ServiceClass) -> bool:
+        """Whether a living program has had more work than what is known of its class lets expect."""
+        return not each.ranks or program.age > each.p95_tokens
 
     def _stop(self, call: Call) -> None:
         """A call leaves the batch, if it was in it: count what it has done."""
@@ -314,7 +311,9 @@ class Learned(Policy):
         bucket = bisect_right(self._ages, program.age) - 1
         if bucket != program.bucket:
             program.bucket = bucket
-            self._has_changed(program)
+            for each in (*program.classes, self._all):
+                each.has_changed |= self._is_evidence(program, each)
+            self._set_left(program)
             self._pending[program] = None
 
     def _set_charge(self, program: LiveProgram, call: Call) -> None:
@@ -382,19 +381,20 @@ class Learned(Policy):
                 varied * age + (1 - varied) * rank for age, rank in zip(self._ages, map(float, index), strict=True)
             )
             each.branch = Branch.ALIKE if each.is_alike else Branch.VARIED if varied == 1 else Branch.INDEX
-        remaining = each.remaining or self._all.remaining
-        self._set_backlog(each, sum(remaining[program.bucket] for program in each.live) if remaining else 0.0)
-        self._pending |= dict.fromkeys(self._by_all() if each is self._all else _live(each))
+        ranked = list(self._by_all() if each is self._all else _live(each))
+        self._pending |= dict.fromkeys(ranked)
+        for program in ranked:
+            self._set_left(program)
 
-    def _set_backlog(self, each: ServiceClass, tokens: float) -> None:
-        before = _own_backlog(each)
-        each.backlog = tokens
-        if each in self._classes:
-            self._backlog_tokens += _own_backlog(each) - before
+    def _set_left(self, program: LiveProgram) -> None:
+        """The work that a program has left follows from its age and its class."""
+        before, remaining = program.left, program.named.remaining or self._all.remaining
+        program.left = remaining[program.bucket] if remaining else 0.0
+        self._backlog_tokens += program.left - before
 
     def _by_all(self) -> Iterable[LiveProgram]:
-        """The programs that are ranked by the distribution of all programs."""
-        return itertools.chain.from_iterable(_live(each) for each in self._classes if not each.ranks)
+        """The programs whose rank or work left follows from the distribution of all programs."""
+        return (each for each in self._programs.values() if not (each.of.ranks and each.named.ranks))
 
     def _says_something(self, each: ServiceClass, ages: list[float]) -> bool:
         """Whether a class has a distribution of its own: enough of its programs have ended, or one that lives has
@@ -403,25 +403,11 @@ class Learned(Policy):
             return True
         return each is not self._all and bool(self._all.remaining) and max(ages, default=0.0) > self._all.median_tokens
 
-    def _follow_backlog(self) -> None:
-        """The boost follows the engine seconds of work that are left, smoothed."""
-        left_s = self._backlog_tokens * self.costs.token_s
-        if left_s <= 0:
-            return
-        before_s = self._backlog_s
-        self._backlog_s = left_s if math.isnan(before_s) else before_s + _BACKLOG_SMOOTHING * (left_s - before_s)
-        self._follow(BOOST * self._backlog_s)
-
     def _follow(self, boost_s: float) -> None:
         """Rank all programs by a new boost, if it differs enough."""
-        if not 1 - _BACKLOG_CHANGE < self._boost_s / boost_s < 1 + _BACKLOG_CHANGE:
+        if boost_s > 0 and not 1 - _BACKLOG_CHANGE < self._boost_s / boost_s < 1 + _BACKLOG_CHANGE:
             self._boost_s, self._beyond = boost_s, self._all_beyond
             self._pending |= dict.fromkeys(self._programs.values())
-
-
-def _own_backlog(of: ServiceClass) -> float:
-    """The work left in tokens that a class adds to the sum. The parts of a class are in it already."""
-    return 0.0 if of.shape else of.backlog
 
 
 def _live(of: ServiceClass) -> list[LiveProgram]:

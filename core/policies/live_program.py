@@ -31,6 +31,7 @@ class LiveProgram(Aged):
     parts: list[ServiceClass] = field(default_factory=list)  # those of its name that have shown the same; finer last
     others: list[ServiceClass] = field(default_factory=list)  # those of any name that have shown the same; finer last
     arrival_s: float
+    left: float = 0.0  # the work that it has left, in tokens, as its tenant and name let expect
     key: float = 0.0
     standing: float = 0.0  # its key at the gate
     running: int = 0  # calls in the batch

@@ -32,7 +32,7 @@ class ServiceClass:
     finished: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work in tokens
     ended: int = 0  # also those that the window no longer holds
     new_ends: int = 0  # since the latest fit
-    has_changed: bool = False  # programs came, went or aged since then
+    has_changed: bool = False  # its programs have shown something new since then
     forgotten: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work of those of unknown end
     live: dict[Aged, None] = field(default_factory=dict)
     ranks: tuple[float, ...] = ()  # by bucket of ages, in tokens; empty: those of all programs
@@ -41,7 +41,6 @@ class ServiceClass:
     branch: Branch | None = None  # of the latest fit; None: it has no distribution of its own
     median_tokens: float = math.nan
     p95_tokens: float = math.nan
-    backlog: float = 0.0  # work left of its live programs at the latest fit, in tokens
 
     def precede(self, finished: Iterable[float], forgotten: Iterable[float], ended: int) -> None:
         """Programs of the class had ended before those that are known: their work, the latest last, and how many."""
