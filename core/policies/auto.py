@@ -49,8 +49,8 @@ class Auto(Learned):
         self._has_several = False  # names
 
     def learn(self, past: ModelHistory) -> None:
-        super().learn(past)
         self._has_several |= len(past) > 0
+        super().learn(past)
 
     def leave(self, call: Call) -> None:
         super().leave(call)

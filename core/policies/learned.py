@@ -37,7 +37,7 @@ _REFIT_ENDS: Final = 8
 _MOST_ENDS: Final = 4096
 _REFIT_S: Final = 30.0
 _REFITS_AT_ONCE: Final = 1  # classes in one decision: a refit takes some 0.2 ms
-_RERANKS_AT_ONCE: Final = 64  # calls in one decision
+_RERANKS_AT_ONCE: Final = 64  # calls in one decision, unless the boost has changed
 _LEAST_CHARGE_TOKENS: Final = 8
 RETURN: Final = 2.0  # one that makes way computes its context again, and so has the other one's time twice
 BOOST: Final = 8.0  # the most that a program counts as having arrived earlier, in units of the backlog
@@ -77,6 +77,7 @@ class Learned(Policy):
         self._pending: dict[LiveProgram, None] = {}  # to be ranked again
         self._backlog_tokens = 0.0  # the work left of all live programs
         self._boost_s = 0.0  # the most that a program counts as having arrived earlier
+        self._boost_changed = False  # since the latest decision
         self._all_beyond: tuple[float, ...] | None = None  # at the latest fit
         self._beyond: tuple[float, ...] | None = None  # E[(S - x)+] / E[S] of all programs at each edge x
         self._fitted_at_s = -math.inf
@@ -127,6 +128,8 @@ class Learned(Policy):
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         del now_s, recomputed
         call.model_time_s += model_time_s
+        if 0 < call.output_tokens < call.charge_at_tokens:  # most steps of most calls: its prompt is computed
+            return
         program = self._programs.get(call.program)
         counted = program.calls.get(call) if program is not None else None
         if program is None or counted is None:
@@ -162,13 +165,14 @@ class Learned(Policy):
         self._ends.append(ProgramEnd(view.tenant, view.name, math.ceil(program.age), is_known))
 
     def learn(self, past: ModelHistory) -> None:
+        """Programs of earlier runs needed so much. A thousand classes take some 0.3 s, once."""
+        self._learn(self._all, past.all)
         for (tenant, name), each in past.items():
             self._learn(self._table.get(tenant, name), each)
-        self._learn(self._all, past.all)
 
     def _learn(self, of: ServiceClass, past: Past) -> None:
         of.precede(past.finished, past.forgotten, past.ended)
-        self._due[of] = None
+        self._fit(of)
 
     # -- what the driver asks
 
@@ -180,8 +184,10 @@ class Learned(Policy):
             del self._due[each]
             self._fit(each)
         self._follow(BOOST * self._backlog_tokens * self.costs.token_s)
+        # Keys under different boosts do not compare, so all programs get theirs under a new boost at once.
+        most, self._boost_changed = math.inf if self._boost_changed else _RERANKS_AT_ONCE, False
         count = 0
-        while self._pending and count < _RERANKS_AT_ONCE:
+        while self._pending and count < most:
             program = next(iter(self._pending))
             del self._pending[program]
             before = program.key, program.standing
@@ -289,7 +295,7 @@ class Learned(Policy):
 
     def _is_evidence(self, program: LiveProgram, each: ServiceClass) -> bool:
         """Whether a living program has had more work than what is known of its class lets expect."""
-        return not each.ranks or program.age > each.p95_tokens
+        return program.age > (each.p95_tokens if each.ranks else self._all.median_tokens)
 
     def _stop(self, call: Call) -> None:
         """A call leaves the batch, if it was in it: count what it has done."""
@@ -406,7 +412,7 @@ class Learned(Policy):
     def _follow(self, boost_s: float) -> None:
         """Rank all programs by a new boost, if it differs enough."""
         if boost_s > 0 and not 1 - _BACKLOG_CHANGE < self._boost_s / boost_s < 1 + _BACKLOG_CHANGE:
-            self._boost_s, self._beyond = boost_s, self._all_beyond
+            self._boost_s, self._beyond, self._boost_changed = boost_s, self._all_beyond, True
             self._pending |= dict.fromkeys(self._programs.values())
 
 
