@@ -65,13 +65,8 @@ class BatchFormer:
         running = scheduler.running
         self.shares, self._awaited = {}, []
         self._has_prompts = has_prompts
-        # Usually the first waiting call outranks no running call. Then no waiting call does.
-        outranks = (
-            policy.preempts
-            and len(running) > 0
-            and len(policy.waiting) > 0
-            and policy.waiting.peek().rank < self._entries[running[-1].request_id].call.rank
-        )
+        free_slots = scheduler.max_num_active_reqs - len(running) - scheduler.num_waiting_for_streaming_input
+        outranks = policy.preempts and len(policy.waiting) > 0 and self._outranks(policy.waiting.peek(), free_slots)
         if not (outranks and may_preempt) and not has_prompts:
             return []
         entries = [(request, self._entries[request.request_id]) for request in running]
@@ -86,7 +81,7 @@ class BatchFormer:
         if outranks:
             victims = policy.victims(
                 [entry.call for request, entry in entries if may_preempt and not recomputes(request, entry)],
-                scheduler.max_num_active_reqs - len(running) - scheduler.num_waiting_for_streaming_input,
+                free_slots,
                 ready=self._is_ready,
                 room=room,
             )
@@ -94,6 +89,17 @@ class BatchFormer:
         if self._divides_steps:
             self.shares = room.shares()
         return [scheduler.requests[call.key] for call in victims]
+
+    def _outranks(self, first: Call, free_slots: int) -> bool:
+        """Whether a waiting call may outrank a running one. Usually the first one outranks none. Then no other does."""
+        running = self._scheduler.running
+        if not running or first.rank >= self._entries[running[-1].request_id].call.rank:
+            return False
+        if free_slots > 0 or not self._is_ready(first):  # others may start, or may outrank
+            return True
+        entries = ((request, self._entries[request.request_id]) for request in reversed(running))
+        last = next((entry.call for request, entry in entries if not recomputes(request, entry)), None)
+        return last is not None and self._policy.outranks(first, last)
 
     def _is_ready(self, call: Call) -> bool:
         """Whether a waiting call may displace others in this step.
