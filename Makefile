@@ -16,9 +16,13 @@ TORCH_HINT := The CPU build of torch is not on PyPI. Name an index or a folder t
 HOURS  ?= 4
 SEED   ?= 0
 SECONDS ?= 600
+# Of `make gpu-check`: build, tests, sanitizer, benchmark, or several in quotes; without it, all of them.
+STEP   ?=
+GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-core test-soak test-asan test-ubsan test-tsan fuzz soak \
+.PHONY: help setup model demo test test-core test-soak test-asan test-ubsan test-tsan gpu-check \
+  gpu-check-wheels fuzz soak \
   package lint docs docs-serve lock clean
 
 help:
@@ -29,6 +33,8 @@ help:
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
 	@echo "make test-ubsan the same under UndefinedBehaviorSanitizer (a minute)"
 	@echo "make test-tsan  the swap kernel's threads under ThreadSanitizer (half a minute)"
+	@echo "make gpu-check  build, test and measure the swap kernel on a GPU, within nine minutes; one step: STEP=tests"
+	@echo "make gpu-check-wheels  packages to bring along to a machine with a GPU and no network (GPU_PYTHON=3.12)"
 	@echo "make fuzz       fuzz targets for SECONDS=600 each, guided by coverage; T=trace for one (findings in build/fuzz)"
 	@echo "make soak       clients of every kind for HOURS=4; memory must stay flat; results in build/soak"
 	@echo "                test, test-core, test-soak: only some paths with T=, such as T=tests/core/policies"
@@ -84,7 +90,7 @@ test-soak: setup
 	@$(BIN)/python -m pytest -m soak $(T)
 
 # Each sanitizer has a build of its own. The CUDA part needs no nvcc here: its tests compile it for a fake GPU.
-SANITIZED_TESTS = WEFT_CSRC=build/$(1) PYTHONPATH=tests/support $(BIN)/python -m pytest -p sanitized_csrc \
+SANITIZED_TESTS = WEFT_CSRC=build/$(1) PYTHONPATH=tests/support $(BIN)/python -m pytest -p built_csrc \
   -p no:cacheprovider --capture=sys -m "not engine" tests/engine/kv_cache
 define BUILD_SANITIZED
 @PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$(1) -G Ninja --log-level=WARNING --no-warn-unused-cli -DWEFT_SANITIZER=$(2) \
@@ -112,6 +118,13 @@ test-tsan: setup
 	@build/tsan/swap_threads
 	@! TSAN_OPTIONS=halt_on_error=1 build/tsan/swap_threads race 2>build/tsan/race.txt && grep -q "data race" build/tsan/race.txt
 	@echo "==> no race in the kernel and its threads; the planted race was reported"
+
+# These need no `make setup`: the machine with the GPU has no vLLM and no network.
+gpu-check:
+	@$(PYTHON) benchmarks/gpu_check.py $(addprefix --step ,$(STEP))
+
+gpu-check-wheels:
+	@$(PYTHON) benchmarks/gpu_wheels.py --python $(GPU_PYTHON)
 
 # Atheris is no part of the environment, which has to work on machines that it has no wheel for.
 build/fuzz/packages/.installed: requirements/fuzz.txt $(VENV)/.built

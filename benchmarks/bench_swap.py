@@ -1,17 +1,15 @@
-"""Bytes per second of swap-out and swap-in, compared with one copy per block and layer, vLLM's own, and the limit.
+"""Bytes per second of swap-out and swap-in on a CPU, compared with one copy per block and layer, and the limit.
 
     python benchmarks/bench_swap.py --out bench_swap.json
 
 There are four layers with pages of one size. Random blocks are copied to consecutive slots, and back. The baselines:
 
 - *each*: one `copy_` of PyTorch for each block of each layer, as vLLM once did it. Making the views is not measured.
-- *vllm*: `swap_blocks_batch` of vLLM 0.32, on a GPU with vLLM installed. Making its lists is not measured.
-- *limit*: the same number of bytes in one piece. On a GPU, this is one copy from or to page-locked memory. On a CPU, it
-  is the faster of PyTorch's copy with as many threads and the C library's memcpy on one.
+- *limit*: the same number of bytes in one piece, by the faster of PyTorch's copy with as many threads and the C
+  library's memcpy on one.
 
-A copy is measured from before its start until every byte has arrived. Before each copy, a CPU's caches are filled with
-other data. The baselines alternate (A B C, B C A, ...). The result is the median over rounds of the ratio in one round.
-Needs no vLLM; uses a GPU where there is one.
+Before each copy, the caches are filled with other data. The baselines alternate (A B C, B C A, ...). The result is the
+median over rounds of the ratio in one round. Needs no vLLM. For a GPU, there is `make gpu-check`.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from weft import _csrc
-from weft.core.errors import UnsupportedVllmError
 from weft.engine.kv_cache import HostPool, Swapper, describe
 
 LAYERS = 4
@@ -47,14 +43,13 @@ Copy = Callable[[], object]  # returns when every byte has arrived
 class Bench:
     """KV caches with twice as many blocks as are swapped, a pool for the swapped blocks, and each baseline's copy."""
 
-    def __init__(self, device: torch.device, page_bytes: int, blocks: int, seed: int) -> None:
+    def __init__(self, page_bytes: int, blocks: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.total_bytes = LAYERS * blocks * page_bytes
-        self.device = device
-        memory = torch.randint(0, 256, (LAYERS, 2 * blocks, page_bytes), dtype=torch.uint8, device=device)
+        memory = torch.randint(0, 256, (LAYERS, 2 * blocks, page_bytes), dtype=torch.uint8)
         self.memory = memory.view(torch.bfloat16)
         layout = describe({f"layers.{i}": layer for i, layer in enumerate(self.memory)}, 2 * blocks)
-        self.pool = HostPool(blocks, layout.slot_bytes, pinned=device.type == "cuda")
+        self.pool = HostPool(blocks, layout.slot_bytes)
         self.swapper = Swapper(layout, self.pool)
         self.blocks, self.slots = rng.permutation(2 * blocks)[:blocks], np.arange(blocks)
         self.arena = self.pool.arena.view(torch.bfloat16)
@@ -65,7 +60,7 @@ class Bench:
             for block, slot in zip(self.blocks.tolist(), self.slots.tolist(), strict=True)
             for layer in range(LAYERS)
         ]
-        self.evict = np.zeros(EVICT_BYTES, np.uint8) if device.type == "cpu" else None
+        self.evict = np.zeros(EVICT_BYTES, np.uint8)
 
     def baselines(self, swap_out: bool) -> dict[str, list[Copy]]:
         """Copies that swap all blocks out or in, by baseline. The fastest copy of a baseline counts."""
@@ -76,47 +71,21 @@ class Bench:
 
         def each() -> None:
             for to, page in pages:
-                to.copy_(page, non_blocking=True)
-            self.finish()
+                to.copy_(page)
 
-        def whole() -> None:
-            target.copy_(source, non_blocking=True)
-            self.finish()
-
-        baselines: dict[str, list[Copy]] = {"weft": [lambda: swap(self.blocks, self.slots).wait()], "each": [each]}
-        if self.device.type == "cpu":
-            to, memory = target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy()
-            return {**baselines, "limit": [whole, lambda: np.copyto(to, memory)]}
-        if vllm := vllm_swap(pages, swap_out):
-            baselines["vllm"] = [lambda: (vllm(), self.finish())]
-        return {**baselines, "limit": [whole]}
-
-    def finish(self) -> None:
-        """Wait for the GPU."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        to, memory = target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy()
+        return {
+            "weft": [lambda: swap(self.blocks, self.slots).wait()],
+            "each": [each],
+            "limit": [lambda: target.copy_(source), lambda: np.copyto(to, memory)],
+        }
 
     def seconds(self, copy: Copy) -> float:
         """Seconds that one copy takes with cold caches."""
-        if self.evict is not None:
-            self.evict += 1  # This also takes long enough for OpenMP's threads to stop spinning.
-        self.finish()
+        self.evict += 1  # This also takes long enough for OpenMP's threads to stop spinning.
         start = time.perf_counter()
         copy()
         return time.perf_counter() - start
-
-
-def vllm_swap(pages: list[tuple[torch.Tensor, torch.Tensor]], swap_out: bool) -> Copy | None:
-    """vLLM's own batched copy of (target, source) pages. None: vLLM is not installed, or does not have it."""
-    try:
-        from weft.engine.vllm_compat.names import custom_ops as ops
-
-        getattr(torch.ops, "_C_cache_ops").swap_blocks_batch  # noqa: B009, B018  raises if vLLM has none
-    except (ImportError, AttributeError, UnsupportedVllmError):
-        return None
-    targets, sources = (torch.tensor([pair[i].data_ptr() for pair in pages], dtype=torch.int64) for i in range(2))
-    sizes = torch.tensor([page.nbytes for page, _ in pages], dtype=torch.int64)
-    return lambda: ops.swap_blocks_batch(sources, targets, sizes, is_src_access_order_any=not swap_out)
 
 
 def measure(bench: Bench, swap_out: bool, rounds: int) -> dict[str, dict[str, Any]]:
@@ -155,12 +124,11 @@ def main(
 ) -> None:
     """Measure, print a table, and write JSON and a plot."""
     console = Console()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(min(len(os.sched_getaffinity(0)), 8))  # the number of threads that Swapper uses
     sizes = [(kib, n) for kib in PAGES_KIB for n in BLOCKS if LAYERS * kib * n <= most_mib << 10]
     results = []
     for kib, blocks in track(sizes, "measuring", console=console, transient=True):
-        bench = Bench(device, kib << 10, blocks, seed)
+        bench = Bench(kib << 10, blocks, seed)
         for swap_out in (True, False):
             baselines = measure(bench, swap_out, rounds)
             results.append(
@@ -168,13 +136,9 @@ def main(
             )
         bench.pool.close()
     console.print(tabulate(results, rounds))
-    if not any("vllm" in result["baselines"] for result in results):
-        console.print("vllm was not measured: its swap_blocks_batch copies to and from a GPU, and needs vLLM for CUDA.")
     if out is not None:
         setup = machine() | {
             "torch": torch.__version__,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            "cuda_kernel": _csrc.cuda_available(),
             "threads": torch.get_num_threads(),
         }
         out.write_text(json.dumps({"machine": setup, "layers": LAYERS, "seed": seed, "results": results}, indent=1))
@@ -184,7 +148,7 @@ def main(
 def tabulate(results: list[dict[str, Any]], rounds: int) -> Table:
     """A table with a row for each size and direction."""
     table = Table(title=f"{LAYERS} layers; medians of {rounds} rounds (quartiles); GB is 10^9 bytes")
-    for heading in ("page KiB", "blocks", "MiB", "swap", "weft GB/s", "x each", "x vllm", "% of limit", "limit GB/s"):
+    for heading in ("page KiB", "blocks", "MiB", "swap", "weft GB/s", "x each", "% of limit", "limit GB/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         baselines = result["baselines"]
@@ -197,7 +161,6 @@ def tabulate(results: list[dict[str, Any]], rounds: int) -> Table:
             result["swap"],
             f"{rate:.2f} ({low:.2f}-{high:.2f})",
             f"{quartiles(baselines['each']['ratios'])[1]:.2f}",
-            f"{quartiles(baselines['vllm']['ratios'])[1]:.2f}" if "vllm" in baselines else "-",
             f"{part:.0f} ({part_low:.0f}-{part_high:.0f})",
             f"{quartiles(baselines['limit']['bytes_per_s'])[1] / 1e9:.2f}",
         )

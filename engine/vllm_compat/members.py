@@ -552,9 +552,6 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
             "top_p",
         ),
     ),
-    "vllm._custom_ops": Uses(
-        called={"swap_blocks_batch": "(src_ptrs, dst_ptrs, sizes, is_src_access_order_any=False)"}
-    ),
     # -- the control channel, without an engine
     "vllm.v1.engine.EngineCoreRequestType": Uses(read=("UTILITY",)),
     "vllm.v1.engine.core.EngineShutdownState": Uses(read=("RUNNING",)),

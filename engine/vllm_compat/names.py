@@ -116,7 +116,6 @@ _FOR_TESTS: Final = {
     "MsgpackEncoder": "vllm.v1.serial_utils.MsgpackEncoder",
     "StructuredOutputsParams": "vllm.sampling_params.StructuredOutputsParams",
     "cpu_worker": "vllm.v1.worker.cpu_worker",
-    "custom_ops": "vllm._custom_ops",
     "get_request_block_hasher": "vllm.v1.core.kv_cache_utils.get_request_block_hasher",
     "init_none_hash": "vllm.v1.core.kv_cache_utils.init_none_hash",
     "sha256": "vllm.utils.hashing.sha256",

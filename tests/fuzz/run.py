@@ -149,7 +149,7 @@ def repeat(name: str, files: list[Path]) -> None:
 
 def _target(name: str) -> Any:
     if "WEFT_CSRC" in os.environ:
-        importlib.import_module("sanitized_csrc")
+        importlib.import_module("built_csrc")
     return importlib.import_module(f"fuzz_{name}")
 
 

@@ -30,15 +30,16 @@ def compiler() -> str | None:
     return shutil.which("c++") or shutil.which("g++")
 
 
-def build(folder: Path) -> ctypes.CDLL:
-    """Compile the library in `folder`, with the flags in $CXXFLAGS, and load it."""
+def build(folder: Path, *others: Path) -> ctypes.CDLL:
+    """Compile the library in `folder`, with other sources and the flags in $CXXFLAGS, and load it."""
     launches = re.compile(r"(\w+<\w+>)<<<(.*?)>>>\(", flags=re.DOTALL)
     source = launches.sub(r"fake::launch(\1, \2, ", (CSRC / "swap_cuda.cu").read_text())
     (folder / "swap_cuda.cpp").write_text(source)
     library = folder / "libfake.so"
     flags = ["-std=c++17", "-O1", "-g", "-shared", "-fPIC", *shlex.split(os.environ.get("CXXFLAGS", ""))]
     command = [str(compiler()), *flags, f"-I{FAKE}", f"-I{CSRC}", "-o", str(library)]
-    subprocess.run([*command, folder / "swap_cuda.cpp", FAKE / "shim.cpp", CSRC / "swap_validate.cpp"], check=True)
+    sources = (folder / "swap_cuda.cpp", FAKE / "shim.cpp", CSRC / "swap_validate.cpp", *others)
+    subprocess.run([*command, *sources], check=True)
     fake = ctypes.CDLL(str(library))
     for name in ("swap_create", "swap_start"):
         getattr(fake, name).restype = ctypes.c_void_p

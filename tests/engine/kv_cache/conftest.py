@@ -12,14 +12,14 @@ from swap_kernels import Kernel
 from weft import _csrc
 
 # The kernels for a GPU are tested only where there is a GPU.
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 compiled = pytest.mark.skipif(not _csrc.has_cuda, reason="built without nvcc")
 KERNELS = [
     "host",
     "torch",
     "fake cuda",
     pytest.param("torch on gpu", marks=gpu),
-    pytest.param("cuda", marks=[gpu, compiled]),
+    pytest.param("cuda", marks=[*gpu, compiled]),
 ]
 
 

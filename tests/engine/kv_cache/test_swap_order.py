@@ -93,6 +93,7 @@ def test_on_a_fake_gpu(fake_cuda: ctypes.CDLL, data: st.DataObject) -> None:
             assert torch.equal(pool.arena[slot, : len(content)], content)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("name", ["torch on gpu", "cuda"])
 def test_on_a_gpu(name: str) -> None:

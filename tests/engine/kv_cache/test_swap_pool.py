@@ -11,7 +11,6 @@ from weft.core.errors import PoolClosedError, SwapArgumentError, SwapDeviceError
 from weft.engine.kv_cache import HostPool
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def test_arena() -> None:
@@ -112,7 +111,8 @@ def test_page_locked_without_a_gpu() -> None:
         HostPool(4, 64, pinned=True)
 
 
-@gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_page_locked() -> None:
     """The arena is page-locked while the pool is open, and its size is not rounded up."""
     pool = HostPool(5, 100, pinned=True)

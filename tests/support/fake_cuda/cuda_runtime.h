@@ -21,6 +21,10 @@ enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600, cudaErrorInvalidDev
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
 
+#define CUDART_VERSION 13000
+enum cudaMemcpySrcAccessOrder { cudaMemcpySrcAccessOrderStream = 1, cudaMemcpySrcAccessOrderAny = 3 };
+struct cudaMemcpyAttributes { cudaMemcpySrcAccessOrder srcAccessOrder; };
+
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(8) uint2 { uint32_t x, y; };
 struct Index { unsigned x; };
@@ -138,5 +142,10 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   fake::push(stream, [=] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t count,
+                                        cudaMemcpyAttributes *, size_t *, size_t, cudaStream_t stream) {
+  for (size_t i = 0; i < count; ++i) cudaMemcpyAsync(to[i], from[i], bytes[i], cudaMemcpyDeviceToHost, stream);
   return cudaSuccess;
 }
