@@ -1,0 +1,14 @@
+"""What comes next: times of tools, lengths of outputs, and whether a prefix is used again.
+
+How long the engine takes for a token follows from `weft.core.policies.step_costs`.
+"""
+
+from __future__ import annotations
+
+from weft.core.prediction.estimate import KnownTime, TimeEstimate
+from weft.core.prediction.output_lengths import OutputLengths
+from weft.core.prediction.reuse import Reuse
+from weft.core.prediction.samples import Samples
+from weft.core.prediction.tool_times import ToolTimes
+
+__all__ = ["KnownTime", "OutputLengths", "Reuse", "Samples", "TimeEstimate", "ToolTimes"]

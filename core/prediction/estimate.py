@@ -1,0 +1,50 @@
+"""What is known of a time that has not passed: an estimate, or for an oracle the time itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class TimeEstimate(ABC):
+    """An estimate of how long something takes. All times are in seconds."""
+
+    is_oracle: ClassVar[bool] = False  # it knows the future; for simulation and benchmarks, always labelled
+
+    @property
+    @abstractmethod
+    def mean_s(self) -> float:
+        """The expected duration."""
+
+    @abstractmethod
+    def quantile_s(self, part: float) -> float:
+        """The duration that this part of all cases does not exceed.
+
+        Args:
+            part: Above 0 and below 1.
+        """
+
+    @abstractmethod
+    def remaining_s(self, elapsed_s: float) -> float:
+        """The time that is still expected, given that it has taken `elapsed_s` already: E[T - e | T > e]."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTime(TimeEstimate):
+    """An oracle: the duration that will be. For simulation and benchmarks only."""
+
+    is_oracle: ClassVar[bool] = True
+
+    duration_s: float
+
+    @property
+    def mean_s(self) -> float:
+        return self.duration_s
+
+    def quantile_s(self, part: float) -> float:
+        del part
+        return self.duration_s
+
+    def remaining_s(self, elapsed_s: float) -> float:
+        return max(0.0, self.duration_s - elapsed_s)

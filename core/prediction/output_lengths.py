@@ -1,0 +1,66 @@
+"""How many tokens a call generates, by the program's name, the call's label and the number of calls before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from weft.core.prediction.names import SamplesByName
+from weft.core.prediction.samples import EMPIRICAL_FROM, Samples
+from weft.core.prediction.tool_times import MOST_LETTERS
+
+_PRIOR_TOKENS: Final = 64.0
+_TRUST: Final = 4.0  # samples that the estimate of the coarser class is worth
+
+
+class OutputLengths:
+    """Output lengths of calls that have ended.
+
+    A class of few calls is backed off to a coarser one: from name, label and number of calls to name and label, to the
+    name, to all calls. Numbers of calls count alike from one power of two to the next.
+    """
+
+    def __init__(self) -> None:
+        self._all = Samples(median=_PRIOR_TOKENS)
+        self._classes = SamplesByName(self._all)
+
+    def observe(self, name: str, label: str | None, calls_before: int, output_tokens: int) -> None:
+        """A call has ended.
+
+        Args:
+            name: The name of its program.
+            label: What the program's author calls this kind of call.
+            calls_before: Calls of the program that ended before.
+            output_tokens: The tokens that it generated.
+        """
+        self._all.observe(output_tokens)
+        for key in _keys(name, label, calls_before):
+            self._classes.observe(key, output_tokens)
+
+    def mean_tokens(self, name: str, label: str | None, calls_before: int) -> float:
+        """The expected output of a call, each class weighed against the coarser one by its number of samples."""
+        mean = self._all.mean_s
+        for key in _keys(name, label, calls_before):
+            samples = self._classes.get(key)
+            if samples is not None:
+                weight = len(samples) / (len(samples) + _TRUST)
+                mean += weight * (samples.mean_s - mean)
+        return mean
+
+    def quantile_tokens(self, name: str, label: str | None, calls_before: int, part: float) -> float:
+        """The output that this part of the calls does not exceed, by the finest class that has 20 calls."""
+        best = self._all
+        for key in _keys(name, label, calls_before):
+            samples = self._classes.get(key)
+            if samples is not None and len(samples) >= EMPIRICAL_FROM:
+                best = samples
+        return best.quantile_s(part)
+
+
+def _keys(name: str, label: str | None, calls_before: int) -> Iterator[tuple[object, ...]]:
+    """The classes of a call, the coarsest first."""
+    name = name[:MOST_LETTERS]
+    yield (name,)
+    label = (label or "")[:MOST_LETTERS]
+    yield name, label
+    yield name, label, max(0, calls_before).bit_length()

@@ -1,0 +1,33 @@
+"""How long tools take, by their names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from weft.core.prediction.names import SamplesByName
+from weft.core.prediction.samples import Samples
+
+MOST_LETTERS: Final = 128  # of a name; longer names count as one if they begin alike
+
+
+class ToolTimes:
+    """The latest 256 times of each tool, of at most 1024 tools, and of all tools together."""
+
+    def __init__(self) -> None:
+        self._all = Samples()
+        self._tools = SamplesByName(self._all)
+
+    def __len__(self) -> int:
+        """The number of tools that are known by name."""
+        return len(self._tools)
+
+    def observe(self, tool: str | None, took_s: float) -> None:
+        """A tool has returned after `took_s` seconds. Of a tool without a name, only the time counts."""
+        self._all.observe(took_s)
+        if tool:
+            self._tools.observe(tool[:MOST_LETTERS], took_s)
+
+    def of(self, tool: str | None) -> Samples:
+        """What is known of a tool: its own times, or those of all tools together if there are none."""
+        own = self._tools.get(tool[:MOST_LETTERS]) if tool else None
+        return self._all if own is None else own

@@ -1,0 +1,92 @@
+"""Tool times, output lengths and reuse: what they learn by name, and that hostile names cannot make them grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.prediction import OutputLengths, Reuse, ToolTimes
+from weft.core.prediction.names import MOST_NAMES
+
+
+def test_a_tool_has_its_own_times() -> None:
+    """Known tools differ; a tool that was never seen is like all of them together."""
+    times = ToolTimes()
+    for _ in range(30):
+        times.observe("search", 10.0)
+        times.observe("add", 0.1)
+    assert times.of("search").mean_s == pytest.approx(10.0)
+    assert times.of("add").quantile_s(0.95) == pytest.approx(0.1)
+    assert times.of("new").mean_s == times.of(None).mean_s == pytest.approx(5.05)
+
+
+def test_made_up_names_do_not_drive_out_known_ones() -> None:
+    """A flood of new names is bounded and leaves the names with three samples alone."""
+    times = ToolTimes()
+    for _ in range(3):
+        times.observe("search", 10.0)
+    for number in range(5000):
+        times.observe(f"tool {number}", 1.0)
+    assert len(times) <= MOST_NAMES
+    assert len(times.of("search")) == 3
+    for number in range(5000):
+        for _ in range(3):
+            times.observe(f"tool {number}", 1.0)
+    assert len(times) <= MOST_NAMES
+
+
+@pytest.mark.parametrize("name", ["", "x" * 10**6, "\ud800", "\0", "a\nb", "🧵" * 500])
+def test_any_text_is_a_name(name: str) -> None:
+    """Names come from models and tools. The length that is kept of each is bounded."""
+    times = ToolTimes()
+    for _ in range(3):
+        times.observe(name, 2.0)
+    assert times.of(name).mean_s == pytest.approx(2.0, rel=0.2)
+    assert len(times.of(name + "y" * 200)) == 3 or len(name) < 128
+
+
+def test_output_lengths_back_off_to_coarser_classes() -> None:
+    """A label that is new in a program is like the program's other calls; a new program is like all programs."""
+    lengths = OutputLengths()
+    for calls_before in range(40):
+        lengths.observe("agent", "plan", calls_before, 500)
+        lengths.observe("agent", "act", calls_before, 20)
+    assert lengths.mean_tokens("agent", "plan", 20) == pytest.approx(500, rel=0.15)
+    assert lengths.mean_tokens("agent", "act", 20) < 60
+    assert lengths.mean_tokens("agent", "reflect", 0) == pytest.approx(260, rel=0.05)
+    assert lengths.mean_tokens("other", None, 0) == pytest.approx(260)
+    assert lengths.quantile_tokens("agent", "plan", 39, 0.9) == pytest.approx(500)
+    assert lengths.quantile_tokens("other", None, 0, 0.9) == pytest.approx(500)
+
+
+def test_the_number_of_calls_tells_the_first_from_the_later_ones() -> None:
+    """A first call that plans is longer than those that follow."""
+    lengths = OutputLengths()
+    for _ in range(40):
+        lengths.observe("agent", None, 0, 900)
+        lengths.observe("agent", None, 5, 30)
+    assert lengths.mean_tokens("agent", None, 0) > 10 * lengths.mean_tokens("agent", None, 5)
+
+
+def test_a_loop_continues_its_context_and_a_search_gives_branches_up() -> None:
+    """The chance falls with the calls that have started since, where that is what happens."""
+    reuse = Reuse()
+    for _ in range(100):
+        for _ in range(9):
+            reuse.observe("loop", 0, continued=True)
+        reuse.observe("loop", 0, continued=False)
+        reuse.observe("search", 1, continued=True)
+        for _ in range(4):
+            reuse.observe("search", 100, continued=False)
+    assert reuse.chance("loop", 0) == pytest.approx(0.9, abs=0.02)
+    assert reuse.chance("search", 0) == pytest.approx(0.2, abs=0.02)
+    assert reuse.chance("search", 50) < 0.02
+    assert reuse.chance("unknown", 0) == pytest.approx(10 / 15, abs=0.05)  # like all programs
+    assert Reuse().chance("first", 0) == pytest.approx(0.5)
+
+
+def test_reuse_keeps_a_bounded_number_of_names() -> None:
+    """Names come from users."""
+    reuse = Reuse()
+    for number in range(2000):
+        reuse.observe(f"program {number}", number, continued=False)
+    assert len(reuse._names) <= 256
