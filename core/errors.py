@@ -14,6 +14,7 @@
     ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
     ├── HistoryError                    (ValueError) a file or text that holds no history of programs
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
+    ├── KvPolicyError                   (ValueError) unknown KV policy or parameter, a weight out of range, ...
     ├── BalancerError                   (ValueError) unknown balancer or parameter, a negative threshold, ...
     ├── CallError                       one LLM call was refused or failed
     │   ├── InvalidRequestError         (ValueError) the request itself is wrong
@@ -142,6 +143,10 @@ class HistoryError(WeftError, ValueError):
 
 class PolicyError(WeftError, ValueError):
     """A scheduling policy is unknown, or has invalid parameters."""
+
+
+class KvPolicyError(WeftError, ValueError):
+    """A KV policy is unknown, or has invalid parameters."""
 
 
 class BalancerError(WeftError, ValueError):

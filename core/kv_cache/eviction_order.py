@@ -1,0 +1,173 @@
+"""Which cached block is evicted next: by a KV policy's decisions and worths, over the tree of prefixes.
+
+An event changes the rank of a few leaves, each in O(log n). The epoch ranks all leaves again, for policies whose order
+changes with time. To name the next k blocks takes O(k log n).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
+from weft.core.kv_cache.prefix_tree import Block, PrefixTree
+
+# The order of eviction: what nobody will use, what the host has, what is left, what is held.
+_ENDED, _SPILLED, _LEFT, _HELD = range(4)
+_MOST_STALE: Final = 64  # entries of the heap that are out of date, and as many again as there are leaves
+
+
+class _Rank(NamedTuple):
+    group: int
+    worth: float
+    depth: int  # negative: of equal worth the longer context is shortened first
+
+
+@dataclass(eq=False, slots=True)
+class _Leaf:
+    """What a block would be if those behind it were gone."""
+
+    block: Block
+    contexts: list[Context]
+    used_s: float
+    is_common: bool
+    children: int
+
+    @classmethod
+    def of(cls, block: Block) -> _Leaf:
+        return cls(block, list(block.contexts), block.used_s, block.is_common, block.children)
+
+    def take(self, child: _Leaf) -> None:
+        """A child is gone."""
+        self.contexts += child.contexts
+        self.used_s = max(self.used_s, child.used_s)
+        self.is_common |= child.is_common
+        self.children -= 1
+
+
+class EvictionOrder:
+    """Orders the leaves of a tree.
+
+    Args:
+        policy: Decides and compares contexts.
+        tree: The cached blocks.
+        memory: The engine's memory at first.
+    """
+
+    def __init__(self, policy: KvPolicy, tree: PrefixTree, memory: Memory) -> None:
+        self.memory = memory
+        self._policy = policy
+        self._tree = tree
+        self._heap: list[tuple[_Rank, int, int, Block]] = []
+        self._expiries: list[tuple[float, int, int, Block]] = []
+        self._entries = 0
+
+    def rank(self, block: Block, now_s: float) -> None:
+        """Something has changed for a block: rank it again if it is a leaf."""
+        self._entries += 1
+        block.version = self._entries
+        if not block.is_leaf:
+            return
+        rank = self._rank(_Leaf.of(block), now_s)
+        heapq.heappush(self._heap, (rank, self._entries, block.version, block))
+        if rank.group == _HELD:
+            until_s = min((c.decision.until_s for c in block.contexts if _is_held(c, now_s)), default=math.inf)
+            heapq.heappush(self._expiries, (until_s, self._entries, block.version, block))
+        if len(self._heap) > _MOST_STALE + 2 * len(self._tree):
+            self._heap = [entry for entry in self._heap if _is_current(entry)]
+            heapq.heapify(self._heap)
+        if len(self._expiries) > _MOST_STALE + 2 * len(self._tree):
+            self._expiries = [entry for entry in self._expiries if _is_current(entry)]
+            heapq.heapify(self._expiries)
+
+    def rank_all(self, now_s: float) -> None:
+        """Rank all leaves again: O(n), in each epoch."""
+        self._heap.clear()
+        self._expiries.clear()
+        for block in self._tree.leaves():
+            self.rank(block, now_s)
+
+    def evict(self, now_s: float) -> Block | None:
+        """Remove the next block from the tree. Returns None if every block is in use."""
+        self._expire(now_s)
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            if _is_current(entry):
+                block = entry[-1]
+                self._tree.evict(block)
+                if block.parent is not None:
+                    self.rank(block.parent, now_s)
+                return block
+        return None
+
+    def next_blocks(self, count: int, now_s: float) -> list[Hashable]:
+        """The keys of the blocks that would be evicted next, in their order, at most `count`. Changes nothing."""
+        self._expire(now_s)
+        taken: list[tuple[_Rank, int, int, Block]] = []
+        opened: list[tuple[_Rank, int, _Leaf]] = []  # parents that would have become leaves
+        changed: dict[Block, _Leaf] = {}
+        found: list[Hashable] = []
+        while len(found) < count:
+            while self._heap and not _is_current(self._heap[0]):
+                heapq.heappop(self._heap)
+            if self._heap and (not opened or self._heap[0][0] <= opened[0][0]):
+                taken.append(heapq.heappop(self._heap))
+                leaf = _Leaf.of(taken[-1][-1])
+            elif opened:
+                leaf = heapq.heappop(opened)[-1]
+            else:
+                break
+            found.append(leaf.block.key)
+            parent = leaf.block.parent
+            if parent is not None:
+                left = changed.setdefault(parent, _Leaf.of(parent))
+                left.take(leaf)
+                if not left.children and not parent.pins:
+                    heapq.heappush(opened, (self._rank(left, now_s), len(found), left))
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def check_integrity(self) -> None:
+        """Assert that each leaf has one current entry, and nothing else has. For tests.
+
+        Raises:
+            AssertionError: They do not.
+        """
+        current = [entry[-1] for entry in self._heap if _is_current(entry)]
+        leaves = self._tree.leaves()
+        if len(current) != len(leaves) or set(current) != set(leaves):
+            raise AssertionError(f"{len(current)} leaves are ranked, and there are {len(leaves)}")
+
+    def _rank(self, leaf: _Leaf, now_s: float) -> _Rank:
+        """The rank of a leaf: that of its owner with the highest."""
+        policy, memory, depth = self._policy, self.memory, -leaf.block.depth
+        if not leaf.contexts:
+            group = _LEFT if leaf.is_common or not policy.evicts_ended_first else _ENDED
+            return _Rank(group, policy.worth_of_nobody(leaf.used_s, memory, now_s), depth)
+        best = max((_group(context, now_s), policy.worth(context, memory, now_s)) for context in leaf.contexts)
+        return _Rank(*best, depth)
+
+    def _expire(self, now_s: float) -> None:
+        """Rank again what was held until now."""
+        while self._expiries and self._expiries[0][0] <= now_s:
+            entry = heapq.heappop(self._expiries)
+            if _is_current(entry):
+                self.rank(entry[-1], now_s)
+
+
+def _group(context: Context, now_s: float) -> int:
+    if context.decision.action is Action.SPILL and context.on_host:
+        return _SPILLED
+    return _HELD if _is_held(context, now_s) else _LEFT
+
+
+def _is_held(context: Context, now_s: float) -> bool:
+    return context.decision.action is Action.KEEP and now_s < context.decision.until_s
+
+
+def _is_current(entry: tuple[object, int, int, Block]) -> bool:
+    return entry[2] == entry[-1].version and entry[-1].is_leaf

@@ -1,0 +1,61 @@
+"""The registry of KV policies, and `KvPolicyConfig`: one of them by name, with its parameters.
+
+A KV policy's module must be imported in `weft.core.kv_cache.policies`. Nothing else names the policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from weft.core.errors import KvPolicyError
+from weft.core.kv_cache.policies.base import KvPolicy
+from weft.core.registry import Registry, check_number
+
+REGISTRY: Final = Registry[KvPolicy]("KV policy", KvPolicyError)
+
+register = REGISTRY.register
+registration = REGISTRY.registration
+registrations = REGISTRY.registrations
+
+
+def check_range(what: str, value: object, low: float, high: float) -> float:
+    """Return a parameter's value as it is.
+
+    Raises:
+        KvPolicyError: It is not a number from `low` to `high`.
+    """
+    number = check_number(value, what, KvPolicyError)
+    if not low <= number <= high:
+        raise KvPolicyError(f"{what} must be from {low:g} to {high:g}, not {value!r}.")
+    return number
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class KvPolicyConfig:
+    """A KV policy by name, with parameters: `KvPolicyConfig("ttl", quantile=0.9)`.
+
+    Args:
+        name: One of `weft.core.kv_cache.policies.KV_POLICIES`.
+        **parameters: The policy's own parameters.
+
+    Raises:
+        KvPolicyError: The name is unknown, the policy does not have a parameter, or it refuses a value.
+    """
+
+    name: str
+    parameters: Any  # the policy's own frozen dataclass
+
+    def __init__(self, name: str = "ended-first", **parameters: Any) -> None:
+        kind = registration(name).parameters
+        allowed = [each.name for each in fields(kind)]
+        unknown = [key for key in parameters if key not in allowed]
+        if unknown:
+            known = ", ".join(allowed) or "no parameters"
+            raise KvPolicyError(f"KV policy {name!r} has no parameter {unknown[0]!r}; it has {known}.")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "parameters", kind(**parameters))
+
+    def make(self) -> KvPolicy:
+        """Make a policy that has seen nothing yet."""
+        return registration(self.name).kind.from_parameters(self.parameters)

@@ -1,0 +1,18 @@
+"""Least recently used, as stock vLLM evicts, and the same with ended programs first."""
+
+from __future__ import annotations
+
+from weft.core.kv_cache.policies.base import KvPolicy
+from weft.core.kv_cache.policies.registry import register
+
+
+@register("lru", "what was used longest ago is evicted first, as in stock vLLM")
+class Lru(KvPolicy):
+    """Leaves everything to the order of use. It does not see that programs end."""
+
+    evicts_ended_first = False
+
+
+@register("ended-first", "programs that have ended are evicted first, then what was used longest ago")
+class EndedFirst(KvPolicy):
+    """Predicts nothing: that a program has ended is certain."""

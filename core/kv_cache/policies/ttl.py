@@ -1,0 +1,71 @@
+"""SAGA's time to live by tool, shorter under pressure (§4.2, Algorithm 1, eq. 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.core.errors import KvPolicyError
+from weft.core.kv_cache.policies.base import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
+from weft.core.kv_cache.policies.registry import check_range, register
+
+
+@dataclass(frozen=True, slots=True)
+class TtlParameters:
+    """The parameters of the time to live.
+
+    Args:
+        quantile: the share of the tools that should return in time, from 0.01 to 0.999.
+        low: the share of the KV cache in use or held from which on the time is shortened.
+        high: the share from which on nothing is held.
+        most_s: the longest time in seconds.
+
+    Raises:
+        KvPolicyError: A value is out of range, or `low` is not below `high`.
+    """
+
+    quantile: float = 0.95
+    low: float = 0.7
+    high: float = 0.9
+    most_s: float = MOST_HOLD_S
+
+    def __post_init__(self) -> None:
+        check_range("quantile", self.quantile, 0.01, 0.999)
+        check_range("low", self.low, 0, 1)
+        check_range("high", self.high, 0, 1)
+        check_range("most_s", self.most_s, 0, 86400)
+        if self.low >= self.high:
+            raise KvPolicyError(f"low is {self.low}, and high is {self.high}; give a lower low.")
+
+
+@register("ttl", "SAGA: contexts are held for a quantile of their tool's time, shorter under pressure", TtlParameters)
+class Ttl(KvPolicy):
+    """Holds a context from the end of its call for::
+
+        m   = clamp((used - low) / (high - low), 0, 1)
+        TTL = min(Q(tool) · (1 - 0.5 · m), most_s)
+
+    From `high` on nothing is held. After its time a context is not dropped but left, since on vLLM dropping it gains
+    nothing. Q is the quantile of the tool's latest times: a moving average, as in the paper, has no quantiles. Only
+    running and held contexts count as used, because a prefix cache is always full. The time to live ends when the next
+    call arrives, not before it has found its context, so a call that waits keeps it.
+    """
+
+    decides = True
+
+    def __init__(
+        self, quantile: float = 0.95, low: float = 0.7, high: float = 0.9, most_s: float = MOST_HOLD_S
+    ) -> None:
+        self._quantile = quantile
+        self._low = low
+        self._high = high
+        self._most_s = most_s
+
+    def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
+        if memory.used_share >= self._high:
+            return LEAVE
+        if context.called:
+            return Decision(Action.KEEP, now_s + self._most_s)
+        pressure = max(0.0, (memory.used_share - self._low) / (self._high - self._low))
+        time_s = min(context.pause.quantile_s(self._quantile) * (1 - 0.5 * pressure), self._most_s)
+        until_s = context.used_s + time_s
+        return Decision(Action.KEEP, until_s) if until_s > now_s else LEAVE

@@ -1,0 +1,201 @@
+"""The cached blocks as a tree of prefixes, with the contexts that end in each.
+
+A block's owners are the contexts that end in it or behind it. Only leaves can be evicted, so a prefix goes from its
+end, and a block that several contexts share stays as long as one behind it does. When a leaf goes, its contexts get
+shorter: they end in its parent then. So the best of several owners decides, and no block needs a list of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence, Set
+from dataclasses import dataclass, field
+
+from weft.core.kv_cache.policies import Context
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A cached block. Compared by identity."""
+
+    key: Hashable  # stands for its tokens and all before them
+    parent: Block | None
+    program: Hashable  # that brought it
+    depth: int  # blocks before it
+    used_s: float
+    children: int = 0
+    pins: int = 0  # running calls that end in it
+    is_common: bool = False  # another program has used it or a block behind it
+    contexts: dict[Context, None] = field(default_factory=dict)  # that end in it
+    version: int = 0  # of its entry in the order of eviction
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it can be evicted."""
+        return not self.children and not self.pins
+
+
+class PrefixTree:
+    """Blocks, running calls and contexts. Nothing here evicts or decides.
+
+    Args:
+        block_tokens: Tokens of a block.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.pinned = 0  # blocks that running calls use
+        self._blocks: dict[Hashable, Block] = {}
+        self._ends: dict[Hashable, dict[Context, Block]] = {}  # of each program, where its contexts end
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._blocks
+
+    def get(self, key: Hashable) -> Block | None:
+        """The block of a key, if it is cached."""
+        return self._blocks.get(key)
+
+    def leaves(self) -> list[Block]:
+        """Every block that can be evicted."""
+        return [block for block in self._blocks.values() if block.is_leaf]
+
+    def hit_blocks(self, chain: Sequence[Hashable]) -> int:
+        """The blocks of a chain that are cached, from its beginning on."""
+        low, high = 0, len(chain)
+        while low < high:  # what is cached of a chain is its beginning
+            middle = (low + high) // 2
+            if chain[middle] in self._blocks:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def extend(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> Block | None:
+        """Add what is missing of a chain. Returns its last block; None if it is empty."""
+        hit = self.hit_blocks(chain)
+        last = self._blocks[chain[hit - 1]] if hit else None
+        if last is not None:
+            last.is_common = last.is_common or last.program != program
+        for key in chain[hit:]:
+            if last is not None:
+                last.children += 1
+            self._blocks[key] = last = Block(key, last, program, last.depth + 1 if last else 0, now_s)
+        if last is not None:
+            last.used_s = max(last.used_s, now_s)
+        return last
+
+    def pin(self, block: Block | None) -> None:
+        """A running call ends in this block, and uses those before it."""
+        while block is not None:
+            block.pins += 1
+            if block.pins > 1:
+                return
+            self.pinned += 1
+            block = block.parent
+
+    def unpin(self, block: Block | None) -> None:
+        """The call has ended."""
+        while block is not None:
+            block.pins -= 1
+            if block.pins:
+                return
+            self.pinned -= 1
+            block = block.parent
+
+    def end_context(self, context: Context, block: Block) -> None:
+        """A context ends in this block. Those of its program that end before it in the same chain are its beginnings,
+        and are given up."""
+        for each in self.contexts_on(context.program, block):
+            self.drop_context(each)
+        self._ends.setdefault(context.program, {})[context] = block
+        block.contexts[context] = None
+        context.tokens = (block.depth + 1) * self.block_tokens
+
+    def contexts_on(self, program: Hashable, block: Block | None) -> list[Context]:
+        """The contexts of a program that end in this block or before it in its chain."""
+        ends = self._ends.get(program)
+        if not ends:
+            return []
+        found: list[Context] = []
+        shallowest = min(end.depth for end in ends.values())
+        while block is not None and block.depth >= shallowest and len(found) < len(ends):
+            found += (each for each in block.contexts if each.program == program)
+            block = block.parent
+        return found
+
+    @property
+    def programs(self) -> Set[Hashable]:
+        """The programs that have contexts."""
+        return self._ends.keys()
+
+    def contexts_of(self, program: Hashable) -> list[Context]:
+        """The contexts of a program, the oldest first."""
+        return list(self._ends.get(program, ()))
+
+    def end_of(self, context: Context) -> Block | None:
+        """The block that a context ends in; None if nothing of it is cached."""
+        return self._ends.get(context.program, {}).get(context)
+
+    def own_tokens(self, context: Context) -> int:
+        """The tokens of a context that no other program has used."""
+        block = self.end_of(context)
+        count = 0
+        while block is not None and block.program == context.program and not block.is_common:
+            count += 1
+            block = block.parent
+        return count * self.block_tokens
+
+    def drop_context(self, context: Context) -> Block | None:
+        """Forget a context. Its blocks stay. Returns the block in which it ended."""
+        ends = self._ends.get(context.program)
+        block = ends.pop(context, None) if ends is not None else None
+        if block is not None:
+            del block.contexts[context]
+        if ends is not None and not ends:
+            del self._ends[context.program]
+        return block
+
+    def evict(self, block: Block) -> None:
+        """Remove a leaf. The contexts that end in it end in its parent then."""
+        parent = block.parent
+        del self._blocks[block.key]
+        block.version = -1
+        if parent is not None:
+            parent.children -= 1
+            parent.used_s = max(parent.used_s, block.used_s)
+            parent.is_common = parent.is_common or block.is_common
+        for context in list(block.contexts):
+            if parent is None:
+                self.drop_context(context)
+                context.tokens = 0
+            else:
+                self._ends[context.program][context] = parent
+                parent.contexts[context] = None
+                context.tokens = (parent.depth + 1) * self.block_tokens
+        block.contexts.clear()
+
+    def check_integrity(self) -> None:
+        """Assert that the counts agree with the tree. For tests.
+
+        Raises:
+            AssertionError: They do not; the message says which.
+        """
+        blocks = self._blocks.values()
+        children = Counter(block.parent for block in blocks)
+        inner = [(block, block.parent) for block in blocks if block.parent is not None]
+        ends = {(context, block) for each in self._ends.values() for context, block in each.items()}
+        checks = {
+            "a block has lost its parent": all(self._blocks.get(parent.key) is parent for _, parent in inner),
+            "a depth is wrong": all(block.depth == parent.depth + 1 for block, parent in inner),
+            "a pinned block follows one that is not": all(parent.pins or not block.pins for block, parent in inner),
+            "children are miscounted": all(block.children == children[block] for block in blocks),
+            "pinned blocks are miscounted": self.pinned == sum(block.pins > 0 for block in blocks),
+            "contexts and blocks disagree": ends == {(each, block) for block in blocks for each in block.contexts},
+            "a program without contexts is kept": all(self._ends.values()),
+        }
+        failed = [problem for problem, holds in checks.items() if not holds]
+        if failed:
+            raise AssertionError("; ".join(failed))

@@ -1,0 +1,227 @@
+"""What an engine or a simulator tells about programs and tools, turned into decisions and an order of eviction.
+
+One object for each replica. It joins predictors, a KV policy and the order of eviction; it copies nothing and reads no
+clock. Times are seconds on the caller's clock. An event that is lost costs memory for a while, and never a wrong token.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from weft.core.kv_cache.eviction_order import EvictionOrder
+from weft.core.kv_cache.policies import LEAVE, Action, Context, KvPolicy, Memory
+from weft.core.kv_cache.prefix_tree import Block, PrefixTree
+from weft.core.prediction import Reuse, TimeEstimate, ToolTimes
+from weft.core.prediction.names import SamplesByName
+from weft.core.prediction.samples import Samples
+from weft.core.prediction.tool_times import MOST_LETTERS
+
+_MOST_PROGRAMS: Final = 100_000  # that never ended
+
+
+@dataclass(eq=False, slots=True)
+class _Program:
+    name: str
+    last: Context | None = None  # that it left
+
+
+@dataclass(eq=False, slots=True)
+class RunningCall:
+    """A call whose blocks are in use."""
+
+    program: Hashable
+    name: str
+    block: Block | None  # the last of its chain
+
+
+class Retention:
+    """Keeps, leaves or spills the contexts of programs, and says which blocks are evicted next.
+
+    Args:
+        policy: A policy of its own.
+        block_tokens: Tokens of a block.
+        memory: The engine's memory at first.
+    """
+
+    def __init__(self, policy: KvPolicy, block_tokens: int, memory: Memory) -> None:
+        self.policy = policy
+        self.tree = PrefixTree(block_tokens)
+        self.order = EvictionOrder(policy, self.tree, memory)
+        self.tool_times = ToolTimes()
+        self.reuse = Reuse()
+        self._new_tokens_of_all = Samples(median=100.0)
+        self._new_tokens = SamplesByName(self._new_tokens_of_all)  # by tool: of the next prompt
+        self.held_tokens = 0  # of contexts that are held, without those that programs share
+        self._held: dict[Context, int] = {}
+        self._programs: OrderedDict[Hashable, _Program] = OrderedDict()
+
+    @property
+    def memory(self) -> Memory:
+        """The engine's memory, as last told."""
+        return self.order.memory
+
+    def call_arrived(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> None:
+        """A call has arrived, and waits. What it will find is needed soon.
+
+        Args:
+            program: Its program.
+            chain: The keys of its prompt's full blocks, the first one first. A key stands for all tokens up to there.
+            now_s: The time.
+        """
+        row = self._programs.get(program)
+        hit = self.tree.hit_blocks(chain)
+        found = self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)
+        context = found[0] if found else row.last if row is not None else None
+        if context is None or context.called:
+            return
+        context.called = True
+        self.tool_times.observe(_pause_name(context.tool, context.name), now_s - context.used_s)
+        new_tokens = (len(chain) - hit) * self.tree.block_tokens
+        self._new_tokens_of_all.observe(new_tokens)
+        self._new_tokens.observe(_pause_name(context.tool, context.name), new_tokens)
+        self.reuse.observe(context.name, context.age, continued=True)
+        self._decide(context, now_s)
+
+    def call_cancelled(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> None:
+        """A call that has arrived will not run. Its context waits for another one."""
+        hit = self.tree.hit_blocks(chain)
+        for context in self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)[:1]:
+            context.called = False
+            self._decide(context, now_s)
+
+    def call_began(self, program: Hashable, name: str, chain: Sequence[Hashable], now_s: float) -> RunningCall:
+        """A call starts to run. Its prompt's blocks are in the cache from now on, and in use."""
+        row = self._programs.setdefault(program, _Program(name))
+        self._programs.move_to_end(program)
+        if len(self._programs) > _MOST_PROGRAMS:
+            self.program_ended(next(iter(self._programs)), now_s)
+        row.name = name
+        block = self.tree.extend(program, chain, now_s)
+        self.tree.pin(block)
+        for context in self.tree.contexts_of(program):
+            context.age += 1
+            context.chance = self.reuse.chance(name, context.age)
+        return RunningCall(program, name, block)
+
+    def call_grew(self, call: RunningCall, chain: Sequence[Hashable], now_s: float) -> None:
+        """A running call has more full blocks than before. `chain` has all of them."""
+        before, call.block = call.block, self.tree.extend(call.program, chain, now_s)
+        self.tree.pin(call.block)
+        self.tree.unpin(before)
+
+    def call_ended(
+        self, call: RunningCall, now_s: float, *, tool: str | None = None, pause: TimeEstimate | None = None
+    ) -> Context | None:
+        """A call has ended, and its blocks are free.
+
+        Args:
+            call: What `call_began` returned.
+            now_s: The time.
+            tool: The tool that runs next, if it is known already.
+            pause: An oracle's time until the next call, for simulation and benchmarks.
+
+        Returns:
+            The context that it leaves, with a decision; None if it has no full block or its program has ended.
+        """
+        block = call.block
+        self.tree.unpin(block)
+        if block is None:
+            return None
+        block.used_s = max(block.used_s, now_s)
+        if call.program not in self._programs:
+            self._rank(block, now_s)
+            return None
+        name = _pause_name(tool, call.name)
+        context = Context(call.program, call.name, now_s, pause or self.tool_times.of(name), tool=tool)
+        context.chance = self.reuse.chance(call.name, 0)
+        context.new_tokens = self._expected_tokens(name)
+        for each in self.tree.contexts_on(call.program, block):
+            self._hold(each, 0)
+        self.tree.end_context(context, block)
+        self._programs[call.program].last = context
+        self._decide(context, now_s)
+        return context
+
+    def call_left(self, call: RunningCall, now_s: float) -> None:
+        """A call is preempted or aborted: its blocks are free, and it leaves no context of its own."""
+        self.tree.unpin(call.block)
+        if call.block is not None:
+            self._rank(call.block, now_s)
+
+    def tool_started(self, program: Hashable, tool: str, now_s: float) -> None:
+        """The tool that a program waits for is known. Its latest context is decided again."""
+        for context in self.tree.contexts_of(program)[-1:]:
+            if not context.called and not context.pause.is_oracle:
+                context.tool, context.pause = tool, self.tool_times.of(tool)
+                context.new_tokens = self._expected_tokens(tool)
+                self._decide(context, now_s)
+
+    def program_ended(self, program: Hashable, now_s: float) -> None:
+        """No call of a program will come."""
+        self._programs.pop(program, None)
+        for context in self.tree.contexts_of(program):
+            if not context.called:
+                self.reuse.observe(context.name, context.age, continued=False)
+            self._hold(context, 0)
+            block = self.tree.drop_context(context)
+            if block is not None:
+                self._rank(block, now_s)
+
+    def epoch(self, memory: Memory, now_s: float) -> None:
+        """Decide and rank everything again with what is known now. O(n); call it about once a second."""
+        self.order.memory = memory
+        if self.policy.decides:
+            self._held.clear()
+            self.held_tokens = 0
+            for program in self._programs:
+                for context in self.tree.contexts_of(program):
+                    context.decision = self.policy.decide(context, memory, now_s)
+                    self._hold(context, self.tree.own_tokens(context))
+        if self.policy.decides or self.policy.changes_with_time:
+            self.order.rank_all(now_s)
+
+    def observe_memory(self, memory: Memory) -> None:
+        """The memory has changed. Decisions from now on go by it. O(1), for each step."""
+        self.order.memory = memory
+
+    def check_integrity(self) -> None:
+        """Assert that the counts agree, and that only open programs have contexts. For tests.
+
+        Raises:
+            AssertionError: They do not; the message says which.
+        """
+        self.tree.check_integrity()
+        self.order.check_integrity()
+        if self.held_tokens != sum(self._held.values()):
+            raise AssertionError("held tokens are miscounted")
+        if not self.tree.programs <= self._programs.keys():
+            raise AssertionError("a program that has ended has a context")
+
+    def _expected_tokens(self, name: str) -> float:
+        return (self._new_tokens.get(name) or self._new_tokens_of_all).mean_s
+
+    def _decide(self, context: Context, now_s: float) -> None:
+        context.decision = self.policy.decide(context, self.memory, now_s) if self.policy.decides else LEAVE
+        block = self.tree.end_of(context)
+        if block is not None:
+            self._hold(context, self.tree.own_tokens(context))
+            self._rank(block, now_s)
+
+    def _hold(self, context: Context, own_tokens: int) -> None:
+        """Count what is held. Holds that expire or are evicted leave the count in the next epoch."""
+        held = own_tokens if context.decision.action is Action.KEEP else 0
+        self.held_tokens += held - self._held.pop(context, 0)
+        if held:
+            self._held[context] = held
+
+    def _rank(self, block: Block, now_s: float) -> None:
+        if block.is_leaf:
+            self.order.rank(block, now_s)
+
+
+def _pause_name(tool: str | None, program_name: str) -> str:
+    """What a pause is known by: its tool, or the program whose calls it lies between."""
+    return (tool or f"after {program_name}")[:MOST_LETTERS]

@@ -1,0 +1,287 @@
+"""The order of eviction: what goes first, and a machine that compares it with a reference of plain lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from weft.core.kv_cache.policies import (
+    KV_POLICIES,
+    Action,
+    Context,
+    Decision,
+    KvPolicy,
+    KvPolicyConfig,
+    Memory,
+)
+from weft.core.kv_cache.retention import Retention, RunningCall
+
+MEMORY = Memory(0.5, 100, 1e-3)
+
+
+def retention(policy: str | KvPolicy = "ended-first") -> Retention:
+    return Retention(KvPolicyConfig(policy).make() if isinstance(policy, str) else policy, 16, MEMORY)
+
+
+def play(kept: Retention, program: str, chain: str, at_s: float) -> None:
+    """A call that takes no time. Each letter of the chain is a block; its key is all letters up to it."""
+    keys = prefixes(chain)
+    kept.call_arrived(program, keys, at_s)
+    kept.call_ended(kept.call_began(program, program, keys, at_s), at_s)
+
+
+def prefixes(chain: str) -> list[str]:
+    return [chain[: number + 1] for number in range(len(chain))]
+
+
+def evicted(kept: Retention, now_s: float) -> list[Hashable]:
+    """Everything, in the order in which it is evicted."""
+    expected = kept.order.next_blocks(10**6, now_s)
+    keys = []
+    while (block := kept.order.evict(now_s)) is not None:
+        keys.append(block.key)
+    if kept.policy.name in ("lru", "ended-first"):
+        assert keys == expected
+    assert not kept.tree.pinned
+    assert len(kept.tree) == 0
+    return keys
+
+
+def test_the_longest_unused_context_goes_first_from_its_end() -> None:
+    """As stock vLLM does; what two contexts share goes when both are gone."""
+    kept = retention("lru")
+    play(kept, "p", "abc", 1.0)
+    play(kept, "q", "abX", 2.0)
+    play(kept, "r", "z", 1.5)
+    assert evicted(kept, 3.0) == ["abc", "z", "abX", "ab", "a"]
+
+
+def test_ended_programs_go_first_but_not_what_open_ones_share() -> None:
+    """A block is as good as the best of its owners."""
+    kept = retention()
+    play(kept, "old", "oo", 1.0)
+    play(kept, "p", "sp", 2.0)
+    play(kept, "q", "sq", 3.0)
+    kept.program_ended("q", 4.0)
+    assert evicted(kept, 5.0) == ["sq", "oo", "o", "sp", "s"]
+
+
+def test_a_prefix_that_programs_share_outlives_them() -> None:
+    """A system prompt is used again by the next program, so it waits for its turn when no open program has it."""
+    kept = retention()
+    play(kept, "p", "sp", 2.0)
+    play(kept, "q", "sq", 3.0)
+    play(kept, "open", "o", 2.5)
+    kept.program_ended("p", 4.0)
+    kept.program_ended("q", 4.0)
+    assert evicted(kept, 5.0) == ["sp", "sq", "o", "s"]
+
+
+def test_what_runs_is_not_evicted() -> None:
+    """Blocks in use are no victims, with everything before them."""
+    kept = retention()
+    running = kept.call_began("p", "p", prefixes("abc"), 0.0)
+    play(kept, "q", "aq", 1.0)
+    assert kept.order.next_blocks(9, 2.0) == ["aq"]
+    assert kept.order.evict(2.0) is not None
+    assert kept.order.evict(2.0) is None
+    assert kept.tree.pinned == 3
+    kept.call_grew(running, prefixes("abcd"), 3.0)
+    assert kept.tree.pinned == 4
+    kept.call_left(running, 4.0)
+    assert kept.tree.pinned == 0
+
+
+class _Held(KvPolicy):
+    """Holds the context of the program "held" until 10 s, and says that of "spilled" is on the host."""
+
+    name = "held"
+    decides = True
+
+    def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
+        context.on_host = context.program == "spilled"
+        if context.on_host:
+            return Decision(Action.SPILL)
+        return Decision(Action.KEEP, 10.0) if context.program == "held" else Decision(Action.LEAVE)
+
+
+def test_a_hold_is_an_order_and_ends() -> None:
+    """What is held goes last, but it goes: nothing can be held up for ever. After its time it is left."""
+    for now_s, order in ((9.0, ["s", "l", "h"]), (10.0, ["s", "h", "l"])):
+        kept = retention(_Held())
+        play(kept, "held", "h", 1.0)
+        play(kept, "left", "l", 2.0)
+        play(kept, "spilled", "s", 3.0)
+        assert kept.held_tokens == 16
+        assert evicted(kept, now_s) == order
+
+
+def test_recency_alone_makes_wa_lru_lru() -> None:
+    """Weights 1, 0, 0 give the order of LRU among open programs."""
+    orders = []
+    for policy in (KvPolicyConfig("wa-lru", recency=1.0, reuse=0.0, size=0.0), KvPolicyConfig("ended-first")):
+        kept = retention(policy.make())
+        for at_s, chain in enumerate(("abc", "abd", "x", "xyz", "abcc", "q")):
+            play(kept, f"p{at_s}", chain, float(at_s))
+        orders.append(evicted(kept, 9.0))
+    assert orders[0] == orders[1]
+
+
+def test_a_waiting_call_keeps_its_context() -> None:
+    """Once the call has arrived its context is used next, whatever the tools do. A cancellation takes that back."""
+    kept = retention("next-use")
+    play(kept, "p", "aa", 1.0)
+    play(kept, "q", "bb", 2.0)
+    kept.call_arrived("p", prefixes("aaa"), 3.0)
+    kept.epoch(MEMORY, 3.0)
+    assert kept.order.next_blocks(2, 3.0) == ["bb", "b"]
+    kept.call_cancelled("p", prefixes("aaa"), 3.0)
+    kept.epoch(MEMORY, 3.0)
+    assert kept.order.next_blocks(2, 3.0) == ["aa", "a"]
+
+
+def test_the_tool_decides_once_its_name_is_known() -> None:
+    """A context before a slow tool goes before one whose tool is quick, though it was used later."""
+    kept = retention("next-use")
+    for _ in range(20):
+        kept.tool_times.observe("slow", 100.0)
+        kept.tool_times.observe("quick", 1.0)
+    play(kept, "p", "a", 1.0)
+    play(kept, "q", "b", 2.0)
+    kept.tool_started("p", "quick", 2.0)
+    kept.tool_started("q", "slow", 2.0)
+    assert evicted(kept, 2.0) == ["b", "a"]
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """Calls begin, grow, end and are preempted, programs end, and blocks are evicted. The reference keeps each context
+    as a list of blocks, and looks for the victim among all blocks."""
+
+    kept: Retention
+    policy: str
+
+    @initialize(policy=st.sampled_from(["lru", "ended-first"]))
+    def make(self, policy: str) -> None:
+        self.policy = policy
+        self.kept = retention(policy)
+        self.now_s = 0.0
+        self.cached: dict[str, tuple[float, set[str]]] = {}  # when a block was last used, and the programs that did
+        self.contexts: list[tuple[str, str, float]] = []  # program, chain, when its call ended
+        self.running: list[tuple[RunningCall, str, str]] = []  # program, chain
+        self.open: set[str] = set()
+
+    def use(self, program: str, chain: str) -> None:
+        for key in prefixes(chain):
+            self.cached.setdefault(key, (self.now_s, set()))[1].add(program)
+
+    def touch(self, chain: str) -> None:
+        for key in prefixes(chain):
+            self.cached[key] = (self.now_s, self.cached[key][1])
+
+    @rule(program=st.sampled_from("pqrs"), chain=st.text("ab", min_size=1, max_size=5))
+    def begin(self, program: str, chain: str) -> None:
+        self.now_s += 1
+        self.kept.call_arrived(program, prefixes(chain), self.now_s)
+        self.running.append((self.kept.call_began(program, program, prefixes(chain), self.now_s), program, chain))
+        self.open.add(program)
+        self.use(program, chain)
+        self.touch(chain)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), more=st.text("ab", max_size=2), leaves_context=st.booleans())
+    def end(self, data: Any, more: str, leaves_context: bool) -> None:
+        self.now_s += 1
+        number = data.draw(st.integers(0, len(self.running) - 1))
+        call, program, chain = self.running.pop(number)
+        self.kept.call_grew(call, prefixes(chain + more), self.now_s)
+        self.use(program, chain + more)
+        self.touch(chain + more)
+        if not leaves_context:
+            self.kept.call_left(call, self.now_s)
+            return
+        self.kept.call_ended(call, self.now_s)
+        if program in self.open:
+            self.contexts = [
+                each
+                for each in self.contexts
+                if each[0] != program or not (chain + more).startswith(self.left_of(each))
+            ]
+            self.contexts.append((program, chain + more, self.now_s))
+
+    @rule(program=st.sampled_from("pqrs"))
+    def end_program(self, program: str) -> None:
+        self.now_s += 1
+        self.kept.program_ended(program, self.now_s)
+        self.open.discard(program)
+        self.contexts = [each for each in self.contexts if each[0] != program]
+
+    def left_of(self, context: tuple[str, str, float]) -> str:
+        """What is cached of a context; none of its blocks: nothing, which every chain starts with."""
+        return max((key for key in prefixes(context[1]) if key in self.cached), key=len, default="")
+
+    def victim(self) -> str | None:
+        """The block of the lowest rank, by the definitions: a block is as good as its best owner."""
+        found: tuple[tuple[int, float, int], str] | None = None
+        for key, (used_s, programs) in self.cached.items():
+            behind = [other for other in self.cached if other.startswith(key) and other != key]
+            if behind or any(chain.startswith(key) for _, _, chain in self.running):
+                continue
+            ends = [used for _, chain, used in self.contexts if chain.startswith(key)]
+            if ends:
+                rank = (2, max(ends), -len(key))
+            else:
+                rank = (2 if len(programs) > 1 or self.policy == "lru" else 0, used_s, -len(key))
+            if found is None or rank < found[0]:
+                found = rank, key
+        return found[1] if found else None
+
+    @rule(count=st.integers(1, 4))
+    def evict(self, count: int) -> None:
+        """The reference's victims, one after the other, are those that were announced."""
+        announced = self.kept.order.next_blocks(count, self.now_s)
+        evicted = []
+        for _ in range(count):
+            victim = self.victim()
+            block = self.kept.order.evict(self.now_s)
+            assert (block.key if block else None) == victim
+            if victim is not None:
+                del self.cached[victim]
+                evicted.append(victim)
+        assert announced == evicted
+        self.contexts = [each for each in self.contexts if self.left_of(each)]
+
+    @invariant()
+    def same(self) -> None:
+        """The same blocks, and the counts agree."""
+        if hasattr(self, "cached"):
+            assert len(self.kept.tree) == len(self.cached)
+            assert all(key in self.kept.tree for key in self.cached)
+            self.kept.tree.check_integrity()
+            self.kept.check_integrity()
+
+
+TestOrderMachine = OrderMachine.TestCase
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_whatever_is_held_an_allocation_finds_blocks(policy: str) -> None:
+    """A hundred programs wait for tools that never return, and hold everything; a hundred more need room. Each block is
+    evicted when it is asked for, and nothing is left behind when the programs end."""
+    kept = retention(policy)
+    for number in range(100):
+        play(kept, f"p{number}", f"{chr(200 + number)}abc", 1.0)
+        kept.tool_started(f"p{number}", "never", 1.0)
+    for step in range(20):
+        kept.epoch(Memory(0.5 + step / 40, 50, 1e-4, 1e-5), 2.0 + step)
+        assert all(kept.order.evict(2.0 + step) for _ in range(20))
+        kept.check_integrity()
+    assert len(kept.tree) == 0
+    for number in range(100):
+        kept.program_ended(f"p{number}", 99.0)
+    assert kept.held_tokens == 0
+    assert kept.order.next_blocks(1, math.inf) == []
