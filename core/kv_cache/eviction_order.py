@@ -20,14 +20,16 @@ _ENDED, _SPILLED, _LEFT, _HELD = range(4)
 _MOST_STALE: Final = 64  # entries of the heap that are out of date, and as many again as there are leaves
 
 
-class _Rank(NamedTuple):
+class Rank(NamedTuple):
+    """A leaf's place in the order of eviction; the lowest goes first."""
+
     group: int
     worth: float
     depth: int  # negative: of equal worth the longer context is shortened first
 
 
 @dataclass(eq=False, slots=True)
-class _Leaf:
+class Leaf:
     """What a block would be if those behind it were gone."""
 
     block: Block
@@ -37,10 +39,10 @@ class _Leaf:
     children: int
 
     @classmethod
-    def of(cls, block: Block) -> _Leaf:
+    def of(cls, block: Block) -> Leaf:
         return cls(block, list(block.contexts), block.used_s, block.is_common, block.children)
 
-    def take(self, child: _Leaf) -> None:
+    def take(self, child: Leaf) -> None:
         """A child is gone."""
         self.contexts += child.contexts
         self.used_s = max(self.used_s, child.used_s)
@@ -61,7 +63,7 @@ class EvictionOrder:
         self.memory = memory
         self._policy = policy
         self._tree = tree
-        self._heap: list[tuple[_Rank, int, int, Block]] = []
+        self._heap: list[tuple[Rank, int, int, Block]] = []
         self._expiries: list[tuple[float, int, int, Block]] = []
         self._entries = 0
 
@@ -71,7 +73,7 @@ class EvictionOrder:
         block.version = self._entries
         if not block.is_leaf:
             return
-        rank = self._rank(_Leaf.of(block), now_s)
+        rank = self.rank_of(Leaf.of(block), now_s)
         heapq.heappush(self._heap, (rank, self._entries, block.version, block))
         if rank.group == _HELD:
             until_s = min((c.decision.until_s for c in block.contexts if _is_held(c, now_s)), default=math.inf)
@@ -106,16 +108,16 @@ class EvictionOrder:
     def next_blocks(self, count: int, now_s: float) -> list[Hashable]:
         """The keys of the blocks that would be evicted next, in their order, at most `count`. Changes nothing."""
         self._expire(now_s)
-        taken: list[tuple[_Rank, int, int, Block]] = []
-        opened: list[tuple[_Rank, int, _Leaf]] = []  # parents that would have become leaves
-        changed: dict[Block, _Leaf] = {}
+        taken: list[tuple[Rank, int, int, Block]] = []
+        opened: list[tuple[Rank, int, Leaf]] = []  # parents that would have become leaves
+        changed: dict[Block, Leaf] = {}
         found: list[Hashable] = []
         while len(found) < count:
             while self._heap and not _is_current(self._heap[0]):
                 heapq.heappop(self._heap)
             if self._heap and (not opened or self._heap[0][0] <= opened[0][0]):
                 taken.append(heapq.heappop(self._heap))
-                leaf = _Leaf.of(taken[-1][-1])
+                leaf = Leaf.of(taken[-1][-1])
             elif opened:
                 leaf = heapq.heappop(opened)[-1]
             else:
@@ -123,10 +125,10 @@ class EvictionOrder:
             found.append(leaf.block.key)
             parent = leaf.block.parent
             if parent is not None:
-                left = changed.setdefault(parent, _Leaf.of(parent))
+                left = changed.setdefault(parent, Leaf.of(parent))
                 left.take(leaf)
                 if not left.children and not parent.pins:
-                    heapq.heappush(opened, (self._rank(left, now_s), len(found), left))
+                    heapq.heappush(opened, (self.rank_of(left, now_s), len(found), left))
         for entry in taken:
             heapq.heappush(self._heap, entry)
         return found
@@ -142,14 +144,15 @@ class EvictionOrder:
         if len(current) != len(leaves) or set(current) != set(leaves):
             raise AssertionError(f"{len(current)} leaves are ranked, and there are {len(leaves)}")
 
-    def _rank(self, leaf: _Leaf, now_s: float) -> _Rank:
-        """The rank of a leaf: that of its owner with the highest."""
+    def rank_of(self, leaf: Leaf, now_s: float) -> Rank:
+        """The rank of a leaf: that of its best owners."""
         policy, memory, depth = self._policy, self.memory, -leaf.block.depth
         if not leaf.contexts:
             group = _LEFT if leaf.is_common or not policy.evicts_ended_first else _ENDED
-            return _Rank(group, policy.worth_of_nobody(leaf.used_s, memory, now_s), depth)
-        best = max((_group(context, now_s), policy.worth(context, memory, now_s)) for context in leaf.contexts)
-        return _Rank(*best, depth)
+            return Rank(group, policy.worth_of_nobody(leaf.used_s, memory, now_s), depth)
+        group = max(_group(context, now_s) for context in leaf.contexts)
+        worths = (policy.worth(each, memory, now_s) for each in leaf.contexts if _group(each, now_s) == group)
+        return Rank(group, policy.worth_together(worths), depth)
 
     def _expire(self, now_s: float) -> None:
         """Rank again what was held until now."""

@@ -7,7 +7,7 @@ clock. Times are seconds on the caller's clock. An event that is lost costs memo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,8 @@ from weft.core.prediction.samples import Samples
 from weft.core.prediction.tool_times import MOST_LETTERS
 
 _MOST_PROGRAMS: Final = 100_000  # that never ended
+
+_WAIT_SHARE: Final = 0.05  # of the latest call in the average wait
 
 
 @dataclass(eq=False, slots=True)
@@ -44,16 +46,24 @@ class Retention:
         policy: A policy of its own.
         block_tokens: Tokens of a block.
         memory: The engine's memory at first.
+        order: Makes the order of eviction; another one for an oracle, which orders by block.
     """
 
-    def __init__(self, policy: KvPolicy, block_tokens: int, memory: Memory) -> None:
+    def __init__(
+        self,
+        policy: KvPolicy,
+        block_tokens: int,
+        memory: Memory,
+        order: Callable[[KvPolicy, PrefixTree, Memory], EvictionOrder] = EvictionOrder,
+    ) -> None:
         self.policy = policy
         self.tree = PrefixTree(block_tokens)
-        self.order = EvictionOrder(policy, self.tree, memory)
+        self.order = order(policy, self.tree, memory)
         self.tool_times = ToolTimes()
         self.reuse = Reuse()
         self._new_tokens_of_all = Samples(median=100.0)
         self._new_tokens = SamplesByName(self._new_tokens_of_all)  # by tool: of the next prompt
+        self._wait_s = 0.0
         self.held_tokens = 0  # of contexts that are held, without those that programs share
         self._held: dict[Context, int] = {}
         self._programs: OrderedDict[Hashable, _Program] = OrderedDict()
@@ -75,9 +85,9 @@ class Retention:
         hit = self.tree.hit_blocks(chain)
         found = self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)
         context = found[0] if found else row.last if row is not None else None
-        if context is None or context.called:
-            return
-        context.called = True
+        if context is None or context.called_s is not None or (context.tokens and not found):
+            return  # it is the first call, one of several side by side, or a branch of its own
+        context.called_s = now_s
         self.tool_times.observe(_pause_name(context.tool, context.name), now_s - context.used_s)
         new_tokens = (len(chain) - hit) * self.tree.block_tokens
         self._new_tokens_of_all.observe(new_tokens)
@@ -89,11 +99,22 @@ class Retention:
         """A call that has arrived will not run. Its context waits for another one."""
         hit = self.tree.hit_blocks(chain)
         for context in self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)[:1]:
-            context.called = False
+            context.called_s = None
             self._decide(context, now_s)
 
-    def call_began(self, program: Hashable, name: str, chain: Sequence[Hashable], now_s: float) -> RunningCall:
-        """A call starts to run. Its prompt's blocks are in the cache from now on, and in use."""
+    def call_began(
+        self, program: Hashable, name: str, chain: Sequence[Hashable], now_s: float, *, waited_s: float = 0.0
+    ) -> RunningCall:
+        """A call starts to run. Its prompt's blocks are in the cache from now on, and in use.
+
+        Args:
+            program: Its program.
+            name: The program's name.
+            chain: The keys of its prompt's full blocks.
+            now_s: The time.
+            waited_s: How long it has waited in the queue.
+        """
+        self._wait_s += _WAIT_SHARE * (waited_s - self._wait_s)
         row = self._programs.setdefault(program, _Program(name))
         self._programs.move_to_end(program)
         if len(self._programs) > _MOST_PROGRAMS:
@@ -154,7 +175,7 @@ class Retention:
     def tool_started(self, program: Hashable, tool: str, now_s: float) -> None:
         """The tool that a program waits for is known. Its latest context is decided again."""
         for context in self.tree.contexts_of(program)[-1:]:
-            if not context.called and not context.pause.is_oracle:
+            if context.called_s is None and not context.pause.is_oracle:
                 context.tool, context.pause = tool, self.tool_times.of(tool)
                 context.new_tokens = self._expected_tokens(tool)
                 self._decide(context, now_s)
@@ -163,7 +184,7 @@ class Retention:
         """No call of a program will come."""
         self._programs.pop(program, None)
         for context in self.tree.contexts_of(program):
-            if not context.called:
+            if context.called_s is None:
                 self.reuse.observe(context.name, context.age, continued=False)
             self._hold(context, 0)
             block = self.tree.drop_context(context)
@@ -172,20 +193,20 @@ class Retention:
 
     def epoch(self, memory: Memory, now_s: float) -> None:
         """Decide and rank everything again with what is known now. O(n); call it about once a second."""
-        self.order.memory = memory
+        self.observe_memory(memory)
         if self.policy.decides:
             self._held.clear()
             self.held_tokens = 0
             for program in self._programs:
                 for context in self.tree.contexts_of(program):
-                    context.decision = self.policy.decide(context, memory, now_s)
+                    context.decision = self.policy.decide(context, self.memory, now_s)
                     self._hold(context, self.tree.own_tokens(context))
         if self.policy.decides or self.policy.changes_with_time:
             self.order.rank_all(now_s)
 
     def observe_memory(self, memory: Memory) -> None:
         """The memory has changed. Decisions from now on go by it. O(1), for each step."""
-        self.order.memory = memory
+        self.order.memory = memory._replace(wait_s=self._wait_s)
 
     def check_integrity(self) -> None:
         """Assert that the counts agree, and that only open programs have contexts. For tests.

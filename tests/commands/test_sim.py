@@ -175,3 +175,19 @@ def test_a_wrong_trace(weft: WeftCommand, tmp_path: Path) -> None:
     code, out, err = weft("trace", tmp_path / "chess")
     assert (code, out) == (1, "")
     assert "chess cannot be read" in err
+
+
+def test_a_replay_compares_the_kv_policies(weft: WeftCommand, tmp_path: Path) -> None:
+    """`weft sim --replay` prints each KV policy with its ratio to Bélády's rule, as a table or as JSON."""
+    path = tmp_path / "trace.jsonl"
+    assert weft("trace", "tools", "--programs", 4, "--rate", 2, "--out", path)[0] == 0
+    code, out, err = weft("sim", path, "--policy", "fcfs", "--kv-tokens", 16384, "--replay")
+    assert (code, err) == (0, "")
+    rows = {line.strip().split("  ")[0]: line.rstrip() for line in out.splitlines() if line.strip()}
+    assert {"lru", "ended-first", "least-waste", "ttl", "wa-lru", "next-use", "belady (oracle)"} <= rows.keys()
+    assert rows["belady (oracle)"].endswith("1.000")
+    code, out, _ = weft("sim", path, "--policy", "fcfs", "--kv-tokens", 16384, "--replay", "--json")
+    ratios = {name: row["ratio"] for name, row in json.loads(out)["rules"].items()}
+    assert code == 0
+    assert min(ratios.values()) == ratios["belady (oracle)"] == 1.0
+    assert weft("sim", path, "--unit-steps", "--replay")[0] == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -44,6 +44,7 @@ class Memory(NamedTuple):
     running_tokens: int  # contexts of the running calls
     prefill_token_s: float  # to compute a prompt token
     copy_token_s: float = math.inf  # to copy a token one way, as far as steps wait for it; infinite: no host memory
+    wait_s: float = 0.0  # that calls wait in the queue, as of late
 
 
 @dataclass(eq=False, slots=True)
@@ -59,13 +60,17 @@ class Context:
     new_tokens: float = 0.0  # that the next prompt is expected to add
     chance: float = 1.0  # that a call continues it
     age: int = 0  # calls that its program has started since
-    called: bool = False  # the next call has arrived, and waits
+    called_s: float | None = None  # when the next call arrived, which waits since
     on_host: bool = False  # its KV is in host memory as well
     decision: Decision = field(default=LEAVE)
 
-    def expected_s(self, now_s: float) -> float:
-        """The time until the next call, if there is one."""
-        return 0.0 if self.called else self.pause.remaining_s(now_s - self.used_s)
+    def expected_s(self, memory: Memory, now_s: float) -> float:
+        """The time until the next call runs, if there is one: what remains of the pause, and the wait in the queue."""
+        if self.pause.is_oracle:
+            return self.pause.remaining_s(now_s - self.used_s)
+        if self.called_s is not None:
+            return max(0.0, self.called_s + memory.wait_s - now_s)
+        return self.pause.remaining_s(now_s - self.used_s) + memory.wait_s
 
 
 class KvPolicy(Registered, ABC):
@@ -85,6 +90,10 @@ class KvPolicy(Registered, ABC):
         first. By default the one that was used longest ago, as vLLM does."""
         del memory, now_s
         return context.used_s
+
+    def worth_together(self, worths: Iterable[float]) -> float:
+        """What blocks are worth that several contexts share. By default as much as the best of them."""
+        return max(worths)
 
     def worth_of_nobody(self, used_s: float, memory: Memory, now_s: float) -> float:
         """What blocks are worth that no open program owns. They are compared with contexts only if several programs had

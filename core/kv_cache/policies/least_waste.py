@@ -38,7 +38,7 @@ class Waste(NamedTuple):
 def waste(context: Context, memory: Memory, now_s: float) -> Waste:
     """Equations 5 to 7, with C the context's tokens and B those of the running calls::
 
-        keep  = T · C            T: the time until the next call
+        keep  = T · C            T: the time until the next call runs
         leave = t_p · C · (B + C)   t_p: to compute a token
         spill = 2 · t_c · C · B     t_c: to copy a token one way
 
@@ -49,7 +49,7 @@ def waste(context: Context, memory: Memory, now_s: float) -> Waste:
     """
     tokens, running = context.tokens, memory.running_tokens
     return Waste(
-        keep=context.expected_s(now_s) * tokens,
+        keep=context.expected_s(memory, now_s) * tokens,
         leave=memory.prefill_token_s * tokens * (running + tokens),
         spill=2 * memory.copy_token_s * tokens * running if memory.copy_token_s < math.inf else math.inf,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from weft.core.kv_cache.policies.base import Context, KvPolicy, Memory
@@ -25,7 +26,11 @@ class NextUse(KvPolicy):
 
     def worth(self, context: Context, memory: Memory, now_s: float) -> float:
         cost_s = min(memory.copy_token_s, memory.prefill_token_s) if context.on_host else memory.prefill_token_s
-        return context.chance * cost_s / max(context.expected_s(now_s), _LEAST_S)
+        return context.chance * cost_s / max(context.expected_s(memory, now_s), _LEAST_S)
+
+    def worth_together(self, worths: Iterable[float]) -> float:
+        """The sum: what several may use is used the sooner."""
+        return sum(worths)
 
     def worth_of_nobody(self, used_s: float, memory: Memory, now_s: float) -> float:
         return memory.prefill_token_s / 2 / max(now_s - used_s, _LEAST_S)  # it stays unused for as long again

@@ -63,7 +63,7 @@ class Ttl(KvPolicy):
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
         if memory.used_share >= self._high:
             return LEAVE
-        if context.called:
+        if context.called_s is not None:
             return Decision(Action.KEEP, now_s + self._most_s)
         pressure = max(0.0, (memory.used_share - self._low) / (self._high - self._low))
         time_s = min(context.pause.quantile_s(self._quantile) * (1 - 0.5 * pressure), self._most_s)

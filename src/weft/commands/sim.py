@@ -17,6 +17,7 @@ from weft.core.routing import BALANCERS, BalancerConfig
 from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
+from weft.core.trace.format import TraceProgram
 
 _SHOWN: Final = 20  # programs in the table
 
@@ -55,6 +56,10 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     preemption: Annotated[
         Literal["recompute", "swap"], typer.Option(help="What happens to the KV of a preempted call.")
     ] = "recompute",
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Compare the KV policies, and Bélády's rule, on the accesses to the KV cache."),
+    ] = False,
     gantt: Annotated[Path | None, typer.Option(help="Draw which call ran when into this .svg file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -74,6 +79,9 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         unit_steps=unit_steps,
     )
     programs = read(file)
+    if replay:
+        _replay(programs, settings, as_json=as_json)
+        return
     if gantt is not None and (gantt.suffix != ".svg" or sum(len(p.calls) for p in programs) > MOST_CALLS):
         raise SimulationError(f"{gantt} cannot be drawn: name an .svg file, and simulate up to {MOST_CALLS} calls.")
     with simulation_progress(len(programs)) as progress:
@@ -87,6 +95,33 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         typer.echo(json.dumps(result.to_dict()))
     else:
         _print(result, unit="" if unit_steps else " s")
+
+
+def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from weft.core.sim.replay import replay_all
+
+    best, *others = results = replay_all(programs, settings)
+    if as_json:
+        rows = {each.rule: {**each._asdict(), "ratio": each.ratio(best)} for each in results}
+        typer.echo(json.dumps({"kv_tokens": settings.kv_tokens, "rules": rows}))
+        return
+    table = Table(
+        title=f"{best.prompt_tokens} prompt tokens, a KV cache of {settings.kv_tokens:.0f}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    table.add_column("KV policy", overflow="fold")
+    for heading in ("found", "computed", "of these again", "to Bélády"):
+        table.add_column(heading, justify="right")
+    for row in [*sorted(others, key=lambda each: each.computed_tokens), best]:
+        counts = (f"{row.hit_tokens / max(row.prompt_tokens, 1):.1%}", row.computed_tokens, row.recomputed_tokens)
+        table.add_row(row.rule, *map(str, counts), f"{row.ratio(best):.3f}")
+    Console(highlight=False, markup=False).print(table)
 
 
 def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bool | None) -> PolicyConfig:

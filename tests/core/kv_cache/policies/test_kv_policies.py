@@ -20,7 +20,7 @@ from weft.core.kv_cache.policies import (
     WaLru,
 )
 from weft.core.kv_cache.policies.least_waste import waste
-from weft.core.prediction import KnownTime
+from weft.core.prediction import KnownTime, Samples
 
 MEMORY = Memory(used_share=0.95, running_tokens=1000, prefill_token_s=1e-3, copy_token_s=1e-4)
 
@@ -89,7 +89,7 @@ def test_the_time_to_live_ends() -> None:
     assert Ttl().decide(context(10.0), MEMORY._replace(used_share=0.9), 0.0).action is Action.LEAVE
     assert Ttl().decide(context(1e6), low, 0.0).until_s == MOST_HOLD_S
     waiting = context(10.0)
-    waiting.called = True
+    waiting.called_s = 5.0
     assert Ttl().decide(waiting, low, 50.0).action is Action.KEEP
 
 
@@ -112,8 +112,20 @@ def test_next_use_weighs_time_chance_and_cost() -> None:
     unlikely.chance, copied.on_host = 0.5, True
     worths = [policy.worth(each, MEMORY, 0.0) for each in (near, far, unlikely, copied)]
     assert worths == pytest.approx([5e-4, 2.5e-4, 2.5e-4, 5e-5])
-    near.called = True
-    assert policy.worth(near, MEMORY, 0.0) > 100 * worths[0]
+
+
+def test_the_time_to_the_next_use_has_the_wait_in_it() -> None:
+    """A call that has arrived waits for the rest of the usual wait; before, all of it comes after the tool."""
+    samples = Samples()
+    for _ in range(20):
+        samples.observe(2.0)
+    waiting = Context("p", "agent", 0.0, samples)
+    queue = MEMORY._replace(wait_s=3.0)
+    assert waiting.expected_s(queue, 0.0) == pytest.approx(5.0)
+    waiting.called_s = 2.0
+    assert waiting.expected_s(queue, 4.0) == pytest.approx(1.0)
+    assert waiting.expected_s(queue, 9.0) == 0.0
+    assert NextUse().worth(waiting, queue, 9.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""The order in which the calls of a trace read and write the blocks of a KV cache, for replays.
+
+The times are those of a simulation. They stay the same whatever a replay evicts, so every KV policy plays one sequence,
+and Bélády's rule, which needs to know the future, can play it too.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from array import array
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.core.errors import SimulationError
+from weft.core.sim.settings import SimSettings
+from weft.core.sim.simulator import simulate
+from weft.core.trace.format import TraceCall, TraceProgram, in_order
+from weft.core.trace.prefixes import BLOCK_TOKENS
+
+
+class Kind(enum.IntEnum):
+    """What happens. Of things at one time the first listed happens first."""
+
+    END = 0
+    PROGRAM_END = 1
+    ARRIVE = 2
+    BEGIN = 3
+
+
+@dataclass(eq=False, slots=True)
+class PlayedCall:
+    """A call with its blocks, which have numbers. A number stands for a block's tokens and all before them."""
+
+    program: int
+    name: str
+    replica: int
+    chain: array[int]  # the full blocks of prompt and output
+    prompt_blocks: int  # of these, the blocks of the prompt
+    prompt_tokens: int
+    arrived_s: float = 0.0
+    began_s: float = math.inf
+    ended_s: float = 0.0
+    tool: str | None = None  # that runs after it
+    next_s: float = math.inf  # when a call that continues it begins
+
+    @property
+    def prompt(self) -> array[int]:
+        """The blocks of its prompt."""
+        return self.chain[: self.prompt_blocks]
+
+
+class Access(NamedTuple):
+    """One event. Events are compared by the first three fields."""
+
+    time_s: float
+    kind: Kind
+    sequence: int
+    call: PlayedCall  # of the program's end: its last call
+
+
+def accesses(programs: Sequence[TraceProgram], settings: SimSettings) -> list[Access]:
+    """Simulate programs, and return what happens to the KV cache in the order of time.
+
+    A call that is preempted keeps its blocks from its first start to its end.
+
+    Raises:
+        SimulationError: The settings have no KV cache that keeps prefixes.
+    """
+    if not settings.shares_prefixes:
+        raise SimulationError("a replay needs a KV cache that keeps prefixes; leave out unit steps.")
+    played: dict[tuple[str, str], PlayedCall] = {}
+    systems: dict[Hashable, array[int]] = {}  # the blocks that programs of a name begin with
+    count = 0
+    for number, program in enumerate(programs):
+        for call in in_order(program.calls):
+            prefix, count = _prefix(program, call, played, systems, count)
+            total = (call.prompt_tokens + call.output_tokens) // BLOCK_TOKENS
+            own = max(0, total - len(prefix))
+            chain = prefix[:total] + array("q", range(count, count + own))
+            count += own
+            played[program.program, call.call_id] = PlayedCall(
+                number, program.name or "", 0, chain, call.prompt_tokens // BLOCK_TOKENS, call.prompt_tokens
+            )
+    for run in simulate(programs, settings, runs=True).runs:
+        call_played = played[run.program, run.call_id]
+        if run.start_s < call_played.began_s:
+            call_played.began_s, call_played.replica = run.start_s, run.replica
+        call_played.ended_s = max(call_played.ended_s, run.end_s)
+    return _in_time(programs, played)
+
+
+def _prefix(
+    program: TraceProgram,
+    call: TraceCall,
+    played: dict[tuple[str, str], PlayedCall],
+    systems: dict[Hashable, array[int]],
+    count: int,
+) -> tuple[array[int], int]:
+    """The blocks that a call shares with what came before it, and how many blocks there are now."""
+    shared = call.shared_prefix_tokens // BLOCK_TOKENS
+    if call.parents:
+        return played[program.program, call.parents[0]].chain[:shared], count
+    system = systems.setdefault(program.name, array("q"))
+    missing = max(0, shared - len(system))
+    system.extend(range(count, count + missing))
+    return system[:shared], count + missing
+
+
+def _in_time(programs: Sequence[TraceProgram], played: dict[tuple[str, str], PlayedCall]) -> list[Access]:
+    events: list[Access] = []
+    for program in programs:
+        last: PlayedCall | None = None
+        for call in in_order(program.calls):
+            this = played[program.program, call.call_id]
+            parents = [played[program.program, parent] for parent in call.parents]
+            this.arrived_s = max((each.ended_s for each in parents), default=program.arrival_s) + call.gap_s
+            if parents and this.began_s < parents[0].next_s:
+                parents[0].next_s, parents[0].tool = this.began_s, call.tool
+            events += (
+                Access(min(this.arrived_s, this.began_s), Kind.ARRIVE, len(events), this),
+                Access(this.began_s, Kind.BEGIN, len(events) + 1, this),
+                Access(this.ended_s, Kind.END, len(events) + 2, this),
+            )
+            last = this if last is None or this.ended_s > last.ended_s else last
+        if last is not None:
+            events.append(Access(last.ended_s, Kind.PROGRAM_END, len(events), last))
+    return sorted(events, key=lambda event: event[:3])

@@ -1,0 +1,198 @@
+"""Replays one sequence of accesses against KV policies, and against Bélády's rule, which no policy can beat.
+
+The miss of one block costs as much as that of another, and what runs stays. Then it is optimal to evict the block whose
+next use comes last (Bélády 1966). Of a context the end is never used before the beginning, so evicting ends first keeps
+prefixes whole.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from weft.core.errors import SimulationError
+from weft.core.kv_cache.eviction_order import EvictionOrder, Leaf, Rank
+from weft.core.kv_cache.policies import KV_POLICIES, KvPolicy, KvPolicyConfig, Memory
+from weft.core.kv_cache.prefix_tree import PrefixTree
+from weft.core.kv_cache.retention import Retention, RunningCall
+from weft.core.prediction import KnownTime
+from weft.core.sim.accesses import Access, Kind, PlayedCall, accesses
+from weft.core.sim.settings import SimSettings
+from weft.core.trace.format import TraceProgram
+from weft.core.trace.prefixes import BLOCK_TOKENS
+
+EPOCH_S: Final = 0.25
+BELADY: Final = "belady (oracle)"
+NEVER_S: Final = 1e9
+
+
+class ReplayResult(NamedTuple):
+    """What one rule does with a sequence of accesses. All counts are in tokens."""
+
+    rule: str
+    prompt_tokens: int  # of all calls
+    hit_tokens: int  # found in the cache when the call began
+    recomputed_tokens: int  # computed again, because they had been evicted
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were computed."""
+        return self.prompt_tokens - self.hit_tokens
+
+    def ratio(self, best: ReplayResult) -> float:
+        """The computed tokens as a multiple of those of the best rule."""
+        return self.computed_tokens / best.computed_tokens if best.computed_tokens else 1.0
+
+
+class _Belady(EvictionOrder):
+    """An oracle: evicts the block whose next use comes last."""
+
+    def __init__(self, policy: KvPolicy, tree: PrefixTree, memory: Memory) -> None:
+        super().__init__(policy, tree, memory)
+        self.uses: dict[tuple[int, object], list[int]] = {}  # by replica and block: the events that use it
+        self.replica = 0
+        self.position = 0  # of the present event; several happen at one time
+
+    def rank_of(self, leaf: Leaf, now_s: float) -> Rank:
+        del now_s
+        uses = self.uses.get((self.replica, leaf.block.key), [])
+        later = bisect_right(uses, self.position)
+        return Rank(0, -uses[later] if later < len(uses) else -math.inf, -leaf.block.depth)
+
+
+def replay(
+    events: Sequence[Access],
+    settings: SimSettings,
+    policy: KvPolicyConfig,
+    *,
+    knows_times: bool = False,
+    check: Callable[[Retention], object] | None = None,
+) -> ReplayResult:
+    """Play a sequence against a KV policy.
+
+    Args:
+        events: What `accesses` returned.
+        settings: The engines: capacity of the KV cache and duration of steps. There is no host memory.
+        policy: The KV policy.
+        knows_times: An oracle: the policy knows when each context is used next.
+        check: Called after each event (for tests).
+    """
+    name = f"{policy.name} (oracle)" if knows_times else policy.name
+    return _Replay(events, settings, lambda: _retention(policy.make(), settings), knows_times, check).play(name)
+
+
+def replay_belady(events: Sequence[Access], settings: SimSettings) -> ReplayResult:
+    """Play a sequence against Bélády's rule, an oracle: it knows the sequence. The least that can be computed."""
+    uses: dict[tuple[int, object], list[int]] = defaultdict(list)
+    for position, event in enumerate(events):
+        if event.kind is Kind.BEGIN:
+            for block in event.call.prompt:
+                uses[event.call.replica, block].append(position)
+
+    def make() -> Retention:
+        kept = _retention(KvPolicyConfig("lru").make(), settings, _Belady)
+        assert isinstance(kept.order, _Belady)  # noqa: S101  for mypy
+        kept.order.uses = uses
+        return kept
+
+    return _Replay(events, settings, make).play(BELADY)
+
+
+def replay_all(programs: Sequence[TraceProgram], settings: SimSettings) -> list[ReplayResult]:
+    """Play the programs' accesses against every KV policy, and the oracles: Bélády's rule first, which is the best, and
+    next-use with known times last.
+
+    Raises:
+        SimulationError: The settings have no KV cache of a bounded size that keeps prefixes.
+    """
+    if math.isinf(settings.kv_capacity):
+        raise SimulationError("a replay needs a bounded KV cache; give a number of tokens, and leave out unit steps.")
+    events = accesses(programs, settings)
+    results = [replay_belady(events, settings)]
+    results += (replay(events, settings, KvPolicyConfig(name)) for name in KV_POLICIES)
+    return [*results, replay(events, settings, KvPolicyConfig("next-use"), knows_times=True)]
+
+
+def _retention(
+    policy: KvPolicy,
+    settings: SimSettings,
+    order: Callable[[KvPolicy, PrefixTree, Memory], EvictionOrder] = EvictionOrder,
+) -> Retention:
+    return Retention(policy, BLOCK_TOKENS, Memory(0.0, 0, settings.timing.prefill_token_s), order)
+
+
+class _Replay:
+    def __init__(
+        self,
+        events: Sequence[Access],
+        settings: SimSettings,
+        make: Callable[[], Retention],
+        knows_times: bool = False,
+        check: Callable[[Retention], object] | None = None,
+    ) -> None:
+        self._events = events
+        self._capacity = settings.kv_tokens // BLOCK_TOKENS
+        self._prefill_token_s = settings.timing.prefill_token_s
+        self._knows_times = knows_times
+        self._check = check
+        self._kept = [make() for _ in range(settings.replicas)]
+        for number, kept in enumerate(self._kept):
+            if isinstance(kept.order, _Belady):
+                kept.order.replica = number
+        self._running: dict[PlayedCall, RunningCall] = {}
+        self._computed: set[tuple[int, int]] = set()  # blocks that a replica has computed
+        self._hit = self._again = self._prompt = 0
+
+    def play(self, rule: str) -> ReplayResult:
+        epoch_s = -math.inf
+        for position, event in enumerate(self._events):
+            now_s, call = event.time_s, event.call
+            kept = self._kept[call.replica]
+            if isinstance(kept.order, _Belady):
+                kept.order.position = position
+            if now_s >= epoch_s + EPOCH_S:
+                epoch_s = now_s
+                for each in self._kept:
+                    each.epoch(self._memory(each), now_s)
+            kept.observe_memory(self._memory(kept))
+            if event.kind is Kind.ARRIVE:
+                kept.call_arrived(call.program, call.prompt, now_s)
+            elif event.kind is Kind.BEGIN:
+                self._begin(kept, call, now_s)
+            elif event.kind is Kind.END:
+                self._end(kept, call, now_s)
+            else:
+                for each in self._kept:
+                    each.program_ended(call.program, now_s)
+            if self._check is not None:
+                self._check(kept)
+        return ReplayResult(rule, self._prompt, self._hit * BLOCK_TOKENS, self._again * BLOCK_TOKENS)
+
+    def _begin(self, kept: Retention, call: PlayedCall, now_s: float) -> None:
+        prompt = call.prompt
+        hit = kept.tree.hit_blocks(prompt)
+        self._prompt += call.prompt_tokens
+        self._hit += hit
+        self._again += sum((call.replica, block) in self._computed for block in prompt[hit:])
+        self._running[call] = kept.call_began(call.program, call.name, prompt, now_s, waited_s=now_s - call.arrived_s)
+        self._fit(kept, now_s)
+
+    def _end(self, kept: Retention, call: PlayedCall, now_s: float) -> None:
+        running = self._running.pop(call)
+        kept.call_grew(running, call.chain, now_s)
+        self._computed.update((call.replica, block) for block in call.chain)
+        pause = KnownTime(min(call.next_s - now_s, NEVER_S)) if self._knows_times else None
+        kept.call_ended(running, now_s, tool=call.tool, pause=pause)
+        self._fit(kept, now_s)
+
+    def _fit(self, kept: Retention, now_s: float) -> None:
+        while len(kept.tree) > self._capacity and kept.order.evict(now_s) is not None:
+            pass
+
+    def _memory(self, kept: Retention) -> Memory:
+        running_tokens = kept.tree.pinned * BLOCK_TOKENS
+        used_share = (running_tokens + kept.held_tokens) / (self._capacity * BLOCK_TOKENS)
+        return Memory(min(1.0, used_share), running_tokens, self._prefill_token_s)
