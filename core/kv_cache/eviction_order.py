@@ -40,7 +40,7 @@ class Leaf:
 
     @classmethod
     def of(cls, block: Block) -> Leaf:
-        return cls(block, list(block.contexts), block.used_s, block.is_common, block.children)
+        return cls(block, list(block.contexts), block.used_s, block.is_common, len(block.children))
 
     def take(self, child: Leaf) -> None:
         """A child is gone."""
@@ -99,7 +99,7 @@ class EvictionOrder:
             entry = heapq.heappop(self._heap)
             if _is_current(entry):
                 block = entry[-1]
-                self._tree.evict(block)
+                self._tree.remove(block)
                 if block.parent is not None:
                     self.rank(block.parent, now_s)
                 return block

@@ -23,7 +23,7 @@ class Block:
     program: Hashable  # that brought it
     depth: int  # blocks before it
     used_s: float
-    children: int = 0
+    children: dict[Block, None] = field(default_factory=dict)
     pins: int = 0  # running calls that end in it
     is_common: bool = False  # another program has used it or a block behind it
     contexts: dict[Context, None] = field(default_factory=dict)  # that end in it
@@ -80,9 +80,10 @@ class PrefixTree:
         if last is not None:
             last.is_common = last.is_common or last.program != program
         for key in chain[hit:]:
+            block = self._blocks[key] = Block(key, last, program, last.depth + 1 if last else 0, now_s)
             if last is not None:
-                last.children += 1
-            self._blocks[key] = last = Block(key, last, program, last.depth + 1 if last else 0, now_s)
+                last.children[block] = None
+            last = block
         if last is not None:
             last.used_s = max(last.used_s, now_s)
         return last
@@ -158,24 +159,41 @@ class PrefixTree:
             del self._ends[context.program]
         return block
 
-    def evict(self, block: Block) -> None:
-        """Remove a leaf. The contexts that end in it end in its parent then."""
-        parent = block.parent
-        del self._blocks[block.key]
-        block.version = -1
+    def chain(self, block: Block | None) -> list[Hashable]:
+        """The keys of a block and of those before it, the first one first."""
+        keys = []
+        while block is not None:
+            keys.append(block.key)
+            block = block.parent
+        return keys[::-1]
+
+    def roots(self) -> list[Block]:
+        """The first blocks of chains."""
+        return [block for block in self._blocks.values() if block.parent is None]
+
+    def remove(self, block: Block) -> None:
+        """Remove a block that no running call uses, and all behind it, which cannot be found without it. The contexts
+        that end there end in its parent then."""
+        parent, behind = block.parent, [block]
         if parent is not None:
-            parent.children -= 1
-            parent.used_s = max(parent.used_s, block.used_s)
-            parent.is_common = parent.is_common or block.is_common
-        for context in list(block.contexts):
-            if parent is None:
-                self.drop_context(context)
-                context.tokens = 0
-            else:
-                self._ends[context.program][context] = parent
-                parent.contexts[context] = None
-                context.tokens = (parent.depth + 1) * self.block_tokens
-        block.contexts.clear()
+            del parent.children[block]
+        while behind:
+            gone = behind.pop()
+            behind += gone.children
+            del self._blocks[gone.key]
+            gone.version = -1
+            if parent is not None:
+                parent.used_s = max(parent.used_s, gone.used_s)
+                parent.is_common = parent.is_common or gone.is_common
+            for context in list(gone.contexts):
+                if parent is None:
+                    self.drop_context(context)
+                    context.tokens = 0
+                else:
+                    self._ends[context.program][context] = parent
+                    parent.contexts[context] = None
+                    context.tokens = (parent.depth + 1) * self.block_tokens
+            gone.contexts.clear()
 
     def check_integrity(self) -> None:
         """Assert that the counts agree with the tree. For tests.
@@ -191,7 +209,7 @@ class PrefixTree:
             "a block has lost its parent": all(self._blocks.get(parent.key) is parent for _, parent in inner),
             "a depth is wrong": all(block.depth == parent.depth + 1 for block, parent in inner),
             "a pinned block follows one that is not": all(parent.pins or not block.pins for block, parent in inner),
-            "children are miscounted": all(block.children == children[block] for block in blocks),
+            "children are miscounted": all(len(block.children) == children[block] for block in blocks),
             "pinned blocks are miscounted": self.pinned == sum(block.pins > 0 for block in blocks),
             "contexts and blocks disagree": ends == {(each, block) for block in blocks for each in block.contexts},
             "a program without contexts is kept": all(self._ends.values()),

@@ -191,9 +191,14 @@ class Retention:
             if block is not None:
                 self._rank(block, now_s)
 
-    def epoch(self, memory: Memory, now_s: float) -> None:
-        """Decide and rank everything again with what is known now. O(n); call it about once a second."""
+    def epoch(self, memory: Memory, now_s: float) -> list[Context]:
+        """Decide and rank everything again with what is known now. O(n); call it about once a second.
+
+        Returns:
+            The contexts to spill that are not in host memory yet. `chain_of` names their blocks.
+        """
         self.observe_memory(memory)
+        to_spill: list[Context] = []
         if self.policy.decides:
             self._held.clear()
             self.held_tokens = 0
@@ -201,8 +206,44 @@ class Retention:
                 for context in self.tree.contexts_of(program):
                     context.decision = self.policy.decide(context, self.memory, now_s)
                     self._hold(context, self.tree.own_tokens(context))
+                    if context.decision.action is Action.SPILL and not context.on_host:
+                        to_spill.append(context)
         if self.policy.decides or self.policy.changes_with_time:
             self.order.rank_all(now_s)
+        return to_spill
+
+    def chain_of(self, context: Context) -> list[Hashable]:
+        """The keys of the blocks of a context that are cached yet, the first one first."""
+        return self.tree.chain(self.tree.end_of(context))
+
+    def copied(self, context: Context, now_s: float) -> None:
+        """All of a context is in host memory as well, which a worker has confirmed."""
+        context.on_host = True
+        block = self.tree.end_of(context)
+        if block is not None:
+            self._rank(block, now_s)
+
+    def block_evicted(self, key: Hashable, now_s: float) -> None:
+        """The engine has given a cached block away. What is behind it cannot be found any more, and is forgotten."""
+        block = self.tree.get(key)
+        if block is None or block.pins:
+            return
+        self.tree.remove(block)
+        if block.parent is not None:
+            self._rank(block.parent, now_s)
+
+    def reset(self, now_s: float) -> None:
+        """The engine has emptied its prefix cache. What running calls use stays."""
+        for context in list(self._held):
+            self._hold(context, 0)
+        for block in self.tree.roots():
+            below = [block]
+            while below:
+                each = below.pop()
+                if each.pins:
+                    below += each.children
+                else:
+                    self.block_evicted(each.key, now_s)
 
     def observe_memory(self, memory: Memory) -> None:
         """The memory has changed. Decisions from now on go by it. O(1), for each step."""

@@ -255,6 +255,24 @@ class OrderMachine(RuleBasedStateMachine):
         assert announced == evicted
         self.contexts = [each for each in self.contexts if self.left_of(each)]
 
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data())
+    def lose(self, data: Any) -> None:
+        """The engine gives a block away that was not next, and what is behind it is lost."""
+        key = data.draw(st.sampled_from(sorted(self.cached)))
+        self.kept.block_evicted(key, self.now_s)
+        if not any(chain.startswith(key) for _, _, chain in self.running):
+            self.cached = {other: what for other, what in self.cached.items() if not other.startswith(key)}
+            self.contexts = [each for each in self.contexts if self.left_of(each)]
+
+    @rule()
+    def reset(self) -> None:
+        self.kept.reset(self.now_s)
+        self.cached = {
+            key: what for key, what in self.cached.items() if any(chain.startswith(key) for _, _, chain in self.running)
+        }
+        self.contexts = [each for each in self.contexts if self.left_of(each)]
+
     @invariant()
     def same(self) -> None:
         """The same blocks, and the counts agree."""
@@ -266,6 +284,25 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrderMachine = OrderMachine.TestCase
+
+
+def test_a_spill_goes_first_once_it_is_copied() -> None:
+    """Before a worker has confirmed the copy, evicting would lose the context."""
+    kept = retention("least-waste")
+    full = Memory(0.95, 10_000, 1e-3, 1e-6)
+    kept.observe_memory(full)
+    for _ in range(20):
+        kept.tool_times.observe("slow", 100.0)
+    play(kept, "p", "ab", 1.0)
+    play(kept, "q", "c", 0.5)
+    kept.tool_started("p", "slow", 1.0)
+    kept.tool_started("q", "slow", 1.0)
+    first, second = kept.epoch(full, 1.5)
+    assert [kept.chain_of(each) for each in (first, second)] == [["a", "ab"], ["c"]]
+    assert kept.order.next_blocks(1, 1.5) == ["c"]
+    kept.copied(first, 2.0)
+    assert kept.order.next_blocks(3, 2.0) == ["ab", "a", "c"]
+    assert kept.epoch(full, 2.5) == [second]
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
