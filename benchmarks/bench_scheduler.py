@@ -82,8 +82,8 @@ class Bench:
             self.scheduler.set_clock(lambda: self._now_s)
             self._learn(rng, running)
         for n in range(running + waiting):
-            # The running requests' programs have no service yet and need a hundredth of others, so they are not preempted:
-            # preemption is not measured here.
+            # The running requests' programs have no service yet and need a hundredth of others, so they are not
+            # preempted: preemption is not measured here.
             program = n if n < running else rng.randrange(running, NAMES)
             header = {
                 "program_id": f"p{program}",
