@@ -6,6 +6,7 @@ changes with time. To name the next k blocks takes O(k log n).
 
 from __future__ import annotations
 
+import enum
 import heapq
 import math
 from collections.abc import Hashable
@@ -15,9 +16,16 @@ from typing import Final, NamedTuple
 from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 
-# The order of eviction: what nobody will use, what the host has, what is left, what is held.
-_ENDED, _SPILLED, _LEFT, _HELD = range(4)
 _MOST_STALE: Final = 64  # entries of the heap that are out of date, and as many again as there are leaves
+
+
+class Group(enum.IntEnum):
+    """What is evicted before what."""
+
+    ENDED = 0  # nobody will use it
+    SPILLED = 1  # the host has it as well
+    LEFT = 2
+    HELD = 3
 
 
 class Rank(NamedTuple):
@@ -75,7 +83,7 @@ class EvictionOrder:
             return
         rank = self.rank_of(Leaf.of(block), now_s)
         heapq.heappush(self._heap, (rank, self._entries, block.version, block))
-        if rank.group == _HELD:
+        if rank.group == Group.HELD:
             until_s = min((c.decision.until_s for c in block.contexts if _is_held(c, now_s)), default=math.inf)
             heapq.heappush(self._expiries, (until_s, self._entries, block.version, block))
         if len(self._heap) > _MOST_STALE + 2 * len(self._tree):
@@ -148,10 +156,10 @@ class EvictionOrder:
         """The rank of a leaf: that of its best owners."""
         policy, memory, depth = self._policy, self.memory, -leaf.block.depth
         if not leaf.contexts:
-            group = _LEFT if leaf.is_common or not policy.evicts_ended_first else _ENDED
+            group = Group.LEFT if leaf.is_common or not policy.evicts_ended_first else Group.ENDED
             return Rank(group, policy.worth_of_nobody(leaf.used_s, memory, now_s), depth)
-        group = max(_group(context, now_s) for context in leaf.contexts)
-        worths = (policy.worth(each, memory, now_s) for each in leaf.contexts if _group(each, now_s) == group)
+        group = max(group_of(context, now_s) for context in leaf.contexts)
+        worths = (policy.worth(each, memory, now_s) for each in leaf.contexts if group_of(each, now_s) == group)
         return Rank(group, policy.worth_together(worths), depth)
 
     def _expire(self, now_s: float) -> None:
@@ -162,10 +170,11 @@ class EvictionOrder:
                 self.rank(entry[-1], now_s)
 
 
-def _group(context: Context, now_s: float) -> int:
+def group_of(context: Context, now_s: float) -> Group:
+    """The group that a context's decision puts it in."""
     if context.decision.action is Action.SPILL and context.on_host:
-        return _SPILLED
-    return _HELD if _is_held(context, now_s) else _LEFT
+        return Group.SPILLED
+    return Group.HELD if _is_held(context, now_s) else Group.LEFT
 
 
 def _is_held(context: Context, now_s: float) -> bool:

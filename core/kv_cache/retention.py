@@ -166,8 +166,15 @@ class Retention:
         self._decide(context, now_s)
         return context
 
-    def call_left(self, call: RunningCall, now_s: float) -> None:
-        """A call is preempted or aborted: its blocks are free, and it leaves no context of its own."""
+    def call_preempted(self, call: RunningCall, now_s: float) -> None:
+        """A running call waits again: its blocks are free, and needed soon."""
+        context = self.call_ended(call, now_s)
+        if context is not None:
+            context.called_s = now_s
+            self._decide(context, now_s)
+
+    def call_aborted(self, call: RunningCall, now_s: float) -> None:
+        """A running call was aborted: its blocks are free, and it leaves no context of its own."""
         self.tree.unpin(call.block)
         if call.block is not None:
             self._rank(call.block, now_s)

@@ -93,7 +93,7 @@ def test_what_runs_is_not_evicted() -> None:
     assert kept.tree.pinned == 3
     kept.call_grew(running, prefixes("abcd"), 3.0)
     assert kept.tree.pinned == 4
-    kept.call_left(running, 4.0)
+    kept.call_aborted(running, 4.0)
     assert kept.tree.pinned == 0
 
 
@@ -143,6 +143,17 @@ def test_a_waiting_call_keeps_its_context() -> None:
     kept.call_cancelled("p", prefixes("aaa"), 3.0)
     kept.epoch(MEMORY, 3.0)
     assert kept.order.next_blocks(2, 3.0) == ["aa", "a"]
+
+
+def test_a_preempted_call_keeps_what_it_has() -> None:
+    """It waits, and its program is open, so its blocks do not go with those of programs that have ended."""
+    kept = retention("next-use")
+    play(kept, "q", "b", 1.0)
+    running = kept.call_began("p", "p", ["a"], 1.0)
+    aborted = kept.call_began("r", "r", ["c"], 1.0)
+    kept.call_preempted(running, 2.0)
+    kept.call_aborted(aborted, 2.0)
+    assert kept.order.next_blocks(3, 2.0) == ["c", "b", "a"]
 
 
 def test_the_tool_decides_once_its_name_is_known() -> None:
@@ -202,7 +213,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.use(program, chain + more)
         self.touch(chain + more)
         if not leaves_context:
-            self.kept.call_left(call, self.now_s)
+            self.kept.call_aborted(call, self.now_s)
             return
         self.kept.call_ended(call, self.now_s)
         if program in self.open:
