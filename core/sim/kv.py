@@ -170,13 +170,17 @@ class KvCache:
     def _evict(self) -> None:
         """Evict tokens, the least recently used first, until the rest fits."""
         while self.pinned + self.cached > self.capacity and self._leaves:
-            leaf = next(iter(self._leaves))
+            leaf = self._next_leaf()
             excess = self.pinned + self.cached - self.capacity
             if leaf.tokens > excess:
                 leaf.tokens -= int(excess)
                 self.cached -= int(excess)
             else:
                 self._drop(leaf)
+
+    def _next_leaf(self) -> Segment:
+        """The segment to evict next, of those that can be. There is one."""
+        return next(iter(self._leaves))
 
     def _drop(self, leaf: Segment) -> None:
         self.cached -= leaf.tokens

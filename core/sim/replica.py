@@ -14,6 +14,7 @@ from weft.core.policies import Call, Policy, StepCosts
 from weft.core.sim.batch import RunningBatch
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.jump import Jump
+from weft.core.sim.kept import KeptKv
 from weft.core.sim.kv import KvCache, Segment
 from weft.core.sim.result import Batch, Counts, Execution
 from weft.core.sim.room import SimRoom
@@ -61,6 +62,9 @@ class Replica:
         policy.use_costs(StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, settings.batch_size))
         policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # else nothing is kept for later
         self._kv = KvCache(settings.kv_capacity, keep=settings.shares_prefixes)
+        self._kept: KeptKv | None = None  # the same cache, if a KV policy rules it
+        if settings.kv_policy is not None and settings.shares_prefixes and settings.kv_capacity < math.inf:
+            self._kv = self._kept = KeptKv(settings.kv_capacity, settings.kv_policy.make(), timing.prefill_token_s)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._batch = RunningBatch(self._token_s)
         self._ended: list[Hashable] = []  # the KV of programs that have ended, until the next batch is formed
@@ -78,6 +82,9 @@ class Replica:
         policy, jump = self.policy, self.jump
         policy.program_changed(call.program)
         call.queued_since_s = now_s
+        if self._kept is not None:
+            self._kept.tick(now_s)
+            self._kept.call_arrived(call)
         before = policy.waiting.peek() if policy.waiting else None
         policy.arrive(call, now_s)
         if jump is None or jump.steps == 1:
@@ -108,7 +115,10 @@ class Replica:
         """
         self.policy.program_ended(program.view)
         until_s = self.policy.next_change_s()
-        if self.policy.evicts_ended_first and self._kv.capacity < math.inf:
+        if self._kept is not None:
+            self._kept.tick(now_s)
+            self._kept.program_ended(program)
+        elif self.policy.evicts_ended_first and self._kv.capacity < math.inf:
             keys = [(program.number, index) for index in range(len(program.spec.calls))]
             self._ended += filter(self._kv.holds, keys)
             until_s = now_s if self._ended else until_s
@@ -124,6 +134,8 @@ class Replica:
         self.jump = None
         if self._on_batch is not None:
             self._on_batch(Batch(self.number, jump.began_s, jump.steps, *batch.step_tokens()))
+        if self._kept is not None:
+            self._kept.tick(now_s)
         batch.advance(jump)
         self._kv.grow(batch.decoding * jump.steps)
         charged = batch.pop_calls_to_charge(jump, every_call=self.policy.ranks_follow_steps)
@@ -134,7 +146,10 @@ class Replica:
                 self._charge_decode(call, now_s)
         ended = [call for call in charged if call.output_tokens >= call.spec.output_tokens]
         for call in ended:
+            segment = cast("Segment", call.segment)
             self._stop(call, now_s)
+            if self._kept is not None:
+                self._kept.call_ended(call, segment)
             self.policy.leave(call)
             call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
         return ended
@@ -146,6 +161,8 @@ class Replica:
             The jump; None if no call runs.
         """
         batch = self._batch
+        if self._kept is not None:
+            self._kept.tick(now_s)
         self._kv.evict_first(self._ended)
         self._ended.clear()
         if not (batch.ranks or self.policy.waiting or self.policy.held):  # an engine without a request makes no step
@@ -253,6 +270,8 @@ class Replica:
             counts.prompt += spec.prompt_tokens
             counts.prefix_hits += hit
             call.cached_tokens = min(hit, spec.prompt_tokens)
+            if self._kept is not None:
+                self._kept.call_began(call, now_s - call.queued_since_s)
         found, held = hit, max(hit, call.swapped)
         self._swap_s += max(0, call.swapped - hit) * self._settings.swap_token_s
         if call.resumed:
@@ -281,6 +300,8 @@ class Replica:
             self._counts.swapped += call.swapped
             self._swap_s += call.swapped * self._settings.swap_token_s
         self._stop(call, now_s)
+        if self._kept is not None:
+            self._kept.call_preempted(call, segment)
         call.queued_since_s = now_s
         self.policy.preempt(call, now_s)
 

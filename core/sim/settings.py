@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from weft.core.errors import SimulationError
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.routing import BalancerConfig
 from weft.core.sim.step_time import UNIT_STEPS, StepTime
@@ -27,6 +28,9 @@ class SimSettings:
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
     kv_tokens: float = 262_144  # capacity of each replica's KV cache; math.inf for no bound
     prefix_cache: bool = True
+    # What is evicted next, if the KV cache is bounded and keeps prefixes. None: what was used longest ago; before it
+    # programs that have ended, if the scheduling policy says so.
+    kv_policy: KvPolicyConfig | None = None
     chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts
     preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a preempted call
     swap_token_s: float = 5e-6  # time to copy a token's KV to or from host memory, which has no limit

@@ -11,8 +11,8 @@ import typer
 def one_of(names: Collection[str], help: str) -> Any:  # noqa: A002  typer's name
     """An option whose value is one of `names`. The names are in `--help`; any other value is a usage error."""
 
-    def check(value: str) -> str:
-        if value not in names:
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in names:
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, names))}.")
         return value
 

@@ -12,6 +12,7 @@ import typer
 from weft.commands.choices import one_of
 from weft.commands.progress import simulation_progress
 from weft.core.errors import PolicyError, SimulationError, WeftError
+from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import SIMULATED_POLICIES, PolicyConfig
 from weft.core.routing import BALANCERS, BalancerConfig
 from weft.core.sim.result import SimResult
@@ -53,6 +54,10 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     replicas: Annotated[int, typer.Option(help="Number of engines.")] = 1,
     balancer: Annotated[str, one_of(BALANCERS, help="How calls are given to engines.")] = "locality",
     kv_tokens: Annotated[int, typer.Option(help="Tokens that an engine's KV cache holds.")] = 262_144,
+    kv_policy: Annotated[
+        str | None,
+        one_of(KV_POLICIES, help="What is evicted from the KV cache next (default: as the scheduling policy says)."),
+    ] = None,
     preemption: Annotated[
         Literal["recompute", "swap"], typer.Option(help="What happens to the KV of a preempted call.")
     ] = "recompute",
@@ -75,6 +80,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         balancer=BalancerConfig(balancer),
         kv_tokens=kv_tokens,
         chunk_tokens=max(2048, batch_size),
+        kv_policy=None if kv_policy is None else KvPolicyConfig(kv_policy),
         preemption=preemption,
         unit_steps=unit_steps,
     )
