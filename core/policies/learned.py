@@ -10,8 +10,10 @@ come, first served. Where their work varies by orders of magnitude, λ is 1: lea
 program that has had little goes a little before those that have had much, which serves the short ones' latency per
 token and costs completion time little.
 
-By its rank a program counts as having arrived earlier, by B * E[(X - r)+] / E[X], where X is the work of any program
-and B is `BOOST` times the seconds of work that are left. So nobody is overtaken by one that arrives more than B later.
+By its rank a program counts as having arrived earlier, by B * E[(X - r)+] / E[X], where X is the work of any program.
+B is `BOOST` times the seconds of work that are left, but no more than `BATCHES` full batches of mean programs are: with
+a longer backlog the largest would wait until no programs arrive any more. So nobody is overtaken by one that arrives
+more than B later.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ _RERANKS_AT_ONCE: Final = 64  # calls in one decision, unless the boost has chan
 _LEAST_CHARGE_TOKENS: Final = 8
 RETURN: Final = 2.0  # one that makes way computes its context again, and so has the other one's time twice
 BOOST: Final = 8.0  # the most that a program counts as having arrived earlier, in units of the backlog
+BATCHES: Final = 3.5  # the most that the backlog counts, in full batches of programs of mean work
 UNKNOWN_TOKENS: Final = 1000.0  # the mean work of a program, while none has ended
 _VARIED_POWER: Final = 1.5
 _WIDE: Final = "\twide"  # no fingerprint has a tab
@@ -183,7 +186,7 @@ class Learned(Policy):
         for each in list(itertools.islice(self._due, _REFITS_AT_ONCE)):
             del self._due[each]
             self._fit(each)
-        self._follow(BOOST * self._backlog_tokens * self.costs.token_s)
+        self._follow(self._boost_of(self._backlog_tokens, self._all.remaining[0] if self._all.remaining else math.inf))
         # Keys under different boosts do not compare, so all programs get theirs under a new boost at once.
         most, self._boost_changed = math.inf if self._boost_changed else _RERANKS_AT_ONCE, False
         count = 0
@@ -408,6 +411,10 @@ class Learned(Policy):
         if each.ended >= LEAST_ENDED:
             return True
         return each is not self._all and bool(self._all.remaining) and max(ages, default=0.0) > self._all.median_tokens
+
+    def _boost_of(self, left_tokens: float, mean_tokens: float) -> float:
+        """B in seconds, where so much work is left, and a program's is so much in the mean."""
+        return BOOST * min(left_tokens, BATCHES * self.costs.slots * mean_tokens) * self.costs.token_s
 
     def _follow(self, boost_s: float) -> None:
         """Rank all programs by a new boost, if it differs enough."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from weft.core.policies import Call, Learned, PolicyConfig, ProgramView, StepCosts
-from weft.core.policies.learned import BOOST
+from weft.core.policies.learned import BATCHES, BOOST
 from weft.core.policies.service_distribution import AGES
 
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=5e-4, slots=16)  # ω = 0.5, 1 ms a token
@@ -116,6 +116,18 @@ def test_nobody_is_overtaken_from_further_than_the_boost(driver: Driver) -> None
     driver.run("long", *[2000] * 12)
     (long,) = driver.aged("long", 1000)
     driver.wait(BOOST * 4)  # 2 s of work are left, at 1 ms a token, and some more for safety
+    (short,) = driver.aged("short", 0)
+    assert driver.order([long, short]) == [0, 1]
+
+
+def test_the_boost_does_not_grow_with_a_backlog_of_more_than_some_full_batches(driver: Driver) -> None:
+    """Behind however many others, a long program goes before one that comes later by what `BATCHES` full batches
+    allow. Else it would wait as long as programs arrive."""
+    driver.run("short", *[20] * 12)
+    driver.run("long", *[2000] * 12)
+    (long,) = driver.aged("long", 1000)
+    driver.aged("long", *[0] * 1000)  # some 2000 s of work
+    driver.wait(BOOST * BATCHES * 16 * 1.2)  # a program has 1 s of work in the mean, and a batch has 16 of them
     (short,) = driver.aged("short", 0)
     assert driver.order([long, short]) == [0, 1]
 
