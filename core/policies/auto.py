@@ -2,7 +2,7 @@
 
 `learned` ranks a class of which too few programs have ended by all programs together. Where these are long, that keeps
 a new class of short programs behind them, and so it never ends and is never learned. Under ATLAS a newcomer comes
-first, and what it needs is soon known.
+first, and what it needs is soon known. It takes a few programs of the name to learn that, so only these are explored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.core.class_rows import Branch
 from weft.core.policies.calibration import BoundsCalibration
 from weft.core.policies.history import ModelHistory
 from weft.core.policies.learned import ANY_NAME, UNKNOWN_TOKENS, Learned
-from weft.core.policies.live_program import LiveProgram
+from weft.core.policies.live_program import LEAST_ENDED, LiveProgram
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import ServiceClass
 from weft.core.policies.view import Call, ProgramView
@@ -29,9 +29,10 @@ _BOUNDS: Final = (512.0, 1024.0, 2048.0, 4096.0)
 class Auto(Learned):
     """`learned`, except for classes without a distribution of their own, where programs have several names.
 
-    Their programs are in ATLAS's queues by the work that they have had, until they have had more than half of all
-    programs need. Then they are ranked by all programs together. While no program at all has ended, they stay in the
-    queues. In a queue they go by arrival.
+    Of each such name the first `LEAST_ENDED` live programs are in ATLAS's queues by the work that they have had, until
+    they have had more than half of all programs need. In a queue they go by arrival. That many have to end before the
+    name is known; to explore more would delay programs of which something is known. The others are ranked by all
+    programs together, and go last while no program at all has ended.
 
     Programs of one name only go first come, first served until some have ended. Queues would not tell them apart.
     """
@@ -71,11 +72,14 @@ class Auto(Learned):
             self._set_key(program)
         return program
 
-    def _ranks_of(self, of: ServiceClass) -> tuple[float, ...]:
+    def _ranks_of(self, program: LiveProgram) -> tuple[float, ...]:
+        of = program.of
+        if of.ranks and not of.shape.startswith(ANY_NAME):
+            return of.ranks
+        if self._has_several and program not in itertools.islice(program.named.live, LEAST_ENDED):
+            return of.ranks or self._all.ranks or (max(self._queues),) * len(self._ages)  # none has ended: go last
         if not of.ranks:
             return self._new
-        if not of.shape.startswith(ANY_NAME):
-            return of.ranks
         found = self._new_alike.get(of)
         if found is None:
             found = self._new_alike[of] = self._explored(of.ranks)

@@ -350,7 +350,7 @@ class Learned(Policy):
             more_tokens: Work that is added to the rank.
             at_gate: Programs that are alike keep their places by arrival, because a context that is lost costs.
         """
-        ranks = self._ranks_of(program.of)
+        ranks = self._ranks_of(program)
         bucket = 0 if at_gate and program.of.is_alike else program.bucket
         return program.arrival_s - self._boost_s * self._share_beyond((ranks[bucket] if ranks else 0.0) + more_tokens)
 
@@ -363,9 +363,9 @@ class Learned(Policy):
         part = min(1.0, (rank - self._edges[cell]) / (self._edges[cell + 1] - self._edges[cell]))
         return self._beyond[cell] + part * (self._beyond[cell + 1] - self._beyond[cell])
 
-    def _ranks_of(self, of: ServiceClass) -> tuple[float, ...]:
-        """The ranks of a class's programs, by bucket of their ages; empty: nothing is known of any program."""
-        return of.ranks or self._all.ranks
+    def _ranks_of(self, program: LiveProgram) -> tuple[float, ...]:
+        """What ranks a program, by bucket of its age; empty: nothing is known of any program."""
+        return program.of.ranks or self._all.ranks
 
     def _fit(self, each: ServiceClass) -> None:
         """Estimate a class's distribution, and rank its programs by it."""

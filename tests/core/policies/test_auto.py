@@ -78,6 +78,19 @@ def test_programs_of_one_name_go_first_come_until_some_have_ended(policy: Auto) 
     assert order(policy) == [f"new{number}" for number in range(6)]
 
 
+def test_no_more_programs_of_a_name_are_explored_than_it_takes_to_know_it(policy: Auto) -> None:
+    """The fourth program of a new name is ranked by all programs, as three are enough: here it comes after one that
+    will end sooner. When one of the three has gone, it takes the place."""
+    end(policy, "short", *[100, 110, 120] * 4)
+    end(policy, "long", *[5000, 5500, 6000] * 8)
+    new = [waiting(policy, "new", 300, number) for number in range(100, 104)]
+    waiting(policy, "short", 0, 104)
+    assert order(policy) == ["new100", "new101", "new102", "short104", "new103"]
+    policy.leave(new[0])
+    policy.program_ended(new[0].program)
+    assert order(policy) == ["new101", "new102", "new103", "short104"]
+
+
 def test_the_queues_follow_the_calls(policy: Auto) -> None:
     """As ATLAS's do: a program of short calls leaves the first queue after a few of them, not after 512 tokens."""
     for number in range(32):
