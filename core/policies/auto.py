@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from weft.core.class_rows import Branch
+from weft.core.policies.boost import UNKNOWN_TOKENS
 from weft.core.policies.calibration import BoundsCalibration
 from weft.core.policies.history import ModelHistory
-from weft.core.policies.learned import ANY_NAME, UNKNOWN_TOKENS, Learned
+from weft.core.policies.learned import ANY_NAME, Learned
 from weft.core.policies.live_program import LEAST_ENDED, LiveProgram
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import ServiceClass
@@ -68,7 +69,7 @@ class Auto(Learned):
             self._has_several = True
             self._renew()
         if self._has_several and not self._all.ranks:
-            self._follow(self._boost_of(len(self._programs) * UNKNOWN_TOKENS, UNKNOWN_TOKENS))
+            self._follow(len(self._programs) * UNKNOWN_TOKENS, UNKNOWN_TOKENS)
             self._set_key(program)
         return program
 

@@ -1,4 +1,4 @@
-"""Ranks that are learned from programs of the same name, and a boost that is bounded.
+"""Ranks that are learned from programs of the same name.
 
 A program's age a is the work that it has had: output tokens, and ω for each prompt token that was newly computed. Its
 class is tenant and name. With S for the work of a program of the class, the rank is
@@ -10,10 +10,7 @@ come, first served. Where their work varies by orders of magnitude, λ is 1: lea
 program that has had little goes a little before those that have had much, which serves the short ones' latency per
 token and costs completion time little.
 
-By its rank a program counts as having arrived earlier, by B * E[(X - r)+] / E[X], where X is the work of any program.
-B is `BOOST` times the seconds of work that are left, but no more than `BATCHES` full batches of mean programs are: with
-a longer backlog the largest would wait until no programs arrive any more. So nobody is overtaken by one that arrives
-more than B later.
+By its rank a program counts as having arrived earlier, by a boost that is bounded (`weft.core.policies.boost`).
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from typing import ClassVar, Final, cast
 
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.policies.base import Policy
+from weft.core.policies.boost import Boost
 from weft.core.policies.history import ModelHistory, Past, ProgramEnd
 from weft.core.policies.live_program import LEAST_ENDED, Counted, LiveProgram
 from weft.core.policies.registry import register
@@ -34,7 +32,6 @@ from weft.core.policies.service_class import ServiceClass, ServiceTable
 from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 
-ALIKE_BELOW: Final = 1.3  # the spread below which programs of a class are alike
 _REFIT_ENDS: Final = 8
 _MOST_ENDS: Final = 4096
 _REFIT_S: Final = 30.0
@@ -42,13 +39,8 @@ _REFITS_AT_ONCE: Final = 1  # classes in one decision: a refit takes some 0.2 ms
 _RERANKS_AT_ONCE: Final = 64  # calls in one decision, unless the boost has changed
 _LEAST_CHARGE_TOKENS: Final = 8
 RETURN: Final = 2.0  # one that makes way computes its context again, and so has the other one's time twice
-BOOST: Final = 8.0  # the most that a program counts as having arrived earlier, in units of the backlog
-BATCHES: Final = 3.5  # the most that the backlog counts, in full batches of programs of mean work
-UNKNOWN_TOKENS: Final = 1000.0  # the mean work of a program, while none has ended
-_VARIED_POWER: Final = 1.5
 _WIDE: Final = "\twide"  # no fingerprint has a tab
 ANY_NAME: Final = "\tany\t"
-_BACKLOG_CHANGE: Final = 0.1  # the keys of all programs follow the backlog when it has changed by this part
 
 
 @register("learned", "ranks learned from programs of the same name: Gittins index and attained service")
@@ -65,11 +57,10 @@ class Learned(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        from weft.core.policies.service_distribution import AGES, EDGES
+        from weft.core.policies.service_distribution import AGES
 
         self.costs = StepCosts()
         self._ages: tuple[float, ...] = tuple(map(float, AGES))
-        self._edges: tuple[float, ...] = tuple(map(float, EDGES))
         self._table = ServiceTable()
         self._all = ServiceClass()  # all programs, whatever their class
         self._classes: dict[ServiceClass, None] = {}  # those with live programs
@@ -79,10 +70,8 @@ class Learned(Policy):
         self._due: dict[ServiceClass, None] = {}  # to be fitted
         self._pending: dict[LiveProgram, None] = {}  # to be ranked again
         self._backlog_tokens = 0.0  # the work left of all live programs
-        self._boost_s = 0.0  # the most that a program counts as having arrived earlier
+        self._boost = Boost()
         self._boost_changed = False  # since the latest decision
-        self._all_beyond: tuple[float, ...] | None = None  # at the latest fit
-        self._beyond: tuple[float, ...] | None = None  # E[(S - x)+] / E[S] of all programs at each edge x
         self._fitted_at_s = -math.inf
 
     def use_costs(self, costs: StepCosts) -> None:
@@ -138,8 +127,7 @@ class Learned(Policy):
         if program is None or counted is None:
             return
         if call.computed_tokens > counted.computed_tokens:
-            self._age(program, self.costs.prompt_weight * (call.computed_tokens - counted.computed_tokens))
-            counted.computed_tokens = call.computed_tokens
+            self._count(program, call, counted)
         elif call.output_tokens >= call.charge_at_tokens:
             self._count(program, call, counted)
             self._set_charge(program, call)
@@ -186,8 +174,8 @@ class Learned(Policy):
         for each in list(itertools.islice(self._due, _REFITS_AT_ONCE)):
             del self._due[each]
             self._fit(each)
-        self._follow(self._boost_of(self._backlog_tokens, self._all.remaining[0] if self._all.remaining else math.inf))
-        # Keys under different boosts do not compare, so all programs get theirs under a new boost at once.
+        if self._all.remaining:
+            self._follow(self._backlog_tokens, self._all.remaining[0])
         most, self._boost_changed = math.inf if self._boost_changed else _RERANKS_AT_ONCE, False
         count = 0
         while self._pending and count < most:
@@ -229,19 +217,7 @@ class Learned(Policy):
         return call.rank if program is None else Rank(call.rank.level, program.standing, call.rank.tie)
 
     def classes(self) -> list[ClassRow]:
-        return [
-            ClassRow(
-                each.tenant,
-                each.name,
-                each.ended,
-                len(each.live),
-                each.median_tokens,
-                each.p95_tokens,
-                each.branch or self.branch_of_new,
-            )
-            for each in self._table
-            if not each.shape
-        ]
+        return [each.row(self.branch_of_new) for each in self._table if not each.shape]
 
     def take_ends(self) -> list[ProgramEnd]:
         taken = list(self._ends)
@@ -310,10 +286,7 @@ class Learned(Policy):
             self._count(program, call, counted)
 
     def _count(self, program: LiveProgram, call: Call, counted: Counted) -> None:
-        work: float = call.output_tokens - counted.output_tokens
-        work += self.costs.prompt_weight * (call.computed_tokens - counted.computed_tokens)
-        counted.output_tokens, counted.computed_tokens = call.output_tokens, call.computed_tokens
-        self._age(program, work)
+        self._age(program, counted.count(call, self.costs.prompt_weight))
 
     def _age(self, program: LiveProgram, work: float) -> None:
         program.age += work
@@ -352,16 +325,7 @@ class Learned(Policy):
         """
         ranks = self._ranks_of(program)
         bucket = 0 if at_gate and program.of.is_alike else program.bucket
-        return program.arrival_s - self._boost_s * self._share_beyond((ranks[bucket] if ranks else 0.0) + more_tokens)
-
-    def _share_beyond(self, rank: float) -> float:
-        """The share of the work of all programs that comes after so many tokens of each of them: 1 for a rank of 0."""
-        if self._beyond is None:
-            return math.exp(-rank / UNKNOWN_TOKENS)
-        last = len(self._edges) - 1
-        cell = min(bisect_right(self._edges, rank), last) - 1
-        part = min(1.0, (rank - self._edges[cell]) / (self._edges[cell + 1] - self._edges[cell]))
-        return self._beyond[cell] + part * (self._beyond[cell + 1] - self._beyond[cell])
+        return program.arrival_s - self._boost.of((ranks[bucket] if ranks else 0.0) + more_tokens)
 
     def _ranks_of(self, program: LiveProgram) -> tuple[float, ...]:
         """What ranks a program, by bucket of its age; empty: nothing is known of any program."""
@@ -369,27 +333,14 @@ class Learned(Policy):
 
     def _fit(self, each: ServiceClass) -> None:
         """Estimate a class's distribution, and rank its programs by it."""
-        from weft.core.policies.gittins import gittins_index
         from weft.core.policies.service_distribution import estimate
 
         each.new_ends, each.has_changed = 0, False
         ages = [*(program.age for program in each.live), *each.forgotten]
         distribution = estimate(each.finished, ages) if self._says_something(each, ages) else None
-        if distribution is None:
-            each.ranks, each.remaining, each.is_alike, each.branch = (), (), False, None
-            each.median_tokens = each.p95_tokens = math.nan
-        else:
-            each.remaining = tuple(map(float, distribution.mean_remaining()))
-            if each is self._all:
-                self._all_beyond = tuple(map(float, distribution.share_beyond()))
-            each.median_tokens, each.p95_tokens = distribution.quantile(0.5), distribution.quantile(0.95)
-            varied = 0.0 if each is self._all else min(1.0, distribution.log_variance) ** _VARIED_POWER
-            each.is_alike = distribution.spread < ALIKE_BELOW
-            index = gittins_index(distribution)
-            each.ranks = tuple(
-                varied * age + (1 - varied) * rank for age, rank in zip(self._ages, map(float, index), strict=True)
-            )
-            each.branch = Branch.ALIKE if each.is_alike else Branch.VARIED if varied == 1 else Branch.INDEX
+        each.fit(distribution, self._ages, is_all=each is self._all)
+        if distribution is not None and each is self._all:
+            self._boost.use(distribution.share_beyond())
         ranked = list(self._by_all() if each is self._all else _live(each))
         self._pending |= dict.fromkeys(ranked)
         for program in ranked:
@@ -412,14 +363,10 @@ class Learned(Policy):
             return True
         return each is not self._all and bool(self._all.remaining) and max(ages, default=0.0) > self._all.median_tokens
 
-    def _boost_of(self, left_tokens: float, mean_tokens: float) -> float:
-        """B in seconds, where so much work is left, and a program's is so much in the mean."""
-        return BOOST * min(left_tokens, BATCHES * self.costs.slots * mean_tokens) * self.costs.token_s
-
-    def _follow(self, boost_s: float) -> None:
-        """Rank all programs by a new boost, if it differs enough."""
-        if boost_s > 0 and not 1 - _BACKLOG_CHANGE < self._boost_s / boost_s < 1 + _BACKLOG_CHANGE:
-            self._boost_s, self._beyond, self._boost_changed = boost_s, self._all_beyond, True
+    def _follow(self, left_tokens: float, mean_tokens: float) -> None:
+        """Rank all programs again if the boost changes."""
+        if self._boost.follow(left_tokens, mean_tokens, self.costs):
+            self._boost_changed = True
             self._pending |= dict.fromkeys(self._programs.values())
 
 

@@ -20,6 +20,13 @@ class Counted:
     output_tokens: int = 0
     is_running: bool = False
 
+    def count(self, call: Call, prompt_weight: float) -> float:
+        """Count what the call has done since it was counted, and return that work in tokens."""
+        work: float = call.output_tokens - self.output_tokens
+        work += prompt_weight * (call.computed_tokens - self.computed_tokens)
+        self.output_tokens, self.computed_tokens = call.output_tokens, call.computed_tokens
+        return work
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LiveProgram(Aged):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from weft.core.class_rows import Branch
+from weft.core.class_rows import Branch, ClassRow
+
+if TYPE_CHECKING:
+    from weft.core.policies.service_distribution import Distribution
 
 WINDOW: Final = 400  # the latest programs of a class that are remembered
 MOST_CLASSES: Final = 4096  # a program is in up to seven
+ALIKE_BELOW: Final = 1.3  # the spread below which programs of a class are alike
+_VARIED_POWER: Final = 1.5
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -53,6 +58,37 @@ class ServiceClass:
         self.finished.append(work_tokens)
         self.ended += 1
         self.new_ends += 1
+
+    def fit(self, distribution: Distribution | None, ages: Sequence[float], *, is_all: bool) -> None:
+        """Rank the programs of the class by the distribution of their work (`weft.core.policies.learned`).
+
+        Args:
+            distribution: None: too little is known, so they are ranked by all programs.
+            ages: The ages that have ranks, in tokens.
+            is_all: It is the class of all programs, which has the index alone.
+        """
+        if distribution is None:
+            self.ranks, self.remaining, self.is_alike, self.branch = (), (), False, None
+            self.median_tokens = self.p95_tokens = math.nan
+            return
+        from weft.core.policies.gittins import gittins_index
+
+        self.remaining = tuple(map(float, distribution.mean_remaining()))
+        self.median_tokens, self.p95_tokens = distribution.quantile(0.5), distribution.quantile(0.95)
+        varied = 0.0 if is_all else min(1.0, distribution.log_variance) ** _VARIED_POWER
+        self.is_alike = distribution.spread < ALIKE_BELOW
+        index = map(float, gittins_index(distribution))
+        self.ranks = tuple(varied * age + (1 - varied) * rank for age, rank in zip(ages, index, strict=True))
+        self.branch = Branch.ALIKE if self.is_alike else Branch.VARIED if varied == 1 else Branch.INDEX
+
+    def row(self, branch_of_new: Branch) -> ClassRow:
+        """What a user may see of it.
+
+        Args:
+            branch_of_new: What ranks its programs while it has no distribution of its own.
+        """
+        branch = self.branch or branch_of_new
+        return ClassRow(self.tenant, self.name, self.ended, len(self.live), self.median_tokens, self.p95_tokens, branch)
 
 
 class ServiceTable:
