@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from weft.core.class_rows import Branch
 from weft.core.policies.boost import UNKNOWN_TOKENS
@@ -17,13 +16,11 @@ from weft.core.policies.calibration import BoundsCalibration
 from weft.core.policies.history import ModelHistory
 from weft.core.policies.learned import ANY_NAME, Learned
 from weft.core.policies.live_program import LEAST_ENDED, LiveProgram
+from weft.core.policies.multilevel import DEFAULT_BOUNDS_S
 from weft.core.policies.registry import register
 from weft.core.policies.service_class import ServiceClass
+from weft.core.policies.step_costs import StepCosts
 from weft.core.policies.view import Call, ProgramView
-
-# The inner bounds of ATLAS's queues (`weft.core.policies.multilevel.DEFAULT_BOUNDS_S`), at some 8 ms a token. They hold
-# until the bounds are learned from calls, as ATLAS's are.
-_BOUNDS: Final = (512.0, 1024.0, 2048.0, 4096.0)
 
 
 @register("auto", "ATLAS's queues for new names, learned ranks for known ones, behind the gate")
@@ -43,12 +40,14 @@ class Auto(Learned):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calibration = BoundsCalibration(len(_BOUNDS) + 1)
-        self._queues = self._queue_ranks(_BOUNDS)
         self._new: tuple[float, ...] = ()  # the ranks of classes without a distribution, by bucket
         self._new_alike: dict[ServiceClass, tuple[float, ...]] = {}  # those of names whose programs show the same
         self._first: ServiceClass | None = None
         self._has_several = False  # names
+        self._calibration = BoundsCalibration(len(DEFAULT_BOUNDS_S) + 1)
+        self._is_calibrated = False  # until then the bounds are those of ATLAS in seconds
+        self._queues: tuple[float, ...] = ()  # by bucket of ages
+        self._set_queues(self._first_bounds())
 
     def learn(self, past: ModelHistory) -> None:
         self._has_several |= len(past) > 0
@@ -58,9 +57,13 @@ class Auto(Learned):
         super().leave(call)
         bounds = self._calibration.observe(call.output_tokens + self.costs.prompt_weight * call.computed_tokens)
         if bounds is not None:
-            self._queues = self._queue_ranks(bounds)
-            if self._has_several:
-                self._renew()
+            self._is_calibrated = True
+            self._set_queues(bounds)
+
+    def use_costs(self, costs: StepCosts) -> None:
+        super().use_costs(costs)
+        if not self._is_calibrated:
+            self._set_queues(self._first_bounds())
 
     def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
         program = super()._open(view, now_s)
@@ -113,7 +116,15 @@ class Auto(Learned):
             for age, queue, rank in zip(self._ages, self._queues, ranks, strict=True)
         )
 
-    def _queue_ranks(self, bounds: Sequence[float]) -> tuple[float, ...]:
+    def _first_bounds(self) -> list[float]:
+        """ATLAS's inner bounds in tokens: a call gets one of them with each step of a full batch."""
+        return [bound_s / (self.costs.slots * self.costs.token_s) for bound_s in DEFAULT_BOUNDS_S]
+
+    def _set_queues(self, bounds: Sequence[float]) -> None:
         """By bucket, the lower bound of the queue that holds its age, in tokens."""
         first = self._ages[1] / 2
-        return tuple(max((bound for bound in bounds if bound <= age), default=first) for age in self._ages)
+        queues = tuple(max((bound for bound in bounds if bound <= age), default=first) for age in self._ages)
+        if queues != self._queues:
+            self._queues = queues
+            if self._has_several:
+                self._renew()

@@ -66,9 +66,17 @@ def order(policy: Learned) -> list[str]:
 
 def test_before_any_program_has_ended_they_are_in_the_queues_of_atlas(policy: Auto) -> None:
     """Those that have had less work go first, and inside a queue those that came first."""
-    for number, work in enumerate((3000, 600, 900, 100, 500, 0)):
+    for number, work in enumerate((3000, 600, 900, 100, 200, 0)):
         waiting(policy, f"new{number % 2}-", work, number)
     assert order(policy) == ["new1-3", "new0-4", "new1-5", "new1-1", "new0-2", "new0-0"]
+
+
+def test_the_first_queues_are_those_of_atlas_in_seconds(policy: Auto) -> None:
+    """On an engine whose steps take 0.1 s, a program leaves the first queue after 4 s, which are 40 tokens."""
+    policy.use_costs(StepCosts(fixed_s=0.1, decode_token_s=0.0, slots=4))
+    for number, work in enumerate((3000, 50, 30, 0)):
+        waiting(policy, f"new{number % 2}-", work, number)
+    assert order(policy) == ["new0-2", "new1-3", "new1-1", "new0-0"]
 
 
 def test_programs_of_one_name_go_first_come_until_some_have_ended(policy: Auto) -> None:
