@@ -13,7 +13,7 @@ from weft.core.policies.gated import Gated
 from weft.core.policies.registry import registration
 from weft.core.registry import check_number
 
-DEFAULT_POLICY = "atlas"
+DEFAULT_POLICY = "auto"
 
 
 @dataclass(frozen=True, slots=True, init=False)

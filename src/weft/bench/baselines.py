@@ -34,7 +34,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     **{name: Baseline(policy=PolicyConfig(name)) for name in POLICIES},
     "atlas-swap": Baseline(policy=PolicyConfig("atlas"), swaps=True),
 }
-DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "fcfs", "mlfq", "plas", "atlas")
+DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "mlfq", "plas", "atlas", "auto")
 
 
 def check_baselines(names: Sequence[str]) -> None:

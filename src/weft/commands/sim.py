@@ -13,7 +13,7 @@ from weft.commands.choices import one_of
 from weft.commands.progress import simulation_progress
 from weft.core.errors import PolicyError, SimulationError, WeftError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
-from weft.core.policies import SIMULATED_POLICIES, PolicyConfig
+from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig
 from weft.core.routing import BALANCERS, BalancerConfig
 from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
@@ -33,7 +33,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
             SIMULATED_POLICIES,
             help="The scheduling policy; priority: programs in order of arrival; srpt knows the future.",
         ),
-    ] = "atlas",
+    ] = DEFAULT_POLICY,
     batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 64,
     queue_bounds: Annotated[
         str | None, typer.Option(help="Inner bounds of the queues, such as 2,3; rr: its quantum (default: calibrated).")

@@ -351,12 +351,13 @@ def test_policies_are_made_by_name(name: str, kind: type[Policy]) -> None:
 
 
 def test_names_and_defaults() -> None:
-    """The paper's policies run in engines and in simulation, oracles in simulation only. The default is ATLAS with
-    promotion."""
+    """The paper's policies run in engines and in simulation, oracles in simulation only. The default is `auto`, and
+    ATLAS's is to promote."""
     assert {"atlas", "fcfs", "mlfq", "plas", "rr"} <= set(POLICIES)
     assert {*POLICIES, "atlas_by_program", "priority", "srpt"} <= set(SIMULATED_POLICIES)
     assert not {"atlas_by_program", "priority", "srpt"} & set(POLICIES)
-    policy = PolicyConfig().make()
+    assert PolicyConfig() == PolicyConfig("auto")
+    policy = PolicyConfig("atlas").make()
     assert isinstance(policy, Atlas)
     assert (policy.bounds_s, policy.beta) == (DEFAULT_BOUNDS_S, DEFAULT_BETA)
 
@@ -389,7 +390,7 @@ def test_a_token_must_have_a_positive_finite_cost(token_s: float) -> None:
 def test_bounds_are_numbers_or_auto() -> None:
     """For any other word the error says what is allowed."""
     with pytest.raises(PolicyError, match='increasing seconds, or "auto"'):
-        PolicyConfig(bounds_s="best")  # type: ignore[arg-type]
+        PolicyConfig("atlas", bounds_s="best")  # type: ignore[arg-type]
 
 
 def test_parameters_reach_the_policy() -> None:
