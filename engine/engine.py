@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Unpack
 
 from weft.core.kv_cache.config import SwapConfig, check_swap
+from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
@@ -43,6 +44,9 @@ class Engine(FrontEnd):
         policy: A name in `weft.core.policies.POLICIES`, or a `PolicyConfig` with parameters.
         swap: Host memory for the KV cache of preempted calls; None: their KV is recomputed. A `kv_transfer_config` of
             your own takes precedence.
+        kv_policy: What is evicted from the KV cache next: a name in `weft.core.kv_cache.policies.KV_POLICIES`, or a
+            `KvPolicyConfig` with parameters. None: as the policy says, "ended-first" or "lru". It has no effect without
+            prefix caching, or for models with several kinds of attention.
         tool_call_parser: vLLM's parser for tool calls that the model makes of its own accord, e.g. "hermes".
         max_calls: How many calls may be in flight, the scheduler's queue included. Further calls are refused with
             `OverloadedError`.
@@ -60,8 +64,8 @@ class Engine(FrontEnd):
         **engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
 
     Raises:
-        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, ReplicaError:
-            See `weft.core.errors`.
+        ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, KvPolicyError,
+            ReplicaError: See `weft.core.errors`.
         TraceError: `record` cannot be written, or holds something other than a trace.
         HistoryError: `history` cannot be read or written.
     """
@@ -72,6 +76,7 @@ class Engine(FrontEnd):
         *,
         policy: str | PolicyConfig = DEFAULT_POLICY,
         swap: SwapConfig | None = DEFAULT_SWAP,
+        kv_policy: str | KvPolicyConfig | None = None,
         tool_call_parser: str | None = "hermes",
         max_calls: int = DEFAULT_MAX_CALLS,
         call_timeout_s: float | None = None,
@@ -93,6 +98,7 @@ class Engine(FrontEnd):
             history=history,
         )
         check_swap(swap)
+        kv_policy = check_kv_policy(kv_policy)
         with StartProgress() as progress:
             progress.stage("looking up the model")
             self.model = resolve_model(model)
@@ -105,6 +111,7 @@ class Engine(FrontEnd):
                     model=self.model,
                     policy=self.policy,
                     swap=swap,
+                    kv_policy=kv_policy,
                     engine_args=engine_args,
                     tool_call_parser=tool_call_parser,
                     on_account=weakly(self._in_flight.account),

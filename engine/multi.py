@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.config import SwapConfig, check_swap
+from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.process_table import ProgramInfo, ProgramState
@@ -96,8 +97,8 @@ class AsyncMultiLLMEngine(FrontEnd):
         ray_actor_options: For Ray's `.options()`, e.g. `{"num_gpus": 1, "resources": {"a100": 1}}`.
         hang_timeout_s: Seconds after which a replica is killed that does not answer and uses no CPU time, and which is
             then treated like one that died; None: never.
-        policy, swap, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, history, **engine_args: As for
-            `weft.Engine`.
+        policy, swap, kv_policy, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, history,
+            **engine_args: As for `weft.Engine`.
 
     Raises:
         ReplicaError: Zero replicas or calls, two models of one name, or arguments that do not go together.
@@ -122,6 +123,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         ray_actor_options: Mapping[str, Any] | None = None,
         policy: str | PolicyConfig = DEFAULT_POLICY,
         swap: SwapConfig | None = DEFAULT_SWAP,
+        kv_policy: str | KvPolicyConfig | None = None,
         tool_call_parser: str | None = "hermes",
         call_timeout_s: float | None = None,
         program_timeout_s: float | None = None,
@@ -141,7 +143,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             record=record,
             history=history,
         )
-        self._swap = check_swap(swap)
+        self._swap, self._kv_policy = check_swap(swap), check_kv_policy(kv_policy)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
         wanted = [
             replace(each, model=path, name=each.name or path)
@@ -199,7 +201,11 @@ class AsyncMultiLLMEngine(FrontEnd):
         name, model, table, launcher = str(wanted.name), str(wanted.model), self.table, self._launcher
         try:
             arguments = engine_arguments(
-                model, self.policy, self._swap, {**common, **wanted.engine_args, "served_model_name": name}
+                model,
+                self.policy,
+                self._swap,
+                {**common, **wanted.engine_args, "served_model_name": name},
+                self._kv_policy,
             )
         except Exception as error:
             raise start_error(name, error) from error

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from weft.core.class_rows import Branch, ClassRow, together
 from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId, check_id, is_id, shown
+from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies.history import ProgramEnd
 from weft.core.process_table import Account, Attained, CallIdentity
@@ -36,13 +37,15 @@ class SchedulerConfig:
     one_client: bool = False
     trust_clients: bool = False  # Weft's own engine is always trusted; see `decode_call`
     model: str = ""  # the name by which the engine serves the model
+    kv_policy: KvPolicyConfig | None = None  # None: as the policy says
 
 
 def encode_config(config: SchedulerConfig) -> dict[str, Any]:
     """The settings as `additional_config["weft"]` carries them."""
     flags = {"one_client": config.one_client, "trust_clients": config.trust_clients}
     model = {"model": config.model} if config.model else {}
-    return {**config.policy, **{name: True for name, is_set in flags.items() if is_set}, **model}
+    kv_policy = {"kv_policy": config.kv_policy.to_dict()} if config.kv_policy is not None else {}
+    return {**config.policy, **{name: True for name, is_set in flags.items() if is_set}, **model, **kv_policy}
 
 
 def decode_config(additional_config: object) -> SchedulerConfig:
@@ -50,6 +53,7 @@ def decode_config(additional_config: object) -> SchedulerConfig:
 
     Raises:
         PolicyError: `weft` is no mapping, one of the two flags is neither true nor false, or the model has no name.
+        KvPolicyError: `kv_policy` is neither the name of a KV policy nor a mapping with a name and parameters.
     """
     config = additional_config.get("weft", {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(config, Mapping):
@@ -62,7 +66,8 @@ def decode_config(additional_config: object) -> SchedulerConfig:
     model = policy.pop("model", "")
     if not isinstance(model, str):
         raise PolicyError(f'"model" in additional_config["weft"] must be a name, not {model!r:.80}.')
-    return SchedulerConfig(policy, flags["one_client"], flags["one_client"] or flags["trust_clients"], model)
+    kv_policy = check_kv_policy(policy.pop("kv_policy", None))
+    return SchedulerConfig(policy, flags["one_client"], flags["one_client"] or flags["trust_clients"], model, kv_policy)
 
 
 # -- to the scheduler, with a call
@@ -278,6 +283,12 @@ class ProgramsEnded(NamedTuple):
     abandoned: tuple[ProgramId, ...] = ()
 
 
+class ToolsStarted(NamedTuple):
+    """A control message: these programs wait for tools of these names. A lost one costs KV that a guess evicts."""
+
+    tools: tuple[tuple[ProgramId, str], ...]
+
+
 class AbortedCalls(NamedTuple):
     """A control message: these calls were aborted. The scheduler answers with their accounts."""
 
@@ -301,7 +312,7 @@ class Ping(NamedTuple):
     """A control message: the scheduler is to answer. It does so between two steps."""
 
 
-Control = ProgramsEnded | AbortedCalls | UseHistory | TakeLearned
+Control = ProgramsEnded | ToolsStarted | AbortedCalls | UseHistory | TakeLearned
 
 
 def encode_control(message: Control | Ping) -> dict[str, Any]:
@@ -312,6 +323,8 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
             "program_ids": list(message.program_ids),
             "abandoned": list(message.abandoned),
         }
+    if isinstance(message, ToolsStarted):
+        return {"type": "tools_started", "tools": [list(each) for each in message.tools]}
     if isinstance(message, AbortedCalls):
         return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
     if isinstance(message, UseHistory):
@@ -326,6 +339,10 @@ def decode_control(data: object) -> Control | None:
     if data.get("type") == "programs_ended":
         ended, abandoned = (_strings(data.get(key)) for key in ("program_ids", "abandoned"))
         return ProgramsEnded(tuple(map(ProgramId, ended)), tuple(map(ProgramId, abandoned)))
+    if data.get("type") == "tools_started":
+        pairs = data.get("tools")
+        rows = [tuple(_strings(each)) for each in pairs] if isinstance(pairs, list | tuple) else []
+        return ToolsStarted(tuple((ProgramId(row[0]), row[1]) for row in rows if len(row) == 2))
     if data.get("type") == "aborted_calls":
         return AbortedCalls(tuple(CallId(each) for each in _strings(data.get("call_ids"))))
     if data.get("type") == "use_history":

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from weft.core.errors import EngineError, EngineStartError, ModelNotFoundError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.engine.models.embedded import embedded_model
 from weft.engine.processes.launch import Launch, launch_environment, launch_lock, start_cancelled
@@ -45,6 +46,7 @@ def start_vllm(
     model: str,
     policy: PolicyConfig,
     swap: SwapConfig | None,
+    kv_policy: KvPolicyConfig | None,
     engine_args: Mapping[str, Any],
     tool_call_parser: str | None,
     on_account: OnAccount,
@@ -78,7 +80,7 @@ def start_vllm(
         check_tool_call_parser(tool_call_parser)
 
         async def start() -> tuple[AccountingLLM, ChatEndpoint]:
-            arguments = engine_arguments(model, policy, swap, engine_args)
+            arguments = engine_arguments(model, policy, swap, engine_args, kv_policy)
 
             def configure() -> VllmConfig:
                 config = make_config(arguments, log)
@@ -157,7 +159,11 @@ def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
 
 
 def engine_arguments(
-    model: str, policy: PolicyConfig, swap: SwapConfig | None, engine_args: Mapping[str, Any]
+    model: str,
+    policy: PolicyConfig,
+    swap: SwapConfig | None,
+    engine_args: Mapping[str, Any],
+    kv_policy: KvPolicyConfig | None = None,
 ) -> AsyncEngineArgs:
     """vLLM's arguments for an engine with Weft's scheduler.
 
@@ -182,12 +188,14 @@ def engine_arguments(
     if swap is not None:
         arguments["kv_transfer_config"] = transfer_config(swap)
     arguments |= engine_args
+    served = _served_name(arguments)
+    settings = SchedulerConfig(policy.to_dict(), one_client=True, model=served, kv_policy=kv_policy)
     arguments |= {
         "model": model,
         "scheduler_cls": WeftScheduler,
         "additional_config": {
             **engine_args.get("additional_config", {}),
-            "weft": encode_config(SchedulerConfig(policy.to_dict(), one_client=True, model=_served_name(arguments))),
+            "weft": encode_config(settings),
         },
     }
     return AsyncEngineArgs(**arguments)

@@ -7,10 +7,11 @@ the blocks as free, and a call that happens to find one takes it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from weft.engine.kv_cache.order import CallKv, KvOrder
 from weft.engine.vllm_compat.names import BlockPool
 
 _MOST_OWNERS: Final = 16  # a block that more programs share is a common prefix, which the next program shares too
@@ -25,7 +26,7 @@ class _Owned:
     is_common: bool = False
 
 
-class EndedFirst:
+class EndedFirst(KvOrder):
     """Knows which programs use which cached blocks, at most 16 programs for each block.
 
     Args:
@@ -38,10 +39,11 @@ class EndedFirst:
         self._blocks: dict[Hashable, dict[int, None]] = {}  # by program, in the order of its contexts
         self._due: dict[int, Any] = {}  # blocks of ended programs with their hashes
 
-    def call_left(self, program: Hashable, block_ids: Iterable[int]) -> None:
-        """A call leaves the batch for good, and vLLM is about to free its blocks, which are given in order."""
+    def call_left(self, call: CallKv, now_s: float) -> None:
+        del now_s
+        program = call.program
         mine = self._blocks.setdefault(program, {})
-        for number in block_ids:
+        for number in call.block_ids:
             content = self._pool.blocks[number].block_hash
             if content is None:  # it is not full, and no other call can find it
                 continue
@@ -59,8 +61,8 @@ class EndedFirst:
                     del self._blocks[each][number]
                 owned.owners.clear()
 
-    def program_ended(self, program: Hashable) -> None:
-        """No call of a program will come."""
+    def program_ended(self, program: Hashable, now_s: float) -> None:
+        del now_s
         for number in self._blocks.pop(program, ()):
             owned = self._owned[number]
             del owned.owners[program]
@@ -68,11 +70,12 @@ class EndedFirst:
                 del self._owned[number]
                 self._due[number] = owned.content
 
-    def reorder(self) -> None:
+    def before_step(self, most_blocks: Callable[[], int], now_s: float) -> None:
         """Move the blocks of ended programs to the front of the free list, the ends of their contexts first.
 
-        A block that is in use follows when it is free. Call it before vLLM allocates the blocks of a step.
+        A block that is in use follows when it is free.
         """
+        del most_blocks, now_s
         if not self._due:
             return
         queue, free, in_use = self._pool.free_block_queue, [], {}
@@ -95,11 +98,6 @@ class EndedFirst:
             del self._blocks[program][number]
 
     def check_integrity(self) -> None:
-        """Assert that the two directions of ownership agree. For tests.
-
-        Raises:
-            AssertionError: They do not.
-        """
         forward = {(program, number) for program, blocks in self._blocks.items() for number in blocks}
         backward = {(program, number) for number, owned in self._owned.items() for program in owned.owners}
         if forward != backward:

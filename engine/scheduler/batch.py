@@ -109,6 +109,21 @@ class BatchFormer:
         """
         return call.key not in self._turned_away and self._can_start(self._scheduler.requests[call.key])
 
+    def most_blocks(self) -> int:
+        """The most KV blocks that the step can take."""
+        scheduler, waiting = self._scheduler, self._policy.waiting
+        tokens, block_tokens = scheduler.max_num_scheduled_tokens, scheduler.block_size
+        slots = scheduler.max_num_active_reqs - len(scheduler.running)
+        starting = max(0, min(slots, len(waiting)))
+        if starting or self._has_prompts:
+            blocks = tokens // block_tokens + len(scheduler.running) + starting
+            if self._swap is not None and starting:
+                blocks += self._entries[waiting.peek().key].lost_tokens // block_tokens
+            return blocks
+        ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens  # besides the next token
+        offsets = (request.num_computed_tokens % block_tokens for request in scheduler.running)
+        return sum(-(-(at + 1 + ahead) // block_tokens) - (at > 0) for at in offsets)
+
     def step_formed(self, output: SchedulerOutput, now_s: float) -> None:
         """vLLM has formed the step: note the calls that it turned away, and those that got no tokens for their prompts
         or get some again."""

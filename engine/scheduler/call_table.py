@@ -176,6 +176,12 @@ class CallTable:
         else:
             self._policy.program_ended(view)
 
+    def view(self, program_id: ProgramId) -> ProgramView | None:
+        """A program that is known; None if it is not."""
+        program = self._programs.get(program_id)
+        idle = self._idle.get(program_id)
+        return program.view if program is not None else idle.view if idle is not None else None
+
     @property
     def is_empty(self) -> bool:
         """Whether no program is known, with or without a request."""

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from weft.core.policies import Policy
 from weft.core.policies.step_cost_fit import StepCostFit
+from weft.core.policies.step_costs import StepCosts
 from weft.engine.kv_cache.planner import SwapPlanner
 from weft.engine.scheduler.batch import recomputes
 from weft.engine.scheduler.ledger import Entry
@@ -64,6 +65,7 @@ class StepCharges:
         self._updated_at_s = -math.inf
         self._steps = 0
         self._fit = StepCostFit()
+        self.costs = StepCosts()  # as last fitted
 
     def note_prompt(self, request: Request, entry: Entry, scheduled_tokens: int) -> None:
         """The step that is being formed computes known tokens of a request. vLLM counts them as computed already."""
@@ -116,4 +118,5 @@ class StepCharges:
         prompt_tokens = sum(scheduled[request_id] for request_id in step.prompts)
         self._fit.observe(len(scheduled) - len(step.prompts), prompt_tokens, step_s)
         if self._steps % _FIT_STEPS == 0 and (costs := self._fit.costs()) is not None:
+            self.costs = costs
             self._policy.use_costs(costs)

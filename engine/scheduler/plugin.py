@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.log import get_logger
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView
 from weft.core.policies.history import History
 from weft.engine.kv_cache.connector import SwapConnector
-from weft.engine.kv_cache.ended_first import EndedFirst
+from weft.engine.kv_cache.order import CallKv, KvOrder
+from weft.engine.kv_cache.soft_hold import make_order
 from weft.engine.processes.host import end_with_parent
 from weft.engine.scheduler.aborted import AbortedAccounts
 from weft.engine.scheduler.batch import BatchFormer
@@ -45,6 +47,7 @@ from weft.engine.wire import (
     Learned,
     ProgramsEnded,
     TakeLearned,
+    ToolsStarted,
     UseHistory,
     attach_account,
     attach_swap,
@@ -66,6 +69,7 @@ class WeftScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         config = decode_config(self.vllm_config.additional_config)
         self._has_own_client, self._trusts_clients = config.one_client, config.trust_clients
+        self._kv_policy = config.kv_policy
         self._has_warned = False
         self._model, self._has_history = config.model, False
         if self._has_own_client:  # behind a server, the server ends its processes
@@ -86,7 +90,7 @@ class WeftScheduler(AsyncScheduler):
         self.weft_policy = policy
         policy.use_kv(self._kv_tokens())
         self._steps_to_decision = 0
-        self._ended_first = EndedFirst(self.kv_cache_manager.block_pool) if self._evicts_ended_first(policy) else None
+        self._kv_order = self._make_kv_order(policy)
         idle_s = math.inf if self._has_own_client else _IDLE_S
         self._table = CallTable(policy, self._program_gone, idle_s)
         self._entries = self._table.entries
@@ -106,13 +110,14 @@ class WeftScheduler(AsyncScheduler):
         blocks = self.kv_cache_config.num_blocks - 1
         return blocks * self.block_size / len(self.kv_cache_config.kv_cache_groups)
 
-    def _evicts_ended_first(self, policy: Policy) -> bool:
-        has_one_group = len(self.kv_cache_config.kv_cache_groups) == 1
-        return policy.evicts_ended_first and has_one_group and self.cache_config.enable_prefix_caching
+    def _make_kv_order(self, policy: Policy) -> KvOrder:
+        if len(self.kv_cache_config.kv_cache_groups) != 1 or not self.cache_config.enable_prefix_caching:
+            return KvOrder()
+        config = self._kv_policy or KvPolicyConfig("ended-first" if policy.evicts_ended_first else "lru")
+        return make_order(config.make(), self.kv_cache_manager.block_pool, self.block_size)
 
     def _program_gone(self, program: ProgramView) -> None:
-        if self._ended_first is not None:
-            self._ended_first.program_ended(program)
+        self._kv_order.program_ended(program, self._clock())
 
     def _now_s(self) -> float:
         return self._clock()
@@ -138,8 +143,7 @@ class WeftScheduler(AsyncScheduler):
         if failed:
             raise AssertionError("; ".join(failed))
         self._table.check_integrity(running)
-        if self._ended_first is not None:
-            self._ended_first.check_integrity()
+        self._kv_order.check_integrity()
         if self._swap is not None:
             self._swap.check_integrity()
 
@@ -151,7 +155,9 @@ class WeftScheduler(AsyncScheduler):
             extra_args = params.extra_args if params is not None else None
             self._warn_of_figures(extra_args)
             header = decode_call(extra_args, request.request_id, request.session_id, is_trusted=self._trusts_clients)
-            self._table.open(request.request_id, header, request.num_prompt_tokens, self._clock())
+            now_s = self._clock()
+            entry = self._table.open(request.request_id, header, request.num_prompt_tokens, now_s)
+            self._kv_order.call_arrived(request, entry.call.program, now_s)
         super().add_request(request)
 
     def _warn_of_figures(self, extra_args: object) -> None:
@@ -168,9 +174,7 @@ class WeftScheduler(AsyncScheduler):
         entry = self._entries.get(request.request_id)
         if entry is not None:
             entry.call.output_tokens = request.num_output_tokens
-            if self._ended_first is not None and entry.running:
-                blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
-                self._ended_first.call_left(entry.call.program, blocks)
+            self._kv_order.call_left(self._kv_of(request, entry), self._clock())
         ledger = self._table.close(request.request_id, self._clock())
         if ledger is not None:
             self._left[request.request_id] = ledger
@@ -178,6 +182,9 @@ class WeftScheduler(AsyncScheduler):
             if is_aborted and self._has_own_client and self._table.knows(ledger.program_id):
                 self._aborted.add(ledger.call_id, ledger.program_id, ledger.encode())
         return super()._free_request(request, delay_free_blocks)
+
+    def _kv_of(self, request: Request, entry: Entry) -> CallKv:
+        return CallKv(request, entry.call.program, self.kv_cache_manager)
 
     def __call__(self, message: object) -> dict[str, Any]:
         """Receive a control message (`weft.engine.vllm_compat.control`).
@@ -192,6 +199,12 @@ class WeftScheduler(AsyncScheduler):
                 known = [self._table.end_program(each) for each in ended]
                 known += [self._table.end_program(each, is_abandoned=True) for each in abandoned]
                 return {"ended": sum(known)}
+            case ToolsStarted(tools):
+                now_s = self._clock()
+                for program_id, tool in tools:
+                    if (view := self._table.view(program_id)) is not None:
+                        self._kv_order.tool_started(view, tool, now_s)
+                return {}
             case AbortedCalls(call_ids):
                 return {"aborted": self._aborted.take(call_ids)}
             case UseHistory(history):
@@ -226,8 +239,7 @@ class WeftScheduler(AsyncScheduler):
         if self.pause_state == PauseState.UNPAUSED:
             for request in self._former.form(may_preempt=decides, has_prompts=len(self._inflight_prefills) > 0):
                 self.force_out(request)
-        if self._ended_first is not None:
-            self._ended_first.reorder()
+        self._kv_order.before_step(self._former.most_blocks, now_s)
         output = super().schedule(throttle_prefills)
         for request in self.running:
             entry = self._entries[request.request_id]
@@ -250,6 +262,8 @@ class WeftScheduler(AsyncScheduler):
                 entry.ledger.swapped_tokens += self._swap.loaded_tokens(request.request_id)
         else:
             entry.call.cached_tokens = min(found, entry.call.prompt_tokens)
+        program = entry.call.program
+        self._kv_order.call_began(request, program, program.name, found, now_s)
         entry.ledger.start(now_s)
         self.weft_policy.start(entry.call, now_s)
 
@@ -287,6 +301,7 @@ class WeftScheduler(AsyncScheduler):
         # Of a step in flight, only tokens that are computed from known tokens are sure to stay.
         entry.lost_tokens = min(request.num_computed_tokens, request.num_tokens)
         self._save_kv(request, entry.lost_tokens, is_void=drop_stale_output)
+        self._kv_order.call_preempted(self._kv_of(request, entry), now_s)
         self.weft_policy.preempt(entry.call, now_s)
         super()._preempt_request(request, timestamp, drop_stale_output)
 
@@ -307,6 +322,8 @@ class WeftScheduler(AsyncScheduler):
         reset = bool(super().reset_prefix_cache(*args, **kwargs))
         if self._swap is not None:
             self._swap.reset()
+        if reset:
+            self._kv_order.reset(self._clock())
         return reset
 
     def _handle_stopped_request(self, request: Request) -> bool:
@@ -325,6 +342,7 @@ class WeftScheduler(AsyncScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._charges.step_ended(scheduler_output, self._clock())
+            self._kv_order.use_prefill_speed(self._charges.costs.prefill_token_s)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client_outputs in outputs.values():
             for output in client_outputs.outputs:

@@ -81,7 +81,9 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "max_num_active_reqs",
             "max_num_scheduled_tokens",
             "need_mamba_block_aligned_split",
+            "num_lookahead_tokens",
             "num_prefill_lookahead",
+            "num_spec_tokens",
             "num_waiting_for_streaming_input",
             "pause_state",
             "prev_step_scheduled_req_ids",
@@ -143,10 +145,14 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": Uses(read=("block_hash", "block_id", "is_null", "ref_cnt")),
     "vllm.v1.core.block_pool.BlockPool": Uses(
-        called={"get_num_free_blocks": "(self) -> int"}, read=("blocks", "free_block_queue")
+        called={"get_num_free_blocks": "(self) -> int"}, read=("blocks", "free_block_queue", "hash_block_size")
     ),
     "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue": Uses(
-        called={"prepend_n": "(self, blocks) -> None", "remove": "(self, block) -> None"}
+        called={
+            "iter_blocks_after": "(self, cursor) -> Iterator[KVCacheBlock]",
+            "prepend_n": "(self, blocks) -> None",
+            "remove": "(self, block) -> None",
+        }
     ),
     "vllm.v1.request.Request": Uses(
         read=(

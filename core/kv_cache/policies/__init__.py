@@ -10,7 +10,13 @@ from typing import Final
 from weft.core.kv_cache.policies.base import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
 from weft.core.kv_cache.policies.least_waste import LeastWaste
 from weft.core.kv_cache.policies.next_use import NextUse
-from weft.core.kv_cache.policies.registry import KvPolicyConfig, register, registration, registrations
+from weft.core.kv_cache.policies.registry import (
+    KvPolicyConfig,
+    check_kv_policy,
+    register,
+    registration,
+    registrations,
+)
 from weft.core.kv_cache.policies.stock import EndedFirst, Lru
 from weft.core.kv_cache.policies.ttl import Ttl
 from weft.core.kv_cache.policies.wa_lru import WaLru
@@ -33,6 +39,7 @@ __all__ = [
     "NextUse",
     "Ttl",
     "WaLru",
+    "check_kv_policy",
     "register",
     "registration",
     "registrations",

@@ -77,6 +77,7 @@ class KvPolicy(Registered, ABC):
     """Decides on contexts, and orders them for eviction."""
 
     evicts_ended_first: ClassVar[bool] = True  # contexts of programs that have ended go before all others
+    follows_use: ClassVar[bool] = False  # open programs' contexts go as in stock vLLM, which needs no other order
     decides: ClassVar[bool] = False  # `decide` does more than leave contexts
     changes_with_time: ClassVar[bool] = False  # `worth` of two contexts changes order though nothing happens
 

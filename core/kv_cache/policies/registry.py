@@ -5,6 +5,7 @@ A KV policy's module must be imported in `weft.core.kv_cache.policies`. Nothing 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -56,6 +57,29 @@ class KvPolicyConfig:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "parameters", kind(**parameters))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON scalars."""
+        own = {each.name: getattr(self.parameters, each.name) for each in fields(self.parameters)}
+        return {"name": self.name, **own}
+
     def make(self) -> KvPolicy:
         """Make a policy that has seen nothing yet."""
         return registration(self.name).kind.from_parameters(self.parameters)
+
+
+def check_kv_policy(kv_policy: object) -> KvPolicyConfig | None:
+    """A KV policy as an engine or its scheduler's settings name it: by name, as a configuration, or as its `to_dict`.
+
+    Returns:
+        None for None.
+
+    Raises:
+        KvPolicyError: It is something else, or `KvPolicyConfig` refuses it.
+    """
+    if kv_policy is None or isinstance(kv_policy, KvPolicyConfig):
+        return kv_policy
+    if isinstance(kv_policy, str):
+        return KvPolicyConfig(kv_policy)
+    if isinstance(kv_policy, Mapping) and isinstance(kv_policy.get("name"), str):
+        return KvPolicyConfig(**{str(key): value for key, value in kv_policy.items()})
+    raise KvPolicyError(f'kv_policy is {kv_policy!r:.80}. Give a name, such as "next-use", or a KvPolicyConfig.')

@@ -11,8 +11,11 @@ class Lru(KvPolicy):
     """Leaves everything to the order of use. It does not see that programs end."""
 
     evicts_ended_first = False
+    follows_use = True
 
 
 @register("ended-first", "programs that have ended are evicted first, then what was used longest ago")
 class EndedFirst(KvPolicy):
     """Predicts nothing: that a program has ended is certain."""
+
+    follows_use = True

@@ -1,0 +1,75 @@
+"""What the scheduler tells the object that orders vLLM's free blocks, and the one that leaves them in vLLM's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from weft.engine.vllm_compat.names import KVCacheManager, Request
+
+
+class CallKv(NamedTuple):
+    """A call and the KV blocks that it holds."""
+
+    request: Request
+    program: Hashable
+    manager: KVCacheManager
+
+    @property
+    def block_ids(self) -> list[int]:
+        """In the order of its tokens."""
+        return self.manager.get_block_ids(self.request.request_id)[0]
+
+
+class KvOrder:
+    """Leaves the order as vLLM has it. Others change it, and nothing else: no block is held, and none is counted.
+
+    Times are seconds on the scheduler's clock.
+    """
+
+    def call_arrived(self, request: Request, program: Hashable, now_s: float) -> None:
+        """A call arrived, and waits."""
+
+    def call_began(self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float) -> None:
+        """A call starts to run, or runs again, and found so many of its tokens in the cache.
+
+        Args:
+            request: vLLM's request.
+            program: The call's program, with its `name`.
+            name: As the client sent it; may be empty.
+            found_tokens: In vLLM's cache or in host memory.
+            now_s: The time.
+        """
+
+    def call_left(self, call: CallKv, now_s: float) -> None:
+        """A call leaves for good, and vLLM is about to free its blocks. If it waited, it may have none."""
+
+    def call_preempted(self, call: CallKv, now_s: float) -> None:
+        """A call that ran waits again, and vLLM is about to free its blocks."""
+
+    def tool_started(self, program: Hashable, tool: str, now_s: float) -> None:
+        """A program waits for a tool of this name."""
+
+    def program_ended(self, program: Hashable, now_s: float) -> None:
+        """No call of a program will come."""
+
+    def use_prefill_speed(self, token_s: float) -> None:
+        """A prompt token takes so many seconds."""
+
+    def before_step(self, most_blocks: Callable[[], int], now_s: float) -> None:
+        """vLLM is about to allocate the blocks of a step.
+
+        Args:
+            most_blocks: Counts the blocks that the step can take. It is only asked if the answer matters.
+            now_s: The time.
+        """
+
+    def reset(self, now_s: float) -> None:
+        """vLLM has emptied its prefix cache."""
+
+    def check_integrity(self) -> None:
+        """Assert that all sums agree. For tests.
+
+        Raises:
+            AssertionError: They do not.
+        """

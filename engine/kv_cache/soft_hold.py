@@ -1,0 +1,252 @@
+"""A KV policy in an engine: its order of eviction becomes the order of vLLM's list of free blocks.
+
+vLLM hands out the blocks at the front of that list. Before a step, Weft moves the blocks that the policy gives away
+first to the front, as many as the step can take. vLLM still counts every block as free, and a call that finds one takes
+it. So a hold cannot stop an engine, and an error in the order costs a prefix, never a wrong token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, NamedTuple
+
+from weft.core.kv_cache.policies import KvPolicy, Memory
+from weft.core.kv_cache.prefix_tree import Block
+from weft.core.kv_cache.retention import Retention, RunningCall
+from weft.core.policies.step_costs import StepCosts
+from weft.engine.kv_cache.ended_first import EndedFirst
+from weft.engine.kv_cache.order import CallKv, KvOrder
+from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
+
+_EPOCH_S: Final = 1.0
+_LEAST_MOVED: Final = 32  # blocks at a time, so that steps that take one each do not each move one
+
+
+class _Cached(NamedTuple):
+    """Where the KV of a key lies."""
+
+    block: KVCacheBlock
+    content: Any  # the block's hash; another one means that vLLM has evicted it
+
+    @property
+    def is_there(self) -> bool:
+        return bool(self.block.block_hash == self.content)
+
+
+class SoftHold(KvOrder):
+    """Orders vLLM's free blocks by a KV policy.
+
+    A key is a block's hash, which stands for its tokens and all before them. Two blocks may hold the same; vLLM finds
+    one of them, and the other is spare.
+
+    Args:
+        pool: vLLM's blocks, of a model with one kind of attention.
+        policy: A policy of its own.
+        block_tokens: The tokens of a block.
+    """
+
+    def __init__(self, pool: BlockPool, policy: KvPolicy, block_tokens: int) -> None:
+        self._pool = pool
+        self._block_tokens = block_tokens
+        self._capacity_tokens = max(1, len(pool.blocks) - 1) * block_tokens  # vLLM keeps one block for itself
+        self._prefill_token_s = StepCosts().prefill_token_s
+        self.retention = Retention(policy, block_tokens, Memory(0.0, 0, self._prefill_token_s))
+        self._cached: dict[Hashable, _Cached] = {}  # by key
+        # Blocks that no call will find. What another scheduler's programs have left is of that kind.
+        self._spare: dict[int, Any] = {block.block_id: block.block_hash for block in pool.blocks if block.block_hash}
+        self._running: dict[str, RunningCall] = {}  # by request
+        self._waiting_since_s: dict[str, float] = {}  # by request
+        self._moved: list[tuple[Hashable, _Cached]] = []  # at the front of the free list, or taken from there
+        self._has_changed = False  # the order, since then
+        self._next_epoch_s = -math.inf
+        self.moves = 0  # of blocks so far
+
+    # -- what happens
+
+    def call_arrived(self, request: Request, program: Hashable, now_s: float) -> None:
+        self._waiting_since_s[request.request_id] = now_s
+        self.retention.call_arrived(program, request.block_hashes, now_s)
+        self._has_changed = True
+
+    def call_began(self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float) -> None:
+        waited_s = now_s - self._waiting_since_s.pop(request.request_id, now_s)
+        if request.request_id not in self._running:  # the next input of a streaming session has kept its blocks
+            found = request.block_hashes[: found_tokens // self._block_tokens]
+            began = self.retention.call_began(program, name, found, now_s, waited_s=waited_s)
+            self._running[request.request_id] = began
+
+    def call_left(self, call: CallKv, now_s: float) -> None:
+        request = call.request
+        self._waiting_since_s.pop(request.request_id, None)
+        running = self._running.pop(request.request_id, None)
+        if running is None:  # it did not run since it came, or since it was preempted
+            self.retention.call_cancelled(call.program, request.block_hashes, now_s)
+        else:
+            self._grow(running, call, now_s)
+            # A stop string ends a call in the host's process, which looks like an abort here.
+            if request.num_output_tokens:
+                self.retention.call_ended(running, now_s)
+            else:
+                self.retention.call_aborted(running, now_s)
+        self._has_changed = True
+
+    def call_preempted(self, call: CallKv, now_s: float) -> None:
+        self._waiting_since_s[call.request.request_id] = now_s
+        running = self._running.pop(call.request.request_id, None)
+        if running is not None:
+            self._grow(running, call, now_s)
+            self.retention.call_preempted(running, now_s)
+            self._has_changed = True
+
+    def tool_started(self, program: Hashable, tool: str, now_s: float) -> None:
+        self.retention.tool_started(program, tool, now_s)
+        self._has_changed = True
+
+    def program_ended(self, program: Hashable, now_s: float) -> None:
+        self.retention.program_ended(program, now_s)
+        self._has_changed = True
+
+    def use_prefill_speed(self, token_s: float) -> None:
+        if token_s > 0:  # steps that are all alike do not tell
+            self._prefill_token_s = token_s
+
+    def reset(self, now_s: float) -> None:
+        self.retention.reset(now_s)
+        self._cached = {key: at for key, at in self._cached.items() if key in self.retention.tree and at.is_there}
+        self._spare.clear()
+        self._moved.clear()
+        self._has_changed = True
+
+    # -- the order
+
+    def before_step(self, most_blocks: Callable[[], int], now_s: float) -> None:
+        """Move as many blocks to the front as the step can take, if it can take those that are not there yet."""
+        self.retention.observe_memory(self._memory())
+        if now_s >= self._next_epoch_s:
+            self._next_epoch_s = now_s + _EPOCH_S
+            self._forget_evicted(self._cached.items(), now_s)
+            self.retention.epoch(self._memory(), now_s)
+            self._has_changed = True
+        most = min(most_blocks(), self._pool.get_num_free_blocks())
+        if most <= 0:
+            return
+        left = [(key, at) for key, at in self._moved if at.is_there and not at.block.ref_cnt]
+        if not self._has_changed and len(left) >= most:
+            return
+        self._forget_evicted(self._moved, now_s)
+        self._move(max(most, _LEAST_MOVED), now_s)
+        self._has_changed = False
+
+    def _move(self, count: int, now_s: float) -> None:
+        """Make empty blocks, spare ones and the policy's next ones the first `count` of the free list."""
+        queue = self._pool.free_block_queue
+        free = itertools.islice(queue.iter_blocks_after(None), count)
+        front = list(itertools.takewhile(lambda block: block.block_hash is None, free))
+        front += self._take_spare(count - len(front))
+        self._moved = self._next(count - len(front), now_s)
+        front += (at.block for _, at in self._moved)
+        for block in front:
+            queue.remove(block)
+        queue.prepend_n(front)
+        self.moves += len(front)
+
+    def _take_spare(self, count: int) -> list[KVCacheBlock]:
+        """At most `count` free blocks that no call will find. Those in use follow when they are free."""
+        taken: list[KVCacheBlock] = []
+        for number in list(itertools.islice(self._spare, 2 * max(0, count))):
+            block, content = self._pool.blocks[number], self._spare.pop(number)
+            if block.block_hash != content:  # vLLM has given it away
+                continue
+            self._spare[number] = content  # behind the others
+            if not block.ref_cnt and len(taken) < count:
+                taken.append(block)
+        return taken
+
+    def _next(self, count: int, now_s: float) -> list[tuple[Hashable, _Cached]]:
+        """The next blocks that the policy gives away. What vLLM has evicted without being told to is forgotten."""
+        while count > 0:
+            keys = self.retention.order.next_blocks(count, now_s)
+            found = [(key, self._cached.get(key)) for key in keys]
+            gone = [key for key, at in found if at is None or not at.is_there]
+            if not gone:
+                return [(key, at) for key, at in found if at is not None and not at.block.ref_cnt]
+            for key in gone:
+                self._forget(key, now_s)
+        return []
+
+    # -- which block holds what
+
+    def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> None:
+        """A call's blocks are about to be freed. Its full ones can be found from now on."""
+        chain: list[Hashable] = []
+        for key, number in zip(call.request.block_hashes, call.block_ids, strict=False):
+            block = self._pool.blocks[number]
+            if block.block_hash is None:
+                break
+            self._note(key, block)
+            chain.append(key)
+        self.retention.call_grew(running, chain, now_s)
+
+    def _note(self, key: Hashable, block: KVCacheBlock) -> None:
+        known = self._cached.get(key)
+        if known is not None and known.block is not block and known.is_there:
+            self._spare[block.block_id] = block.block_hash
+            return
+        self._spare.pop(block.block_id, None)
+        self._cached[key] = _Cached(block, block.block_hash)
+
+    def _forget_evicted(self, cached: Any, now_s: float) -> None:
+        for key, at in list(cached):
+            if not at.is_there and self._cached.get(key) is at:
+                self._forget(key, now_s)
+
+    def _forget(self, key: Hashable, now_s: float) -> None:
+        """vLLM has evicted a block. What is behind it cannot be found any more."""
+        self._cached.pop(key, None)
+        block = self.retention.tree.get(key)
+        if block is None or block.pins:
+            return
+        for each in _behind(block):
+            at = self._cached.pop(each.key, None)
+            if at is not None and at.is_there:
+                self._spare[at.block.block_id] = at.content
+        self.retention.block_evicted(key, now_s)
+
+    def _memory(self) -> Memory:
+        in_use = len(self._pool.blocks) - 1 - self._pool.get_num_free_blocks()
+        running_tokens = in_use * self._block_tokens
+        used_share = min(1.0, (running_tokens + self.retention.held_tokens) / self._capacity_tokens)
+        return Memory(used_share, running_tokens, self._prefill_token_s)
+
+    def check_integrity(self) -> None:
+        self.retention.check_integrity()
+        unknown = [key for key in self._cached if key not in self.retention.tree]
+        if unknown:
+            raise AssertionError(f"{len(unknown)} keys are not in the tree")
+        if not self._spare.keys().isdisjoint(at.block.block_id for at in self._cached.values() if at.is_there):
+            raise AssertionError("a block that can be found is spare")
+
+
+def make_order(policy: KvPolicy, pool: BlockPool, block_tokens: int) -> KvOrder:
+    """What carries out a KV policy on vLLM's blocks, of a model with one kind of attention.
+
+    Where vLLM computes hashes of parts of blocks, it keeps its order.
+
+    Args:
+        policy: A policy of its own.
+        pool: vLLM's blocks.
+        block_tokens: The tokens of a block.
+    """
+    if not policy.follows_use:
+        return SoftHold(pool, policy, block_tokens) if pool.hash_block_size == block_tokens else KvOrder()
+    return EndedFirst(pool) if policy.evicts_ended_first else KvOrder()
+
+
+def _behind(block: Block) -> Sequence[Block]:
+    """The blocks that cannot be found without this one."""
+    found: list[Block] = list(block.children)
+    for each in found:
+        found += each.children
+    return found

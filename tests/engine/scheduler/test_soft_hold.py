@@ -1,0 +1,265 @@
+"""KV policies on vLLM's real scheduler and KV cache manager, without a model."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.core.errors import KvPolicyError
+from weft.core.kv_cache.policies import KV_POLICIES
+
+pytestmark = pytest.mark.engine
+
+Make = Callable[..., Any]
+ORDERING = [name for name in KV_POLICIES if name not in ("lru", "ended-first")]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Makes a harness with prefix caching; vLLM is imported only here."""
+    from scheduler_harness import SchedulerHarness
+
+    def made(kv_policy: object, **options: Any) -> SchedulerHarness:
+        weft = {"name": "fcfs"} if kv_policy is None else {"name": "fcfs", "kv_policy": kv_policy}
+        return SchedulerHarness(tmp_path, weft, **{"prefix_caching": True, "batched_tokens": 512, **options})
+
+    return made
+
+
+def prompt_of(number: int, tokens: int) -> list[int]:
+    """A prompt that shares no prefix with others."""
+    return [100 + number, *range(200, 199 + tokens)]
+
+
+def end(h: Any, *programs: str) -> None:
+    h.scheduler({"type": "programs_ended", "program_ids": list(programs)})
+
+
+def start_tool(h: Any, program: str, tool: str) -> None:
+    h.scheduler({"type": "tools_started", "tools": [[program, tool]]})
+
+
+def call(h: Any, name: str, prompt: list[int], program: str, *, program_name: str = "") -> int:
+    """Run a call alone. Returns the tokens that it found in the cache."""
+    h.add(name, prompt=prompt, max_tokens=1, program_id=program, program_name=program_name or program)
+    entry = h.scheduler._entries[name].call
+    h.run()
+    return int(entry.cached_tokens)
+
+
+def check_free_list(h: Any) -> None:
+    """vLLM's free list has every block that is not in use, once."""
+    pool = h.scheduler.kv_cache_manager.block_pool
+    free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+    assert len(free) == pool.get_num_free_blocks()
+    assert sorted(free) == [block.block_id for block in pool.blocks if not block.ref_cnt and not block.is_null]
+
+
+def test_the_soft_hold_is_off_unless_a_kv_policy_asks_for_it(make: Make) -> None:
+    """`lru` leaves vLLM's order alone, and without a KV policy ended programs go first where the policy says so."""
+    from weft.engine.kv_cache.ended_first import EndedFirst
+    from weft.engine.kv_cache.order import KvOrder
+    from weft.engine.kv_cache.soft_hold import SoftHold
+
+    kinds = {each: type(make(each).scheduler._kv_order) for each in (None, *KV_POLICIES)}
+    assert kinds.pop(None) is kinds.pop("lru") is KvOrder
+    assert kinds.pop("ended-first") is EndedFirst
+    assert set(kinds.values()) == {SoftHold}
+    assert type(make("next-use", prefix_caching=False).scheduler._kv_order) is KvOrder
+
+
+@pytest.mark.parametrize(("policy", "found"), [("lru", 0), ("ended-first", 64), *((each, 64) for each in ORDERING)])
+def test_blocks_of_an_ended_program_are_evicted_first(make: Make, policy: str, found: int) -> None:
+    """The open program was used longest ago, and stock vLLM evicts it. With a KV policy the ended one's blocks go."""
+    h = make(policy, slots=3, blocks=12)
+    call(h, "open1", prompt_of(1, 64), "open")
+    call(h, "ended1", prompt_of(2, 80), "ended")
+    end(h, "ended")
+    call(h, "other1", prompt_of(3, 104), "other")
+    assert call(h, "open2", [*prompt_of(1, 64), 7, 8, 9], "open") == found
+
+
+@pytest.mark.parametrize(("policy", "found"), [("lru", 0), ("wa-lru", 64), ("next-use", 64)])
+def test_a_context_that_is_expected_back_outlives_a_newer_one_that_is_not(make: Make, policy: str, found: int) -> None:
+    """Agents come back, and one-shot programs never did. The agent's context is older, so stock vLLM evicts it."""
+    h = make(policy, slots=3, blocks=14)
+    agent: list[int] = prompt_of(1, 64)
+    for number in range(8):
+        call(h, f"once{number}", prompt_of(20 + number, 48), f"once{number}", program_name="once")
+        end(h, f"once{number}")
+        for turn in range(3):
+            h.clock.advance(10.0)
+            call(
+                h,
+                f"agent{number}-{turn}",
+                [*prompt_of(40 + number, 16 * (turn + 1))],
+                f"a{number}",
+                program_name="agent",
+            )
+        end(h, f"a{number}")
+    call(h, "agent1", agent, "agent", program_name="agent")
+    call(h, "agent2", [*agent, 5], "agent", program_name="agent")
+    call(h, "last", prompt_of(3, 80), "last", program_name="once")
+    call(h, "other", prompt_of(4, 140), "other", program_name="once")
+    assert call(h, "agent3", [*agent, 5, 6], "agent", program_name="agent") == found
+
+
+@pytest.mark.parametrize(("policy", "found"), [("lru", 0), ("ttl", 64)])
+def test_a_context_is_held_for_as_long_as_its_tool_takes(make: Make, policy: str, found: int) -> None:
+    """The slow tool's context is older, and stock vLLM evicts it. The fast tool's time is over, so its context goes."""
+    h = make(policy, slots=3, blocks=40)
+    for number in range(25):
+        for tool, pause_s in (("slow", 100.0), ("fast", 1.0)):
+            program = f"{tool}{number}"
+            call(h, f"{program}-1", prompt_of(10, 32), program)
+            start_tool(h, program, tool)
+            h.clock.advance(pause_s)
+            call(h, f"{program}-2", [*prompt_of(10, 32), 7], program)
+            end(h, program)
+    h = _fill(h)
+    call(h, "slow1", prompt_of(1, 64), "slow")
+    start_tool(h, "slow", "slow")
+    call(h, "fast1", prompt_of(2, 240), "fast")
+    start_tool(h, "fast", "fast")
+    h.clock.advance(20.0)
+    call(h, "other1", prompt_of(3, 200), "other")
+    call(h, "other2", prompt_of(4, 200), "other")
+    assert call(h, "slow2", [*prompt_of(1, 64), 7], "slow") == found
+
+
+def _fill(h: Any) -> Any:
+    """Fill the cache with the context of a program that has ended."""
+    call(h, "fill", prompt_of(9, 500), "fill")
+    end(h, "fill")
+    return h
+
+
+def test_the_context_of_a_call_that_waits_is_evicted_last(make: Make) -> None:
+    """A call that has arrived needs its context soon, while another call fills the cache before it."""
+    found = {}
+    for policy in ("lru", "next-use"):
+        h = make(policy, slots=1, blocks=15)
+        call(h, "a1", prompt_of(1, 64), "a")
+        call(h, "b1", prompt_of(2, 64), "b")
+        h.add("c1", prompt=prompt_of(3, 150), max_tokens=2, program_id="c")
+        h.add("a2", prompt=[*prompt_of(1, 64), 7], max_tokens=1, program_id="a")
+        waiting = h.scheduler._entries["a2"].call
+        h.run()
+        found[policy] = waiting.cached_tokens
+    assert found == {"lru": 0, "next-use": 64}
+
+
+@pytest.mark.parametrize("policy", ORDERING)
+def test_a_reset_of_the_prefix_cache_forgets_everything(make: Make, policy: str) -> None:
+    """After a reset no context is found, none is known, and programs go on."""
+    h = make(policy, blocks=40)
+    call(h, "a1", prompt_of(1, 64), "a")
+    assert h.scheduler.reset_prefix_cache()
+    assert len(h.scheduler._kv_order.retention.tree) == 0
+    assert call(h, "a2", [*prompt_of(1, 64), 7], "a") == 0
+    assert call(h, "a3", [*prompt_of(1, 64), 7, 8], "a") == 64
+    check_free_list(h)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("swap_blocks", [0, 100])
+@pytest.mark.parametrize("policy", ORDERING)
+@pytest.mark.parametrize("seed", range(2))
+def test_random_programs_in_a_tiny_cache_lose_and_change_nothing(
+    make: Make, seed: int, policy: str, swap_blocks: int, in_flight: int
+) -> None:
+    """Programs arrive, go on, branch, end, are aborted and preempted in any order, and the cache is reset. Every call
+    ends with its undisturbed tokens, the free list stays a permutation, and nothing is kept of programs that ended."""
+    from scheduler_harness import expected_output
+
+    rng = random.Random(seed)
+    h = make(policy, slots=4, blocks=40, in_flight=in_flight, swap_blocks=swap_blocks, batched_tokens=64)
+    contexts: dict[str, list[int]] = {}
+    prompts: dict[str, list[int]] = {}
+    counts: dict[str, int] = {}
+    for number in range(90):
+        program, name = f"p{rng.randrange(10)}", f"call-{number}"
+        start = contexts.get(program) or list(range(60, 60 + 16 * rng.randrange(3)))
+        new = [rng.randrange(50, 900) for _ in range(rng.randrange(1, 90))]
+        prompts[name] = (start[: rng.choice((40, 400))] + new)[:400]
+        counts[name] = rng.randrange(1, 30)
+        contexts[program] = prompts[name] + expected_output(prompts[name], counts[name])
+        h.add(name, prompt=prompts[name], max_tokens=counts[name], program_id=program, program_name=program[:2])
+        for _ in range(rng.randrange(6)):
+            h.step()  # checks integrity
+            check_free_list(h)
+        if rng.random() < 0.2:
+            h.abort(f"call-{rng.randrange(number + 1)}")
+            h.scheduler.check_integrity()
+        if rng.random() < 0.2 and h.scheduler.running:
+            h.scheduler.force_out(rng.choice(h.scheduler.running))
+        if rng.random() < 0.3:
+            start_tool(h, program, rng.choice(("search", "run")))
+        if rng.random() < 0.1:
+            h.scheduler.reset_prefix_cache(reset_running_requests=swap_blocks == 0 and rng.random() < 0.3)
+            h.scheduler.check_integrity()
+        if rng.random() < 0.2:
+            end(h, program)
+            contexts.pop(program)
+    h.run()
+    for name in h.finished:
+        assert h.tokens[name] == expected_output(prompts[name], counts[name]), name
+    check_free_list(h)
+    order = h.scheduler._kv_order
+    end(h, *(f"p{number}" for number in range(10)))
+    h.scheduler.check_integrity()
+    assert not order._running
+    assert not order._waiting_since_s
+    assert not order.retention.tree.programs
+    assert len(order._cached) + len(order._spare) <= 2 * 39
+
+
+def test_a_step_moves_no_more_blocks_than_it_can_take(make: Make) -> None:
+    """With thousands of cached blocks a step of 64 tokens moves a few, and a step that takes none moves none."""
+    h = make("next-use", slots=4, blocks=2000, batched_tokens=64)
+    for number in range(60):
+        call(h, f"c{number}", prompt_of(number, 480), f"p{number}")
+    order = h.scheduler._kv_order
+    assert len(order._cached) > 1500
+    h.add("one", prompt=prompt_of(70, 480), max_tokens=200, program_id="one")
+    moves = [order.moves]
+    while h.scheduler.has_unfinished_requests():
+        h.step()
+        moves.append(order.moves)
+    per_step = [after - before for before, after in itertools.pairwise(moves)]
+    assert max(per_step) <= 32
+    assert sum(count > 0 for count in per_step) < len(per_step) / 4
+
+
+@pytest.mark.parametrize("kv_policy", ["next_use", 7, {"quantile": 0.9}, {"name": "ttl", "quantile": 2}, ["ttl"]])
+def test_a_bad_kv_policy_is_refused_at_the_start(make: Make, kv_policy: object) -> None:
+    """A scheduler of its own reads it from `additional_config`, and an engine refuses it before it starts anything."""
+    import weft
+
+    with pytest.raises(KvPolicyError):
+        make(kv_policy)
+    with pytest.raises(KvPolicyError):
+        weft.Engine(kv_policy=kv_policy)  # type: ignore[arg-type]
+    with pytest.raises(KvPolicyError):
+        weft.AsyncMultiLLMEngine(kv_policy=kv_policy)  # type: ignore[arg-type]
+
+
+def test_a_kv_policy_may_have_parameters(make: Make) -> None:
+    """As JSON, as an engine's configuration carries it."""
+    h = make({"name": "ttl", "quantile": 0.5})
+    assert h.scheduler._kv_order.retention.policy._quantile == 0.5
+
+
+def test_blocks_that_another_policys_programs_left_are_evicted_first(make: Make) -> None:
+    """A new scheduling policy forgets all programs, so nobody asks for what they have cached."""
+    h = make("next-use", blocks=12)
+    call(h, "a1", prompt_of(1, 64), "a")
+    h.scheduler.use_policy(h.scheduler._policy.make())
+    call(h, "b1", prompt_of(2, 64), "b")
+    call(h, "c1", prompt_of(3, 80), "c")
+    assert call(h, "b2", [*prompt_of(2, 64), 7], "b") == 64
