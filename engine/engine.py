@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Unpack
 
 from weft.core.kv_cache.config import SwapConfig, check_swap
-from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
@@ -96,9 +96,9 @@ class Engine(FrontEnd):
             clock=clock,
             record=record,
             history=history,
+            kv_policy=kv_policy,
         )
         check_swap(swap)
-        kv_policy = check_kv_policy(kv_policy)
         with StartProgress() as progress:
             progress.stage("looking up the model")
             self.model = resolve_model(model)
@@ -111,7 +111,7 @@ class Engine(FrontEnd):
                     model=self.model,
                     policy=self.policy,
                     swap=swap,
-                    kv_policy=kv_policy,
+                    kv_policy=self._kv_policy,
                     engine_args=engine_args,
                     tool_call_parser=tool_call_parser,
                     on_account=weakly(self._in_flight.account),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.config import SwapConfig, check_swap
-from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.process_table import ProgramInfo, ProgramState
@@ -142,8 +142,9 @@ class AsyncMultiLLMEngine(FrontEnd):
             clock=clock,
             record=record,
             history=history,
+            kv_policy=kv_policy,
         )
-        self._swap, self._kv_policy = check_swap(swap), check_kv_policy(kv_policy)
+        self._swap = check_swap(swap)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
         wanted = [
             replace(each, model=path, name=each.name or path)

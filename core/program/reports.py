@@ -136,17 +136,24 @@ class ReportedProgram:
             self._shared.tree.end(run)
 
     def note_tool(self, run: Hashable, name: str) -> None:
-        """Report that a run is a tool, or a human's answer ("human"). The graph names it in the interception."""
+        """Report that a run is a tool, or a human's answer ("human"), which begins now.
+
+        The graph names it in the interception, and the engine learns what the program waits for.
+        """
         with self._shared.lock:
             self._shared.reports += 1
             self._shared.tree.note_tool(run, name)
+            backend = self._shared.backend
+        if backend is not None:
+            backend.tool_started(self.program_id, name)
 
     def note_tools(self, run: Hashable, names: Iterable[str]) -> None:
         """Report tools that have run inside a run, one after another, without a report while they ran."""
         for name in names:
             tool = object()
             self.start_run(tool, run, runs_code=False)
-            self.note_tool(tool, name)
+            with self._shared.lock:
+                self._shared.tree.note_tool(tool, name)
             self.end_run(tool)
 
     def start_call(self, run: Hashable, inputs: Inputs = NOTHING, *, label: str | None = None) -> CallIdentity:

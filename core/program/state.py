@@ -29,6 +29,9 @@ class Backend(Protocol):
     def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
         """Abort the program's calls in flight and return its last row, which leaves the table (`end_session`)."""
 
+    def tool_started(self, program_id: ProgramId, tool: str) -> None:
+        """A program waits for a tool of this name from now on."""
+
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         """Return the row of a running program, None if there is none."""
 

@@ -86,6 +86,7 @@ class RecordingBackend:
         self.started: list[ProgramInfo] = []
         self.ended: list[tuple[ProgramId, ProgramState]] = []
         self.calls: list[CallIdentity] = []
+        self.tools: list[tuple[ProgramId, str]] = []  # that were reported to start
         self._runs = itertools.count(1)
 
     def start_session(self, info: ProgramInfo) -> None:
@@ -95,6 +96,9 @@ class RecordingBackend:
     def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
         self.ended.append((program_id, state))
         return self.table.close(program_id, state, self.clock())
+
+    def tool_started(self, program_id: ProgramId, tool: str) -> None:
+        self.tools.append((program_id, tool))
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         return self.table.get(program_id)

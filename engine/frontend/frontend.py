@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 from weft.core.errors import EngineClosedError, EngineForkedError, InvalidIdError, PolicyError, ProgramEndedError
 from weft.core.ids import EngineId, ProgramId, SessionId
+from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig, registration
@@ -92,8 +93,10 @@ class FrontEnd(ABC):
         clock: Callable[[], float],
         record: str | os.PathLike[str] | None,
         history: str | os.PathLike[str] | None = None,
+        kv_policy: str | KvPolicyConfig | None = None,
     ) -> None:
         check_main_guard()
+        self._kv_policy = check_kv_policy(kv_policy)
         path = record if record is not None else os.environ.get(VARIABLE) or None
         self._recorder = Recorder(path) if path is not None else None
         self.policy = (policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)).check_live()
@@ -451,6 +454,11 @@ class FrontEnd(ABC):
             if self._recorder is not None:
                 self._recorder.end(program_id)
         return row
+
+    def tool_started(self, program_id: ProgramId, tool: str) -> None:
+        """Tell the schedulers, if their KV policy predicts anything. What is lost costs a guess."""
+        if self._kv_policy is not None and not self._kv_policy.follows_use:
+            self._messages.tool_started(program_id, tool)
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         """A running program's row."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies.history import ProgramEnd
 from weft.core.process_table import Account, Attained, CallIdentity
@@ -28,6 +29,7 @@ from weft.engine.wire import (
     ProgramsEnded,
     SchedulerConfig,
     TakeLearned,
+    ToolsStarted,
     UseHistory,
     attach_account,
     attach_swap,
@@ -197,6 +199,14 @@ def test_only_weft_itself_is_trusted_by_default(weft: dict[str, Any], expected: 
     assert decode_config({"weft": encode_config(config)}) == config
 
 
+def test_a_scheduler_is_told_its_kv_policy() -> None:
+    """With its parameters, and nothing is sent if the engine has none."""
+    config = SchedulerConfig({"name": "atlas"}, kv_policy=KvPolicyConfig("ttl", quantile=0.5))
+    assert decode_config({"weft": json.loads(json.dumps(encode_config(config)))}) == config
+    assert decode_config({"weft": {"kv_policy": "lru"}}).kv_policy == KvPolicyConfig("lru")
+    assert "kv_policy" not in encode_config(SchedulerConfig({"name": "atlas"}))
+
+
 def test_a_scheduler_is_told_the_name_of_its_model() -> None:
     """It begins with the history of this model."""
     config = SchedulerConfig({"name": "atlas"}, model="my/model")
@@ -242,6 +252,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
     [
         ProgramsEnded((ProgramId("a"), ProgramId("b")), (ProgramId("c"),)),
         AbortedCalls((CallId("c"), CallId("d"))),
+        ToolsStarted(((ProgramId("a"), "search"), (ProgramId("b"), "run"))),
         UseHistory("{}"),
         TakeLearned(),
     ],
@@ -260,6 +271,7 @@ def test_a_strange_control_message_is_ignored(message: object) -> None:
     assert decode_control({"type": "use_history", "history": message}) in (None, UseHistory(str(message)))
     assert decode_control({"type": "programs_ended", "program_ids": message}) is not None
     assert decode_control({"type": "aborted_calls", "call_ids": message}) is not None
+    assert decode_control({"type": "tools_started", "tools": message}) is not None
 
 
 def test_accounts_of_aborted_calls_come_back() -> None:

@@ -64,6 +64,8 @@ class Backend:
             self.sessions.end(row.info)
         return row
 
+    def tool_started(self, program_id: ProgramId, tool: str) -> None: ...
+
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         return self.table.get(program_id)
 

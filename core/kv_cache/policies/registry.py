@@ -62,6 +62,11 @@ class KvPolicyConfig:
         own = {each.name: getattr(self.parameters, each.name) for each in fields(self.parameters)}
         return {"name": self.name, **own}
 
+    @property
+    def follows_use(self) -> bool:
+        """Whether the policy predicts nothing: see `KvPolicy.follows_use`."""
+        return registration(self.name).kind.follows_use
+
     def make(self) -> KvPolicy:
         """Make a policy that has seen nothing yet."""
         return registration(self.name).kind.from_parameters(self.parameters)

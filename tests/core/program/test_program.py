@@ -235,6 +235,19 @@ def test_the_recorder_is_a_backend() -> None:
     assert backend.row(program.program_id) is program.row
 
 
+def test_an_engine_learns_which_tool_begins(backend: RecordingBackend) -> None:
+    """The program waits for it. Of tools that are reported after they ran, nobody waits any more."""
+    program = Program()
+    program.start_run("early", None)
+    program.note_tool("early", "nobody listens yet")
+    backend.call(program)
+    program.start_run("tool", None)
+    program.note_tool("tool", "search")
+    program.end_run("tool")
+    program.note_tools("later", ["run", "test"])
+    assert backend.tools == [(program.program_id, "search")]
+
+
 def test_the_fake_clock_never_goes_back() -> None:
     """It stands still, advances on request, and refuses negative seconds."""
     clock = FakeClock(5.0)

@@ -10,7 +10,7 @@ import pytest
 from polling import until
 
 from weft.core.errors import EngineDiedError
-from weft.core.ids import EngineId
+from weft.core.ids import EngineId, ProgramId
 from weft.core.process_table import Account, ProcessTable
 from weft.core.program import Program
 from weft.core.program.graph import CallState
@@ -46,6 +46,8 @@ class Schedulers:
         await self.answers.wait()
         if self.fails:
             raise EngineDiedError
+        if message["type"] == "tools_started":
+            return [{}, None]
         if message["type"] == "programs_ended":
             return [{"ended": 0}, None]
         found = {key: encode_account(self.accounts.pop(key)) for key in message["call_ids"] if key in self.accounts}
@@ -123,6 +125,16 @@ async def test_abandoned_programs_are_told_from_those_that_ended(it: Schedulers)
     await until(lambda: it.under_test.is_idle)
     assert [each for message in it.messages for each in message["program_ids"]] == [ended.program_id]
     assert [each for message in it.messages for each in message["abandoned"]] == [abandoned.program_id]
+
+
+async def test_the_schedulers_learn_which_tools_programs_wait_for(it: Schedulers) -> None:
+    """A name may be as long as a client likes, and the schedulers keep the beginning of it."""
+    it.under_test.tool_started(ProgramId("a"), "search")
+    it.under_test.tool_started(ProgramId("b"), "x" * 10_000)
+    await until(lambda: sum(len(message["tools"]) for message in it.messages) == 2)
+    (a, search), (b, long) = (each for message in it.messages for each in message["tools"])
+    assert (a, search, b) == ("a", "search", "b")
+    assert len(long) < 1000
 
 
 async def test_a_scheduler_that_does_not_answer_costs_a_bounded_memory(loop: LoopThread, it: Schedulers) -> None:
