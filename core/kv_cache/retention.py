@@ -7,21 +7,19 @@ clock. Times are seconds on the caller's clock. An event that is lost costs memo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from weft.core.kv_cache.eviction_order import EvictionOrder
 from weft.core.kv_cache.policies import LEAVE, Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
-from weft.core.prediction import Reuse, TimeEstimate, ToolTimes
+from weft.core.prediction import Reuse, TimeEstimate, ToolTimes, Waits
 from weft.core.prediction.names import SamplesByName
 from weft.core.prediction.samples import Samples
 from weft.core.prediction.tool_times import MOST_LETTERS
 
 _MOST_PROGRAMS: Final = 100_000  # that never ended
-
-_WAIT_SHARE: Final = 0.05  # of the latest call in the average wait
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +61,7 @@ class Retention:
         self.reuse = Reuse()
         self._new_tokens_of_all = Samples(median=100.0)
         self._new_tokens = SamplesByName(self._new_tokens_of_all)  # by tool: of the next prompt
-        self._wait_s = 0.0
+        self._waits = Waits()
         self.held_tokens = 0  # of contexts that are held, without those that programs share
         self._held: dict[Context, int] = {}
         self._programs: OrderedDict[Hashable, _Program] = OrderedDict()
@@ -99,7 +97,7 @@ class Retention:
         """A call that has arrived will not run. Its context waits for another one."""
         hit = self.tree.hit_blocks(chain)
         for context in self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)[:1]:
-            context.called_s = None
+            context.called_s = context.turn_s = None
             self._decide(context, now_s)
 
     def call_began(
@@ -114,7 +112,7 @@ class Retention:
             now_s: The time.
             waited_s: How long it has waited in the queue.
         """
-        self._wait_s += _WAIT_SHARE * (waited_s - self._wait_s)
+        self._waits.observe(now_s, waited_s)
         row = self._programs.setdefault(program, _Program(name))
         self._programs.move_to_end(program)
         if len(self._programs) > _MOST_PROGRAMS:
@@ -254,7 +252,22 @@ class Retention:
 
     def observe_memory(self, memory: Memory) -> None:
         """The memory has changed. Decisions from now on go by it. O(1), for each step."""
-        self.order.memory = memory._replace(wait_s=self._wait_s)
+        self.order.memory = memory._replace(wait_s=self._waits.wait_s)
+
+    def observe_queue(self, programs: Iterable[Hashable], now_s: float) -> None:
+        """The queue's order has changed. O(n) for n waiting calls; call it before `epoch`.
+
+        Args:
+            programs: The programs of the waiting calls, the call that starts next first.
+            now_s: The time.
+        """
+        first: dict[Hashable, int] = {}
+        for turn, program in enumerate(programs):
+            first.setdefault(program, turn)
+        for program, turn in first.items():
+            for context in self.tree.contexts_of(program):
+                if context.called_s is not None:
+                    context.turn_s = now_s + turn * self._waits.turn_s
 
     def check_integrity(self) -> None:
         """Assert that the counts agree, and that only open programs have contexts. For tests.

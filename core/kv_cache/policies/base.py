@@ -61,6 +61,7 @@ class Context:
     chance: float = 1.0  # that a call continues it
     age: int = 0  # calls that its program has started since
     called_s: float | None = None  # when the next call arrived, which waits since
+    turn_s: float | None = None  # when that call's turn comes, by its place in the queue; None: not known
     on_host: bool = False  # its KV is in host memory as well
     decision: Decision = field(default=LEAVE)
 
@@ -68,6 +69,8 @@ class Context:
         """The time until the next call runs, if there is one: what remains of the pause, and the wait in the queue."""
         if self.pause.is_oracle:
             return self.pause.remaining_s(now_s - self.used_s)
+        if self.turn_s is not None:
+            return max(0.0, self.turn_s - now_s)
         if self.called_s is not None:
             return max(0.0, self.called_s + memory.wait_s - now_s)
         return self.pause.remaining_s(now_s - self.used_s) + memory.wait_s

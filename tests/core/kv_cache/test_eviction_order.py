@@ -71,6 +71,21 @@ def test_ended_programs_go_first_but_not_what_open_ones_share() -> None:
     assert evicted(kept, 5.0) == ["sq", "oo", "o", "sp", "s"]
 
 
+def test_of_waiting_calls_that_of_the_last_turn_loses_its_context_first() -> None:
+    """The queue's order says when a call runs, and not the time when it arrived: a policy may have let it fall back."""
+    kept = retention("next-use")
+    for program, at_s in (("p", 1.0), ("q", 2.0), ("r", 3.0)):
+        play(kept, program, program, at_s)
+        kept.call_arrived(program, [program], at_s + 1.0)
+    running = kept.call_began("s", "s", ["s"], 6.0, waited_s=4.0)
+    kept.call_ended(kept.call_began("t", "t", ["t"], 8.0, waited_s=4.0), 8.0)  # a turn takes some time
+    kept.observe_queue(["r", "u", "p", "q", "p"], 9.0)
+    kept.epoch(MEMORY, 9.0)
+    order = [key for key in kept.order.next_blocks(9, 9.0) if key in {"p", "q", "r"}]
+    assert order == ["q", "p", "r"]
+    kept.call_aborted(running, 9.0)
+
+
 def test_a_prefix_that_programs_share_outlives_them() -> None:
     """A system prompt is used again by the next program, so it waits for its turn when no open program has it."""
     kept = retention()
