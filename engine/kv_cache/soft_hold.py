@@ -126,7 +126,7 @@ class SoftHold(KvOrder):
         self.retention.observe_memory(self._memory())
         if now_s >= self._next_epoch_s:
             self._next_epoch_s = now_s + _EPOCH_S
-            self._forget_evicted(self._cached.items(), now_s)
+            self._forget_all([key for key, at in self._cached.items() if at.block.block_hash != at.content], now_s)
             self.retention.epoch(self._memory(), now_s)
             self._has_changed = True
         most = min(most_blocks(), self._pool.get_num_free_blocks())
@@ -135,7 +135,7 @@ class SoftHold(KvOrder):
         left = [(key, at) for key, at in self._moved if at.is_there and not at.block.ref_cnt]
         if not self._has_changed and len(left) >= most:
             return
-        self._forget_evicted(self._moved, now_s)
+        self._forget_all([key for key, at in self._moved if not at.is_there and self._cached.get(key) is at], now_s)
         self._move(max(most, _LEAST_MOVED), now_s)
         self._has_changed = False
 
@@ -172,8 +172,7 @@ class SoftHold(KvOrder):
             gone = [key for key, at in found if at is None or not at.is_there]
             if not gone:
                 return [(key, at) for key, at in found if at is not None and not at.block.ref_cnt]
-            for key in gone:
-                self._forget(key, now_s)
+            self._forget_all(gone, now_s)
         return []
 
     # -- which block holds what
@@ -197,22 +196,18 @@ class SoftHold(KvOrder):
         self._spare.pop(block.block_id, None)
         self._cached[key] = _Cached(block, block.block_hash)
 
-    def _forget_evicted(self, cached: Any, now_s: float) -> None:
-        for key, at in list(cached):
-            if not at.is_there and self._cached.get(key) is at:
-                self._forget(key, now_s)
-
-    def _forget(self, key: Hashable, now_s: float) -> None:
-        """vLLM has evicted a block. What is behind it cannot be found any more."""
-        self._cached.pop(key, None)
-        block = self.retention.tree.get(key)
-        if block is None or block.pins:
-            return
-        for each in _behind(block):
-            at = self._cached.pop(each.key, None)
-            if at is not None and at.is_there:
-                self._spare[at.block.block_id] = at.content
-        self.retention.block_evicted(key, now_s)
+    def _forget_all(self, keys: Sequence[Hashable], now_s: float) -> None:
+        """vLLM has evicted these. What is behind them cannot be found any more."""
+        for key in keys:
+            self._cached.pop(key, None)
+            block = self.retention.tree.get(key)
+            if block is None or block.pins:
+                continue
+            for each in _behind(block):
+                at = self._cached.pop(each.key, None)
+                if at is not None and at.is_there:
+                    self._spare[at.block.block_id] = at.content
+            self.retention.block_evicted(key, now_s)
 
     def _memory(self) -> Memory:
         in_use = len(self._pool.blocks) - 1 - self._pool.get_num_free_blocks()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from weft.core.policies import Call, Policy
 from weft.engine.kv_cache.planner import SwapPlanner
@@ -10,6 +11,8 @@ from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.ledger import Entry
 from weft.engine.scheduler.room import StepRoom
 from weft.engine.vllm_compat.names import AsyncScheduler, Request, SchedulerOutput
+
+_FEW: Final = 16  # waiting calls
 
 
 class BatchFormer:
@@ -110,19 +113,27 @@ class BatchFormer:
         return call.key not in self._turned_away and self._can_start(self._scheduler.requests[call.key])
 
     def most_blocks(self) -> int:
-        """The most KV blocks that the step can take."""
+        """The most KV blocks that the step can take. Of many waiting calls only the step's tokens are counted."""
         scheduler, waiting = self._scheduler, self._policy.waiting
-        tokens, block_tokens = scheduler.max_num_scheduled_tokens, scheduler.block_size
+        block_tokens = scheduler.block_size
+        ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens  # besides the tokens that are known
         slots = scheduler.max_num_active_reqs - len(scheduler.running)
         starting = max(0, min(slots, len(waiting)))
-        if starting or self._has_prompts:
-            blocks = tokens // block_tokens + len(scheduler.running) + starting
-            if self._swap is not None and starting:
-                blocks += self._entries[waiting.peek().key].lost_tokens // block_tokens
-            return blocks
-        ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens  # besides the next token
-        offsets = (request.num_computed_tokens % block_tokens for request in scheduler.running)
-        return sum(-(-(at + 1 + ahead) // block_tokens) - (at > 0) for at in offsets)
+        most = scheduler.max_num_scheduled_tokens // block_tokens + len(scheduler.running) + starting
+        if self._swap is not None and starting:
+            most += self._entries[waiting.peek().key].lost_tokens // block_tokens
+        blocks = 0
+        for request in scheduler.running:
+            computed = request.num_computed_tokens
+            in_last = computed % block_tokens
+            new_tokens = max(1, request.num_tokens - computed) + ahead
+            blocks += -(-(in_last + new_tokens) // block_tokens) - (in_last > 0)
+        if starting and len(waiting) > _FEW:
+            return most
+        if starting:
+            requests = scheduler.requests
+            blocks += sum(-(-(requests[call.key].num_tokens + ahead) // block_tokens) for call in waiting)
+        return min(blocks, most)
 
     def step_formed(self, output: SchedulerOutput, now_s: float) -> None:
         """vLLM has formed the step: note the calls that it turned away, and those that got no tokens for their prompts
