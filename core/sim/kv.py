@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.core.sim.calls import SimCall, SimProgram
 
 
 @dataclass(eq=False, slots=True)
@@ -87,6 +91,13 @@ class KvCache:
         self._evict()
         return own
 
+    def reserve_call(self, call: SimCall, segment: Segment | None, hit: int, tokens: int) -> Segment:
+        """Reserve a call's `tokens` as `reserve` does, so that others find the prefix that they share with it."""
+        shared = min(call.spec.shared_prefix_tokens, tokens)
+        if hit < shared:
+            segment, hit = self.reserve_prefix(call.prefix_key, segment, hit, shared), shared
+        return self.reserve(call.kv_key, segment, hit, tokens)
+
     def reserve_prefix(self, key: Hashable, segment: Segment | None, hit: int, tokens: int) -> Segment:
         """Reserve a prefix of `tokens`, of which `hit` are cached as `find` said. The caller reserves a segment after
         it, which pins it.
@@ -138,6 +149,44 @@ class KvCache:
             segment = self._index.get(key)
             if segment is not None and segment in self._leaves:
                 self._leaves.move_to_end(segment, last=False)
+
+    # -- what a KV policy wants to know (`weft.core.sim.kept`)
+
+    def tick(self, now_s: float) -> None:
+        """The time is `now_s`."""
+
+    def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
+        """These calls wait, the one that starts next first."""
+
+    def call_arrived(self, call: SimCall) -> None:
+        """A call has arrived."""
+
+    def load(self, call: SimCall, hit: int) -> tuple[int, float]:
+        """Copy back what a call that starts needs of host memory.
+
+        Args:
+            call: The call.
+            hit: The tokens of it that the KV cache holds.
+
+        Returns:
+            The tokens of it that need not be computed, and the seconds until all copies for it are done.
+        """
+        del call
+        return hit, 0.0
+
+    def call_began(self, call: SimCall, waited_s: float) -> None:
+        """A call starts to run for the first time."""
+
+    def call_ended(self, call: SimCall, segment: Segment) -> None:
+        """A call has ended. `segment` was its own."""
+
+    def call_preempted(self, call: SimCall, segment: Segment) -> None:
+        """A running call waits again, and needs what it leaves."""
+
+    def program_ended(self, program: SimProgram) -> None:
+        """No call of a program will come."""
+
+    # -- segments
 
     def _pin(self, own: Segment) -> None:
         segment: Segment | None = own

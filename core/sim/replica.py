@@ -6,16 +6,18 @@ one but jumped over, because the next time at which something can happen is know
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final, cast
 
 from weft.core.policies import Call, Policy, StepCosts
 from weft.core.sim.batch import RunningBatch
 from weft.core.sim.calls import SimCall, SimProgram
+from weft.core.sim.charges import Charges
 from weft.core.sim.jump import Jump
-from weft.core.sim.kept import KeptKv
-from weft.core.sim.kv import KvCache, Segment
+from weft.core.sim.kept import kv_cache
+from weft.core.sim.kv import Segment
 from weft.core.sim.result import Batch, Counts, Execution
 from weft.core.sim.room import SimRoom
 from weft.core.sim.settings import SimSettings
@@ -56,17 +58,14 @@ class Replica:
         self._on_execution = on_execution
         self._on_batch = on_batch
         self._decide_every = settings.policy.decide_every
-        self._token_s = settings.policy.token_s
         self._plays_each_step = policy.ranks_follow_steps or not jump
         timing = self._timing = settings.timing
         policy.use_costs(StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, settings.batch_size))
         policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # else nothing is kept for later
-        self._kv = KvCache(settings.kv_capacity, keep=settings.shares_prefixes)
-        self._kept: KeptKv | None = None  # the same cache, if a KV policy rules it
-        if settings.kv_policy is not None and settings.shares_prefixes and settings.kv_capacity < math.inf:
-            self._kv = self._kept = KeptKv(settings.kv_capacity, settings.kv_policy.make(), timing.prefill_token_s)
+        self._kv = kv_cache(settings, counts)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
-        self._batch = RunningBatch(self._token_s)
+        self._batch = RunningBatch(settings.policy.token_s)
+        self._charges = Charges(policy, self._kv, self._batch, settings.policy.token_s)
         self._ended: list[Hashable] = []  # the KV of programs that have ended, until the next batch is formed
         self._swap_s = 0.0  # duration of the copies to make before the next step
         self._between_decisions = False  # the policy does not decide before the next step (`decide_every`)
@@ -82,9 +81,8 @@ class Replica:
         policy, jump = self.policy, self.jump
         policy.program_changed(call.program)
         call.queued_since_s = now_s
-        if self._kept is not None:
-            self._kept.tick(now_s)
-            self._kept.call_arrived(call)
+        self._kv.tick(now_s)
+        self._kv.call_arrived(call)
         before = policy.waiting.peek() if policy.waiting else None
         policy.arrive(call, now_s)
         if jump is None or jump.steps == 1:
@@ -115,10 +113,9 @@ class Replica:
         """
         self.policy.program_ended(program.view)
         until_s = self.policy.next_change_s()
-        if self._kept is not None:
-            self._kept.tick(now_s)
-            self._kept.program_ended(program)
-        elif self.policy.evicts_ended_first and self._kv.capacity < math.inf:
+        self._kv.tick(now_s)
+        self._kv.program_ended(program)
+        if self.policy.evicts_ended_first and self._settings.kv_policy is None and self._kv.capacity < math.inf:
             keys = [(program.number, index) for index in range(len(program.spec.calls))]
             self._ended += filter(self._kv.holds, keys)
             until_s = now_s if self._ended else until_s
@@ -134,22 +131,20 @@ class Replica:
         self.jump = None
         if self._on_batch is not None:
             self._on_batch(Batch(self.number, jump.began_s, jump.steps, *batch.step_tokens()))
-        if self._kept is not None:
-            self._kept.tick(now_s)
+        self._kv.tick(now_s)
         batch.advance(jump)
         self._kv.grow(batch.decoding * jump.steps)
         charged = batch.pop_calls_to_charge(jump, every_call=self.policy.ranks_follow_steps)
         for call in charged:
             if call in batch.chunks:
-                self._charge_prefill(call, jump.duration_s(jump.steps), now_s)
+                self._charges.prefill(call, jump.duration_s(jump.steps), now_s)
             else:
-                self._charge_decode(call, now_s)
+                self._charges.decode(call, now_s)
         ended = [call for call in charged if call.output_tokens >= call.spec.output_tokens]
         for call in ended:
             segment = cast("Segment", call.segment)
             self._stop(call, now_s)
-            if self._kept is not None:
-                self._kept.call_ended(call, segment)
+            self._kv.call_ended(call, segment)
             self.policy.leave(call)
             call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
         return ended
@@ -161,8 +156,7 @@ class Replica:
             The jump; None if no call runs.
         """
         batch = self._batch
-        if self._kept is not None:
-            self._kept.tick(now_s)
+        self._kv.tick(now_s)
         self._kv.evict_first(self._ended)
         self._ended.clear()
         if not (batch.ranks or self.policy.waiting or self.policy.held):  # an engine without a request makes no step
@@ -174,6 +168,8 @@ class Replica:
                 if call in batch.ranks:
                     batch.ranks[call] = call.rank
             self._preempt_victims(now_s)
+        waiting = itertools.chain(self.policy.waiting, self.policy.held)
+        self._kv.queue_changed(cast("Iterator[SimCall]", waiting), now_s)
         while batch.growth_tokens > self._kv.available:
             self._preempt(batch.lowest_call(), now_s)
         self._admit(now_s)
@@ -270,17 +266,19 @@ class Replica:
             counts.prompt += spec.prompt_tokens
             counts.prefix_hits += hit
             call.cached_tokens = min(hit, spec.prompt_tokens)
-            if self._kept is not None:
-                self._kept.call_began(call, now_s - call.queued_since_s)
-        found, held = hit, max(hit, call.swapped)
+            self._kv.call_began(call, now_s - call.queued_since_s)
         self._swap_s += max(0, call.swapped - hit) * self._settings.swap_token_s
+        call.swapped, copy_s = self._kv.load(call, max(hit, call.swapped))
+        self._swap_s = max(self._swap_s, copy_s)  # the step waits for copies
         if call.resumed:
-            counts.recomputed += max(0, call.computed - held)
-        shared = spec.shared_prefix_tokens
-        if hit < shared and self._settings.shares_prefixes:
-            segment, hit = self._kv.reserve_prefix(call.prefix_key, segment, hit, shared), shared
-        call.segment = self._kv.reserve(call.kv_key, segment, hit, tokens)
-        call.prefill_left = 0 if self._settings.unit_steps else call.tokens_to_compute(found)
+            counts.recomputed += max(0, call.computed - call.swapped)
+        elif spec.parents:
+            counts.again += max(0, min(spec.shared_prefix_tokens, spec.prompt_tokens) - call.swapped)
+        if self._settings.shares_prefixes:
+            call.segment = self._kv.reserve_call(call, segment, hit, tokens)
+        else:
+            call.segment = self._kv.reserve(call.kv_key, segment, hit, tokens)
+        call.prefill_left = 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
         call.swapped = 0
         call.running = True
         call.total_wait_s += now_s - call.queued_since_s
@@ -292,7 +290,7 @@ class Replica:
         if call.stalled:
             self._go_on(call, now_s)
         if call.end_step >= 0:
-            self._charge_decode(call, now_s)
+            self._charges.decode(call, now_s)
         segment = cast("Segment", call.segment)
         self._kv.trim(segment, min(call.prefill_left, segment.tokens))
         if self._settings.swaps:
@@ -300,8 +298,7 @@ class Replica:
             self._counts.swapped += call.swapped
             self._swap_s += call.swapped * self._settings.swap_token_s
         self._stop(call, now_s)
-        if self._kept is not None:
-            self._kept.call_preempted(call, segment)
+        self._kv.call_preempted(call, segment)
         call.queued_since_s = now_s
         self.policy.preempt(call, now_s)
 
@@ -325,51 +322,6 @@ class Replica:
             self._on_execution(
                 Execution(call.owner.spec.program, call.spec.call_id, self.number, call.started_s, now_s)
             )
-
-    # -- charging
-
-    def _charge_prefill(self, call: SimCall, step_s: float, now_s: float) -> None:
-        """Charge a call for the step that computed a chunk of its prompt. The last chunk generates the first token."""
-        chunk = self._batch.chunks[call]
-        if not chunk:  # other calls used up the tokens of the step
-            return
-        call.prefill_left -= chunk
-        computed = max(0, call.context_tokens - call.prefill_left)
-        new_tokens = max(0, min(chunk, computed - call.computed))
-        call.computed = max(call.computed, computed)
-        prompt_tokens = call.spec.prompt_tokens
-        call.computed_tokens += max(0, min(computed, prompt_tokens) - min(computed - new_tokens, prompt_tokens))
-        self._charge(
-            call, step_s if self._token_s is None else new_tokens * self._token_s, now_s, recomputed=call.resumed
-        )
-        if call.prefill_left == 0:
-            call.output_tokens += 1
-            call.program.predicted_tokens -= 1
-            self._kv.grow(1)
-            self._kv.settle(cast("Segment", call.segment), 1)
-            call.resumed = False
-            del self._batch.chunks[call]
-            self._batch.start_decoding(call)
-
-    def _charge_decode(self, call: SimCall, now_s: float) -> None:
-        """Charge a decoding call for the steps since it was last charged."""
-        batch = self._batch
-        steps, clock_s = batch.steps - call.charged_step, batch.decode_clock_s
-        if not steps:
-            return
-        charge_s = clock_s - call.charged_clock_s
-        call.charged_step, call.charged_clock_s = batch.steps, clock_s
-        call.output_tokens += steps
-        call.computed = call.context_tokens - 1  # the KV of the last generated token is computed in the next step
-        call.program.predicted_tokens -= steps
-        self._kv.settle(cast("Segment", call.segment), steps)
-        self._charge(call, charge_s, now_s)
-        batch.watch_quantum(call)
-
-    def _charge(self, call: SimCall, charge_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        call.total_service_s += charge_s
-        self.policy.charge(call, charge_s, now_s, recomputed=recomputed)
-        self._batch.ranks[call] = call.rank
 
     def check_integrity(self) -> None:
         """Assert that an idle replica holds no calls and no pinned KV. For tests.

@@ -53,7 +53,10 @@ class Counts:
     prompt: int = 0  # prompt tokens of the calls that have started
     prefix_hits: int = 0  # of these, the tokens found in the prefix cache when the call first started
     recomputed: int = 0  # computed again after a preemption
-    swapped: int = 0  # copied to host memory
+    again: int = 0  # prompt tokens that a call shares with its parents, and that were computed again when it started
+    spilled: int = 0  # copied to host memory for later calls
+    fetched: int = 0  # copied back for them
+    swapped: int = 0  # copied to host memory at preemptions
     preemptions: int = 0
 
 
@@ -116,6 +119,9 @@ class SimResult:
             "p99_latency": self.latency(99),
             "prefix_hit_rate": self.prefix_hit_rate,
             "recomputed_tokens": self.counts.recomputed,
+            "again_tokens": self.counts.again,
+            "spilled_tokens": self.counts.spilled,
+            "fetched_tokens": self.counts.fetched,
             "swapped_tokens": self.counts.swapped,
             "preemptions": self.counts.preemptions,
             "programs": {name: row._asdict() for name, row in self.programs.items()},

@@ -31,9 +31,10 @@ class SimSettings:
     # What is evicted next, if the KV cache is bounded and keeps prefixes. None: what was used longest ago; before it
     # programs that have ended, if the scheduling policy says so.
     kv_policy: KvPolicyConfig | None = None
+    host_kv_tokens: float = 0  # host memory of each replica between calls, with a KV policy
     chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts
     preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a preempted call
-    swap_token_s: float = 5e-6  # time to copy a token's KV to or from host memory, which has no limit
+    swap_token_s: float = 5e-6  # time to copy a token's KV to host memory or back; preempted calls have no limit there
     step_time: StepTime = field(default_factory=StepTime)
     # For the papers' small examples: every running call generates one token in each unit of time, and prompts and
     # preemption take no time. `step_time`, `kv_tokens` and `prefix_cache` then have no effect.
@@ -50,6 +51,10 @@ class SimSettings:
                 raise SimulationError(f"{name} must be at least {least}, not {getattr(self, name)}.")
         if not self.kv_tokens >= 1:
             raise SimulationError(f"kv_tokens must be at least 1, or math.inf for no bound, not {self.kv_tokens}.")
+        if not self.host_kv_tokens >= 0:
+            raise SimulationError(f"host_kv_tokens must be tokens, 0 or more, not {self.host_kv_tokens}.")
+        if self.host_kv_tokens and self.kv_policy is None:
+            raise SimulationError("host_kv_tokens needs a KV policy, which says what is spilled; give kv_policy.")
         if not 0 <= self.swap_token_s < math.inf:
             raise SimulationError(f"swap_token_s must be seconds, 0 or more, not {self.swap_token_s}.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from weft.core.kv_cache.policies.base import Context, KvPolicy, Memory
+from weft.core.kv_cache.policies.base import LEAVE, Action, Context, Decision, KvPolicy, Memory
 from weft.core.kv_cache.policies.registry import register
 
 _LEAST_S: Final = 1e-3  # a call that waits may start at once
@@ -22,7 +22,13 @@ class NextUse(KvPolicy):
     time in it, and counts size against a context although more tokens cost more to compute again.
     """
 
+    decides = True
     changes_with_time = True
+
+    def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
+        """Spill what is copied back faster than it is computed; without host memory leave it."""
+        del context, now_s
+        return Decision(Action.SPILL) if memory.copy_token_s < memory.prefill_token_s else LEAVE
 
     def worth(self, context: Context, memory: Memory, now_s: float) -> float:
         cost_s = min(memory.copy_token_s, memory.prefill_token_s) if context.on_host else memory.prefill_token_s

@@ -58,6 +58,9 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         str | None,
         one_of(KV_POLICIES, help="What is evicted from the KV cache next (default: as the scheduling policy says)."),
     ] = None,
+    host_kv_tokens: Annotated[
+        int, typer.Option(help="Tokens of host memory for contexts between calls; --kv-policy says what is spilled.")
+    ] = 0,
     preemption: Annotated[
         Literal["recompute", "swap"], typer.Option(help="What happens to the KV of a preempted call.")
     ] = "recompute",
@@ -81,6 +84,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         kv_tokens=kv_tokens,
         chunk_tokens=max(2048, batch_size),
         kv_policy=None if kv_policy is None else KvPolicyConfig(kv_policy),
+        host_kv_tokens=host_kv_tokens,
         preemption=preemption,
         unit_steps=unit_steps,
     )
@@ -169,3 +173,5 @@ def _print(result: SimResult, unit: str) -> None:
         recomputed, swapped = result.counts.recomputed, result.counts.swapped
         hits = f"{result.prefix_hit_rate:.1%} of prompt tokens in the prefix cache"
         console.print(f"{hits}, {recomputed} tokens recomputed, {swapped} swapped out")
+        if result.counts.spilled:
+            console.print(f"{result.counts.spilled} tokens spilled to host memory, {result.counts.fetched} fetched")

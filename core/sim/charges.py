@@ -1,0 +1,70 @@
+"""What the running calls of a simulated replica are charged for its steps."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from weft.core.policies import Policy
+from weft.core.sim.batch import RunningBatch
+from weft.core.sim.calls import SimCall
+from weft.core.sim.kv import KvCache, Segment
+
+
+class Charges:
+    """Charges calls when they end, are preempted or have used their quanta.
+
+    Args:
+        policy: The replica's policy.
+        kv: Its KV cache.
+        batch: Its running calls.
+        token_s: Service for each computed token, in seconds. None: service is the duration of the steps.
+    """
+
+    def __init__(self, policy: Policy, kv: KvCache, batch: RunningBatch, token_s: float | None) -> None:
+        self._policy = policy
+        self._kv = kv
+        self._batch = batch
+        self._token_s = token_s
+
+    def prefill(self, call: SimCall, step_s: float, now_s: float) -> None:
+        """Charge a call for the step that computed a chunk of its prompt. The last chunk generates the first token."""
+        chunk = self._batch.chunks[call]
+        if not chunk:  # other calls used up the tokens of the step
+            return
+        call.prefill_left -= chunk
+        computed = max(0, call.context_tokens - call.prefill_left)
+        new_tokens = max(0, min(chunk, computed - call.computed))
+        call.computed = max(call.computed, computed)
+        prompt_tokens = call.spec.prompt_tokens
+        call.computed_tokens += max(0, min(computed, prompt_tokens) - min(computed - new_tokens, prompt_tokens))
+        self._charge(
+            call, step_s if self._token_s is None else new_tokens * self._token_s, now_s, recomputed=call.resumed
+        )
+        if call.prefill_left == 0:
+            call.output_tokens += 1
+            call.program.predicted_tokens -= 1
+            self._kv.grow(1)
+            self._kv.settle(cast("Segment", call.segment), 1)
+            call.resumed = False
+            del self._batch.chunks[call]
+            self._batch.start_decoding(call)
+
+    def decode(self, call: SimCall, now_s: float) -> None:
+        """Charge a decoding call for the steps since it was last charged."""
+        batch = self._batch
+        steps, clock_s = batch.steps - call.charged_step, batch.decode_clock_s
+        if not steps:
+            return
+        charge_s = clock_s - call.charged_clock_s
+        call.charged_step, call.charged_clock_s = batch.steps, clock_s
+        call.output_tokens += steps
+        call.computed = call.context_tokens - 1  # the KV of the last generated token is computed in the next step
+        call.program.predicted_tokens -= steps
+        self._kv.settle(cast("Segment", call.segment), steps)
+        self._charge(call, charge_s, now_s)
+        batch.watch_quantum(call)
+
+    def _charge(self, call: SimCall, charge_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        call.total_service_s += charge_s
+        self._policy.charge(call, charge_s, now_s, recomputed=recomputed)
+        self._batch.ranks[call] = call.rank

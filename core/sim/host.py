@@ -1,0 +1,78 @@
+"""Host memory of a simulated replica, and the copies to it and from it.
+
+Copies take time and no computation. Each direction makes one copy after another. What a copy brings is found once it is
+done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from weft.core.sim.calls import SimCall, SimProgram
+from weft.core.sim.kv import KvCache
+from weft.core.sim.result import Counts
+
+
+class _Spill(NamedTuple):
+    done_s: float
+    call: SimCall
+    tokens: int
+
+
+class HostTier:
+    """What programs have in host memory: prefixes, as on the device. The copies of ended programs go first, then those
+    that were made longest ago.
+
+    Args:
+        capacity: In tokens.
+        copy_token_s: Seconds to copy a token, in each direction.
+        counts: The totals to add to.
+    """
+
+    def __init__(self, capacity: float, copy_token_s: float, counts: Counts) -> None:
+        self.copy_token_s = copy_token_s
+        self.kv = KvCache(capacity)
+        self._counts = counts
+        self._spills: deque[_Spill] = deque()  # in the order in which they are done
+        self._coming: dict[Hashable, int] = {}  # by a call's key: the tokens that a spill in progress brings
+        self._in_until_s = 0.0
+
+    def tick(self, now_s: float) -> None:
+        """The time is `now_s`: copies are done."""
+        while self._spills and self._spills[0].done_s <= now_s:
+            _, call, tokens = self._spills.popleft()
+            if self._coming.get(call.kv_key) == tokens:
+                del self._coming[call.kv_key]
+            segment, hit = self.kv.find(call.prefixes())
+            if call.owner.unfinished_calls and hit < tokens <= self.kv.capacity:
+                self.kv.release(self.kv.reserve_call(call, segment, hit, tokens))
+
+    def tokens_of(self, call: SimCall) -> int:
+        """The tokens of a call's prefix that can be copied back."""
+        return self.kv.find(call.prefixes())[1]
+
+    def spill(self, call: SimCall, tokens: int, now_s: float) -> None:
+        """Copy what is missing of a call's first `tokens`."""
+        missing = tokens - max(self.tokens_of(call), self._coming.get(call.kv_key, 0))
+        if missing <= 0 or tokens > self.kv.capacity:
+            return
+        self._counts.spilled += missing
+        began_s = max(now_s, self._spills[-1].done_s) if self._spills else now_s
+        self._coming[call.kv_key] = tokens
+        self._spills.append(_Spill(began_s + missing * self.copy_token_s, call, tokens))
+
+    def fetch(self, tokens: int, now_s: float) -> float:
+        """Copy `tokens` back. Returns the time when it is done."""
+        self._counts.fetched += tokens
+        self._in_until_s = max(self._in_until_s, now_s) + tokens * self.copy_token_s
+        return self._in_until_s
+
+    def busy_s(self, now_s: float) -> float:
+        """For so long the copies back last that have begun."""
+        return max(0.0, self._in_until_s - now_s)
+
+    def program_ended(self, program: SimProgram) -> None:
+        """Nobody needs the copies of a program any more."""
+        self.kv.evict_first((program.number, index) for index in range(len(program.spec.calls)))

@@ -1,0 +1,83 @@
+"""Host memory in the simulator: what is spilled comes back without computation, and not before its copy is done."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from weft.core.errors import SimulationError
+from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
+from weft.core.policies import PolicyConfig
+from weft.core.sim import SimResult, SimSettings, TraceCall, TraceProgram, simulate
+from weft.core.trace.workloads import generate, poisson
+
+
+def programs_of(workload: str, count: int) -> list[TraceProgram]:
+    return generate(workload, count, poisson(random.Random("arrivals 0"), 2.0), random.Random("programs 0"))
+
+
+def run(programs: list[TraceProgram], host_kv_tokens: float, *, name: str = "next-use", **more: float) -> SimResult:
+    settings = SimSettings(
+        PolicyConfig("fcfs"),
+        kv_tokens=more.get("kv_tokens", 65_536),
+        kv_policy=KvPolicyConfig(name),
+        host_kv_tokens=host_kv_tokens,
+        swap_token_s=more.get("swap_token_s", 5e-6),
+    )
+    return simulate(programs, settings)
+
+
+@pytest.mark.parametrize("scheduling", ["fcfs", "atlas"])
+@pytest.mark.parametrize("name", KV_POLICIES)
+def test_every_policy_serves_all_programs_with_little_host_memory(name: str, scheduling: str) -> None:
+    """Where both memories are so small that copies are evicted, fetched and cancelled all the time, nothing hangs."""
+    settings = SimSettings(
+        PolicyConfig(scheduling), kv_tokens=20_480, kv_policy=KvPolicyConfig(name), host_kv_tokens=24_000
+    )
+    programs = programs_of("mixed", 6)
+    result = simulate(programs, settings)
+    assert len(result.programs) == 6
+    assert simulate(programs, settings).to_dict() == result.to_dict()  # nothing is random
+
+
+def test_what_was_spilled_is_not_computed_again() -> None:
+    """Tool loops whose contexts do not fit: with enough host memory each prompt token is computed once."""
+    programs = programs_of("tools", 40)
+    alone, with_host = run(programs, 0), run(programs, math.inf)
+    assert alone.counts.again > 0
+    assert with_host.counts.again == 0
+    assert with_host.mean_latency < alone.mean_latency
+
+
+def test_host_memory_is_bounded() -> None:
+    """Host memory for some of the contexts saves some of the computation: more than none, and less than enough."""
+    programs = programs_of("tools", 40)
+    alone, little, enough = (run(programs, tokens).counts.again for tokens in (0, 65_536, math.inf))
+    assert enough < little < alone
+
+
+def test_what_computing_does_faster_is_not_spilled() -> None:
+    """Where a copy takes longer than the prompt, next-use leaves contexts to the order of eviction."""
+    counts = run(programs_of("tools", 10), math.inf, swap_token_s=1.0).counts
+    assert counts.spilled == counts.fetched == 0
+
+
+def test_a_call_that_finds_its_context_only_on_the_host_waits_for_the_copy() -> None:
+    """Program B evicts nearly all of A's context while A's tool runs. A's call then waits for a copy instead of the
+    computation, which takes 0.1 ms a token; a copy that takes ten times as long delays it ten times as much."""
+    calls = (TraceCall("a", (), 1, 9_000), TraceCall("b", ("a",), 1, 9_100, gap_s=5.0, shared_prefix_tokens=9_000))
+    programs = [TraceProgram("A", calls), TraceProgram("B", (TraceCall("a", (), 1, 9_000, gap_s=2.0),), name="other")]
+    none, fast, slow = (
+        run(programs, tokens, kv_tokens=9_101, swap_token_s=copy_s).programs["A"].latency
+        for tokens, copy_s in ((0, 1e-6), (math.inf, 1e-6), (math.inf, 1e-5))
+    )
+    assert slow - fast == pytest.approx(8_900 * (1e-5 - 1e-6), rel=0.02)
+    assert none - slow > 8_900 * (1e-4 - 1e-5)  # and the fixed time of the steps
+
+
+def test_host_memory_without_a_kv_policy_is_an_error() -> None:
+    """Nothing would be spilled, and the figure would be that of an engine without host memory."""
+    with pytest.raises(SimulationError, match="kv_policy"):
+        SimSettings(host_kv_tokens=1000)
