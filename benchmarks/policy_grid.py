@@ -121,16 +121,20 @@ def shown_names(programs: Sequence[TraceProgram], names: str) -> dict[str, str] 
     return dict(zip(ids, shown, strict=True))
 
 
+def arrived_programs(setting: Setting, seed: int, programs: int, rate: float) -> list[TraceProgram]:
+    """The programs of a setting and seed, with their arrivals."""
+    made = programs_of(setting, seed, programs)
+    arrived = [replace(each, arrival_s=0.0) for each in made] if math.isinf(rate) else arriving(made, rate, seed)
+    return [_with_gaps(program, setting.gaps) for program in arrived] if setting.gaps != 1 else arrived
+
+
 def play(setting: Setting, seed: int, programs: int, rate: float, policy: PolicyConfig, names: str) -> list[float]:
     """Simulate a setting under a policy.
 
     Returns:
         The figures in the order of `METRICS`, in seconds.
     """
-    made = programs_of(setting, seed, programs)
-    arrived = [replace(each, arrival_s=0.0) for each in made] if math.isinf(rate) else arriving(made, rate, seed)
-    if setting.gaps != 1:
-        arrived = [_with_gaps(program, setting.gaps) for program in arrived]
+    arrived = arrived_programs(setting, seed, programs, rate)
     result = simulate(arrived, setting.engine(policy), names=shown_names(arrived, names))
     latencies = [result.programs[program.program].latency for program in arrived]
     per_token = [latency / path_tokens(each.calls) for each, latency in zip(arrived, latencies, strict=True)]

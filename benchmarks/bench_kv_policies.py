@@ -1,0 +1,160 @@
+"""KV policies under three scheduling policies: completion times, and prompt tokens that are computed again.
+
+    python benchmarks/bench_kv_policies.py --seeds 1,2,3 --out kv_policies.json
+    python benchmarks/bench_kv_policies.py --programs 20 --seeds 0 --only tools       # a look
+
+Programs, arrivals and engines are those of `policy_grid.py`: they arrive as often as gives FCFS on the stock engine
+the setting's multiple of the latency that programs have alone. The JSON file is `--out`; a plot is written next to it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import typer
+from common import machine, pyplot
+from policy_grid import LONG_GAPS, Setting, arrived_programs, rate_of
+from rich.console import Console
+from rich.table import Table
+
+from weft.core.errors import SimulationError
+from weft.core.kv_cache.policies import KvPolicyConfig
+from weft.core.policies import PolicyConfig
+from weft.core.sim import SimSettings, simulate
+
+POLICIES: Final = ("fcfs", "atlas", "auto")
+# "stock" is lru, and under auto the order that auto chooses; "+host" has host memory of eight times the KV cache.
+KV: Final = ("stock", "ended-first", "least-waste", "least-waste+host", "ttl", "wa-lru", "next-use", "next-use+host")
+SHOWN: Final = ("stock", "ended-first", "least-waste+host", "next-use", "next-use+host")  # in the plot
+HOST_TIMES: Final = 8
+SETTINGS: Final = tuple(
+    Setting(workload, kv_tokens, load, gaps=gaps)
+    for workload, load, gaps in (
+        ("tools", 3.0, 1.0),
+        ("tools", 5.0, 1.0),
+        ("tools", 3.0, LONG_GAPS),
+        ("chat", 3.0, 1.0),
+        ("mixed", 3.0, 1.0),
+    )
+    for kv_tokens in (65_536, 131_072, 262_144)
+)
+
+
+class Row(NamedTuple):
+    """Medians over seeds; each figure of a seed is compared with stock FCFS on the same programs."""
+
+    setting: str
+    policy: str
+    kv_policy: str
+    completion: float  # mean completion time, as a ratio
+    completion_low: float  # of the seeds
+    completion_high: float
+    again_percent: float  # of the prompt tokens that were computed again
+    fcfs_again_percent: float
+    fetched_percent: float  # of the prompt tokens that were copied from host memory
+
+
+def engine(setting: Setting, policy: str, kv_policy: str) -> SimSettings:
+    """The engine of a setting with a scheduling policy and a KV policy."""
+    stock = setting.engine(PolicyConfig(policy))
+    if kv_policy == "stock":
+        return stock
+    name, _, host = kv_policy.partition("+")
+    return replace(
+        stock,
+        kv_policy=KvPolicyConfig(name),
+        host_kv_tokens=HOST_TIMES * setting.kv_tokens if host else 0,
+    )
+
+
+def rows_of(setting: Setting, seeds: Sequence[int], programs: int) -> list[Row]:
+    """Simulate a setting with every combination."""
+    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for seed in seeds:
+        made = arrived_programs(setting, seed, programs, rate_of(setting, seed, programs))
+        stock_s = 0.0
+        for policy in POLICIES:
+            for kv_policy in KV:
+                result = simulate(made, engine(setting, policy, kv_policy))
+                counts = result.counts
+                stock_s = stock_s or result.mean_latency  # stock FCFS is the first
+                again = 100 * (counts.again + counts.recomputed) / counts.prompt
+                figures = (result.mean_latency / stock_s, again, 100 * counts.fetched / counts.prompt)
+                found.setdefault((policy, kv_policy), []).append(figures)
+    fcfs = statistics.median(each[1] for each in found["fcfs", "stock"])
+    rows = []
+    for (policy, kv_policy), each in found.items():
+        ratios, again, fetched = zip(*each, strict=True)
+        medians = (statistics.median(again), fcfs, statistics.median(fetched))
+        rows.append(Row(str(setting), policy, kv_policy, statistics.median(ratios), min(ratios), max(ratios), *medians))
+    return rows
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Print completion times ÷ stock FCFS, with the percentage of prompt tokens that were computed again."""
+    by_cell = {(row.setting, row.policy, row.kv_policy): row for row in rows}
+    table = Table(title="completion ÷ stock FCFS (% of prompt tokens computed again)")
+    for heading in ("setting", "policy", *KV):
+        table.add_column(heading)
+    for setting in dict.fromkeys(row.setting for row in rows):
+        for policy in POLICIES:
+            cells = (by_cell[setting, policy, kv_policy] for kv_policy in KV)
+            table.add_row(setting, policy, *(f"{row.completion:.2f} ({row.again_percent:.1f})" for row in cells))
+    console.print(table)
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Completion times ÷ stock FCFS in each setting, by KV policy, for each scheduling policy."""
+    plt = pyplot()
+    plt.rcParams["svg.fonttype"] = "none"
+    settings = list(dict.fromkeys(row.setting for row in rows))
+    figure, axes = plt.subplots(1, len(POLICIES), figsize=(11, 4.6), sharey=True, layout="constrained")
+    for axis, policy in zip(axes, POLICIES, strict=True):
+        for kv_policy in SHOWN:
+            cells = {row.setting: row.completion for row in rows if (row.policy, row.kv_policy) == (policy, kv_policy)}
+            axis.plot([cells[setting] for setting in settings], range(len(settings)), "o", label=kv_policy)
+        axis.set(title=policy, xscale="log", xlabel="completion ÷ stock FCFS", yticks=range(len(settings)))
+        axis.set_yticks(range(len(settings)), settings)
+        ticks = [0.25, 0.5, 1, 2, 4, 8]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.axvline(1, color="grey", linewidth=0.8)
+        axis.grid(axis="y", linewidth=0.3)
+    axes[0].invert_yaxis()
+    axes[-1].legend(fontsize="small")
+    figure.savefig(path)
+
+
+def main(
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "1,2,3",
+    programs: Annotated[int, typer.Option(min=10, help="Programs of mixed; the others have twice as many.")] = 100,
+    only: Annotated[str, typer.Option(help="Only settings whose name contains this.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Results (.json); the plot is written next to it.")] = None,
+) -> None:
+    """Compare KV policies, with and without host memory."""
+    settings = [setting for setting in SETTINGS if only in str(setting)]
+    if not settings:
+        raise typer.BadParameter(f"no setting's name contains {only!r}.")
+    numbers, rows = [int(seed) for seed in seeds.split(",")], list[Row]()
+    for setting in settings:
+        try:
+            rows += rows_of(setting, numbers, programs)
+        except SimulationError as error:  # too few programs for the load
+            typer.echo(f"{setting} is left out: {error}", err=True)
+            continue
+        typer.echo(setting, err=True)
+        if out is not None:
+            options = {"seeds": numbers, "programs": programs, "host_times": HOST_TIMES}
+            results = {"options": options, "machine": machine(), "rows": [row._asdict() for row in rows]}
+            out.write_text(json.dumps(results, indent=1), encoding="utf-8")
+            plot(rows, out.with_suffix(".svg"))
+    show(rows, Console(width=200))
+
+
+if __name__ == "__main__":
+    typer.run(main)
