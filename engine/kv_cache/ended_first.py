@@ -7,11 +7,11 @@ the blocks as free, and a call that happens to find one takes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from weft.engine.kv_cache.order import CallKv, KvOrder
+from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
 from weft.engine.vllm_compat.names import BlockPool
 
 _MOST_OWNERS: Final = 16  # a block that more programs share is a common prefix, which the next program shares too
@@ -70,12 +70,12 @@ class EndedFirst(KvOrder):
                 del self._owned[number]
                 self._due[number] = owned.content
 
-    def before_step(self, most_blocks: Callable[[], int], now_s: float) -> None:
+    def before_step(self, step: NextStep, now_s: float) -> None:
         """Move the blocks of ended programs to the front of the free list, the ends of their contexts first.
 
         A block that is in use follows when it is free.
         """
-        del most_blocks, now_s
+        del step, now_s
         if not self._due:
             return
         queue, free, in_use = self._pool.free_block_queue, [], {}

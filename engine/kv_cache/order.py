@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple, Protocol
 
 from weft.engine.vllm_compat.names import KVCacheManager, Request
 
@@ -19,6 +19,16 @@ class CallKv(NamedTuple):
     def block_ids(self) -> list[int]:
         """In the order of its tokens."""
         return self.manager.get_block_ids(self.request.request_id)[0]
+
+
+class NextStep(Protocol):
+    """What is known of a step before vLLM forms it. Each answer takes time, and is only asked for if it matters."""
+
+    def most_blocks(self) -> int:
+        """The most KV blocks that the step can take."""
+
+    def queue(self) -> Iterator[Hashable]:
+        """The programs of the calls that wait, the call that starts next first."""
 
 
 class KvOrder:
@@ -56,13 +66,8 @@ class KvOrder:
     def use_prefill_speed(self, token_s: float) -> None:
         """A prompt token takes so many seconds."""
 
-    def before_step(self, most_blocks: Callable[[], int], now_s: float) -> None:
-        """vLLM is about to allocate the blocks of a step.
-
-        Args:
-            most_blocks: Counts the blocks that the step can take. It is only asked if the answer matters.
-            now_s: The time.
-        """
+    def before_step(self, step: NextStep, now_s: float) -> None:
+        """vLLM is about to allocate the blocks of a step."""
 
     def reset(self, now_s: float) -> None:
         """vLLM has emptied its prefix cache."""

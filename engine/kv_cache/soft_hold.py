@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 from weft.core.kv_cache.policies import KvPolicy, Memory
@@ -17,10 +17,11 @@ from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.retention import Retention, RunningCall
 from weft.core.policies.step_costs import StepCosts
 from weft.engine.kv_cache.ended_first import EndedFirst
-from weft.engine.kv_cache.order import CallKv, KvOrder
+from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 
 _EPOCH_S: Final = 1.0
+_MOST_TURNS: Final = 1000  # in the queue; later ones are too far away to tell
 _LEAST_MOVED: Final = 32  # blocks at a time, so that steps that take one each do not each move one
 
 
@@ -121,15 +122,16 @@ class SoftHold(KvOrder):
 
     # -- the order
 
-    def before_step(self, most_blocks: Callable[[], int], now_s: float) -> None:
+    def before_step(self, step: NextStep, now_s: float) -> None:
         """Move as many blocks to the front as the step can take, if it can take those that are not there yet."""
         self.retention.observe_memory(self._memory())
         if now_s >= self._next_epoch_s:
             self._next_epoch_s = now_s + _EPOCH_S
             self._forget_all([key for key, at in self._cached.items() if at.block.block_hash != at.content], now_s)
+            self.retention.observe_queue(itertools.islice(step.queue(), _MOST_TURNS), now_s)
             self.retention.epoch(self._memory(), now_s)
             self._has_changed = True
-        most = min(most_blocks(), self._pool.get_num_free_blocks())
+        most = min(step.most_blocks(), self._pool.get_num_free_blocks())
         if most <= 0:
             return
         left = [(key, at) for key, at in self._moved if at.is_there and not at.block.ref_cnt]

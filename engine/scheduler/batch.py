@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from weft.core.policies import Call, Policy
+from weft.core.policies import Call, Policy, ProgramView
 from weft.engine.kv_cache.planner import SwapPlanner
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.ledger import Entry
@@ -113,7 +113,8 @@ class BatchFormer:
         return call.key not in self._turned_away and self._can_start(self._scheduler.requests[call.key])
 
     def most_blocks(self) -> int:
-        """The most KV blocks that the step can take. Of many waiting calls only the step's tokens are counted."""
+        """The most KV blocks that the step can take, after `form`. Of many waiting calls only the step's tokens are
+        counted."""
         scheduler, waiting = self._scheduler, self._policy.waiting
         block_tokens = scheduler.block_size
         ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens  # besides the tokens that are known
@@ -134,6 +135,10 @@ class BatchFormer:
             requests = scheduler.requests
             blocks += sum(-(-(requests[call.key].num_tokens + ahead) // block_tokens) for call in waiting)
         return min(blocks, most)
+
+    def queue(self) -> Iterator[ProgramView]:
+        """The programs of the calls that wait, the call that starts next first."""
+        return (call.program for call in self._policy.waiting)
 
     def step_formed(self, output: SchedulerOutput, now_s: float) -> None:
         """vLLM has formed the step: note the calls that it turned away, and those that got no tokens for their prompts

@@ -239,7 +239,7 @@ class WeftScheduler(AsyncScheduler):
         if self.pause_state == PauseState.UNPAUSED:
             for request in self._former.form(may_preempt=decides, has_prompts=len(self._inflight_prefills) > 0):
                 self.force_out(request)
-        self._kv_order.before_step(self._former.most_blocks, now_s)
+        self._kv_order.before_step(self._former, now_s)
         output = super().schedule(throttle_prefills)
         for request in self.running:
             entry = self._entries[request.request_id]

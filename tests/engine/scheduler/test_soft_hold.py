@@ -24,8 +24,8 @@ def make(tmp_path: Path) -> Make:
     """Makes a harness with prefix caching; vLLM is imported only here."""
     from scheduler_harness import SchedulerHarness
 
-    def made(kv_policy: object, **options: Any) -> SchedulerHarness:
-        weft = {"name": "fcfs"} if kv_policy is None else {"name": "fcfs", "kv_policy": kv_policy}
+    def made(kv_policy: object, *, weft_policy: str = "fcfs", **options: Any) -> SchedulerHarness:
+        weft = {"name": weft_policy} if kv_policy is None else {"name": weft_policy, "kv_policy": kv_policy}
         return SchedulerHarness(tmp_path, weft, **{"prefix_caching": True, "batched_tokens": 512, **options})
 
     return made
@@ -152,6 +152,25 @@ def test_the_context_of_a_call_that_waits_is_evicted_last(make: Make) -> None:
         h.run()
         found[policy] = waiting.cached_tokens
     assert found == {"lru": 0, "next-use": 64}
+
+
+def test_the_next_use_of_a_waiting_calls_context_is_its_turn(make: Make) -> None:
+    """The program that has had less service starts first, though its call came last."""
+    h = make("next-use", slots=1, blocks=40, weft_policy="atlas")
+    call(h, "a1", prompt_of(1, 64), "a")
+    call(h, "b1", prompt_of(2, 64), "b")
+    for name in "wxyz":  # so that calls are seen to wait
+        h.add(name, prompt=[7, 8, 9], max_tokens=5, program_id=name)
+    h.run()
+    h.add("c1", prompt=prompt_of(3, 64), max_tokens=9, program_id="c")
+    h.step()
+    h.add("a2", prompt=[*prompt_of(1, 64), 7], max_tokens=1, program_id="a", service_s=1000.0)
+    h.add("b2", prompt=[*prompt_of(2, 64), 7], max_tokens=1, program_id="b")
+    views = {name: h.scheduler._entries[f"{name}2"].call.program for name in "ab"}
+    h.step()
+    tree = h.scheduler._kv_order.retention.tree
+    turns = {name: context.turn_s for name, view in views.items() for context in tree.contexts_of(view)}
+    assert turns["b"] < turns["a"]
 
 
 @pytest.mark.parametrize("policy", ORDERING)
