@@ -145,10 +145,10 @@ def test_a_public_trace(weft: WeftCommand, tmp_path: Path) -> None:
     [
         (("--batch-size", 0), "batch_size must be at least 1"),
         (("--queue-bounds", "2,x"), "--queue-bounds is '2,x'; give numbers with commas"),
-        (("--queue-bounds", "3,2"), "queue bounds must be positive, finite and increasing"),
+        (("--policy", "atlas", "--queue-bounds", "3,2"), "queue bounds must be positive, finite and increasing"),
         (("--policy", "rr", "--queue-bounds", ""), "rr needs a quantum"),
         (("--policy", "fcfs", "--beta", "2"), "policy 'fcfs' has no parameter 'beta'"),
-        (("--beta", -1), "beta must be > 0"),
+        (("--policy", "atlas", "--beta", -1), "beta must be > 0"),
         (("--kv-tokens", 2), "has 3 tokens, and the KV cache of a replica holds 2"),
         (("--gantt", "out.png"), "name an .svg file"),
         (("--gantt", "no/such/folder.svg"), "folder.svg cannot be written"),
