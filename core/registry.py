@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
@@ -105,6 +105,20 @@ class Registry(Generic[T]):
             known = ", ".join(each.name for each in self.registrations() if not each.simulation_only)
             raise self.error(f"unknown {self.what} {name!r}; choose one of {known}.")
         return found
+
+    def parameters(self, name: str, given: Mapping[str, Any]) -> Any:
+        """The parameters dataclass of a name, with the values that are given.
+
+        Raises:
+            WeftError: Of the class `error`: the name is unknown, or it does not have a parameter, or refuses a value.
+        """
+        kind = self.registration(name).parameters
+        allowed = [each.name for each in fields(kind)]
+        unknown = [key for key in given if key not in allowed]
+        if unknown:
+            known = ", ".join(allowed) or "no parameters"
+            raise self.error(f"{self.what} {name!r} has no parameter {unknown[0]!r}; it has {known}.")
+        return kind(**given)
 
     def registrations(self) -> list[Registration[T]]:
         """All registrations by name."""

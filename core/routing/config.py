@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
-from weft.core.errors import BalancerError
 from weft.core.routing.balancer import Balancer
-from weft.core.routing.registry import registration
+from weft.core.routing.registry import REGISTRY
 
 DEFAULT_BALANCER: Final = "locality"
 
@@ -28,15 +27,9 @@ class BalancerConfig:
     parameters: Any  # the balancer's own frozen dataclass
 
     def __init__(self, name: str = DEFAULT_BALANCER, **parameters: Any) -> None:
-        kind = registration(name).parameters
-        allowed = [each.name for each in fields(kind)]
-        unknown = [key for key in parameters if key not in allowed]
-        if unknown:
-            known = ", ".join(allowed) or "no parameters"
-            raise BalancerError(f"balancer {name!r} has no parameter {unknown[0]!r}; it has {known}.")
+        object.__setattr__(self, "parameters", REGISTRY.parameters(name, parameters))
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "parameters", kind(**parameters))
 
     def make(self) -> Balancer:
         """Make a balancer that has assigned nothing yet."""
-        return registration(self.name).kind.from_parameters(self.parameters)
+        return REGISTRY.registration(self.name).kind.from_parameters(self.parameters)

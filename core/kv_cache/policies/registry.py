@@ -48,14 +48,8 @@ class KvPolicyConfig:
     parameters: Any  # the policy's own frozen dataclass
 
     def __init__(self, name: str = "ended-first", **parameters: Any) -> None:
-        kind = registration(name).parameters
-        allowed = [each.name for each in fields(kind)]
-        unknown = [key for key in parameters if key not in allowed]
-        if unknown:
-            known = ", ".join(allowed) or "no parameters"
-            raise KvPolicyError(f"KV policy {name!r} has no parameter {unknown[0]!r}; it has {known}.")
+        object.__setattr__(self, "parameters", REGISTRY.parameters(name, parameters))
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "parameters", kind(**parameters))
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as JSON scalars."""
