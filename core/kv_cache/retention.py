@@ -17,7 +17,7 @@ from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 from weft.core.prediction import Reuse, TimeEstimate, ToolTimes, Waits
 from weft.core.prediction.names import SamplesByName
 from weft.core.prediction.samples import Samples
-from weft.core.prediction.tool_times import MOST_LETTERS
+from weft.core.prediction.tool_times import pause_name
 
 _MOST_PROGRAMS: Final = 100_000  # that never ended
 
@@ -86,10 +86,10 @@ class Retention:
         if context is None or context.called_s is not None or (context.tokens and not found):
             return  # it is the first call, one of several side by side, or a branch of its own
         context.called_s = now_s
-        self.tool_times.observe(_pause_name(context.tool, context.name), now_s - context.used_s)
+        self.tool_times.observe(pause_name(context.tool, context.name), now_s - context.used_s)
         new_tokens = (len(chain) - hit) * self.tree.block_tokens
         self._new_tokens_of_all.observe(new_tokens)
-        self._new_tokens.observe(_pause_name(context.tool, context.name), new_tokens)
+        self._new_tokens.observe(pause_name(context.tool, context.name), new_tokens)
         self.reuse.observe(context.name, context.age, continued=True)
         self._decide(context, now_s)
 
@@ -153,7 +153,7 @@ class Retention:
         if call.program not in self._programs:
             self._rank(block, now_s)
             return None
-        name = _pause_name(tool, call.name)
+        name = pause_name(tool, call.name)
         context = Context(call.program, call.name, now_s, pause or self.tool_times.of(name), tool=tool)
         context.chance = self.reuse.chance(call.name, 0)
         context.new_tokens = self._expected_tokens(name)
@@ -302,8 +302,3 @@ class Retention:
     def _rank(self, block: Block, now_s: float) -> None:
         if block.is_leaf:
             self.order.rank(block, now_s)
-
-
-def _pause_name(tool: str | None, program_name: str) -> str:
-    """What a pause is known by: its tool, or the program whose calls it lies between."""
-    return (tool or f"after {program_name}")[:MOST_LETTERS]

@@ -31,3 +31,8 @@ class ToolTimes:
         """What is known of a tool: its own times, or those of all tools together if there are none."""
         own = self._tools.get(tool[:MOST_LETTERS]) if tool else None
         return self._all if own is None else own
+
+
+def pause_name(tool: str | None, program_name: str) -> str:
+    """What the pause after a call is known by: its tool, or the program between whose calls it lies."""
+    return (tool or f"after {program_name}")[:MOST_LETTERS]

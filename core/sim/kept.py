@@ -14,6 +14,7 @@ from weft.core.kv_cache.eviction_order import Group, group_of
 from weft.core.kv_cache.fetch_ahead import Expected, contexts_to_fetch
 from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.prediction import Reuse, ToolTimes, Waits
+from weft.core.prediction.tool_times import pause_name
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.host import HostTier
 from weft.core.sim.kv import KvCache, Segment
@@ -91,7 +92,7 @@ class KeptKv(KvCache):
         if context is None or context.called_s is not None:
             return
         context.called_s = self._now_s
-        self._tool_times.observe(_pause_name(context.tool, context.name), self._now_s - context.used_s)
+        self._tool_times.observe(pause_name(context.tool, context.name), self._now_s - context.used_s)
         self._reuse.observe(context.name, context.age, continued=True)
         self._decide(context)
 
@@ -131,7 +132,7 @@ class KeptKv(KvCache):
             self._give_up(mine.pop(owner.index_of[spec.parents[0]], None))
         tool = next((owner.spec.calls[child].tool for child in owner.children[call.index]), None)
         name = owner.view.name
-        context = Context(owner.number, name, self._now_s, self._tool_times.of(_pause_name(tool, name)), tool=tool)
+        context = Context(owner.number, name, self._now_s, self._tool_times.of(pause_name(tool, name)), tool=tool)
         context.called_s = called_s
         context.tokens, context.chance = call.context_tokens, self._reuse.chance(name, 0)
         self._give_up(mine.get(call.index))
@@ -301,11 +302,6 @@ class KeptKv(KvCache):
             del self._inside[segment][context]
             if not self._inside[segment]:
                 del self._inside[segment]
-
-
-def _pause_name(tool: str | None, program_name: str) -> str:
-    """What a pause is known by: its tool, or the program whose calls it lies between."""
-    return tool or f"after {program_name}"
 
 
 def kv_cache(settings: SimSettings, counts: Counts) -> KvCache:
