@@ -123,14 +123,14 @@ class BatchFormer:
         most = scheduler.max_num_scheduled_tokens // block_tokens + len(scheduler.running) + starting
         if self._swap is not None and starting:
             most += self._entries[waiting.peek().key].lost_tokens // block_tokens
+        if starting and len(waiting) > _FEW:
+            return most
         blocks = 0
         for request in scheduler.running:
             computed = request.num_computed_tokens
             in_last = computed % block_tokens
             new_tokens = max(1, request.num_tokens - computed) + ahead
             blocks += -(-(in_last + new_tokens) // block_tokens) - (in_last > 0)
-        if starting and len(waiting) > _FEW:
-            return most
         if starting:
             requests = scheduler.requests
             blocks += sum(-(-(requests[call.key].num_tokens + ahead) // block_tokens) for call in waiting)
