@@ -5,13 +5,14 @@ Times are seconds of the caller's monotonic clock; durations are seconds. Every 
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from weft.core.class_rows import ClassRow
 from weft.core.errors import InvalidIdError, ProgramEndedError
@@ -22,6 +23,7 @@ from weft.core.tables import ShownAsTable, Table
 
 # A program that runs for days may use a new thread for each call. Older threads without a call are summed up.
 KEEP_IDLE_THREADS: Final = 256
+KEEP_TOOLS: Final = 256  # that run in a program at once, those that began last
 
 
 class ProgramState(StrEnum):
@@ -146,6 +148,14 @@ class ThreadRow:
     account: Account = Account()  # sum over the calls that have left the engine
 
 
+class RunningTool(NamedTuple):
+    """A tool that a program waits for, or a human's answer ("human")."""
+
+    name: str
+    start_s: float
+    number: int = 0  # tells this run of a tool from others of the table
+
+
 @dataclass(slots=True)
 class FoldedThreads:
     """The sums over the threads of a program that have no row of their own any more."""
@@ -183,11 +193,30 @@ class ProgramRow(ShownAsTable):
     account: Account = Account()  # sum over the calls that have left the engine
     in_flight: dict[CallId, CallRow] = field(default_factory=dict)  # over all threads; `active` is a copy
     _idle: dict[ThreadId, None] = field(default_factory=dict, repr=False)  # without a call, the longest idle first
+    _tools: dict[Hashable, RunningTool] = field(default_factory=dict, repr=False)  # by run, the oldest first
 
     @property
     def active(self) -> dict[CallId, CallRow]:
         """The calls in flight, over all threads."""
         return dict(self.in_flight)  # a copy, because another thread may change the dictionary
+
+    @property
+    def tools_running(self) -> tuple[RunningTool, ...]:
+        """The tools that the program waits for, those that began first first."""
+        return tuple(self._tools.copy().values())  # a copy, because another thread may change the dictionary
+
+    def start_tool(self, run: Hashable, tool: RunningTool) -> bool:
+        """A tool begins. Only the process table calls this. Returns whether it did not run yet."""
+        if run in self._tools:
+            return False
+        self._tools[run] = tool
+        if len(self._tools) > KEEP_TOOLS:
+            del self._tools[next(iter(self._tools))]
+        return True
+
+    def end_tools(self, runs: Collection[Hashable]) -> list[RunningTool]:
+        """Those of these tools that ran end. Only the process table calls this. Returns them."""
+        return [self._tools.pop(run) for run in runs if run in self._tools] if self._tools else []
 
     @property
     def thread_count(self) -> int:
@@ -267,6 +296,7 @@ class ProcessTable(ShownAsTable):
         self._rows: dict[ProgramId, ProgramRow] = {}
         self._ended: deque[ProgramRow] = deque(maxlen=keep_ended)
         self._lock = fork_safe(threading.RLock())
+        self._tool_numbers = itertools.count(1)
         self.classes: Sequence[ClassRow] = ()  # as of the latest report of the schedulers; empty: they keep none
 
     def open(self, info: ProgramInfo, now_s: float) -> None:
@@ -368,6 +398,35 @@ class ProcessTable(ShownAsTable):
             row.account += more
             call.account += more
 
+    def tool_started(self, program_id: ProgramId, run: Hashable, name: str, now_s: float) -> RunningTool | None:
+        """A program waits for a tool from now on.
+
+        Args:
+            program_id: the program.
+            run: the tool's run, used once.
+            name: the tool's name.
+            now_s: the time.
+
+        Returns:
+            The tool; None if it ran already, or the program has ended.
+        """
+        with self._lock:
+            row = self._rows.get(program_id)
+            if row is None:
+                return None
+            tool = RunningTool(name, now_s, next(self._tool_numbers))
+            return tool if row.start_tool(run, tool) else None
+
+    def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> list[RunningTool]:
+        """Tools have returned. Runs that are no tools, or that have ended, change nothing.
+
+        Returns:
+            Those of the tools that ran until now.
+        """
+        with self._lock:
+            row = self._rows.get(program_id)
+            return row.end_tools(runs) if row is not None else []
+
     def close(self, program_id: ProgramId, state: ProgramState, now_s: float) -> ProgramRow | None:
         """Remove the row of a program that has ended, after folding in its calls in flight.
 
@@ -385,6 +444,7 @@ class ProcessTable(ShownAsTable):
                 return None
             for call in row.active.values():
                 self.leave(call, now_s)
+            row.end_tools([*row._tools])  # noqa: SLF001  of this module
             del self._rows[program_id]
             row.state = state
             row.end_s = now_s

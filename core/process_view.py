@@ -51,7 +51,7 @@ def programs(table: ProcessTable) -> Table:
     - tools: interception, which is time between calls with no call in flight
     - preempt.: preemptions of the program's calls
     - took: time from start to end
-    - state
+    - state, or the tools that it waits for
     - in: the program around this one, if any program of the table has one
     """
     rows = [*table, *table.ended()]  # those that have ended, the newest first
@@ -124,6 +124,7 @@ def facts(row: ProgramRow) -> Table:
         "service": both(attained.service_s, attained.total_service_s),
         "wait": both(attained.wait_s, attained.total_wait_s),
         "tools": f"{seconds(row.interception_s)} s between calls",
+        "waits for": _tools(row),
         "tokens": f"{account.prompt_tokens} in ({account.cached_tokens} cached), {account.output_tokens} out",
         "preemptions": f"{account.preemptions}, {account.swapped_tokens} tokens swapped in, "
         f"{account.recomputed_tokens} computed again"
@@ -140,6 +141,12 @@ def state_cell(state: str) -> str | Cell:
     return Cell(str(state), style) if style else str(state)
 
 
+def _tools(row: ProgramRow) -> str:
+    """The names of the tools that run, each once; of many, three."""
+    names = list(dict.fromkeys(tool.name for tool in row.tools_running))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def _cells(row: ProgramRow) -> list[str | Cell]:
     account = row.account
     took_s = row.end_s - row.start_s
@@ -154,5 +161,5 @@ def _cells(row: ProgramRow) -> list[str | Cell]:
         seconds(row.interception_s),
         str(account.preemptions),
         "" if math.isnan(took_s) else f"{took_s:.1f}",
-        state_cell(row.state),
+        state_cell(row.state) if row.in_flight or not row.tools_running else f"in {_tools(row)}",
     ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from weft.core.class_rows import Branch, ClassRow, together
@@ -86,13 +87,18 @@ class CallHeader:
     time_left_s: float = math.inf  # until the call's deadline
     ends_program: bool = False  # the program ends with this call
     fingerprint: str = ""  # of the system prompt and the tools of the program's first call
+    # Where nobody sends `ProgramEvents`, a call says the same of its program.
+    tool_ended: str = ""  # the tool that has run since the program's last call
+    tool_started: str = ""  # the tool that begins when this call has ended
+    prefetch: bool = False  # the program's next call comes soon after this one
 
 
 _IDS: Final = ("program_id", "thread_id", "call_id")
-_TEXTS: Final = ("program_name", "fingerprint", "tenant")
+_TEXTS: Final = ("program_name", "fingerprint", "tenant", "tool_ended", "tool_started")
 _SECONDS: Final = ("service_s", "total_service_s", "wait_s", "total_wait_s", "time_left_s")
 _FIGURES: Final = (*_SECONDS, "program_calls")
-FIELDS: Final = (*_IDS, "parents", *_TEXTS, *_FIGURES, "program_end")  # in the `extra_args` of a call
+_FLAGS: Final = ("program_end", "prefetch")
+FIELDS: Final = (*_IDS, "parents", *_TEXTS, *_FIGURES, *_FLAGS)  # in the `extra_args` of a call
 
 MAX_FIGURE: Final = 10**8  # of seconds, three years, and of calls; sums with it stay exact to less than a microsecond
 SCOPE_LENGTH: Final = 33  # of what a server puts before the ids of its clients (weft.engine.server.identity)
@@ -122,6 +128,12 @@ def encode_call(header: CallHeader) -> ExtraArgs:
         args["program_calls"] = header.program_calls
     if header.time_left_s < math.inf:
         args["time_left_s"] = header.time_left_s
+    if header.tool_ended:
+        args["tool_ended"] = header.tool_ended
+    if header.tool_started:
+        args["tool_started"] = header.tool_started
+    if header.prefetch:
+        args["prefetch"] = 1
     if header.ends_program:
         args["program_end"] = 1
     return args
@@ -170,6 +182,9 @@ def decode_call(extra_args: object, request_id: str, session_id: object, *, is_t
         program_calls=_calls(figures.get("program_calls")),
         time_left_s=_seconds(figures.get("time_left_s")) or math.inf,
         ends_program=args.get("program_end") in (1, True),
+        tool_ended=_id(args.get("tool_ended")),
+        tool_started=_id(args.get("tool_started")),
+        prefetch=args.get("prefetch") in (1, True),
     )
 
 
@@ -196,7 +211,7 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
     Raises:
         InvalidIdError: An id, name or tenant cannot travel, or `parents` is not a list of ids.
         InvalidRequestError: A time is not a number of seconds from 0 to `MAX_FIGURE`, `program_calls` is not a number
-            of calls in that range, or `program_end` is not 0 or 1.
+            of calls in that range, or `program_end` or `prefetch` is not 0 or 1.
     """
     for name in (*_IDS, *_TEXTS):
         if name in extra_args:
@@ -217,9 +232,12 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
         raise InvalidRequestError(
             f"program_calls must be a number of calls from 0 to {MAX_FIGURE}, not {shown(calls)}."
         )
-    end = extra_args.get("program_end", 0)
-    if end not in (0, 1):
-        raise InvalidRequestError(f"program_end must be 1 on a program's last call, not {shown(end)}.")
+    for name, meaning in (
+        ("program_end", "on a program's last call"),
+        ("prefetch", "if the next call comes soon after this one"),
+    ):
+        if (flag := extra_args.get(name, 0)) not in (0, 1):
+            raise InvalidRequestError(f"{name} must be 1 {meaning}, not {shown(flag)}.")
 
 
 # -- back from the scheduler, with an output
@@ -283,10 +301,32 @@ class ProgramsEnded(NamedTuple):
     abandoned: tuple[ProgramId, ...] = ()
 
 
-class ToolsStarted(NamedTuple):
-    """A control message: these programs wait for tools of these names. A lost one costs KV that a guess evicts."""
+class EventKind(StrEnum):
+    """What happened in a program between two calls."""
 
-    tools: tuple[tuple[ProgramId, str], ...]
+    TOOL_STARTED = "tool_started"
+    TOOL_ENDED = "tool_ended"
+    PREFETCH = "prefetch"  # the program's next call comes soon
+
+
+_KINDS: Final = frozenset(map(str, EventKind))
+
+
+class ProgramEvent(NamedTuple):
+    """An event of a program between two calls. One that is lost costs KV until a time-out, and one that comes twice
+    changes nothing the second time."""
+
+    kind: EventKind
+    program_id: ProgramId
+    tool: str = ""  # its name
+    run: int = 0  # tells this run of a tool from others of the program
+    took_s: float = 0.0  # by the host's clock, when the tool has ended
+
+
+class ProgramEvents(NamedTuple):
+    """A control message: events between calls, in their order."""
+
+    events: tuple[ProgramEvent, ...]
 
 
 class AbortedCalls(NamedTuple):
@@ -312,7 +352,7 @@ class Ping(NamedTuple):
     """A control message: the scheduler is to answer. It does so between two steps."""
 
 
-Control = ProgramsEnded | ToolsStarted | AbortedCalls | UseHistory | TakeLearned
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeLearned
 
 
 def encode_control(message: Control | Ping) -> dict[str, Any]:
@@ -323,8 +363,8 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
             "program_ids": list(message.program_ids),
             "abandoned": list(message.abandoned),
         }
-    if isinstance(message, ToolsStarted):
-        return {"type": "tools_started", "tools": [list(each) for each in message.tools]}
+    if isinstance(message, ProgramEvents):
+        return {"type": "program_events", "events": [[str(each.kind), *each[1:]] for each in message.events]}
     if isinstance(message, AbortedCalls):
         return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
     if isinstance(message, UseHistory):
@@ -339,10 +379,10 @@ def decode_control(data: object) -> Control | None:
     if data.get("type") == "programs_ended":
         ended, abandoned = (_strings(data.get(key)) for key in ("program_ids", "abandoned"))
         return ProgramsEnded(tuple(map(ProgramId, ended)), tuple(map(ProgramId, abandoned)))
-    if data.get("type") == "tools_started":
-        pairs = data.get("tools")
-        rows = [tuple(_strings(each)) for each in pairs] if isinstance(pairs, list | tuple) else []
-        return ToolsStarted(tuple((ProgramId(row[0]), row[1]) for row in rows if len(row) == 2))
+    if data.get("type") == "program_events":
+        rows = data.get("events")
+        found = map(_event, rows) if isinstance(rows, list | tuple) else ()
+        return ProgramEvents(tuple(each for each in found if each is not None))
     if data.get("type") == "aborted_calls":
         return AbortedCalls(tuple(CallId(each) for each in _strings(data.get("call_ids"))))
     if data.get("type") == "use_history":
@@ -406,6 +446,13 @@ def read_learned(answer: Mapping[str, Any] | None) -> Learned | None:
         tuple(ProgramEnd(*end) for end in answer["ends"]),
         answer["has_history"],
     )
+
+
+def _event(row: object) -> ProgramEvent | None:
+    match row:
+        case [str(kind), str(program_id), str(tool), int(run), took_s] if kind in _KINDS:
+            return ProgramEvent(EventKind(kind), ProgramId(program_id), tool, run, _seconds(took_s))
+    return None
 
 
 def _strings(values: object) -> Iterable[str]:

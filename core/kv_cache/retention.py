@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from weft.core.kv_cache.eviction_order import EvictionOrder
-from weft.core.kv_cache.policies import LEAVE, Action, Context, KvPolicy, Memory
+from weft.core.kv_cache.policies import LEAVE, MOST_HOLD_S, Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 from weft.core.prediction import Reuse, TimeEstimate, ToolTimes, Waits
 from weft.core.prediction.names import SamplesByName
@@ -20,12 +20,19 @@ from weft.core.prediction.samples import Samples
 from weft.core.prediction.tool_times import pause_name
 
 _MOST_PROGRAMS: Final = 100_000  # that never ended
+_MOST_TOOLS: Final = 64  # of a program at once
+
+
+class _Tool(NamedTuple):
+    name: str
+    since_s: float
 
 
 @dataclass(eq=False, slots=True)
 class _Program:
     name: str
     last: Context | None = None  # that it left
+    tools: dict[Hashable, _Tool] = field(default_factory=dict)  # that run, the oldest first
 
 
 @dataclass(eq=False, slots=True)
@@ -58,6 +65,8 @@ class Retention:
         self.tree = PrefixTree(block_tokens)
         self.order = order(policy, self.tree, memory)
         self.tool_times = ToolTimes()
+        self._delay_of_all = Samples(median=0.1)
+        self._delays = SamplesByName(self._delay_of_all)  # by program: from a tool's end to the next call
         self.reuse = Reuse()
         self._new_tokens_of_all = Samples(median=100.0)
         self._new_tokens = SamplesByName(self._new_tokens_of_all)  # by tool: of the next prompt
@@ -71,13 +80,16 @@ class Retention:
         """The engine's memory, as last told."""
         return self.order.memory
 
-    def call_arrived(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> None:
+    def call_arrived(
+        self, program: Hashable, chain: Sequence[Hashable], now_s: float, *, tool: str | None = None
+    ) -> None:
         """A call has arrived, and waits. What it will find is needed soon.
 
         Args:
             program: Its program.
             chain: The keys of its prompt's full blocks, the first one first. A key stands for all tokens up to there.
             now_s: The time.
+            tool: The tool that has run since the program's last call, if nobody said so before.
         """
         row = self._programs.get(program)
         hit = self.tree.hit_blocks(chain)
@@ -86,7 +98,13 @@ class Retention:
         if context is None or context.called_s is not None or (context.tokens and not found):
             return  # it is the first call, one of several side by side, or a branch of its own
         context.called_s = now_s
-        self.tool_times.observe(pause_name(context.tool, context.name), now_s - context.used_s)
+        if context.since_s is None and tool is not None:
+            context.tool = tool
+        if context.since_s is not None and context.tool is None:
+            self._delay_of_all.observe(context.elapsed_s(now_s))
+            self._delays.observe(context.name, context.elapsed_s(now_s))
+        else:
+            self.tool_times.observe(pause_name(context.tool, context.name), context.elapsed_s(now_s))
         new_tokens = (len(chain) - hit) * self.tree.block_tokens
         self._new_tokens_of_all.observe(new_tokens)
         self._new_tokens.observe(pause_name(context.tool, context.name), new_tokens)
@@ -177,13 +195,68 @@ class Retention:
         if call.block is not None:
             self._rank(call.block, now_s)
 
-    def tool_started(self, program: Hashable, tool: str, now_s: float) -> None:
-        """The tool that a program waits for is known. Its latest context is decided again."""
-        for context in self.tree.contexts_of(program)[-1:]:
-            if context.called_s is None and not context.pause.is_oracle:
-                context.tool, context.pause = tool, self.tool_times.of(tool)
-                context.new_tokens = self._expected_tokens(tool)
-                self._decide(context, now_s)
+    def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: Hashable = None) -> None:
+        """A program waits for a tool from now on. Its latest context is decided again.
+
+        Args:
+            program: The program. It must have made a call.
+            tool: The tool's name.
+            now_s: The time.
+            run: Tells this run of a tool from others. A run that began before changes nothing.
+        """
+        row = self._programs.get(program)
+        if row is None or run in row.tools:
+            return
+        row.tools[run] = _Tool(tool, now_s)
+        if len(row.tools) > _MOST_TOOLS:
+            del row.tools[next(iter(row.tools))]
+        self._pause_changed(program, row, now_s)
+
+    def tool_ended(self, program: Hashable, now_s: float, *, run: Hashable = None, took_s: float | None = None) -> None:
+        """A tool has returned. Its time is learned, though no call may follow, and the context is decided again.
+
+        Args:
+            program: The program.
+            now_s: The time.
+            run: That of `tool_started`. One that did not begin, or has ended, changes nothing.
+            took_s: How long the tool took; None: since `tool_started`.
+        """
+        row = self._programs.get(program)
+        tool = row.tools.pop(run, None) if row is not None else None
+        if row is None or tool is None:
+            return
+        self.tool_times.observe(tool.name, now_s - tool.since_s if took_s is None else took_s)
+        self._pause_changed(program, row, now_s)
+
+    def call_announced(self, program: Hashable, now_s: float) -> None:
+        """A program says that its next call comes soon. That is believed for 30 s."""
+        for context in self._paused(program):
+            context.soon_s = now_s
+            self._decide(context, now_s)
+
+    def _paused(self, program: Hashable) -> list[Context]:
+        """The latest context of a program, if no call has come for it yet and no oracle knows when one will."""
+        latest = self.tree.contexts_of(program)[-1:]
+        return [each for each in latest if each.called_s is None and not each.pause.is_oracle]
+
+    def _pause_changed(self, program: Hashable, row: _Program, now_s: float) -> None:
+        """A tool has begun or ended. A pause is that of the tool that is expected to return last."""
+        for run, each in list(row.tools.items()):
+            if each.since_s < now_s - MOST_HOLD_S:  # the message that it ended may have been lost
+                del row.tools[run]
+        last = max(
+            row.tools.values(),
+            key=lambda each: self.tool_times.of(each.name).remaining_s(now_s - each.since_s),
+            default=None,
+        )
+        for context in self._paused(program):
+            if last is not None:
+                context.tool, context.since_s, context.pause = last.name, last.since_s, self.tool_times.of(last.name)
+                context.new_tokens = self._expected_tokens(last.name)
+            else:
+                context.tool, context.since_s = None, now_s
+                context.pause = self._delays.get(context.name) or self._delay_of_all
+            self._decide(context, now_s)
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
         """No call of a program will come."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -134,18 +134,53 @@ class ReportedProgram:
             self._shared.reports += 1
             self._shared.code_runs.end(run)
             self._shared.tree.end(run)
+            backend = self._shared.backend
+        if backend is not None:
+            backend.tools_ended(self.program_id, (run,))
 
     def note_tool(self, run: Hashable, name: str) -> None:
-        """Report that a run is a tool, or a human's answer ("human"), which begins now.
+        """Report that a run is a tool, which begins now and ends with the run.
 
         The graph names it in the interception, and the engine learns what the program waits for.
         """
         with self._shared.lock:
             self._shared.reports += 1
             self._shared.tree.note_tool(run, name)
-            backend = self._shared.backend
+        self.tool_began(run, name)
+
+    def note_human(self, run: Hashable) -> None:
+        """Report that a run asks a human, which it does not wait for: the program's next call comes with the answer."""
+        key = ("human", run)
+        with self._shared.lock:
+            self._shared.reports += 1
+            self._shared.tree.note_tool(run, "human")
+            self._shared.until_call.append(key)
+        self.tool_began(key, "human")
+
+    def tool_began(self, tool: Hashable, name: str) -> None:
+        """Report that the program waits for a tool from now on, which need not be a run. The graph does not name it.
+
+        Args:
+            tool: the tool's run, or the id of the tool call; used once.
+            name: the tool's name.
+        """
+        backend = self._shared.backend
         if backend is not None:
-            backend.tool_started(self.program_id, name)
+            backend.tool_started(self.program_id, tool, name)
+
+    def tools_ended(self, tools: Collection[Hashable]) -> None:
+        """Report that tools of `tool_began` have returned. Others, and those that have ended, change nothing."""
+        backend = self._shared.backend
+        if backend is not None and tools:
+            backend.tools_ended(self.program_id, tools)
+
+    def expect_call(self) -> None:
+        """Announce the program's next call, which comes within seconds, so that the engine keeps its context or fetches
+        it. A program that says so and makes no call costs other programs memory for half a minute.
+        """
+        backend = self._shared.backend
+        if backend is not None:
+            backend.call_announced(self.program_id)
 
     def note_tools(self, run: Hashable, names: Iterable[str]) -> None:
         """Report tools that have run inside a run, one after another, without a report while they ran."""
@@ -179,7 +214,10 @@ class ReportedProgram:
             edges = self._shared.edges(parents, inexact)
             self._shared.graph.open(CallNode(call_id, thread_id, edges, label or "", tools))
             self._shared.graph.fold(self._shared.tree.knows)
-            return CallIdentity(self.program_id, thread_id, call_id, parents[-MOST_PARENTS_SENT:])
+            answered = tuple(self._shared.until_call)
+            self._shared.until_call.clear()
+        self.tools_ended(answered)
+        return CallIdentity(self.program_id, thread_id, call_id, parents[-MOST_PARENTS_SENT:])
 
     def end_call(self, run: Hashable, identity: CallIdentity, output: Content = NOTHING) -> None:
         """Report that a call has a result. The next call in the run comes after it.

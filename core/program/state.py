@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import deque
+from collections.abc import Callable, Collection, Hashable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from weft.core.ids import IdSource, ProgramId
 from weft.core.locks import fork_safe
@@ -29,11 +30,20 @@ class Backend(Protocol):
     def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
         """Abort the program's calls in flight and return its last row, which leaves the table (`end_session`)."""
 
-    def tool_started(self, program_id: ProgramId, tool: str) -> None:
-        """A program waits for a tool of this name from now on."""
+    def tool_started(self, program_id: ProgramId, run: Hashable, tool: str) -> None:
+        """A program waits for a tool of this name from now on. `run` tells it from others, and is used once."""
+
+    def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> None:
+        """Tools have returned. Runs that did not begin as tools, or have ended, change nothing."""
+
+    def call_announced(self, program_id: ProgramId) -> None:
+        """A program's next call comes soon."""
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         """Return the row of a running program, None if there is none."""
+
+
+_MOST_PAUSES: Final = 64
 
 
 def nothing() -> None:
@@ -59,6 +69,7 @@ class SharedState:
         self.framework_states: dict[str, Any] = {}
         self.reports = 0  # from integrations and the engine
         self.has_called = False
+        self.until_call: deque[Hashable] = deque(maxlen=_MOST_PAUSES)  # what ends with the next call
         self.idle_timeout_s: float | None = None
         self.on_abandoned: Callable[[], None] = nothing
         self._edges: tuple[Calls, tuple[Edge, ...]] = ((), ())  # of the latest call

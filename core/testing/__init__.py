@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from typing import Final
 
@@ -87,6 +87,8 @@ class RecordingBackend:
         self.ended: list[tuple[ProgramId, ProgramState]] = []
         self.calls: list[CallIdentity] = []
         self.tools: list[tuple[ProgramId, str]] = []  # that were reported to start
+        self.returned: list[tuple[ProgramId, str]] = []  # tools that were reported to have returned
+        self.announced: list[ProgramId] = []  # programs whose next call was announced
         self._runs = itertools.count(1)
 
     def start_session(self, info: ProgramInfo) -> None:
@@ -97,8 +99,15 @@ class RecordingBackend:
         self.ended.append((program_id, state))
         return self.table.close(program_id, state, self.clock())
 
-    def tool_started(self, program_id: ProgramId, tool: str) -> None:
-        self.tools.append((program_id, tool))
+    def tool_started(self, program_id: ProgramId, run: Hashable, tool: str) -> None:
+        if self.table.tool_started(program_id, run, tool, self.clock()) is not None:
+            self.tools.append((program_id, tool))
+
+    def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> None:
+        self.returned += [(program_id, tool.name) for tool in self.table.tools_ended(program_id, runs)]
+
+    def call_announced(self, program_id: ProgramId) -> None:
+        self.announced.append(program_id)
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         return self.table.get(program_id)

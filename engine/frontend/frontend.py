@@ -9,7 +9,7 @@ import queue
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Hashable, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, suppress
@@ -22,6 +22,7 @@ from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig, registration
+from weft.core.prediction.tool_times import MOST_LETTERS
 from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program import Program
 from weft.core.program.graph import CallState
@@ -39,7 +40,7 @@ from weft.engine.frontend.weak import weakly_async
 from weft.engine.processes.fork import not_in_forks, survive_forks
 from weft.engine.processes.host import check_main_guard, keep_exit_code_of_ctrl_c
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
-from weft.engine.wire import CallHeader, encode_call
+from weft.engine.wire import CallHeader, EventKind, ProgramEvent, encode_call
 
 _counter = itertools.count()
 
@@ -455,10 +456,36 @@ class FrontEnd(ABC):
                 self._recorder.end(program_id)
         return row
 
-    def tool_started(self, program_id: ProgramId, tool: str) -> None:
-        """Tell the schedulers, if their KV policy predicts anything. What is lost costs a guess."""
-        if self._kv_policy is not None and not self._kv_policy.follows_use:
-            self._messages.tool_started(program_id, tool)
+    # What happens between two calls. The schedulers are told if their KV policy predicts anything. What is lost costs a
+    # guess. A forked child changes nothing.
+
+    def tool_started(self, program_id: ProgramId, run: Hashable, tool: str) -> None:
+        """A program waits for a tool from now on."""
+        if self._is_forked:
+            return
+        started = self.table.tool_started(program_id, run, tool, self._clock())
+        if started is not None and self._predicts:
+            name = tool[:MOST_LETTERS]
+            self._messages.happened(ProgramEvent(EventKind.TOOL_STARTED, program_id, name, started.number))
+
+    def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> None:
+        """Tools have returned."""
+        if self._is_forked:
+            return
+        now_s = self._clock()
+        for tool in self.table.tools_ended(program_id, runs):
+            if self._predicts:
+                kind, name, took_s = EventKind.TOOL_ENDED, tool.name[:MOST_LETTERS], now_s - tool.start_s
+                self._messages.happened(ProgramEvent(kind, program_id, name, tool.number, took_s))
+
+    def call_announced(self, program_id: ProgramId) -> None:
+        """A program's next call comes soon."""
+        if self._predicts and not self._is_forked:
+            self._messages.happened(ProgramEvent(EventKind.PREFETCH, program_id))
+
+    @property
+    def _predicts(self) -> bool:
+        return self._kv_policy is not None and not self._kv_policy.follows_use
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         """A running program's row."""

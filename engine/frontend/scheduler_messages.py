@@ -11,11 +11,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weft.core.ids import ProgramId
 from weft.core.locks import fork_safe
 from weft.core.log import get_logger
-from weft.core.prediction.tool_times import MOST_LETTERS
 from weft.core.process_table import CallRow, ProcessTable
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire import AbortedCalls, ProgramsEnded, ToolsStarted, encode_control, read_aborted
+from weft.engine.wire import AbortedCalls, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control, read_aborted
 
 T = TypeVar("T")
 
@@ -80,7 +79,8 @@ class AbortedCall(NamedTuple):
 
 
 class SchedulerMessages:
-    """Tells schedulers which programs have ended or wait for tools, and asks them for the accounts of aborted calls.
+    """Tells schedulers which programs have ended and what happens between calls, and asks for the accounts of aborted
+    calls.
 
     A lost notice costs memory in a scheduler, which forgets programs by itself, too. A lost account leaves a program's
     service a little low.
@@ -102,7 +102,7 @@ class SchedulerMessages:
         self._table = table
         self._ended = Batches(loop, self._report_ends)
         self._aborted = Batches(loop, self._settle)
-        self._tools = Batches(loop, self._report_tools)
+        self._events = Batches(loop, self._report_events)
 
     @property
     def is_idle(self) -> bool:
@@ -113,9 +113,9 @@ class SchedulerMessages:
         """A program has ended, or was abandoned. May be called from any thread."""
         self._ended.add((program_id, is_abandoned))
 
-    def tool_started(self, program_id: ProgramId, tool: str) -> None:
-        """A program waits for a tool of this name. May be called from any thread."""
-        self._tools.add((program_id, tool[:MOST_LETTERS]))
+    def happened(self, event: ProgramEvent) -> None:
+        """Something happened between two calls of a program. May be called from any thread."""
+        self._events.add(event)
 
     def call_aborted(self, call: AbortedCall) -> None:
         """A call has left after an abort. May be called from any thread."""
@@ -126,8 +126,8 @@ class SchedulerMessages:
         abandoned = tuple(program_id for program_id, is_abandoned in programs if is_abandoned)
         await self._send(encode_control(ProgramsEnded(ended, abandoned)))
 
-    async def _report_tools(self, tools: tuple[tuple[ProgramId, str], ...]) -> None:
-        await self._send(encode_control(ToolsStarted(tools)))
+    async def _report_events(self, events: tuple[ProgramEvent, ...]) -> None:
+        await self._send(encode_control(ProgramEvents(tuple(dict.fromkeys(events)))))
 
     async def _settle(self, calls: tuple[AbortedCall, ...]) -> None:
         """Correct the cost of aborted calls. A call that no scheduler knows never reached one."""

@@ -14,6 +14,8 @@ class CallKv(NamedTuple):
     request: Request
     program: Hashable
     manager: KVCacheManager
+    next_tool: str | None = None  # that begins when the call has ended, if the client knows it already
+    is_next_soon: bool = False  # the client has announced the program's next call
 
     @property
     def block_ids(self) -> list[int]:
@@ -37,8 +39,8 @@ class KvOrder:
     Times are seconds on the scheduler's clock.
     """
 
-    def call_arrived(self, request: Request, program: Hashable, now_s: float) -> None:
-        """A call arrived, and waits."""
+    def call_arrived(self, request: Request, program: Hashable, now_s: float, *, tool: str | None = None) -> None:
+        """A call arrived, and waits. `tool` has run since the program's last call, if the client names it."""
 
     def call_began(self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float) -> None:
         """A call starts to run, or runs again, and found so many of its tokens in the cache.
@@ -57,8 +59,14 @@ class KvOrder:
     def call_preempted(self, call: CallKv, now_s: float) -> None:
         """A call that ran waits again, and vLLM is about to free its blocks."""
 
-    def tool_started(self, program: Hashable, tool: str, now_s: float) -> None:
-        """A program waits for a tool of this name."""
+    def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: int) -> None:
+        """A program waits for a tool of this name. `run` tells it from other runs of tools."""
+
+    def tool_ended(self, program: Hashable, now_s: float, *, run: int, took_s: float) -> None:
+        """A tool has returned, after so many seconds."""
+
+    def call_announced(self, program: Hashable, now_s: float) -> None:
+        """The next call of a program comes soon."""
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
         """No call of a program will come."""

@@ -66,9 +66,9 @@ class SoftHold(KvOrder):
 
     # -- what happens
 
-    def call_arrived(self, request: Request, program: Hashable, now_s: float) -> None:
+    def call_arrived(self, request: Request, program: Hashable, now_s: float, *, tool: str | None = None) -> None:
         self._waiting_since_s[request.request_id] = now_s
-        self.retention.call_arrived(program, request.block_hashes, now_s)
+        self.retention.call_arrived(program, request.block_hashes, now_s, tool=tool)
         self._has_changed = True
 
     def call_began(self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float) -> None:
@@ -88,7 +88,9 @@ class SoftHold(KvOrder):
             self._grow(running, call, now_s)
             # A stop string ends a call in the host's process, which looks like an abort here.
             if request.num_output_tokens:
-                self.retention.call_ended(running, now_s)
+                self.retention.call_ended(running, now_s, tool=call.next_tool)
+                if call.is_next_soon:
+                    self.retention.call_announced(call.program, now_s)
             else:
                 self.retention.call_aborted(running, now_s)
         self._has_changed = True
@@ -101,8 +103,16 @@ class SoftHold(KvOrder):
             self.retention.call_preempted(running, now_s)
             self._has_changed = True
 
-    def tool_started(self, program: Hashable, tool: str, now_s: float) -> None:
-        self.retention.tool_started(program, tool, now_s)
+    def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: int) -> None:
+        self.retention.tool_started(program, tool, now_s, run=run)
+        self._has_changed = True
+
+    def tool_ended(self, program: Hashable, now_s: float, *, run: int, took_s: float) -> None:
+        self.retention.tool_ended(program, now_s, run=run, took_s=took_s)
+        self._has_changed = True
+
+    def call_announced(self, program: Hashable, now_s: float) -> None:
+        self.retention.call_announced(program, now_s)
         self._has_changed = True
 
     def program_ended(self, program: Hashable, now_s: float) -> None:

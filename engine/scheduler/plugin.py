@@ -44,10 +44,12 @@ from weft.engine.vllm_compat.names import (
 )
 from weft.engine.wire import (
     AbortedCalls,
+    EventKind,
     Learned,
+    ProgramEvent,
+    ProgramEvents,
     ProgramsEnded,
     TakeLearned,
-    ToolsStarted,
     UseHistory,
     attach_account,
     attach_swap,
@@ -157,7 +159,8 @@ class WeftScheduler(AsyncScheduler):
             header = decode_call(extra_args, request.request_id, request.session_id, is_trusted=self._trusts_clients)
             now_s = self._clock()
             entry = self._table.open(request.request_id, header, request.num_prompt_tokens, now_s)
-            self._kv_order.call_arrived(request, entry.call.program, now_s)
+            entry.next_tool, entry.is_next_soon = header.tool_started or None, header.prefetch
+            self._kv_order.call_arrived(request, entry.call.program, now_s, tool=header.tool_ended or None)
         super().add_request(request)
 
     def _warn_of_figures(self, extra_args: object) -> None:
@@ -184,7 +187,7 @@ class WeftScheduler(AsyncScheduler):
         return super()._free_request(request, delay_free_blocks)
 
     def _kv_of(self, request: Request, entry: Entry) -> CallKv:
-        return CallKv(request, entry.call.program, self.kv_cache_manager)
+        return CallKv(request, entry.call.program, self.kv_cache_manager, entry.next_tool, entry.is_next_soon)
 
     def __call__(self, message: object) -> dict[str, Any]:
         """Receive a control message (`weft.engine.vllm_compat.control`).
@@ -199,11 +202,10 @@ class WeftScheduler(AsyncScheduler):
                 known = [self._table.end_program(each) for each in ended]
                 known += [self._table.end_program(each, is_abandoned=True) for each in abandoned]
                 return {"ended": sum(known)}
-            case ToolsStarted(tools):
-                now_s = self._clock()
-                for program_id, tool in tools:
-                    if (view := self._table.view(program_id)) is not None:
-                        self._kv_order.tool_started(view, tool, now_s)
+            case ProgramEvents(events):
+                for event in events:
+                    if (view := self._table.view(event.program_id)) is not None:
+                        self._take_event(event, view, self._clock())
                 return {}
             case AbortedCalls(call_ids):
                 return {"aborted": self._aborted.take(call_ids)}
@@ -215,6 +217,14 @@ class WeftScheduler(AsyncScheduler):
                 return encode_learned(Learned(self._model, tuple(classes), tuple(ends), self._has_history))
             case None:
                 return {}
+
+    def _take_event(self, event: ProgramEvent, program: ProgramView, now_s: float) -> None:
+        if event.kind is EventKind.TOOL_STARTED:
+            self._kv_order.tool_started(program, event.tool, now_s, run=event.run)
+        elif event.kind is EventKind.TOOL_ENDED:
+            self._kv_order.tool_ended(program, now_s, run=event.run, took_s=event.took_s)
+        else:
+            self._kv_order.call_announced(program, now_s)
 
     def _use_history(self, text: str) -> None:
         if self._has_history:

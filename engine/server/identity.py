@@ -19,7 +19,7 @@ from weft.engine.wire import FIELDS, SCOPE_LENGTH, check_call, decode_config, fi
 Headers = list[tuple[bytes, bytes]]
 
 _SESSION_HEADER: Final = b"x-session-id"  # vLLM takes the session from it where the body names none
-_SCOPED: Final = ("program_id", "session_id", "tenant")
+_SCOPED: Final = ("program_id", "session_id", "tenant", "tool_ended", "tool_started")
 _NO_KEY: Final = "-"
 
 

@@ -65,6 +65,8 @@ class Call:
         self.program = Program("chat") if binding is None else binding.program
         self._run = object()
         self._output = NOTHING
+        self._tools: dict[str, str] = {}  # the names of the tools that the answer calls, by tool call
+        self.program.tools_ended(_tool_calls_in(messages))
         self.program.start_run(self._run, None, runs_code=False)
         self.program.note_tools(self._run, _tools_before(messages))
         label = binding.agent if binding is not None else None
@@ -73,6 +75,8 @@ class Call:
     def set_result(self, result: CreateResult) -> None:
         """Record the result. A later call whose input contains it is known to come after this call."""
         self._output = _output_content(result)
+        if not isinstance(result.content, str):
+            self._tools = {call.id: call.name for call in result.content}
 
     def __enter__(self) -> Call:
         return self
@@ -83,6 +87,19 @@ class Call:
         self.program.end_run(self._run)
         if self._is_program:
             self.program.end_with(error)
+        elif error is None:
+            for tool_call, name in self._tools.items():  # the agent runs them now
+                self.program.tool_began(tool_call, name)
+
+
+def _tool_calls_in(messages: Sequence[LLMMessage]) -> set[str]:
+    """The ids of all tool calls in the input. None of them runs any more, with a result or without one."""
+    return {
+        call.id
+        for message in messages
+        if isinstance(message, AssistantMessage) and not isinstance(message.content, str)
+        for call in message.content
+    }
 
 
 def _tools_before(messages: Sequence[LLMMessage]) -> Iterator[str]:

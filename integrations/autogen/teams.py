@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, MutableMapping, MutableSeq
 from typing import Any, Final, NamedTuple, TypeVar
 
 from autogen_agentchat.base import ChatAgent, Team
+from autogen_agentchat.messages import ToolCallExecutionEvent
 from autogen_agentchat.teams import BaseGroupChat
 from autogen_core import CancellationToken, ComponentBase
 from autogen_core.models import ChatCompletionClient
@@ -80,7 +81,8 @@ def bind_team(team: TeamT, program: Program) -> TeamT:
             bound.binding = Binding(program, agent, by_team=True)
             slot.container[slot.key] = bound
     if isinstance(team, BaseGroupChat):
-        _stop_with_caller(team)
+        first = slots[0].container[slots[0].key].binding
+        _follow(team, first)
     return team
 
 
@@ -140,10 +142,15 @@ def _is_running(program: Program) -> bool:
     return program.state in (ProgramState.IDLE, ProgramState.ACTIVE)
 
 
-def _stop_with_caller(team: BaseGroupChat) -> None:
-    """Cancel the team's runs with their caller.
+def _follow(team: BaseGroupChat, binding: Binding) -> None:
+    """Cancel the team's runs with their caller, and report its tools as they return.
 
-    AutoGen does not do so by itself, because the calls run in tasks of the runtime and not in the caller's task.
+    AutoGen does not cancel them by itself, because the calls run in tasks of the runtime and not in the caller's task.
+    A call reports the tools that it begins. No call needs to follow the tools' results.
+
+    Args:
+        team: The team.
+        binding: That of one of its clients. `bind_team` changes its program in place.
     """
     if "run_stream" in vars(team):
         return
@@ -161,6 +168,8 @@ def _stop_with_caller(team: BaseGroupChat) -> None:
                 step = asyncio.ensure_future(anext(messages, None))
                 if (message := await asyncio.shield(step)) is None:
                     return
+                if isinstance(message, ToolCallExecutionEvent):
+                    binding.program.tools_ended([result.call_id for result in message.content])
                 yield message
         except asyncio.CancelledError:
             token.cancel()

@@ -159,7 +159,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         ):  # compared by name, since LangGraph may not be installed
             program = self.program_of(run_id)
             if program is not None:
-                program.note_tool(run_id, "human")
+                program.note_human(run_id)
         self.finish(run_id, error)
 
     def finish(self, run_id: UUID, error: BaseException | None) -> None:

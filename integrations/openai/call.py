@@ -26,8 +26,9 @@ class Call:
         self._run = object()
         self._unfinished = body.get("n") or 1  # choices without a finish reason
         self._texts: dict[int, list[str]] = {}
-        self._ids: list[str] = []
+        self._tools: dict[str, str] = {}  # the names of the tools that the answer calls, by tool call
         messages = _objects(body.get("messages"))
+        self.program.tools_ended(_tool_calls_in(messages))
         self.program.start_run(self._run, None, runs_code=False)
         self.program.note_tools(self._run, _tools_before(messages))
         self.identity = self.program.start_call(self._run, lambda: _input_content(messages))
@@ -51,7 +52,8 @@ class Call:
     def _add(self, index: int, message: dict[str, Any]) -> None:
         if message.get("content"):
             self._texts.setdefault(index, []).append(message["content"])
-        self._ids += [call["id"] for call in message.get("tool_calls") or () if call.get("id")]
+        calls = [call for call in message.get("tool_calls") or () if call.get("id")]
+        self._tools |= {call["id"]: str(_name(call) or "tool") for call in calls}
 
     def __enter__(self) -> Call:
         return self
@@ -60,9 +62,12 @@ class Call:
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if error is None:
-            output = Content(tuple(map("".join, self._texts.values())), tuple(self._ids))
+            output = Content(tuple(map("".join, self._texts.values())), tuple(self._tools))
             self.program.end_call(self._run, self.identity, output)
         self.program.end_run(self._run)
+        if error is None and not self._is_program:
+            for tool_call, name in self._tools.items():  # the client runs them now
+                self.program.tool_began(tool_call, name)
         if self._is_program:
             self.program.end_with(error)
 
@@ -93,6 +98,11 @@ def _tools_before(messages: list[dict[str, Any]]) -> list[str]:
             return [str(names[result]) for result in reversed(results) if names.get(result)]
         results.append(str(message.get("tool_call_id")))
     return []
+
+
+def _tool_calls_in(messages: list[dict[str, Any]]) -> set[str]:
+    """The ids of all tool calls in a request. None of them runs any more, with a result or without one."""
+    return {str(call["id"]) for message in messages for call in _objects(message.get("tool_calls")) if call.get("id")}
 
 
 def _name(call: dict[str, Any]) -> Any:

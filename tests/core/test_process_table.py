@@ -718,3 +718,37 @@ def test_no_program_has_kv_on_a_lost_engine(it: Table) -> None:
     assert it.row.engine_ids == ["b"]
     it.leave(it.arrive("c3", engine=EngineId("a")))
     assert it.row.engine_ids == ["b", "a"]
+
+
+# -- tools
+
+
+def test_a_row_shows_the_tools_that_run() -> None:
+    """From the start of each to its end. Runs that are no tools, and repetitions, change nothing."""
+    table = ProcessTable()
+    table.open(ProgramInfo(ProgramId("p"), SessionId("s"), "agent"), 0.0)
+    first = table.tool_started(ProgramId("p"), "run 1", "search", 1.0)
+    second = table.tool_started(ProgramId("p"), "run 2", "search", 2.0)
+    assert table.tool_started(ProgramId("p"), "run 1", "search", 3.0) is None
+    assert table.tool_started(ProgramId("unknown"), "run 1", "search", 3.0) is None
+    row = table.get(ProgramId("p"))
+    assert row is not None
+    assert row.tools_running == (first, second) == (("search", 1.0, 1), ("search", 2.0, 2))
+    assert "in search" in str(table)
+    assert "waits for" in str(row)
+    assert table.tools_ended(ProgramId("p"), ["run 1", "no tool"]) == [first]
+    assert table.tools_ended(ProgramId("p"), ["run 1"]) == table.tools_ended(ProgramId("unknown"), ["run 2"]) == []
+    last = table.close(ProgramId("p"), ProgramState.FINISHED, 4.0)
+    assert last is not None
+    assert last.tools_running == ()
+
+
+def test_a_program_that_never_ends_its_tools_keeps_the_latest() -> None:
+    """A model may call tools for ever that nobody runs."""
+    table = ProcessTable()
+    table.open(ProgramInfo(ProgramId("p"), SessionId("s"), "agent"), 0.0)
+    for number in range(10_000):
+        table.tool_started(ProgramId("p"), number, f"tool {number}", 1.0)
+    row = table.get(ProgramId("p"))
+    assert row is not None
+    assert [tool.name for tool in row.tools_running] == [f"tool {number}" for number in range(9_744, 10_000)]

@@ -25,11 +25,13 @@ from weft.engine.wire import (
     AbortedCalls,
     CallHeader,
     Control,
+    EventKind,
     Learned,
+    ProgramEvent,
+    ProgramEvents,
     ProgramsEnded,
     SchedulerConfig,
     TakeLearned,
-    ToolsStarted,
     UseHistory,
     attach_account,
     attach_swap,
@@ -63,6 +65,9 @@ headers = st.builds(
     st.just(math.inf) | st.floats(1e-3, 1e6),
     st.booleans(),
     st.just("") | ids,
+    st.just("") | ids,
+    st.just("") | ids,
+    st.booleans(),
 )
 anything = st.recursive(
     st.none()
@@ -92,9 +97,9 @@ def test_a_header_survives_its_journey(header: CallHeader) -> None:
 
 def test_a_default_takes_no_room() -> None:
     """A header without name, tenant, count and deadline sends none of them."""
-    assert not {"program_name", "fingerprint", "tenant", "program_calls", "time_left_s", "program_end"} & set(
-        encode_call(CallHeader(CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c"))))
-    )
+    header = CallHeader(CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c")))
+    sent = {"program_id", "thread_id", "call_id", "parents", "service_s", "total_service_s", "wait_s", "total_wait_s"}
+    assert set(encode_call(header)) == sent
 
 
 @example({"service_s": 10**400, "time_left_s": -(10**400), "program_calls": 10**400}, None, True)
@@ -163,6 +168,9 @@ def test_a_named_program_is_no_session_and_no_request(name: str, other: str) -> 
         ({"program_calls": -1}, InvalidRequestError, "program_calls must be a number of calls"),
         ({"program_end": "yes"}, InvalidRequestError, "program_end must be 1 on a program's last call"),
         ({"program_end": []}, InvalidRequestError, "program_end must be 1 on a program's last call"),
+        ({"prefetch": 0.5}, InvalidRequestError, "prefetch must be 1 if the next call comes soon"),
+        ({"tool_started": ""}, InvalidIdError, "tool_started"),
+        ({"tool_ended": ["search"]}, InvalidIdError, "tool_ended"),
     ],
 )
 def test_a_server_refuses_what_makes_no_sense(args: dict[str, Any], error: type[Exception], said: str) -> None:
@@ -252,7 +260,13 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
     [
         ProgramsEnded((ProgramId("a"), ProgramId("b")), (ProgramId("c"),)),
         AbortedCalls((CallId("c"), CallId("d"))),
-        ToolsStarted(((ProgramId("a"), "search"), (ProgramId("b"), "run"))),
+        ProgramEvents(
+            (
+                ProgramEvent(EventKind.TOOL_STARTED, ProgramId("a"), "search", 7),
+                ProgramEvent(EventKind.TOOL_ENDED, ProgramId("a"), "search", 7, 2.5),
+                ProgramEvent(EventKind.PREFETCH, ProgramId("b")),
+            )
+        ),
         UseHistory("{}"),
         TakeLearned(),
     ],
@@ -271,7 +285,8 @@ def test_a_strange_control_message_is_ignored(message: object) -> None:
     assert decode_control({"type": "use_history", "history": message}) in (None, UseHistory(str(message)))
     assert decode_control({"type": "programs_ended", "program_ids": message}) is not None
     assert decode_control({"type": "aborted_calls", "call_ids": message}) is not None
-    assert decode_control({"type": "tools_started", "tools": message}) is not None
+    assert decode_control({"type": "program_events", "events": message}) == ProgramEvents(())
+    assert decode_control({"type": "program_events", "events": [message]}) == ProgramEvents(())
 
 
 def test_accounts_of_aborted_calls_come_back() -> None:

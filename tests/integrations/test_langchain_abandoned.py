@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -64,7 +64,11 @@ class Backend:
             self.sessions.end(row.info)
         return row
 
-    def tool_started(self, program_id: ProgramId, tool: str) -> None: ...
+    def tool_started(self, program_id: ProgramId, run: Hashable, tool: str) -> None: ...
+
+    def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> None: ...
+
+    def call_announced(self, program_id: ProgramId) -> None: ...
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         return self.table.get(program_id)

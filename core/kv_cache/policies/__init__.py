@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.core.kv_cache.policies.base import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
+from weft.core.kv_cache.policies.base import (
+    LEAVE,
+    MOST_HOLD_S,
+    MOST_SOON_S,
+    Action,
+    Context,
+    Decision,
+    KvPolicy,
+    Memory,
+)
 from weft.core.kv_cache.policies.least_waste import LeastWaste
 from weft.core.kv_cache.policies.next_use import NextUse
 from weft.core.kv_cache.policies.registry import (
@@ -27,6 +36,7 @@ __all__ = [
     "KV_POLICIES",
     "LEAVE",
     "MOST_HOLD_S",
+    "MOST_SOON_S",
     "Action",
     "Context",
     "Decision",

@@ -17,6 +17,7 @@ from weft.core.prediction import TimeEstimate
 from weft.core.registry import Registered
 
 MOST_HOLD_S = 300.0  # after this long a tool is taken for one that never returns
+MOST_SOON_S = 30.0  # after this long a call that was announced is not expected any more
 
 
 class Action(enum.Enum):
@@ -54,9 +55,11 @@ class Context:
     program: Hashable
     name: str  # of the program
     used_s: float  # when its last call ended, on the scheduler's clock
-    pause: TimeEstimate  # how long after `used_s` the next call comes
+    pause: TimeEstimate  # how long after `since_s` the next call comes
     tokens: int = 0  # that are cached yet
     tool: str | None = None  # that runs now, once its name is known
+    since_s: float | None = None  # when that tool began, or the latest one ended; None: neither is known, so `used_s`
+    soon_s: float | None = None  # when its program announced the next call
     new_tokens: float = 0.0  # that the next prompt is expected to add
     chance: float = 1.0  # that a call continues it
     age: int = 0  # calls that its program has started since
@@ -68,12 +71,22 @@ class Context:
     def expected_s(self, memory: Memory, now_s: float) -> float:
         """The time until the next call runs, if there is one: what remains of the pause, and the wait in the queue."""
         if self.pause.is_oracle:
-            return self.pause.remaining_s(now_s - self.used_s)
+            return self.pause.remaining_s(self.elapsed_s(now_s))
         if self.turn_s is not None:
             return max(0.0, self.turn_s - now_s)
         if self.called_s is not None:
             return max(0.0, self.called_s + memory.wait_s - now_s)
-        return self.pause.remaining_s(now_s - self.used_s) + memory.wait_s
+        if self.is_announced(now_s):
+            return memory.wait_s
+        return self.pause.remaining_s(self.elapsed_s(now_s)) + memory.wait_s
+
+    def elapsed_s(self, now_s: float) -> float:
+        """How long `pause` has lasted."""
+        return now_s - (self.used_s if self.since_s is None else self.since_s)
+
+    def is_announced(self, now_s: float) -> bool:
+        """Whether the program has announced its next call, so lately that it may yet come."""
+        return self.soon_s is not None and now_s < self.soon_s + MOST_SOON_S
 
 
 class KvPolicy(Registered, ABC):

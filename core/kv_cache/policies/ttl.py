@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.core.errors import KvPolicyError
-from weft.core.kv_cache.policies.base import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
+from weft.core.kv_cache.policies.base import (
+    LEAVE,
+    MOST_HOLD_S,
+    MOST_SOON_S,
+    Action,
+    Context,
+    Decision,
+    KvPolicy,
+    Memory,
+)
 from weft.core.kv_cache.policies.registry import check_range, register
 
 
@@ -65,7 +74,9 @@ class Ttl(KvPolicy):
             return LEAVE
         if context.called_s is not None:
             return Decision(Action.KEEP, now_s + self._most_s)
+        if context.soon_s is not None and context.is_announced(now_s):
+            return Decision(Action.KEEP, context.soon_s + min(MOST_SOON_S, self._most_s))
         pressure = max(0.0, (memory.used_share - self._low) / (self._high - self._low))
         time_s = min(context.pause.quantile_s(self._quantile) * (1 - 0.5 * pressure), self._most_s)
-        until_s = context.used_s + time_s
+        until_s = now_s - context.elapsed_s(now_s) + time_s
         return Decision(Action.KEEP, until_s) if until_s > now_s else LEAVE

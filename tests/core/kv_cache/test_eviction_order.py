@@ -12,6 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.core.kv_cache.policies import (
     KV_POLICIES,
+    MOST_HOLD_S,
+    MOST_SOON_S,
     Action,
     Context,
     Decision,
@@ -182,6 +184,98 @@ def test_the_tool_decides_once_its_name_is_known() -> None:
     kept.tool_started("p", "quick", 2.0)
     kept.tool_started("q", "slow", 2.0)
     assert evicted(kept, 2.0) == ["b", "a"]
+
+
+def known(kept: Retention, **means_s: float) -> None:
+    """Tools whose times are known."""
+    for tool, mean_s in means_s.items():
+        for _ in range(20):
+            kept.tool_times.observe(tool, mean_s)
+
+
+def test_a_tool_that_has_returned_is_not_waited_for_any_more() -> None:
+    """Its context is needed sooner than one whose tool runs. Its time is known, though no call has followed."""
+    kept = retention("next-use")
+    known(kept, slow=100.0, quick=10.0)
+    play(kept, "p", "a", 1.0)
+    play(kept, "q", "b", 2.0)
+    kept.tool_started("p", "slow", 2.0, run=1)
+    kept.tool_started("q", "quick", 2.0, run=2)
+    assert kept.order.next_blocks(2, 3.0) == ["a", "b"]
+    kept.tool_ended("p", 3.0, run=1, took_s=1.0)
+    assert kept.order.next_blocks(2, 3.0) == ["b", "a"]
+    assert len(kept.tool_times.of("slow")) == 21
+
+
+def test_a_message_of_a_tool_that_comes_twice_changes_nothing() -> None:
+    """Nor does the end of a tool that is not known to run, of a program that is not known, or of none."""
+    kept = retention("next-use")
+    play(kept, "p", "a", 1.0)
+    kept.tool_started("p", "slow", 2.0, run=1)
+    kept.tool_started("p", "slow", 9.0, run=1)
+    (context,) = kept.tree.contexts_of("p")
+    assert (context.tool, context.since_s) == ("slow", 2.0)
+    for run in (1, 1, 7):
+        kept.tool_ended("p", 10.0, run=run, took_s=8.0)
+    kept.tool_ended("unknown", 10.0, run=1)
+    kept.tool_started("unknown", "slow", 10.0)
+    assert len(kept.tool_times.of("slow")) == 1
+
+
+def test_of_tools_side_by_side_the_one_that_takes_longest_counts() -> None:
+    """The next call needs the results of all."""
+    kept = retention("next-use")
+    known(kept, slow=100.0, quick=1.0)
+    play(kept, "p", "a", 1.0)
+    (context,) = kept.tree.contexts_of("p")
+    tools = []
+    for run, tool in enumerate(("quick", "slow", "quick")):
+        kept.tool_started("p", tool, 2.0, run=run)
+        tools.append(context.tool)
+    for run in (0, 1, 2):
+        kept.tool_ended("p", 3.0, run=run)
+        tools.append(context.tool)
+    assert tools == ["quick", "slow", "slow", "slow", "quick", None]
+
+
+def test_tools_whose_ends_are_lost_are_forgotten() -> None:
+    """They are waited for no longer than any tool, and a program has no more than 64 of them."""
+    kept = retention("ttl")
+    play(kept, "p", "a", 1.0)
+    (context,) = kept.tree.contexts_of("p")
+    for run in range(1000):
+        kept.tool_started("p", f"lost {run}", 2.0, run=run)
+    assert len(kept._programs["p"].tools) == 64
+    kept.tool_started("p", "new", 2.0 + MOST_HOLD_S + 1, run="new")
+    assert list(kept._programs["p"].tools) == ["new"]
+    kept.epoch(kept.memory, 3.0 + 3 * MOST_HOLD_S)
+    assert context.decision.action is Action.LEAVE
+
+
+@pytest.mark.parametrize("policy", ["next-use", "ttl"])
+def test_an_announced_call_keeps_its_context_for_a_while(policy: str) -> None:
+    """The program says that its call comes soon, although its tool takes long. It is believed for 30 s."""
+    kept = retention(policy)
+    known(kept, slow=1000.0, quick=10.0)
+    play(kept, "p", "a", 1.0)
+    play(kept, "q", "b", 2.0)
+    kept.observe_memory(Memory(0.85, 100, 1e-3))
+    kept.tool_started("p", "slow" if policy == "next-use" else "quick", 2.0, run=1)
+    kept.tool_started("q", "quick", 2.0, run=1)
+    kept.call_announced("p", 20.0)
+    kept.call_announced("unknown", 20.0)
+    kept.epoch(kept.memory, 21.0)
+    assert kept.order.next_blocks(2, 21.0) == ["b", "a"]
+    kept.epoch(kept.memory, 20.0 + MOST_SOON_S)
+    assert kept.order.next_blocks(2, 20.0 + MOST_SOON_S) == ["a", "b"]
+
+
+def test_a_call_may_name_the_tool_before_it() -> None:
+    """Where nobody tells of tools while they run, their times are learned with the call that follows."""
+    kept = retention("next-use")
+    play(kept, "p", "a", 1.0)
+    kept.call_arrived("p", ["a"], 6.0, tool="search")
+    assert len(kept.tool_times.of("search")) == 1
 
 
 class OrderMachine(RuleBasedStateMachine):

@@ -243,9 +243,31 @@ def test_an_engine_learns_which_tool_begins(backend: RecordingBackend) -> None:
     backend.call(program)
     program.start_run("tool", None)
     program.note_tool("tool", "search")
+    assert [tool.name for tool in backend.table.get(program.program_id).tools_running] == ["search"]
     program.end_run("tool")
     program.note_tools("later", ["run", "test"])
-    assert backend.tools == [(program.program_id, "search")]
+    assert backend.tools == backend.returned == [(program.program_id, "search")]
+
+
+def test_a_human_is_waited_for_until_the_next_call(backend: RecordingBackend) -> None:
+    """The run that asked ends at once, and its end is not the answer."""
+    program = Program()
+    backend.call(program)
+    program.start_run("ask", None)
+    program.note_human("ask")
+    program.end_run("ask")
+    assert (backend.tools, backend.returned) == ([(program.program_id, "human")], [])
+    backend.call(program)
+    assert backend.returned == [(program.program_id, "human")]
+
+
+def test_a_program_announces_its_next_call_to_its_engine(backend: RecordingBackend) -> None:
+    """Before the first call there is no engine to tell."""
+    program = Program()
+    program.expect_call()
+    backend.call(program)
+    program.expect_call()
+    assert backend.announced == [program.program_id]
 
 
 def test_the_fake_clock_never_goes_back() -> None:

@@ -16,7 +16,7 @@ from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.engine.frontend.scheduler_messages import AbortedCall, SchedulerMessages
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire import encode_account
+from weft.engine.wire import EventKind, ProgramEvent, ProgramEvents, decode_control, encode_account
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ class Schedulers:
         await self.answers.wait()
         if self.fails:
             raise EngineDiedError
-        if message["type"] == "tools_started":
+        if message["type"] == "program_events":
             return [{}, None]
         if message["type"] == "programs_ended":
             return [{"ended": 0}, None]
@@ -127,14 +127,20 @@ async def test_abandoned_programs_are_told_from_those_that_ended(it: Schedulers)
     assert [each for message in it.messages for each in message["abandoned"]] == [abandoned.program_id]
 
 
-async def test_the_schedulers_learn_which_tools_programs_wait_for(it: Schedulers) -> None:
-    """A name may be as long as a client likes, and the schedulers keep the beginning of it."""
-    it.under_test.tool_started(ProgramId("a"), "search")
-    it.under_test.tool_started(ProgramId("b"), "x" * 10_000)
-    await until(lambda: sum(len(message["tools"]) for message in it.messages) == 2)
-    (a, search), (b, long) = (each for message in it.messages for each in message["tools"])
-    assert (a, search, b) == ("a", "search", "b")
-    assert len(long) < 1000
+async def test_what_happens_between_calls_is_told_in_order_and_once(loop: LoopThread, it: Schedulers) -> None:
+    """A tool that returns while a message is under way has not begun after that. An announcement that is repeated says
+    no more than one."""
+    it.answers.clear()
+    started = ProgramEvent(EventKind.TOOL_STARTED, ProgramId("a"), "search", 1)
+    ended = ProgramEvent(EventKind.TOOL_ENDED, ProgramId("a"), "search", 1, 0.5)
+    soon = ProgramEvent(EventKind.PREFETCH, ProgramId("a"))
+    it.under_test.happened(soon)
+    await until(lambda: it.messages)
+    for event in (started, soon, soon, ended, soon):
+        it.under_test.happened(event)
+    loop.call_soon(it.answers.set)
+    await until(lambda: len(it.messages) == 2)
+    assert decode_control(it.messages[1]) == ProgramEvents((started, soon, ended))
 
 
 async def test_a_scheduler_that_does_not_answer_costs_a_bounded_memory(loop: LoopThread, it: Schedulers) -> None:

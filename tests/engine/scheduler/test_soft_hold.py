@@ -40,8 +40,12 @@ def end(h: Any, *programs: str) -> None:
     h.scheduler({"type": "programs_ended", "program_ids": list(programs)})
 
 
+def happened(h: Any, kind: str, program: str, tool: str = "", took_s: float = 0.0) -> None:
+    h.scheduler({"type": "program_events", "events": [[kind, program, tool, 1, took_s]]})
+
+
 def start_tool(h: Any, program: str, tool: str) -> None:
-    h.scheduler({"type": "tools_started", "tools": [[program, tool]]})
+    happened(h, "tool_started", program, tool)
 
 
 def call(h: Any, name: str, prompt: list[int], program: str, *, program_name: str = "") -> int:
@@ -130,6 +134,42 @@ def test_a_context_is_held_for_as_long_as_its_tool_takes(make: Make, policy: str
     call(h, "other1", prompt_of(3, 200), "other")
     call(h, "other2", prompt_of(4, 200), "other")
     assert call(h, "slow2", [*prompt_of(1, 64), 7], "slow") == found
+
+
+def test_events_between_calls_reach_the_context(make: Make) -> None:
+    """A tool begins and returns, and the next call is announced. Strange and unknown ones change nothing."""
+    h = make("next-use", blocks=40)
+    call(h, "a1", prompt_of(1, 64), "a")
+    (context,) = h.scheduler._kv_order.retention.tree.contexts_of(h.scheduler._table.view("a"))
+    started_s = h.clock()
+    start_tool(h, "a", "search")
+    assert (context.tool, context.since_s) == ("search", started_s)
+    h.clock.advance(5.0)
+    happened(h, "tool_ended", "a", "search", 4.5)
+    assert (context.tool, context.since_s) == (None, started_s + 5.0)
+    assert list(h.scheduler._kv_order.retention.tool_times.of("search")._latest) == [4.5]
+    happened(h, "prefetch", "a")
+    assert context.soon_s == started_s + 5.0
+    for kind, program in (("prefetch", "unknown"), ("tool_ended", "a"), ("nonsense", "a")):
+        happened(h, kind, program)
+
+
+def test_a_request_says_the_same_for_its_program(make: Make) -> None:
+    """A client of a server names the tool that it has run and the one that it runs next, or announces its next call."""
+    h = make("next-use", blocks=40)
+    h.add("a1", prompt=prompt_of(1, 64), max_tokens=1, program_id="a", tool_started="search", prefetch=1)
+    h.run()
+    retention = h.scheduler._kv_order.retention
+    (context,) = retention.tree.contexts_of(h.scheduler._table.view("a"))
+    assert (context.tool, context.soon_s) == ("search", context.used_s)
+    h.clock.advance(5.0)
+    call_again = [*prompt_of(1, 64), 7]
+    h.add("a2", prompt=call_again, max_tokens=1, program_id="a")
+    h.run()
+    h.clock.advance(3.0)
+    h.add("a3", prompt=[*call_again, 7], max_tokens=1, program_id="a", tool_ended="run")
+    h.run()
+    assert [round(*retention.tool_times.of(tool)._latest, 1) for tool in ("search", "run")] == [5.0, 3.0]
 
 
 def _fill(h: Any) -> Any:

@@ -137,8 +137,9 @@ def test_a_malformed_field_is_refused_on_every_route(path: str, request_: dict[s
 
 
 def test_ids_get_the_scope_of_the_key() -> None:
-    """Whatever names a program, a session or a tenant reaches the scheduler with a digest of the key before it."""
-    ids = {"program_id": "p", "session_id": "s", "tenant": "t"}
+    """Whatever names a program, a session or a tenant reaches the scheduler with a digest of the key before it, and so
+    does a tool, whose times one client could otherwise falsify for others."""
+    ids = {"program_id": "p", "session_id": "s", "tenant": "t", "tool_started": "search", "tool_ended": "run"}
     others = {"call_id": "c", "thread_id": "h", "parents": ["c0"], "program_name": "agent", "program_end": 1}
     scoped = {name: f"{SCOPE}/{value}" for name, value in ids.items()}
     exchange = sending(
