@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from weft.core.kv_cache.eviction_order import Group, group_of
 from weft.core.kv_cache.fetch_ahead import Expected, contexts_to_fetch
 from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
+from weft.core.policies.step_costs import StepCosts
 from weft.core.prediction import Reuse, ToolTimes, Waits
 from weft.core.prediction.tool_times import pause_name
 from weft.core.sim.calls import SimCall, SimProgram
@@ -313,4 +314,6 @@ def kv_cache(settings: SimSettings, counts: Counts) -> KvCache:
     host = None
     if settings.host_kv_tokens:
         host = HostTier(settings.host_kv_tokens, settings.swap_token_s, counts)
-    return KeptKv(capacity, config.make(), settings.timing.prefill_token_s, host)
+    # Steps that are all alike do not tell the speed. An engine then assumes the default, too.
+    prefill_token_s = settings.timing.prefill_token_s or StepCosts().prefill_token_s
+    return KeptKv(capacity, config.make(), prefill_token_s, host)

@@ -12,8 +12,8 @@ import pytest
 from background import CommandResult, script
 
 OPTIONS = (
-    "chat --programs 10 --scale 0.03 --rates 3 --closed --rounds 2 --seed 5 --baselines stock-fcfs,atlas,stock-again "
-    "--batch-size 2 --kv-tokens 600"
+    "chat --programs 10 --scale 0.03 --rates 3 --closed --rounds 2 --seed 5 --batch-size 2 --kv-tokens 600 "
+    "--baselines stock-fcfs,atlas,stock-again,atlas+next-use"
 )
 LOADS = ("3", "closed")
 
@@ -68,7 +68,7 @@ def test_the_files_of_a_session(out: Path) -> None:
     assert (found["settings"]["seed"], found["settings"]["kv_tokens"]) == (5, 576)
     assert [(each["load"], each["number"]) for each in found["rounds"]] == [(n, k) for n in LOADS for k in (0, 1)]
     for each in found["rounds"]:
-        assert list(each["measurements"]) == ["stock-fcfs", "atlas", "stock-again"]
+        assert list(each["measurements"]) == ["stock-fcfs", "atlas", "stock-again", "atlas+next-use"]
         for measurement in each["measurements"].values():
             assert {program["program"] for program in measurement["programs"]} == {f"p{n}" for n in range(10)}
             assert all(program["steps"] >= program["unloaded_steps"] > 0 for program in measurement["programs"])
@@ -91,7 +91,21 @@ def test_the_baselines_serve_the_same_programs(out: Path) -> None:
     assert repeatable(first["stock-fcfs"]) == repeatable(first["stock-again"])
     assert repeatable(first["stock-fcfs"])[2] != repeatable(first["atlas"])[2]
     tokens = [{each["program"]: each["tokens"] for each in found["programs"]} for found in first.values()]
-    assert tokens[0] == tokens[1] == tokens[2]
+    assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
+
+
+def test_tokens_that_a_program_computes_again_are_counted(out: Path) -> None:
+    """What an earlier call of the same program had computed counts, whatever the scheduler. A KV policy that knows when
+    contexts are used next computes fewer of them again."""
+    counts = {}
+    for each in results(out)["rounds"]:
+        for name, measurement in each["measurements"].items():
+            found = counts.setdefault(name, {"recomputed_tokens": 0, "computed_tokens": 0})
+            for key in found:
+                found[key] += measurement["counts"][key]
+    again = {name: found["recomputed_tokens"] for name, found in counts.items()}
+    assert again["stock-fcfs"] > 0
+    assert again["atlas+next-use"] < again["atlas"] < counts["atlas"]["computed_tokens"]
 
 
 def test_the_simulator_agrees(out: Path) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from weft.bench.baselines import BASELINES, DEFAULT_BASELINES
+from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, baseline_of, with_kv_policies
 from weft.bench.load import AS_RECORDED, CLOSED
 from weft.bench.settings import BenchSettings, loads
 from weft.core.errors import BenchError
+from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import POLICIES
 from weft.core.sim import TraceCall, TraceProgram
 from weft.core.trace.format import write
@@ -27,10 +28,23 @@ def test_every_policy_is_a_baseline() -> None:
     assert set(DEFAULT_BASELINES) <= set(BASELINES)
 
 
+def test_every_weft_baseline_takes_kv_policies() -> None:
+    """`--kv-policy` makes one baseline of each of Weft's schedulers and each KV policy. vLLM's own schedulers, and
+    names that have a KV policy already, stay as they are."""
+    names = with_kv_policies(["stock-fcfs", "atlas", "fcfs+lru"], ["ttl", "next-use"])
+    assert names == ("stock-fcfs", "atlas+ttl", "atlas+next-use", "fcfs+lru")
+    assert with_kv_policies(["stock-fcfs", "atlas"], []) == ("stock-fcfs", "atlas")
+    found = baseline_of("atlas+next-use")
+    assert (found.simulated, found.kv_policy) == (BASELINES["atlas"].policy, KvPolicyConfig("next-use"))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"baselines": ("stock-fcfs", "best")}, "no baseline 'best'"),
+        ({"baselines": ("atlas+belady",)}, "no KV policy 'belady'"),
+        ({"baselines": ("stock-fcfs+lru",)}, "takes no KV policy; take fcfs\\+lru"),
+        ({"baselines": ()}, "no baseline to compare"),
         ({"baselines": ("atlas", "atlas")}, "named twice"),
         ({"scale": 0.0}, "--scale is 0"),
         ({"programs": 0}, "--programs is 0"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from weft.core.errors import BenchError
+from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import POLICIES, PolicyConfig
 
 
@@ -17,6 +18,7 @@ class Baseline:
     stock: Literal["fcfs", "priority"] | None = None  # vLLM's `scheduling_policy`
     policy: PolicyConfig | None = None
     swaps: bool = False  # The KV of every preempted call is swapped to host memory; otherwise it is computed again.
+    kv_policy: KvPolicyConfig | None = None  # What is evicted next; None: as the policy says.
 
     @property
     def simulated(self) -> PolicyConfig:
@@ -37,15 +39,55 @@ BASELINES: Final[dict[str, Baseline]] = {
 DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "mlfq", "plas", "atlas", "auto")
 
 
+_WITH: Final = "+"  # between a baseline and its KV policy, as in atlas+next-use
+
+
+def baseline_of(name: str) -> Baseline:
+    """A baseline by its name, with the KV policy that the name may end with: `atlas`, or `atlas+next-use`.
+
+    Raises:
+        BenchError: there is no such baseline or KV policy, or vLLM's own scheduler is to have a KV policy.
+    """
+    scheduler, plus, kv_policy = name.partition(_WITH)
+    baseline = BASELINES.get(scheduler)
+    if baseline is None:
+        raise BenchError(f"there is no baseline {scheduler!r}; choose from {', '.join(BASELINES)}.")
+    if not plus:
+        return baseline
+    if kv_policy not in KV_POLICIES:
+        raise BenchError(f"there is no KV policy {kv_policy!r}; choose from {', '.join(KV_POLICIES)}.")
+    if baseline.policy is None:
+        raise BenchError(f"{scheduler} is vLLM's own scheduler, which takes no KV policy; take fcfs{_WITH}{kv_policy}.")
+    return replace(baseline, kv_policy=KvPolicyConfig(kv_policy))
+
+
+def with_kv_policies(names: Sequence[str], kv_policies: Sequence[str]) -> tuple[str, ...]:
+    """The baselines with each of these KV policies; those of vLLM's own scheduler, and others without any, as they are.
+
+    Raises:
+        BenchError: there is no such baseline or KV policy.
+    """
+    return tuple(
+        each
+        for name in names
+        for each in (
+            [f"{name}{_WITH}{kv_policy}" for kv_policy in kv_policies]
+            if kv_policies and _WITH not in name and baseline_of(name).policy is not None
+            else [name]
+        )
+    )
+
+
 def check_baselines(names: Sequence[str]) -> None:
     """Check that these baselines can be compared.
 
     Raises:
         BenchError: there is no name, a name is unknown, or a name occurs twice.
     """
-    unknown = [name for name in names if name not in BASELINES]
-    if unknown or not names:
-        raise BenchError(f"there is no baseline {', '.join(unknown)!r}; choose from {', '.join(BASELINES)}.")
+    if not names:
+        raise BenchError(f"there is no baseline to compare; choose from {', '.join(BASELINES)}.")
+    for name in names:
+        baseline_of(name)
     if len(set(names)) < len(names):
         raise BenchError(
             f"--baselines is {','.join(names)}, in which a baseline is named twice; name each once (stock-again "

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from weft.bench.baselines import BASELINES
+from weft.bench.baselines import baseline_of
 from weft.bench.in_process import run_in_this_process
 from weft.bench.load import CLOSED, RoundPrograms
 from weft.bench.prompts import Prompts
@@ -50,7 +50,7 @@ class BaselineEngines:
         self._engines: dict[str, Stepper] = {}
         for name in settings.baselines:
             self._engines[name] = Stepper(
-                model, BASELINES[name], capacity, self._max_call_tokens, counts_steps=settings.clock == "steps"
+                model, baseline_of(name), capacity, self._max_call_tokens, counts_steps=settings.clock == "steps"
             )
             on_start()
         warm_up = replace(settings, programs=_WARM_UP_PROGRAMS)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from weft.bench.clock import Clock
 from weft.bench.records import Counts
+from weft.bench.settings import BLOCK_TOKENS
 from weft.core.policies import Policy
 from weft.core.sim.step_time import StepSample
 from weft.engine.vllm_compat.names import Request, SchedulerOutput
@@ -24,9 +25,10 @@ class Meter:
         self.counts = Counts()
         self.samples: list[StepSample] = []
         self._computed: dict[str, int] = {}  # by request: the most tokens that it has had in the KV cache
+        self._blocks: dict[str, set[Any]] = {}  # by program: the hashes of the blocks that it has had in the KV cache
         self._step: tuple[int, int, int] | None = None  # decode, prefill and context tokens of the step under way
 
-    def note_scheduled(self, output: SchedulerOutput, schedule_s: float) -> None:
+    def note_scheduled(self, output: SchedulerOutput, requests: Mapping[str, Request], schedule_s: float) -> None:
         """A step has been scheduled, in so many seconds."""
         counts = self.counts
         counts.schedule_s += schedule_s
@@ -42,7 +44,7 @@ class Meter:
             tokens = output.num_scheduled_tokens[request_id]
             before = self._computed.get(request_id, 0)
             counts.computed_tokens += tokens
-            counts.recomputed_tokens += max(0, min(before, present + tokens) - present)
+            counts.recomputed_tokens += self._recomputed(requests[request_id], present, tokens)
             self._computed[request_id] = max(before, present + tokens)
             if tokens == 1:
                 decode += 1
@@ -52,6 +54,23 @@ class Meter:
                 context += present
         counts.steps += 1
         self._step = decode, prefill, context
+
+    def _recomputed(self, request: Request, present: int, tokens: int) -> int:
+        """How many of the tokens that a step computes for a request, after those present, its program had computed
+        before: the request itself, or in full blocks another one. vLLM shares full blocks only.
+        """
+        program = request.request_id.partition("-")[0]
+        known, hashes = self._blocks.setdefault(program, set()), request.block_hashes
+        ends = present + tokens
+        own = min(max(self._computed.get(request.request_id, 0), present), ends)
+        found = own - present
+        for number in range(present // BLOCK_TOKENS, min(-(-ends // BLOCK_TOKENS), len(hashes))):
+            begin, end = number * BLOCK_TOKENS, (number + 1) * BLOCK_TOKENS
+            if hashes[number] in known:
+                found += max(0, min(end, ends) - max(begin, own))
+            elif end <= ends:
+                known.add(hashes[number])
+        return found
 
     def note_updated(self, update_s: float) -> None:
         """The scheduler has processed a step's output, in so many seconds."""
@@ -88,7 +107,7 @@ def metered(base: Any, meter: Meter, clock: Clock, *, is_weft: bool) -> Any:
         def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
             began_s = time.perf_counter()
             output = super().schedule(*args, **kwargs)
-            meter.note_scheduled(output, time.perf_counter() - began_s)
+            meter.note_scheduled(output, self.requests, time.perf_counter() - began_s)
             clock.note_scheduled()
             return output
 

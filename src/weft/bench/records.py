@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from weft.core.sim.step_time import StepSample
 
-FORMAT: Final = 2  # version of the journal and of results.json
+FORMAT: Final = 3  # version of the journal and of results.json
 
 
 class Outcome(NamedTuple):
@@ -33,7 +33,7 @@ class Counts:
     prompt_tokens: int = 0  # prompt tokens of all calls, counted when a call starts for the first time
     cached_tokens: int = 0  # the part of `prompt_tokens` that was found in the prefix cache
     computed_tokens: int = 0  # all tokens that the steps computed
-    recomputed_tokens: int = 0  # the part of `computed_tokens` that the same call had computed before
+    recomputed_tokens: int = 0  # the part of `computed_tokens` that the same program had computed before
     swapped_tokens: int = 0  # tokens whose KV came back from host memory
     preemptions: int = 0
 

@@ -30,7 +30,8 @@ class EngineCall(NamedTuple):
 class SteppedEngine(Protocol):
     """What a replay needs of an engine, such as `weft.bench.stepper.Stepper`.
 
-    `is_program_aware` says whether calls carry their program's header, and whether `end_program` is called.
+    `is_program_aware` says whether calls carry their program's header, and whether `start_tool` and `end_program` are
+    called.
     """
 
     clock: Clock
@@ -39,6 +40,8 @@ class SteppedEngine(Protocol):
     def activate(self) -> None: ...
 
     def send(self, call: EngineCall, extra_args: dict[str, Any] | None) -> None: ...
+
+    def start_tool(self, program_id: ProgramId, tool: str) -> None: ...
 
     def end_program(self, program_id: ProgramId) -> None: ...
 
@@ -178,7 +181,11 @@ class Replay:
         program.calls_left -= 1
         if not program.calls_left:
             self._end_program(index)
-        for child in program.children.get(call_id, ()):
+        children = program.children.get(call_id, ())
+        tool = next((program.calls[child].tool for child in children), None)
+        if tool and self._engine.is_program_aware:
+            self._engine.start_tool(_program_id(index), tool)
+        for child in children:
             program.missing_parents[child] -= 1
             if not program.missing_parents[child]:
                 self._send_after_gap(index, program.calls[child], clock.now_s)

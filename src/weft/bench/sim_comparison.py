@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from weft.bench.baselines import BASELINES
+from weft.bench.baselines import Baseline, baseline_of
 from weft.bench.clock import STEP_S
 from weft.bench.measures import Figures, figure, summarise
 from weft.bench.records import Round
@@ -76,15 +76,14 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
         step_time = fit_step_time([round_])
         programs = programs_of_round(settings, round_.load, round_.number, round_.max_call_tokens).programs
         for name, measurement in round_.measurements.items():
-            baseline = BASELINES[name]
-            simulated_s, figures = _simulate(settings, programs, baseline.simulated, step_time, swaps=baseline.swaps)
+            simulated_s, figures = _simulate(settings, programs, baseline_of(name), step_time)
             engine_s = statistics.fmean(program.seconds for program in measurement.programs)
             engine_steps = statistics.fmean(program.steps for program in measurement.programs)
             comparisons.append(
                 SimComparison(round_.load, round_.number, name, engine_s, simulated_s, engine_steps, figures)
             )
             advance()
-        simulated_s, figures = _simulate(settings, programs, PolicyConfig("srpt"), step_time)
+        simulated_s, figures = _simulate(settings, programs, Baseline(policy=PolicyConfig("srpt")), step_time)
         comparisons.append(SimComparison(round_.load, round_.number, "srpt", None, simulated_s, None, figures))
         advance()
     return comparisons
@@ -93,10 +92,8 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
 def _simulate(
     settings: BenchSettings,
     programs: Sequence[TraceProgram],
-    policy: PolicyConfig,
+    baseline: Baseline,
     step_time: StepTime,
-    *,
-    swaps: bool = False,
 ) -> tuple[float, Figures | None]:
     """Simulate a round.
 
@@ -111,11 +108,12 @@ def _simulate(
     result = simulate(
         [_share_whole_blocks(program) for program in programs],
         SimSettings(
-            policy=policy,
+            policy=baseline.simulated,
             batch_size=settings.batch_size,
             kv_tokens=settings.kv_capacity_tokens,
             chunk_tokens=settings.chunk_tokens,
-            preemption="swap" if swaps else "recompute",
+            preemption="swap" if baseline.swaps else "recompute",
+            kv_policy=baseline.kv_policy,
             step_time=EQUAL_STEPS if by_steps else step_time,
         ),
         batches=by_steps,

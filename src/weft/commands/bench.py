@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from weft.bench.baselines import BASELINES, DEFAULT_BASELINES
+from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, with_kv_policies
 from weft.commands.progress import BenchProgress
 from weft.core.errors import BenchError
+from weft.core.kv_cache.policies import KV_POLICIES
 
 
 def bench(  # noqa: PLR0917  typer reads options off the signature
@@ -35,6 +36,13 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
             f"{', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}.",
         ),
     ] = ",".join(DEFAULT_BASELINES),
+    kv_policy: Annotated[
+        str,
+        typer.Option(
+            help=f"KV policies, with each of which Weft's schedulers are compared: {', '.join(KV_POLICIES)}. A "
+            "baseline's own is atlas+next-use."
+        ),
+    ] = "",
     batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 8,
     kv_tokens: Annotated[
         int | None, typer.Option(help="Tokens that an engine's KV cache holds (default: 4096 a call, times --scale).")
@@ -61,7 +69,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         programs=programs,
         seed=seed,
         scale=scale,
-        baselines=tuple(name.strip() for name in baselines.split(",")),
+        baselines=with_kv_policies(_names(baselines), _names(kv_policy)),
         batch_size=batch_size,
         kv_tokens=kv_tokens,
         clock=clock,
@@ -78,6 +86,10 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         progress.begin("simulating", len(replayed) * (len(settings.baselines) + 1))
         path = report.write(settings, replayed, out, progress.advance)
     typer.echo(path)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _numbers(text: str | None) -> list[float]:
