@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -154,13 +154,15 @@ class EvictionOrder:
 
     def rank_of(self, leaf: Leaf, now_s: float) -> Rank:
         """The rank of a leaf: that of its best owners."""
-        policy, memory, depth = self._policy, self.memory, -leaf.block.depth
-        if not leaf.contexts:
-            group = Group.LEFT if leaf.is_common or not policy.evicts_ended_first else Group.ENDED
-            return Rank(group, policy.worth_of_nobody(leaf.used_s, memory, now_s), depth)
-        group = max(group_of(context, now_s) for context in leaf.contexts)
-        worths = (policy.worth(each, memory, now_s) for each in leaf.contexts if group_of(each, now_s) == group)
-        return Rank(group, policy.worth_together(worths), depth)
+        return rank_of(
+            self._policy,
+            self.memory,
+            leaf.contexts,
+            now_s,
+            used_s=leaf.used_s,
+            is_common=leaf.is_common,
+            depth=leaf.block.depth,
+        )
 
     def _expire(self, now_s: float) -> None:
         """Rank again what was held until now."""
@@ -168,6 +170,35 @@ class EvictionOrder:
             entry = heapq.heappop(self._expiries)
             if _is_current(entry):
                 self.rank(entry[-1], now_s)
+
+
+def rank_of(
+    policy: KvPolicy,
+    memory: Memory,
+    contexts: Collection[Context],
+    now_s: float,
+    *,
+    used_s: float,
+    is_common: bool,
+    depth: int,
+) -> Rank:
+    """The rank of what can be evicted: that of its best owners.
+
+    Args:
+        policy: Compares contexts.
+        memory: The engine's memory.
+        contexts: Those that end there.
+        now_s: The time.
+        used_s: When it was last used.
+        is_common: Several programs have used it.
+        depth: What lies before it in its context.
+    """
+    if not contexts:
+        group = Group.LEFT if is_common or not policy.evicts_ended_first else Group.ENDED
+        return Rank(group, policy.worth_of_nobody(used_s, memory, now_s), -depth)
+    group = max(group_of(context, now_s) for context in contexts)
+    worths = (policy.worth(each, memory, now_s) for each in contexts if group_of(each, now_s) == group)
+    return Rank(group, policy.worth_together(worths), -depth)
 
 
 def group_of(context: Context, now_s: float) -> Group:

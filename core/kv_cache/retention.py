@@ -11,13 +11,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from weft.core.kv_cache.contexts import Contexts
 from weft.core.kv_cache.eviction_order import EvictionOrder
-from weft.core.kv_cache.policies import LEAVE, MOST_HOLD_S, Action, Context, KvPolicy, Memory
+from weft.core.kv_cache.policies import MOST_HOLD_S, Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
-from weft.core.prediction import Reuse, TimeEstimate, ToolTimes, Waits
-from weft.core.prediction.names import SamplesByName
-from weft.core.prediction.samples import Samples
-from weft.core.prediction.tool_times import pause_name
+from weft.core.prediction import TimeEstimate
 
 _MOST_PROGRAMS: Final = 100_000  # that never ended
 _MOST_TOOLS: Final = 64  # of a program at once
@@ -44,7 +42,7 @@ class RunningCall:
     block: Block | None  # the last of its chain
 
 
-class Retention:
+class Retention(Contexts):
     """Keeps, leaves or spills the contexts of programs, and says which blocks are evicted next.
 
     Args:
@@ -61,24 +59,10 @@ class Retention:
         memory: Memory,
         order: Callable[[KvPolicy, PrefixTree, Memory], EvictionOrder] = EvictionOrder,
     ) -> None:
-        self.policy = policy
+        super().__init__(policy, memory)
         self.tree = PrefixTree(block_tokens)
         self.order = order(policy, self.tree, memory)
-        self.tool_times = ToolTimes()
-        self._delay_of_all = Samples(median=0.1)
-        self._delays = SamplesByName(self._delay_of_all)  # by program: from a tool's end to the next call
-        self.reuse = Reuse()
-        self._new_tokens_of_all = Samples(median=100.0)
-        self._new_tokens = SamplesByName(self._new_tokens_of_all)  # by tool: of the next prompt
-        self._waits = Waits()
-        self.held_tokens = 0  # of contexts that are held, without those that programs share
-        self._held: dict[Context, int] = {}
         self._programs: OrderedDict[Hashable, _Program] = OrderedDict()
-
-    @property
-    def memory(self) -> Memory:
-        """The engine's memory, as last told."""
-        return self.order.memory
 
     def call_arrived(
         self, program: Hashable, chain: Sequence[Hashable], now_s: float, *, tool: str | None = None
@@ -97,19 +81,9 @@ class Retention:
         context = found[0] if found else row.last if row is not None else None
         if context is None or context.called_s is not None or (context.tokens and not found):
             return  # it is the first call, one of several side by side, or a branch of its own
-        context.called_s = now_s
         if context.since_s is None and tool is not None:
             context.tool = tool
-        if context.since_s is not None and context.tool is None:
-            self._delay_of_all.observe(context.elapsed_s(now_s))
-            self._delays.observe(context.name, context.elapsed_s(now_s))
-        else:
-            self.tool_times.observe(pause_name(context.tool, context.name), context.elapsed_s(now_s))
-        new_tokens = (len(chain) - hit) * self.tree.block_tokens
-        self._new_tokens_of_all.observe(new_tokens)
-        self._new_tokens.observe(pause_name(context.tool, context.name), new_tokens)
-        self.reuse.observe(context.name, context.age, continued=True)
-        self._decide(context, now_s)
+        self._continued(context, (len(chain) - hit) * self.tree.block_tokens, now_s)
 
     def call_cancelled(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> None:
         """A call that has arrived will not run. Its context waits for another one."""
@@ -130,7 +104,6 @@ class Retention:
             now_s: The time.
             waited_s: How long it has waited in the queue.
         """
-        self._waits.observe(now_s, waited_s)
         row = self._programs.setdefault(program, _Program(name))
         self._programs.move_to_end(program)
         if len(self._programs) > _MOST_PROGRAMS:
@@ -138,9 +111,7 @@ class Retention:
         row.name = name
         block = self.tree.extend(program, chain, now_s)
         self.tree.pin(block)
-        for context in self.tree.contexts_of(program):
-            context.age += 1
-            context.chance = self.reuse.chance(name, context.age)
+        self._began(self.tree.contexts_of(program), name, waited_s, now_s)
         return RunningCall(program, name, block)
 
     def call_grew(self, call: RunningCall, chain: Sequence[Hashable], now_s: float) -> None:
@@ -171,10 +142,7 @@ class Retention:
         if call.program not in self._programs:
             self._rank(block, now_s)
             return None
-        name = pause_name(tool, call.name)
-        context = Context(call.program, call.name, now_s, pause or self.tool_times.of(name), tool=tool)
-        context.chance = self.reuse.chance(call.name, 0)
-        context.new_tokens = self._expected_tokens(name)
+        context = self._left(call.program, call.name, now_s, tool, pause)
         for each in self.tree.contexts_on(call.program, block):
             self._hold(each, 0)
         self.tree.end_context(context, block)
@@ -262,9 +230,7 @@ class Retention:
         """No call of a program will come."""
         self._programs.pop(program, None)
         for context in self.tree.contexts_of(program):
-            if context.called_s is None:
-                self.reuse.observe(context.name, context.age, continued=False)
-            self._hold(context, 0)
+            self._given_up(context)
             block = self.tree.drop_context(context)
             if block is not None:
                 self._rank(block, now_s)
@@ -324,8 +290,8 @@ class Retention:
                     self.block_evicted(each.key, now_s)
 
     def observe_memory(self, memory: Memory) -> None:
-        """The memory has changed. Decisions from now on go by it. O(1), for each step."""
-        self.order.memory = memory._replace(wait_s=self._waits.wait_s)
+        super().observe_memory(memory)
+        self.order.memory = self.memory
 
     def observe_queue(self, programs: Iterable[Hashable], now_s: float) -> None:
         """The queue's order has changed. O(n) for n waiting calls; call it before `epoch`.
@@ -340,7 +306,7 @@ class Retention:
         for program, turn in first.items():
             for context in self.tree.contexts_of(program):
                 if context.called_s is not None:
-                    context.turn_s = now_s + turn * self._waits.turn_s
+                    self._has_turn(context, turn, now_s)
 
     def check_integrity(self) -> None:
         """Assert that the counts agree, and that only open programs have contexts. For tests.
@@ -355,22 +321,13 @@ class Retention:
         if not self.tree.programs <= self._programs.keys():
             raise AssertionError("a program that has ended has a context")
 
-    def _expected_tokens(self, name: str) -> float:
-        return (self._new_tokens.get(name) or self._new_tokens_of_all).mean_s
+    def _own_tokens(self, context: Context) -> int | None:
+        return self.tree.own_tokens(context) if self.tree.end_of(context) is not None else None
 
-    def _decide(self, context: Context, now_s: float) -> None:
-        context.decision = self.policy.decide(context, self.memory, now_s) if self.policy.decides else LEAVE
+    def _decided(self, context: Context, now_s: float) -> None:
         block = self.tree.end_of(context)
         if block is not None:
-            self._hold(context, self.tree.own_tokens(context))
             self._rank(block, now_s)
-
-    def _hold(self, context: Context, own_tokens: int) -> None:
-        """Count what is held. Holds that expire or are evicted leave the count in the next epoch."""
-        held = own_tokens if context.decision.action is Action.KEEP else 0
-        self.held_tokens += held - self._held.pop(context, 0)
-        if held:
-            self._held[context] = held
 
     def _rank(self, block: Block, now_s: float) -> None:
         if block.is_leaf:

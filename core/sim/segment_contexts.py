@@ -1,0 +1,184 @@
+"""The contexts that programs leave in a simulated KV cache, and the order in which its segments are evicted.
+
+What is expected and decided is the same as in engines (`weft.core.kv_cache.contexts`). Here contexts lie in segments,
+and the trace says which of them a call continues.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from typing import Final, Protocol
+
+from weft.core.kv_cache.contexts import Contexts
+from weft.core.kv_cache.eviction_order import Rank, rank_of
+from weft.core.kv_cache.policies import Context, KvPolicy, Memory
+from weft.core.sim.calls import SimCall, SimProgram
+from weft.core.sim.kv import Segment
+
+_EPOCH_S: Final = 1.0
+
+
+class Keeper(Protocol):
+    """The KV cache with the segments."""
+
+    def memory(self) -> Memory:
+        """What the memory is like now."""
+
+    def decided(self, context: Context) -> None:
+        """A context was decided again."""
+
+    def given_up(self, context: Context) -> None:
+        """Nobody needs a context any more."""
+
+
+class SegmentContexts(Contexts):
+    """Contexts in segments.
+
+    Args:
+        policy: A policy of its own.
+        memory: The memory at first.
+        keeper: Where the segments are.
+    """
+
+    def __init__(self, policy: KvPolicy, memory: Memory, keeper: Keeper) -> None:
+        super().__init__(policy, memory)
+        self.call_of: dict[Context, SimCall] = {}  # that left it
+        self._keeper = keeper
+        self._contexts: dict[Hashable, dict[int, Context]] = {}  # of each program, by the call that left it
+        self._where: dict[Context, Segment] = {}
+        self._inside: dict[Segment, dict[Context, None]] = {}  # the contexts that end in a segment
+        self._used_s: dict[Segment, float] = {}  # of segments without contexts: when they were last used
+        self._epoch_s = -math.inf
+
+    def refresh(self) -> Memory:
+        """The memory as it is now."""
+        self.observe_memory(self._keeper.memory())
+        return self.memory
+
+    def tick(self, now_s: float) -> None:
+        """In each epoch all contexts are decided again."""
+        if now_s >= self._epoch_s + _EPOCH_S and self.policy.decides:
+            self._epoch_s = now_s
+            for context in self._where:
+                self._decide(context, now_s)
+
+    # -- calls and programs
+
+    def needed_by(self, call: SimCall) -> Context | None:
+        """The context that a call continues: what it left when it was preempted, or that of its first parent."""
+        mine = self._contexts.get(call.owner.number)
+        if mine is None or call.index in mine:
+            return mine[call.index] if mine else None
+        parents = call.spec.parents
+        return mine.get(call.owner.index_of[parents[0]]) if parents else None
+
+    def call_arrived(self, call: SimCall, now_s: float) -> None:
+        """A call has arrived, and needs the context of its first parent."""
+        context = self.needed_by(call)
+        if context is not None and context.called_s is None:
+            self._continued(context, call.spec.prompt_tokens - call.spec.shared_prefix_tokens, now_s)
+
+    def call_began(self, call: SimCall, waited_s: float, now_s: float) -> None:
+        """A call starts to run for the first time."""
+        mine = self._contexts.get(call.owner.number, {})
+        self._began(mine.values(), call.owner.view.name, waited_s, now_s)
+
+    def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
+        """These calls wait, the one that starts next first."""
+        for turn, call in enumerate(calls):
+            context = self.needed_by(call)
+            if context is not None:
+                self._has_turn(context, turn, now_s)
+
+    def call_left(self, call: SimCall, segment: Segment, called_s: float | None, now_s: float) -> None:
+        """A call has ended, or is preempted and waits since `called_s`. What it leaves takes the place of its first
+        parent's context."""
+        owner, spec = call.owner, call.spec
+        mine = self._contexts.setdefault(owner.number, {})
+        if spec.parents:
+            self._drop(mine.pop(owner.index_of[spec.parents[0]], None))
+        tool = next((owner.spec.calls[child].tool for child in owner.children[call.index]), None)
+        context = self._left(owner.number, owner.view.name, now_s, tool)
+        context.new_tokens = 0.0  # XXX identity
+        context.called_s, context.tokens = called_s, call.context_tokens
+        self._drop(mine.get(call.index))
+        mine[call.index] = context
+        self.call_of[context] = call
+        self.put(context, segment)
+        self._decide(context, now_s)
+
+    def program_ended(self, program: SimProgram) -> None:
+        """No call of a program will come."""
+        for context in self._contexts.pop(program.number, {}).values():
+            self._given_up(context)
+            self._drop(context)
+
+    def _drop(self, context: Context | None) -> None:
+        if context is not None:
+            self._keeper.given_up(context)
+            self._hold(context, 0)
+            self.call_of.pop(context, None)
+            self._leave_segment(context)
+
+    # -- segments
+
+    def put(self, context: Context, segment: Segment) -> None:
+        """A context ends in this segment, and not where it ended before."""
+        self._leave_segment(context)
+        self._where[context] = segment
+        self._inside.setdefault(segment, {})[context] = None
+        context.tokens = segment.end
+
+    def used(self, segment: Segment, now_s: float) -> None:
+        """A call has used a segment."""
+        self._used_s[segment] = now_s
+
+    def segment_dropped(self, segment: Segment) -> None:
+        """A segment was evicted. What ended in it ends in its parent."""
+        parent = segment.parent
+        for context in self._inside.pop(segment, {}):
+            del self._where[context]
+            context.tokens = 0
+            if parent is not None:
+                self.put(context, parent)
+            else:
+                self._hold(context, 0)
+        used_s = self._used_s.pop(segment, 0.0)
+        if parent is not None:
+            self._used_s[parent] = max(self._used_s.get(parent, 0.0), used_s)
+
+    def rank(self, leaf: Segment, now_s: float) -> Rank:
+        """The place of a segment in the order of eviction."""
+        return rank_of(
+            self.policy,
+            self.memory,
+            self._inside.get(leaf, ()),
+            now_s,
+            used_s=self._used_s.get(leaf, 0.0),
+            is_common=isinstance(leaf.key, tuple) and leaf.key[0] == "name",
+            depth=leaf.end,
+        )
+
+    def _leave_segment(self, context: Context) -> None:
+        segment = self._where.pop(context, None)
+        if segment is not None:
+            del self._inside[segment][context]
+            if not self._inside[segment]:
+                del self._inside[segment]
+
+    def is_cached(self, context: Context) -> bool:
+        """Whether the KV cache has something of a context."""
+        return context in self._where
+
+    def _own_tokens(self, context: Context) -> int | None:
+        segment = self._where.get(context)
+        return segment.tokens if segment is not None else None
+
+    def _decide(self, context: Context, now_s: float) -> None:
+        self.refresh()
+        super()._decide(context, now_s)
+
+    def _decided(self, context: Context, now_s: float) -> None:
+        del now_s
+        self._keeper.decided(context)
