@@ -23,7 +23,7 @@ from weft.engine.frontend.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import shut_down
 from weft.engine.processes.tree import ProcessTree
-from weft.engine.vllm_compat.engine_args import VllmArgs
+from weft.engine.vllm_compat.engine_args import VllmArgs, check_engine_args
 
 _engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()  # of this process
 
@@ -98,6 +98,7 @@ class Engine(FrontEnd):
             history=history,
             kv_policy=kv_policy,
         )
+        check_engine_args(engine_args, Engine.__init__)
         check_swap(swap)
         with StartProgress() as progress:
             progress.stage("looking up the model")

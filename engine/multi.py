@@ -34,7 +34,7 @@ from weft.engine.frontend.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.vllm_compat.engine_args import VllmArgs
+from weft.engine.vllm_compat.engine_args import VllmArgs, check_engine_args
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
@@ -144,6 +144,8 @@ class AsyncMultiLLMEngine(FrontEnd):
             history=history,
             kv_policy=kv_policy,
         )
+        for given in (engine_args, *(each.engine_args for each in models)):
+            check_engine_args(given, AsyncMultiLLMEngine.__init__)
         self._swap = check_swap(swap)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
         wanted = [

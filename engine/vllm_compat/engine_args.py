@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any, TypedDict
+
+from weft.core.errors import EngineStartError
 
 
 class VllmArgs(TypedDict, total=False):
@@ -265,3 +270,26 @@ class VllmArgs(TypedDict, total=False):
     weight_transfer_config: Any
     worker_cls: str
     worker_extension_cls: str
+
+
+def check_engine_args(names: Iterable[str], function: Callable[..., Any]) -> None:
+    """Check the names of vLLM's arguments before vLLM is imported, which takes seconds.
+
+    Args:
+        names: The names.
+        function: The function that got them. Its own parameters are among the names that may have been meant.
+
+    Raises:
+        EngineStartError: vLLM has no argument of a name. The message has the name nearest to it.
+    """
+    known = VllmArgs.__annotations__
+    wrong = [name for name in names if name not in known]
+    if not wrong:
+        return
+    meant = [*(name for name in signature(function).parameters if name not in ("self", "engine_args")), *known]
+    near = [(name, difflib.get_close_matches(name[:64], meant, n=1)) for name in wrong]
+    said = ", ".join(f"{name:.80} (did you mean {found[0]}?)" if found else f"{name:.80}" for name, found in near)
+    raise EngineStartError(
+        f"{said}: {'this is no argument' if len(wrong) == 1 else 'these are no arguments'} of the engine or of "
+        "vLLM's AsyncEngineArgs, which lists the further ones."
+    )

@@ -20,6 +20,7 @@ from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, ConfigDict, Field
 
 from weft.engine.frontend.frontend import FrontEnd
+from weft.integrations.arguments import check_engine
 from weft.integrations.langchain.handler import RUN_KWARG, ModelCall, Run, find_handler, run_of
 from weft.integrations.langchain.messages import (
     WholeJsonParser,
@@ -29,7 +30,7 @@ from weft.integrations.langchain.messages import (
     to_chunk,
     to_result,
 )
-from weft.integrations.langchain.parameters import constructor_fields, request_fields
+from weft.integrations.langchain.parameters import check_method, constructor_fields, request_fields
 
 
 class ChatWeft(BaseChatModel):
@@ -69,6 +70,8 @@ class ChatWeft(BaseChatModel):
     if not TYPE_CHECKING:  # type checkers read the fields above
 
         def __init__(self, **fields: Any) -> None:
+            if "engine" in fields:
+                check_engine("ChatWeft", fields["engine"])
             super().__init__(**constructor_fields(fields, type(self).model_fields))
 
     @classmethod
@@ -277,8 +280,10 @@ class ChatWeft(BaseChatModel):
                 schema; "json_mode" enforces JSON of any form.
 
         Raises:
+            InvalidRequestError: There is no such method.
             OutputParsingError: (raised by the returned runnable) `max_tokens` cut off the answer.
         """
+        check_method(method)
         kwargs.pop("strict", None)  # The schema is always enforced.
         is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)  # classes of pydantic 1 included
         json_schema = convert_to_json_schema(schema)

@@ -16,6 +16,7 @@ from weft.core.process_table import CallIdentity, ProgramState
 from weft.core.program import Position, Program, register_adapter, register_surroundings
 from weft.core.program.lineage import Inputs
 from weft.core.routing.admission import check_timeout
+from weft.integrations.arguments import check_program
 from weft.integrations.langchain.messages import Answer, input_content
 from weft.integrations.langchain.places import OpenRuns
 from weft.integrations.langchain.root_runs import RootRuns
@@ -48,12 +49,15 @@ class ProgramCallbackHandler(BaseCallbackHandler):
             session, and a warning says so. None: no limit.
 
     Raises:
+        ArgumentTypeError: `program` is something else.
         InvalidRequestError: `idle_timeout_s` is not above 0.
     """
 
     run_inline = True  # The handler runs at once on the caller's thread, so a parent is known before its children.
 
     def __init__(self, program: Program | None = None, *, idle_timeout_s: float | None = 600.0) -> None:
+        if program is not None:
+            check_program("ProgramCallbackHandler", program)
         self.program = program
         self._open_runs: OpenRuns = (
             program.framework_state("langchain", OpenRuns) if program is not None else OpenRuns()

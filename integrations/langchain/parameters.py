@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from weft.core.errors import InvalidRequestError
 from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
 
 # The names under which LangChain's other chat models take the same fields.
@@ -17,6 +19,7 @@ _ALIASES: Final = {
 _SETTABLE: Final = (CHAT_FIELDS - FILLED_IN) | {"timeout", "timeout_s"} | _ALIASES.keys()
 # Every chat model of LangChain takes these. An engine in the same process needs no key, and `with_retry` repeats calls.
 _WITHOUT_EFFECT: Final = frozenset({"api_key", "max_retries"})
+_METHODS: Final = ("json_schema", "function_calling", "json_mode")  # of `with_structured_output`
 _LANGCHAINS_OWN: Final = frozenset({"stream"})  # LangChain's switch for streaming, which LangChain has obeyed already
 
 
@@ -28,7 +31,8 @@ def constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[s
         own: The names of the model's own fields.
 
     Raises:
-        InvalidRequestError: An argument is neither a field of the model nor of vLLM's chat request.
+        InvalidRequestError: An argument is neither a field of the model nor of vLLM's chat request, or a field is given
+            under two names.
     """
     more = dict(given.get("model_kwargs") or {})
     given = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
@@ -36,6 +40,8 @@ def constructor_fields(given: Mapping[str, Any], own: Collection[str]) -> dict[s
     fields: dict[str, Any] = {}
     for name, value in given.items():
         field = _ALIASES.get(name, name)
+        if field in fields or (field != name and field in given):
+            raise InvalidRequestError(f"{field} is given twice, under two of its names; leave out one of them.")
         (fields if field in own else more)[field] = value
     return {**fields, "model_kwargs": more} if more else fields
 
@@ -55,3 +61,17 @@ def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     if "timeout" in fields:
         fields["timeout_s"] = fields.pop("timeout")
     return fields
+
+
+def check_method(method: str) -> None:
+    """Check the `method` of `with_structured_output`.
+
+    Raises:
+        InvalidRequestError: There is no such method.
+    """
+    if method not in _METHODS:
+        near = difflib.get_close_matches(str(method), _METHODS, n=1)
+        raise InvalidRequestError(
+            f"with_structured_output: method is {method!r:.80}{f' (did you mean {near[0]!r}?)' if near else ''}. "
+            f"Give one of {', '.join(map(repr, _METHODS))}."
+        )

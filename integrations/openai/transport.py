@@ -8,13 +8,15 @@ import functools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import httpx2
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 
 from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError, WeftError
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS, check_fields
 from weft.integrations.arguments import check_engine, check_program
 from weft.integrations.http_errors import error_body
 from weft.integrations.openai.call import Call
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from weft.engine.frontend.frontend import FrontEnd
 
 T = TypeVar("T")
+
+# The SDK's own parameters are known: as other servers of its API do, vLLM ignores those that it has no use for.
+_SDK_FIELDS: Final = CompletionCreateParamsNonStreaming.__required_keys__ | (
+    CompletionCreateParamsNonStreaming.__optional_keys__
+)
+_FIELDS: Final = (CHAT_FIELDS - {"request_id", "session_id"}) | _SDK_FIELDS | {"timeout_s"}
 
 
 class AsyncTransport(httpx2.AsyncBaseTransport):
@@ -77,6 +85,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
             raise InvalidRequestError(f"the chat request is not JSON: {error}") from None
         if not isinstance(body, dict):
             raise InvalidRequestError("the chat request is not a JSON object.")
+        check_fields(body, _FIELDS)
         model = body.get("model")
         if model and model not in self._engine.models:
             raise UnknownModelError(str(model), self._engine.models)

@@ -8,6 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 
+import weft
+from weft.core.errors import EngineStartError
 from weft.engine.vllm_compat.engine_args import VllmArgs
 from weft.engine.vllm_compat.names import AsyncEngineArgs
 
@@ -39,3 +41,21 @@ def test_the_arguments_of_engines_are_vllms() -> None:
         for kind in [written(field.type)]
     }
     assert {name: hint.__forward_arg__ for name, hint in VllmArgs.__annotations__.items()} == expected
+
+
+@pytest.mark.parametrize("kind", [weft.Engine, weft.AsyncMultiLLMEngine])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("polcy", "policy"), ("gpu_memory_utilisation", "gpu_memory_utilization"), ("max_model_length", "max_model_len")],
+)
+def test_a_wrong_argument_is_refused_with_the_nearest_name(kind: Any, name: str, meant: str) -> None:
+    """Weft's parameters and vLLM's are searched, before anything starts."""
+    with pytest.raises(EngineStartError, match=rf"{name} \(did you mean {meant}\?\)"):
+        kind("tiny", **{name: 1})
+
+
+def test_a_wrong_argument_of_one_of_several_models_is_refused() -> None:
+    """A model's own arguments are checked like those for all models."""
+    models = [weft.ServedModel("tiny", engine_args={"dtyp": "float32"})]
+    with pytest.raises(EngineStartError, match="did you mean dtype"):
+        weft.AsyncMultiLLMEngine(models=models)
