@@ -344,6 +344,10 @@ class OrderMachine(RuleBasedStateMachine):
         """What is cached of a context; none of its blocks: nothing, which every chain starts with."""
         return max((key for key in prefixes(context[1]) if key in self.cached), key=len, default="")
 
+    def cut_contexts(self) -> None:
+        """What was evicted is no part of a context any more, also if a later call computes it again."""
+        self.contexts = [(each[0], left, each[2]) for each in self.contexts if (left := self.left_of(each))]
+
     def victim(self) -> str | None:
         """The block of the lowest rank, by the definitions: a block is as good as its best owner."""
         found: tuple[tuple[int, float, int], str] | None = None
@@ -373,7 +377,7 @@ class OrderMachine(RuleBasedStateMachine):
                 del self.cached[victim]
                 evicted.append(victim)
         assert announced == evicted
-        self.contexts = [each for each in self.contexts if self.left_of(each)]
+        self.cut_contexts()
 
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
@@ -383,7 +387,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.kept.block_evicted(key, self.now_s)
         if not any(chain.startswith(key) for _, _, chain in self.running):
             self.cached = {other: what for other, what in self.cached.items() if not other.startswith(key)}
-            self.contexts = [each for each in self.contexts if self.left_of(each)]
+            self.cut_contexts()
 
     @rule()
     def reset(self) -> None:
@@ -391,7 +395,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.cached = {
             key: what for key, what in self.cached.items() if any(chain.startswith(key) for _, _, chain in self.running)
         }
-        self.contexts = [each for each in self.contexts if self.left_of(each)]
+        self.cut_contexts()
 
     @invariant()
     def same(self) -> None:
