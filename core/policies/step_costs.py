@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+FIT_STEPS: Final = 64  # an engine tells its policy what steps cost after every so many steps
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """A step takes fixed_s + decode_token_s * decoded tokens + prefill_token_s * prompt tokens.
 
-    The defaults are those of the simulator, and hold until enough steps have been seen.
+    The defaults are those of the simulator, and hold for the first `FIT_STEPS` steps of an engine.
 
     Args:
         fixed_s: Seconds of any step.

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final, cast
 
-from weft.core.policies import Call, Policy, StepCosts
+from weft.core.policies import Call, Policy
 from weft.core.sim.batch import RunningBatch
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.charges import Charges
 from weft.core.sim.jump import Jump
 from weft.core.sim.kept import kv_cache
+from weft.core.sim.known_costs import KnownCosts
 from weft.core.sim.kv import Segment
 from weft.core.sim.result import Batch, Counts, Execution
 from weft.core.sim.room import SimRoom
@@ -59,8 +60,8 @@ class Replica:
         self._on_batch = on_batch
         self._decide_every = settings.policy.decide_every
         self._plays_each_step = policy.ranks_follow_steps or not jump
-        timing = self._timing = settings.timing
-        policy.use_costs(StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, settings.batch_size))
+        self._timing = settings.timing
+        self._costs = KnownCosts(policy, settings.timing, settings.batch_size)
         policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # else nothing is kept for later
         self._kv = kv_cache(settings, counts)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
@@ -179,6 +180,8 @@ class Replica:
             elif tokens and call.stalled:
                 self._go_on(call, now_s)
         self.jump = self._plan_jump(now_s) if batch.ranks else None
+        if self.jump is not None:
+            self._costs.step_begins(batch.steps, batch.decoding)
         return self.jump
 
     def _plan_jump(self, now_s: float) -> Jump:
@@ -195,6 +198,7 @@ class Replica:
         steps = batch.steps_to_next_event(jump)
         if self._kv.capacity < math.inf:
             steps = min(steps, int(self._kv.available // batch.decoding))
+        steps = int(min(steps, self._costs.steps_to_next(batch.steps)))
         if self._between_decisions:
             steps = min(steps, self._decide_every - batch.steps % self._decide_every)
         change_s = self.policy.next_change_s()

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from weft.core.policies import Policy
 from weft.core.policies.step_cost_fit import StepCostFit
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.step_costs import FIT_STEPS, StepCosts
 from weft.engine.kv_cache.planner import SwapPlanner
 from weft.engine.scheduler.batch import recomputes
 from weft.engine.scheduler.ledger import Entry
 from weft.engine.vllm_compat.names import Request, SchedulerOutput
-
-_FIT_STEPS: Final = 64  # the policy is told of the costs of steps after every so many steps
 
 
 class PromptPart(NamedTuple):
@@ -117,6 +115,6 @@ class StepCharges:
             self._swap.choice.observe_step(total, step_s)
         prompt_tokens = sum(scheduled[request_id] for request_id in step.prompts)
         self._fit.observe(len(scheduled) - len(step.prompts), prompt_tokens, step_s)
-        if self._steps % _FIT_STEPS == 0 and (costs := self._fit.costs()) is not None:
+        if self._steps % FIT_STEPS == 0 and (costs := self._fit.costs()) is not None:
             self.costs = costs
             self._policy.use_costs(costs)

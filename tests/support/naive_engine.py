@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from weft.core.policies import Call, Policy, ProgramView, StepCosts
+from weft.core.policies.step_costs import FIT_STEPS
 from weft.core.process_table import Account, Attained
 from weft.core.sim import ProgramResult, SimSettings, TraceCall, TraceProgram
 
@@ -71,12 +72,11 @@ class NaiveEngine:
 
     def __init__(self, programs: list[TraceProgram], settings: SimSettings, policy: Policy) -> None:
         self.settings, self.policy = settings, policy
-        timing = settings.timing
-        policy.use_costs(StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, settings.batch_size))
         self.token_s, self.decide_every = settings.policy.token_s, settings.policy.decide_every
         self.now = 0.0
         self.steps: list[tuple[float, tuple[str, ...]]] = []
         self.preemptions = 0
+        self.slots = 1
         self.programs = {program.program: program for program in programs}
         self.views = {
             name: ProgramView(name, each.name or "", fingerprint=each.fingerprint)
@@ -188,6 +188,11 @@ class NaiveEngine:
         prefill = sum(tokens[entry] for entry in self.batch if entry.prefill_left)
         step_s = self.settings.timing.step_s(len(decoding), prefill, context)
         self.steps.append((self.now, tuple(sorted(entry.call.key for entry in self.batch))))
+        self.slots = max(self.slots, len(decoding))
+        if len(self.steps) % FIT_STEPS == 0:
+            timing = self.settings.timing
+            costs = StepCosts(timing.fixed_s, timing.decode_token_s, timing.prefill_token_s, self.slots)
+            self.policy.use_costs(costs)
         self._deliver(self.now + step_s, inclusive=False)
         self.now += step_s
         for entry in in_order:
