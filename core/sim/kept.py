@@ -37,10 +37,18 @@ class KeptKv(KvCache):
         policy: A policy of its own.
         prefill_token_s: Seconds to compute a prompt token.
         host: Host memory of its own. None: nothing is spilled.
+        block_tokens: Prefixes are evicted in blocks of so many tokens.
     """
 
-    def __init__(self, capacity: float, policy: KvPolicy, prefill_token_s: float, host: HostTier | None = None) -> None:
-        super().__init__(capacity)
+    def __init__(
+        self,
+        capacity: float,
+        policy: KvPolicy,
+        prefill_token_s: float,
+        host: HostTier | None = None,
+        block_tokens: int = 1,
+    ) -> None:
+        super().__init__(capacity, block_tokens=block_tokens)
         self._prefill_token_s = prefill_token_s
         self._host = host
         self._fetches: dict[Context, _Fetch] = {}  # in the order in which they are done
@@ -213,10 +221,10 @@ def kv_cache(settings: SimSettings, counts: Counts) -> KvCache:
     totals to add copies to."""
     capacity, config = settings.kv_capacity, settings.kv_policy
     if config is None or not settings.shares_prefixes or capacity == math.inf:
-        return KvCache(capacity, keep=settings.shares_prefixes)
+        return KvCache(capacity, keep=settings.shares_prefixes, block_tokens=settings.block_tokens)
     host = None
     if settings.host_kv_tokens:
         host = HostTier(settings.host_kv_tokens, settings.swap_token_s, counts)
     # Steps that are all alike do not tell the speed. An engine then assumes the default, too.
     prefill_token_s = settings.timing.prefill_token_s or StepCosts().prefill_token_s
-    return KeptKv(capacity, config.make(), prefill_token_s, host)
+    return KeptKv(capacity, config.make(), prefill_token_s, host, settings.block_tokens)

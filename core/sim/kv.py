@@ -2,12 +2,12 @@
 
 The cache is a tree of segments, as the hashes of vLLM's blocks form a tree. A segment that a running call reads is
 pinned. The other segments stay until their capacity is needed. Then the least recently used prefix is evicted, from its
-end. The cache counts tokens and not blocks. vLLM shares full blocks only, so it loses up to a block at the end of each
-prefix.
+end. The cache counts tokens and not blocks. vLLM counts a call's last block, which is not full, as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -40,13 +40,16 @@ class KvCache:
     Args:
         capacity: In tokens; math.inf for no bound.
         keep: Whether segments that no running call reads stay in the cache (prefix caching).
+        block_tokens: Prefixes are evicted in blocks of so many tokens.
     """
 
-    def __init__(self, capacity: float, *, keep: bool = True) -> None:
+    def __init__(self, capacity: float, *, keep: bool = True, block_tokens: int = 1) -> None:
         self.capacity = capacity
         self.pinned = 0  # tokens that running calls read or have reserved
         self.cached = 0  # tokens that no running call reads, kept for later calls
+        self.unfilled = 0  # of the pinned tokens: reserved for prompts, and not computed yet
         self._keep = keep
+        self._block_tokens = block_tokens
         self._index: dict[Hashable, Segment] = {}
         # The segments that are not pinned and have no children, the least recently used first.
         self._leaves: OrderedDict[Segment, None] = OrderedDict()
@@ -112,6 +115,11 @@ class KvCache:
     def grow(self, tokens: int) -> None:
         """Count tokens that the running calls have generated together. `settle` adds them to the calls' segments."""
         self.pinned += tokens
+        self._evict()
+
+    def fill(self, unfilled: int) -> None:
+        """Of the tokens that are reserved for prompts, so many are still not computed after the next step."""
+        self.unfilled = unfilled
         self._evict()
 
     @staticmethod
@@ -218,14 +226,17 @@ class KvCache:
 
     def _evict(self) -> None:
         """Evict tokens, the least recently used first, until the rest fits."""
-        while self.pinned + self.cached > self.capacity and self._leaves:
+        while self._excess() > 0 and self._leaves:
             leaf = self._next_leaf()
-            excess = self.pinned + self.cached - self.capacity
+            excess = math.ceil(self._excess() / self._block_tokens) * self._block_tokens
             if leaf.tokens > excess:
-                leaf.tokens -= int(excess)
-                self.cached -= int(excess)
+                leaf.tokens -= excess
+                self.cached -= excess
             else:
                 self._drop(leaf)
+
+    def _excess(self) -> float:
+        return self.pinned - self.unfilled + self.cached - self.capacity
 
     def _next_leaf(self) -> Segment:
         """The segment to evict next, of those that can be. There is one."""
@@ -268,7 +279,7 @@ class KvCache:
                 children[segment.parent] += 1
         checks = {
             "pinned or cached tokens are miscounted": (pinned, cached) == (self.pinned, self.cached),
-            "more tokens than the capacity": self.pinned + self.cached <= self.capacity,
+            "more tokens than the capacity": self._excess() <= 0,
             "the leaves are wrong": leaves == set(self._leaves),
             "a number of children is wrong": all(segment.children == count for segment, count in children.items()),
             "a prefix has a gap": all(s.base == (s.parent.end if s.parent else 0) for s in segments),

@@ -256,6 +256,7 @@ class Replica:
             else:
                 batch.start_decoding(call)
         batch.chunks.update(cast("dict[SimCall, int]", tokens.divide()))
+        self._kv.fill(sum(call.prefill_left - chunk for call, chunk in batch.chunks.items()))
 
     def _start(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
         """Reserve a call's KV and determine how many tokens are to be computed before its next one.
@@ -278,6 +279,7 @@ class Replica:
             counts.recomputed += max(0, call.computed - call.swapped)
         elif spec.parents:
             counts.again += max(0, min(spec.shared_prefix_tokens, spec.prompt_tokens) - call.swapped)
+        self._kv.unfilled += 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
         if self._settings.shares_prefixes:
             call.segment = self._kv.reserve_call(call, segment, hit, tokens)
         else:
@@ -320,12 +322,20 @@ class Replica:
         """A call leaves the batch."""
         self._batch.remove(call)
         call.running = False
-        self._kv.release(cast("Segment", call.segment))
+        self._release(call)
         call.segment = None
         if self._on_execution is not None:
             self._on_execution(
                 Execution(call.owner.spec.program, call.spec.call_id, self.number, call.started_s, now_s)
             )
+
+    def _release(self, call: SimCall) -> None:
+        """Free a call's KV. What it leaves in a block that is not full cannot be found: vLLM takes that block first."""
+        segment, block_tokens = cast("Segment", call.segment), self._settings.block_tokens
+        if block_tokens > 1:
+            computed = min(segment.end, call.context_tokens - 1)  # the last token's KV is never computed
+            self._kv.trim(segment, min(segment.end - computed // block_tokens * block_tokens, segment.tokens))
+        self._kv.release(segment)
 
     def check_integrity(self) -> None:
         """Assert that an idle replica holds no calls and no pinned KV. For tests.

@@ -28,6 +28,7 @@ class SimSettings:
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
     kv_tokens: float = 262_144  # capacity of each replica's KV cache; math.inf for no bound
     prefix_cache: bool = True
+    block_tokens: int = 1  # calls find only full blocks of so many tokens; the KV cache still counts in tokens
     # What is evicted next, if the KV cache is bounded and keeps prefixes. None: what was used longest ago; before it
     # programs that have ended, if the scheduling policy says so.
     kv_policy: KvPolicyConfig | None = None
@@ -46,7 +47,7 @@ class SimSettings:
             object.__setattr__(self, "policy", PolicyConfig(policy))
         elif not isinstance(policy, PolicyConfig):
             raise SimulationError(f"policy must be a PolicyConfig, or the name of a policy, not {policy!r}.")
-        for name, least in (("batch_size", 1), ("replicas", 1), ("chunk_tokens", self.batch_size)):
+        for name, least in (("batch_size", 1), ("replicas", 1), ("block_tokens", 1), ("chunk_tokens", self.batch_size)):
             if getattr(self, name) < least:
                 raise SimulationError(f"{name} must be at least {least}, not {getattr(self, name)}.")
         if not self.kv_tokens >= 1:

@@ -15,6 +15,7 @@ from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import registration
 from weft.core.process_table import Account
 from weft.core.routing.balancer import Arrival, EngineLoad
+from weft.core.sim.blocks import share_full_blocks
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.replica import Replica
 from weft.core.sim.result import Batch, Counts, Execution, ProgramResult, SimResult
@@ -107,7 +108,8 @@ class _Simulation:
         self._end_event_of: list[int] = [-1] * settings.replicas  # sequence of the event that ends the present jump
         self._predicts = registration(settings.policy.name).simulation_only
         self._programs = [
-            SimProgram(program, number, names.get(program.program)) for number, program in enumerate(programs)
+            SimProgram(share_full_blocks(program, settings.block_tokens), number, names.get(program.program))
+            for number, program in enumerate(programs)
         ]
         self._arrived = self._ended = 0  # numbers of programs
         # The account of each program, over all of its calls. Policies do not read it.

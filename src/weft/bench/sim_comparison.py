@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from weft.bench.baselines import Baseline, baseline_of
@@ -106,11 +105,12 @@ def _simulate(
     """
     by_steps = settings.clock == "steps"
     result = simulate(
-        [_share_whole_blocks(program) for program in programs],
+        programs,
         SimSettings(
             policy=baseline.simulated,
             batch_size=settings.batch_size,
             kv_tokens=settings.kv_capacity_tokens,
+            block_tokens=BLOCK_TOKENS,
             chunk_tokens=settings.chunk_tokens,
             preemption="swap" if baseline.swaps else "recompute",
             kv_policy=baseline.kv_policy,
@@ -150,12 +150,3 @@ def _seconds_of_steps(batches: Sequence[Batch], step_time: StepTime) -> Callable
         return ys[after - 1] + share * (ys[after] - ys[after - 1])
 
     return to_seconds
-
-
-def _share_whole_blocks(program: TraceProgram) -> TraceProgram:
-    """Round shared prefixes down to whole blocks: vLLM shares only these, whereas the simulator counts in tokens."""
-    calls = (
-        replace(call, shared_prefix_tokens=call.shared_prefix_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
-        for call in program.calls
-    )
-    return replace(program, calls=tuple(calls))

@@ -82,7 +82,8 @@ class Contexts:
 
         prompt = [len(self._contexts) + 1000] + [7] * (call.prompt_tokens - 1)
         if call.shared_prefix_tokens:
-            prompt[: call.shared_prefix_tokens] = self._contexts[f"{name}/{call.parents[0]}"]
+            shared = call.shared_prefix_tokens
+            prompt[:shared] = self._contexts[f"{name}/{call.parents[0]}"][:shared]
         self._contexts[f"{name}/{call.call_id}"] = prompt + expected_output(prompt, call.output_tokens)
         return prompt
 
@@ -219,6 +220,7 @@ def test_a_gate_holds_back_the_same_calls(name: str, tmp_path: Path, monkeypatch
             batch_size=SLOTS,
             chunk_tokens=1024,
             kv_tokens=400 * BLOCK_TOKENS,
+            block_tokens=BLOCK_TOKENS,
             step_time=StepTime(1.0, 0.0, 0.0, 0.0),
         )
         result = simulate(programs, settings, runs=True)

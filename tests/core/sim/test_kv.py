@@ -67,6 +67,27 @@ def test_a_pinned_prefix_is_not_available() -> None:
     assert (kv.available, kv.cost(a, 40, 70)) == (100, 70)
 
 
+def test_reserved_tokens_evict_others_only_once_they_are_computed() -> None:
+    """An engine allocates a prompt's blocks chunk by chunk, so a long prompt does not evict everything at its start."""
+    kv = KvCache(100)
+    kv.release(kv.reserve("old", None, 0, 60))
+    kv.unfilled = 80
+    kv.reserve("new", None, 0, 80)
+    assert (kv.available, kv.cached) == (20, 60)
+    for unfilled, cached in ((50, 60), (40, 60), (30, 50), (0, 20)):
+        kv.fill(unfilled)
+        assert kv.cached == cached
+        kv.check_integrity()
+
+
+def test_prefixes_are_evicted_in_blocks() -> None:
+    """Where one token lacks, a whole block goes."""
+    kv = KvCache(96, block_tokens=32)
+    kv.release(kv.reserve("old", None, 0, 64))
+    kv.reserve("new", None, 0, 33)
+    assert kv.find([("old", 64)])[1] == 32
+
+
 def test_without_prefix_caching_no_prefix_is_kept() -> None:
     """A call's tokens leave the cache when it stops."""
     kv = KvCache(100, keep=False)

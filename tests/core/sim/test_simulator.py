@@ -229,6 +229,7 @@ def test_a_preempted_call_stays_out_of_the_step(
     batch_size=st.integers(1, 4),
     kv_tokens=st.integers(200, 400),
     prefix_cache=st.booleans(),
+    block_tokens=st.sampled_from((1, 4)),
     preemption=st.sampled_from(("recompute", "swap")),
     replicas=st.integers(1, 3),
     balancer=st.sampled_from(BALANCERS),
@@ -307,8 +308,16 @@ def test_a_program_finds_its_prefix_only_on_its_engine() -> None:
 
     assert hits() == 34 / 70
     assert hits(prefix_cache=False) == 0
+    assert hits(block_tokens=16) == 32 / 70
     assert hits(replicas=2, balancer=BalancerConfig("round_robin")) == 0
     assert hits(replicas=2, balancer=BalancerConfig("affinity")) == 34 / 70
+
+
+def test_a_context_that_just_fills_its_blocks_lacks_the_last_one() -> None:
+    """An engine never computes the KV of a call's last token, so the block that it is in cannot be found."""
+    calls = (TraceCall("a", (), 4, 28), TraceCall("b", ("a",), 4, 40, shared_prefix_tokens=32))
+    result = simulate([TraceProgram("A", calls)], SimSettings(step_time=EXACT, block_tokens=16))
+    assert result.counts.prefix_hits == 16
 
 
 def test_programs_of_one_name_share_their_first_prompt() -> None:
@@ -429,6 +438,7 @@ def test_progress_is_reported() -> None:
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"replicas": 0}, "replicas must be at least 1"),
         ({"batch_size": 64, "chunk_tokens": 63}, "chunk_tokens must be at least 64"),
+        ({"block_tokens": 0}, "block_tokens must be at least 1"),
         ({"kv_tokens": 0}, "kv_tokens must be at least 1"),
         ({"kv_tokens": math.nan}, "kv_tokens must be at least 1"),
         ({"swap_token_s": -1.0}, "swap_token_s must be seconds"),

@@ -1,0 +1,26 @@
+"""What calls share of prefixes in full blocks of the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.core.trace.format import TraceProgram
+
+
+def share_full_blocks(program: TraceProgram, block_tokens: int) -> TraceProgram:
+    """Round the prefixes that a program's calls share down to full blocks, because vLLM shares only these.
+
+    An engine never computes the KV of a call's last token, so a context that just fills its blocks lacks one.
+
+    Args:
+        program: The program.
+        block_tokens: Tokens in a block.
+    """
+    if block_tokens == 1:
+        return program
+    calls = []
+    computed = {call.call_id: call.prompt_tokens + call.output_tokens - 1 for call in program.calls}
+    for call in program.calls:
+        tokens = min([call.shared_prefix_tokens, *(computed[parent] for parent in call.parents[:1])])
+        calls.append(replace(call, shared_prefix_tokens=tokens // block_tokens * block_tokens))
+    return replace(program, calls=tuple(calls))
