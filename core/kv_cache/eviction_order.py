@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 
-_MOST_STALE: Final = 64  # entries of the heap that are out of date, and as many again as there are leaves
+_MOST_STALE: Final = 64  # entries of the heap that are out of date, and twice as many as there are leaves
 
 
 class Group(enum.IntEnum):
@@ -36,6 +36,9 @@ class Rank(NamedTuple):
     depth: int  # negative: of equal worth the longer context is shortened first
 
 
+_LAST: Final = Rank(Group.HELD + 1, 0.0, 0)
+
+
 @dataclass(eq=False, slots=True)
 class Leaf:
     """What a block would be if those behind it were gone."""
@@ -49,6 +52,13 @@ class Leaf:
     @classmethod
     def of(cls, block: Block) -> Leaf:
         return cls(block, list(block.contexts), block.used_s, block.is_common, len(block.children))
+
+    def only_before(self) -> Block | None:
+        """The block before it, if nothing else hangs on that one and it adds nothing to what decides the rank."""
+        before = self.block.parent
+        if before is None or before.pins or before.contexts or len(before.children) > 1:
+            return None
+        return before if before.used_s <= self.used_s and before.is_common <= self.is_common else None
 
     def take(self, child: Leaf) -> None:
         """A child is gone."""
@@ -74,6 +84,8 @@ class EvictionOrder:
         self._heap: list[tuple[Rank, int, int, Block]] = []
         self._expiries: list[tuple[float, int, int, Block]] = []
         self._entries = 0
+        self._most_entries = _MOST_STALE  # of the heap, until those that are out of date are dropped
+        self._most_expiries = _MOST_STALE
 
     def rank(self, block: Block, now_s: float) -> None:
         """Something has changed for a block: rank it again if it is a leaf."""
@@ -86,12 +98,14 @@ class EvictionOrder:
         if rank.group == Group.HELD:
             until_s = min((c.decision.until_s for c in block.contexts if _is_held(c, now_s)), default=math.inf)
             heapq.heappush(self._expiries, (until_s, self._entries, block.version, block))
-        if len(self._heap) > _MOST_STALE + 2 * len(self._tree):
+        if len(self._heap) > self._most_entries:
             self._heap = [entry for entry in self._heap if _is_current(entry)]
             heapq.heapify(self._heap)
-        if len(self._expiries) > _MOST_STALE + 2 * len(self._tree):
+            self._most_entries = _MOST_STALE + 3 * len(self._heap)
+        if len(self._expiries) > self._most_expiries:
             self._expiries = [entry for entry in self._expiries if _is_current(entry)]
             heapq.heapify(self._expiries)
+            self._most_expiries = _MOST_STALE + 3 * len(self._expiries)
 
     def rank_all(self, now_s: float) -> None:
         """Rank all leaves again: O(n), in each epoch."""
@@ -99,6 +113,10 @@ class EvictionOrder:
         self._expiries.clear()
         for block in self._tree.leaves():
             self.rank(block, now_s)
+
+    def leaves(self) -> list[Block]:
+        """Every block that can be evicted; O(n) in the number of these, not of all blocks."""
+        return [entry[-1] for entry in self._heap if _is_current(entry)]
 
     def evict(self, now_s: float) -> Block | None:
         """Remove the next block from the tree. Returns None if every block is in use."""
@@ -125,21 +143,45 @@ class EvictionOrder:
                 heapq.heappop(self._heap)
             if self._heap and (not opened or self._heap[0][0] <= opened[0][0]):
                 taken.append(heapq.heappop(self._heap))
-                leaf = Leaf.of(taken[-1][-1])
+                rank, leaf = taken[-1][0], Leaf.of(taken[-1][-1])
             elif opened:
-                leaf = heapq.heappop(opened)[-1]
+                rank, _, leaf = heapq.heappop(opened)
             else:
                 break
             found.append(leaf.block.key)
-            parent = leaf.block.parent
-            if parent is not None:
-                left = changed.setdefault(parent, Leaf.of(parent))
-                left.take(leaf)
-                if not left.children and not parent.pins:
-                    heapq.heappush(opened, (self.rank_of(left, now_s), len(found), left))
+            # The usual case: what is before it in the chain has the same rank, and is less deep.
+            other = min(self._heap[0][0] if self._heap else _LAST, opened[0][0] if opened else _LAST)
+            goes_on = rank[:2] < other[:2]
+            while len(found) < count and (before := leaf.only_before()) is not None:
+                leaf.block = before
+                if not goes_on and (rank := Rank(rank.group, rank.worth, -before.depth)) > other:
+                    heapq.heappush(opened, (rank, len(found), leaf))
+                    break
+                found.append(before.key)
+            else:
+                self._open(leaf, changed, opened, len(found), now_s)
         for entry in taken:
             heapq.heappush(self._heap, entry)
         return found
+
+    def _open(
+        self,
+        leaf: Leaf,
+        changed: dict[Block, Leaf],
+        opened: list[tuple[Rank, int, Leaf]],
+        order: int,
+        now_s: float,
+    ) -> None:
+        """If a leaf were gone, its parent might be one."""
+        parent = leaf.block.parent
+        if parent is None:
+            return
+        left = changed.get(parent)
+        if left is None:
+            left = changed[parent] = Leaf.of(parent)
+        left.take(leaf)
+        if not left.children and not parent.pins:
+            heapq.heappush(opened, (self.rank_of(left, now_s), order, left))
 
     def check_integrity(self) -> None:
         """Assert that each leaf has one current entry, and nothing else has. For tests.

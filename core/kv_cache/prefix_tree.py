@@ -132,6 +132,10 @@ class PrefixTree:
         """The programs that have contexts."""
         return self._ends.keys()
 
+    def contexts(self) -> list[Context]:
+        """The contexts of all programs."""
+        return [context for ends in self._ends.values() for context in ends]
+
     def contexts_of(self, program: Hashable) -> list[Context]:
         """The contexts of a program, the oldest first."""
         return list(self._ends.get(program, ()))

@@ -256,6 +256,25 @@ class Retention(Contexts):
             self.order.rank_all(now_s)
         return to_spill
 
+    def to_revisit(self) -> list[Context | Block]:
+        """What `revisit` is to be called with, once in each epoch: the same as `epoch`, in parts."""
+        found: list[Context | Block] = []
+        if self.policy.decides:
+            found += dict.fromkeys([*self._held, *self.tree.contexts()])
+        if self.policy.decides or self.policy.changes_with_time:
+            found += self.order.leaves()
+        return found
+
+    def revisit(self, each: Context | Block, now_s: float) -> None:
+        """Decide on a context again, or rank a leaf again, with what is known now. It may be gone meanwhile."""
+        if isinstance(each, Block):
+            self.rank_again([each], now_s)
+        elif self.tree.end_of(each) is None:
+            self._hold(each, 0)
+        else:
+            each.decision = self.policy.decide(each, self.memory, now_s)
+            self._hold(each, self.tree.own_tokens(each))
+
     def chain_of(self, context: Context) -> list[Hashable]:
         """The keys of the blocks of a context that are cached yet, the first one first."""
         return self.tree.chain(self.tree.end_of(context))
@@ -270,11 +289,16 @@ class Retention(Contexts):
     def block_evicted(self, key: Hashable, now_s: float) -> None:
         """The engine has given a cached block away. What is behind it cannot be found any more, and is forgotten."""
         block = self.tree.get(key)
-        if block is None or block.pins:
-            return
-        self.tree.remove(block)
-        if block.parent is not None:
-            self._rank(block.parent, now_s)
+        if block is not None and not block.pins:
+            self.tree.remove(block)
+            if block.parent is not None:
+                self._rank(block.parent, now_s)
+
+    def rank_again(self, blocks: Iterable[Block], now_s: float) -> None:
+        """Rank those of these blocks that are cached. Blocks behind them were removed."""
+        for block in blocks:
+            if self.tree.get(block.key) is block:
+                self._rank(block, now_s)
 
     def reset(self, now_s: float) -> None:
         """The engine has emptied its prefix cache. What running calls use stays."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections import deque
+from itertools import accumulate
 from statistics import NormalDist
 from typing import Final
 
@@ -40,6 +41,7 @@ class Samples(TimeEstimate):
         self._prior_log_mean = math.log(median)
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
+        self._sums: list[float] | None = None  # of the first so many of these; None: not summed up since they changed
         self._sum = self._log_sum = self._log_squares = 0.0
 
     def __len__(self) -> int:
@@ -50,6 +52,7 @@ class Samples(TimeEstimate):
         if not math.isfinite(value):
             return
         value = min(max(value, _LEAST), _MOST)
+        self._sums = None
         self._latest.append(value)
         insort(self._sorted, value)
         self._count(value, 1)
@@ -101,9 +104,13 @@ class Samples(TimeEstimate):
         """
         elapsed_s = max(0.0, elapsed_s)
         first = bisect_right(self._sorted, elapsed_s)
-        beyond = self._sorted[first:] if first else self._sorted
-        rest = self._sum if not first else sum(beyond)
-        return (rest - len(beyond) * elapsed_s + max(self.mean_s, elapsed_s)) / (len(beyond) + 1)
+        beyond = len(self._sorted) - first
+        rest = self._sum
+        if first:
+            if self._sums is None:
+                self._sums = list(accumulate(self._sorted))
+            rest = self._sums[-1] - self._sums[first - 1]
+        return (rest - beyond * elapsed_s + max(self.mean_s, elapsed_s)) / (beyond + 1)
 
     def _prior_mean(self) -> float:
         if self._prior is not None and len(self._prior) >= _FITTED_FROM:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from weft.core.kv_cache.policies import KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.retention import Retention, RunningCall
+from weft.core.kv_cache.rotation import Rotation
 from weft.core.policies.step_costs import StepCosts
 from weft.engine.kv_cache.ended_first import EndedFirst
 from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
@@ -60,8 +61,11 @@ class SoftHold(KvOrder):
         self._running: dict[str, RunningCall] = {}  # by request
         self._waiting_since_s: dict[str, float] = {}  # by request
         self._moved: list[tuple[Hashable, _Cached]] = []  # at the front of the free list, or taken from there
-        self._has_changed = False  # the order, since then
-        self._next_epoch_s = -math.inf
+        self._has_changed = False  # the order, since then, in a way that matters to these
+        self._to_revisit = Rotation(self.retention.to_revisit, _EPOCH_S)
+        self._to_check = Rotation[Hashable](lambda: self._cached, _EPOCH_S)  # whether they are still there
+        self._next_queue_s = -math.inf
+        self._programs_moved: set[Hashable] = set()  # whose blocks these are
         self.moves = 0  # of blocks so far
 
     # -- what happens
@@ -69,7 +73,7 @@ class SoftHold(KvOrder):
     def call_arrived(self, request: Request, program: Hashable, now_s: float, *, tool: str | None = None) -> None:
         self._waiting_since_s[request.request_id] = now_s
         self.retention.call_arrived(program, request.block_hashes, now_s, tool=tool)
-        self._has_changed = True
+        self._context_changed(program)
 
     def call_began(self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float) -> None:
         waited_s = now_s - self._waiting_since_s.pop(request.request_id, now_s)
@@ -93,7 +97,6 @@ class SoftHold(KvOrder):
                     self.retention.call_announced(call.program, now_s)
             else:
                 self.retention.call_aborted(running, now_s)
-        self._has_changed = True
 
     def call_preempted(self, call: CallKv, now_s: float) -> None:
         self._waiting_since_s[call.request.request_id] = now_s
@@ -101,19 +104,18 @@ class SoftHold(KvOrder):
         if running is not None:
             self._grow(running, call, now_s)
             self.retention.call_preempted(running, now_s)
-            self._has_changed = True
 
     def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: int) -> None:
         self.retention.tool_started(program, tool, now_s, run=run)
-        self._has_changed = True
+        self._context_changed(program)
 
     def tool_ended(self, program: Hashable, now_s: float, *, run: int, took_s: float) -> None:
         self.retention.tool_ended(program, now_s, run=run, took_s=took_s)
-        self._has_changed = True
+        self._context_changed(program)
 
     def call_announced(self, program: Hashable, now_s: float) -> None:
         self.retention.call_announced(program, now_s)
-        self._has_changed = True
+        self._context_changed(program)
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
         self.retention.program_ended(program, now_s)
@@ -135,12 +137,7 @@ class SoftHold(KvOrder):
     def before_step(self, step: NextStep, now_s: float) -> None:
         """Move as many blocks to the front as the step can take, if it can take those that are not there yet."""
         self.retention.observe_memory(self._memory())
-        if now_s >= self._next_epoch_s:
-            self._next_epoch_s = now_s + _EPOCH_S
-            self._forget_all([key for key, at in self._cached.items() if at.block.block_hash != at.content], now_s)
-            self.retention.observe_queue(itertools.islice(step.queue(), _MOST_TURNS), now_s)
-            self.retention.epoch(self._memory(), now_s)
-            self._has_changed = True
+        self._do_part_of_epoch(step, now_s)
         most = min(step.most_blocks(), self._pool.get_num_free_blocks())
         if most <= 0:
             return
@@ -151,6 +148,22 @@ class SoftHold(KvOrder):
         self._move(max(most, _LEAST_MOVED), now_s)
         self._has_changed = False
 
+    def _do_part_of_epoch(self, step: NextStep, now_s: float) -> None:
+        """What is to be done once a second, evenly over its steps, so that no step takes long. A step that comes after
+        a second without one does all of it."""
+        gone = [key for key in self._to_check.due(now_s) if (at := self._cached.get(key)) and not at.is_there]
+        self._forget_all(gone, now_s)
+        if now_s >= self._next_queue_s:
+            self._next_queue_s = now_s + _EPOCH_S
+            self.retention.observe_queue(itertools.islice(step.queue(), _MOST_TURNS), now_s)
+        for each in self._to_revisit.due(now_s):
+            self.retention.revisit(each, now_s)
+
+    def _context_changed(self, program: Hashable) -> None:
+        """A context of a program is worth more or less than before. Blocks at the front may have to go back for that;
+        others come to the front when it is made anew."""
+        self._has_changed = self._has_changed or program in self._programs_moved
+
     def _move(self, count: int, now_s: float) -> None:
         """Make empty blocks, spare ones and the policy's next ones the first `count` of the free list."""
         queue = self._pool.free_block_queue
@@ -158,6 +171,8 @@ class SoftHold(KvOrder):
         front = list(itertools.takewhile(lambda block: block.block_hash is None, free))
         front += self._take_spare(count - len(front))
         self._moved = self._next(count - len(front), now_s)
+        blocks = (self.retention.tree.get(key) for key, _ in self._moved)
+        self._programs_moved = {block.program for block in blocks if block is not None}
         front += (at.block for _, at in self._moved)
         for block in front:
             queue.remove(block)
@@ -210,6 +225,7 @@ class SoftHold(KvOrder):
 
     def _forget_all(self, keys: Sequence[Hashable], now_s: float) -> None:
         """vLLM has evicted these. What is behind them cannot be found any more."""
+        before: dict[Block, None] = {}
         for key in keys:
             self._cached.pop(key, None)
             block = self.retention.tree.get(key)
@@ -219,7 +235,10 @@ class SoftHold(KvOrder):
                 at = self._cached.pop(each.key, None)
                 if at is not None and at.is_there:
                     self._spare[at.block.block_id] = at.content
-            self.retention.block_evicted(key, now_s)
+            self.retention.tree.remove(block)
+            if block.parent is not None:
+                before[block.parent] = None
+        self.retention.rank_again(before, now_s)
 
     def _memory(self) -> Memory:
         in_use = len(self._pool.blocks) - 1 - self._pool.get_num_free_blocks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -12,7 +13,7 @@ from weft.engine.scheduler.ledger import Entry
 from weft.engine.scheduler.room import StepRoom
 from weft.engine.vllm_compat.names import AsyncScheduler, Request, SchedulerOutput
 
-_FEW: Final = 16  # waiting calls
+_MANY: Final = 64  # calls that start in one step
 
 
 class BatchFormer:
@@ -113,8 +114,8 @@ class BatchFormer:
         return call.key not in self._turned_away and self._can_start(self._scheduler.requests[call.key])
 
     def most_blocks(self) -> int:
-        """The most KV blocks that the step can take, after `form`. Of many waiting calls only the step's tokens are
-        counted."""
+        """The most KV blocks that the step can take, after `form`. Calls that vLLM admits out of turn are not counted,
+        nor, with speculative decoding, how many tokens are accepted."""
         scheduler, waiting = self._scheduler, self._policy.waiting
         block_tokens = scheduler.block_size
         ahead = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens  # besides the tokens that are known
@@ -123,17 +124,16 @@ class BatchFormer:
         most = scheduler.max_num_scheduled_tokens // block_tokens + len(scheduler.running) + starting
         if self._swap is not None and starting:
             most += self._entries[waiting.peek().key].lost_tokens // block_tokens
-        if starting and len(waiting) > _FEW:
+        # One that decodes takes a block each time when its last one is full.
+        blocks = sum(1 for request in scheduler.running if not request.num_computed_tokens % block_tokens)
+        blocks += -(-ahead // block_tokens) * len(scheduler.running)
+        if self._has_prompts:
+            prompts = (request for request in scheduler.running if request.is_prefill_chunk)
+            blocks += sum((each.num_tokens - each.num_computed_tokens) // block_tokens + 1 for each in prompts)
+        if starting > _MANY:
             return most
-        blocks = 0
-        for request in scheduler.running:
-            computed = request.num_computed_tokens
-            in_last = computed % block_tokens
-            new_tokens = max(1, request.num_tokens - computed) + ahead
-            blocks += -(-(in_last + new_tokens) // block_tokens) - (in_last > 0)
-        if starting:
-            requests = scheduler.requests
-            blocks += sum(-(-(requests[call.key].num_tokens + ahead) // block_tokens) for call in waiting)
+        for call in itertools.islice(waiting, starting):
+            blocks += -(-(scheduler.requests[call.key].num_tokens + ahead) // block_tokens)
         return min(blocks, most)
 
     def queue(self) -> Iterator[ProgramView]:

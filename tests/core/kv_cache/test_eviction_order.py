@@ -278,6 +278,28 @@ def test_a_call_may_name_the_tool_before_it() -> None:
     assert len(kept.tool_times.of("search")) == 1
 
 
+def test_parts_of_an_epoch_are_a_whole_one() -> None:
+    """An engine goes through contexts and leaves a few in each step. What has gone meanwhile is left out."""
+    whole, parts = retention("ttl"), retention("ttl")
+    for kept in (whole, parts):
+        known(kept, slow=10.0)
+        for number, program in enumerate("pqr"):
+            play(kept, program, program.upper(), 1.0 + number)
+            kept.tool_started(program, "slow", 1.0 + number, run=1)
+    later = Memory(0.8, 100, 1e-3)
+    items = parts.to_revisit()
+    for kept in (whole, parts):
+        kept.program_ended("q", 9.0)
+        kept.block_evicted("Q", 9.0)
+    whole.epoch(later, 9.0)
+    parts.observe_memory(later)
+    for each in items:
+        parts.revisit(each, 9.0)
+    assert parts.held_tokens == whole.held_tokens > 0
+    assert parts.order.next_blocks(9, 9.0) == whole.order.next_blocks(9, 9.0)
+    parts.check_integrity()
+
+
 class OrderMachine(RuleBasedStateMachine):
     """Calls begin, grow, end and are preempted, programs end, and blocks are evicted. The reference keeps each context
     as a list of blocks, and looks for the victim among all blocks."""

@@ -1,0 +1,177 @@
+"""Time of one `schedule()` with a KV policy, compared with stock vLLM, while the KV cache is full. No model is needed.
+
+    python benchmarks/bench_kv_schedule.py --out bench_kv_schedule.json
+
+Open programs have left contexts in all free blocks, so every block that a step takes is evicted. In *decode* steps each
+running request gets one token, and nothing begins or ends. In *churn* one call arrives in each step, and on average one
+ends, which leaves a context, and one begins. The baselines step alternately, 20 ms apart by the scheduler's clock, so
+one step in 50 has an epoch. The result is the ratio of medians, and of means, in which the epochs count.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from common import machine
+from rich.console import Console
+from rich.table import Table
+
+from weft.engine.scheduler import WeftScheduler
+from weft.engine.vllm_compat.bare_scheduler import make_scheduler
+from weft.engine.vllm_compat.names import (
+    AsyncScheduler,
+    ModelRunnerOutput,
+    Request,
+    SamplingParams,
+    get_request_block_hasher,
+    init_none_hash,
+    sha256,
+)
+
+BLOCK_TOKENS: Final = 16
+CONTEXT_BLOCKS: Final = 50  # of a program that waits for a tool
+STEP_S: Final = 0.02
+SETTLING_STEPS: Final = 100
+BASE: Final = "stock"
+BASELINES: Final[dict[str, str | None]] = {
+    BASE: None,
+    "fcfs+lru": "lru",
+    "fcfs+ended-first": "ended-first",
+    "fcfs+ttl": "ttl",
+    "fcfs+least-waste": "least-waste",
+    "fcfs+next-use": "next-use",
+}
+
+
+class Bench:
+    """One baseline's scheduler with a full KV cache."""
+
+    def __init__(
+        self, baseline: str, folder: Path, running: int, waiting: int, held_blocks: int, *, churns: bool
+    ) -> None:
+        kv_policy = BASELINES[baseline]
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        self._rng = random.Random(0)
+        self._running, self._churns = running, churns
+        self._added = self._step = 0
+        weft: dict[str, Any] = {"additional_config": {"weft": {"name": "fcfs", "kv_policy": kv_policy}}}
+        self.scheduler = make_scheduler(
+            AsyncScheduler if kv_policy is None else WeftScheduler,
+            folder,
+            blocks=held_blocks + 4 * running,
+            block_tokens=BLOCK_TOKENS,
+            overlapping=False,
+            max_model_len=4096,
+            max_num_seqs=running,
+            max_num_batched_tokens=8192,
+            enable_prefix_caching=True,
+            **({} if kv_policy is None else weft),
+        )
+        if kv_policy is not None:
+            self.scheduler.set_clock(lambda: self._step * STEP_S)
+        for number in range(held_blocks // CONTEXT_BLOCKS):
+            self._add(f"open {number}", CONTEXT_BLOCKS * BLOCK_TOKENS, 1)
+            self.step()
+        for number in range(running + waiting):
+            self._add_call(number)
+        while len(self.scheduler.running) < running:
+            self.step()
+
+    def _add_call(self, number: int) -> None:
+        """Calls of open programs, with prompts of their own."""
+        tokens = self._rng.randrange(1, 2 * self._running) if self._churns else 4000
+        self._add(f"p{number % 1000}", BLOCK_TOKENS, tokens)
+
+    def _add(self, program: str, prompt_tokens: int, max_tokens: int) -> None:
+        header = {"program_id": program, "program_name": "agent", "call_id": f"c{self._added}"}
+        request = Request(
+            f"r{self._added}",
+            [self._rng.randrange(900) for _ in range(prompt_tokens)],
+            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=header),
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
+        self._added += 1
+        self.scheduler.add_request(request)
+
+    def step(self, *, arrives: bool = False) -> tuple[float, float]:
+        """One engine step. Returns the seconds of `schedule()`, and of all that the scheduler did for it."""
+        self._step += 1
+        began_s = time.thread_time()
+        if arrives:
+            self._add_call(self._added)
+        before_s = time.thread_time()
+        output = self.scheduler.schedule()
+        schedule_s = time.thread_time() - before_s
+        ids = list(output.num_scheduled_tokens)
+        ran = ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, [[5]] * len(ids))
+        self.scheduler.update_from_output(output, ran)
+        return schedule_s, time.thread_time() - began_s
+
+
+def measure(running: int, waiting: int, held_blocks: int, steps: int, *, churns: bool) -> dict[str, dict[str, float]]:
+    """Microseconds of one `schedule()` and of a step's whole scheduling, for each baseline."""
+    with tempfile.TemporaryDirectory() as folder:
+        benches = {name: Bench(name, Path(folder), running, waiting, held_blocks, churns=churns) for name in BASELINES}
+        for bench in benches.values():
+            for _ in range(SETTLING_STEPS):
+                bench.step(arrives=churns)
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in BASELINES}
+        gc.collect()
+        gc.disable()
+        for _ in range(steps):
+            for name, bench in benches.items():
+                taken[name].append(bench.step(arrives=churns))
+        gc.enable()
+    return {
+        name: {
+            "schedule_median_us": statistics.median(schedule_s for schedule_s, _ in rows) * 1e6,
+            "schedule_mean_us": statistics.fmean(schedule_s for schedule_s, _ in rows) * 1e6,
+            "schedule_most_us": max(schedule_s for schedule_s, _ in rows) * 1e6,
+            "all_median_us": statistics.median(all_s for _, all_s in rows) * 1e6,
+            "all_mean_us": statistics.fmean(all_s for _, all_s in rows) * 1e6,
+        }
+        for name, rows in taken.items()
+    }
+
+
+def main(
+    out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps to measure for each baseline.")] = 400,
+    running: Annotated[int, typer.Option(help="Requests that run.")] = 256,
+    waiting: Annotated[int, typer.Option(help="Requests that wait.")] = 10_000,
+    held_blocks: Annotated[int, typer.Option(help="Blocks of contexts that programs have left.")] = 10_000,
+) -> None:
+    """Measure, print a table, and write JSON."""
+    results = {}
+    table = Table(
+        title=f"{running} running, {waiting} waiting, {held_blocks} held blocks; microseconds, ratio to stock"
+    )
+    for heading in ("steps", "baseline", "schedule()", "mean", "most", "with arrivals and outputs", "mean"):
+        table.add_column(heading, justify="right")
+    for churns in (False, True):
+        kind = "churn" if churns else "decode"
+        found = results[kind] = measure(running, waiting, held_blocks, steps, churns=churns)
+        for name, row in found.items():
+            cells = [
+                f"{value:.0f} {'' if key == 'schedule_most_us' else f'{value / found[BASE][key]:.2f}'}"
+                for key, value in row.items()
+            ]
+            table.add_row(kind, name, *cells)
+    Console(width=120).print(table)
+    if out is not None:
+        sizes = {"running": running, "waiting": waiting, "held_blocks": held_blocks, "steps": steps}
+        out.write_text(json.dumps({"machine": machine(), **sizes, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

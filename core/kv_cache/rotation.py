@@ -1,0 +1,38 @@
+"""Work on many items that is done once a period, some of it at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Rotation(Generic[T]):
+    """Hands out every item once in a period, in even parts.
+
+    Args:
+        items: Makes the list of all items. It is asked for at the start of each period.
+        period_s: Seconds, on the caller's clock.
+    """
+
+    def __init__(self, items: Callable[[], Iterable[T]], period_s: float) -> None:
+        self._make = items
+        self._period_s = period_s
+        self._items: list[T] = []
+        self._done = 0
+        self._began_s = self._asked_s = -math.inf
+
+    def due(self, now_s: float) -> list[T]:
+        """The items whose turn has come since the last question. All of them, if that was a period ago or more."""
+        is_late, self._asked_s = now_s >= self._asked_s + self._period_s, now_s
+        rest: list[T] = []
+        if is_late or now_s >= self._began_s + self._period_s:
+            rest = [] if is_late else self._items[self._done :]
+            self._items, self._done, self._began_s = list(self._make()), 0, now_s
+        share = 1.0 if is_late else (now_s - self._began_s) / self._period_s
+        until = math.ceil(share * len(self._items))
+        part = self._items[self._done : until]
+        self._done = max(self._done, until)
+        return rest + part
