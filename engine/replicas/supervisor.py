@@ -225,7 +225,7 @@ class Supervisor:
             raise ReplicaError(f"replica {engine_id} is being removed already. Wait until it is gone.")
         if len(remaining) == 1:
             raise ReplicaError(f"{engine_id} is the last replica of {self._model!r}. Shut the engine down instead.")
-        self._states.drain(engine_id)
+        self._try("drain it", engine_id, lambda: self._states.drain(engine_id))
         self._queue.dispatch_waiting()
         try:
             with suppress(TimeoutError):

@@ -224,3 +224,14 @@ def test_a_replica_whose_end_fails_is_removed_nevertheless(caplog: pytest.LogCap
     with caplog.at_level(logging.ERROR, "weft"):
         assert [health.engine_id for health in until_removed(prepare).health()] == [B]
     assert "replica did not end in order model=m replica=e/0 reason=PermissionError: not yours" in caplog.text
+
+
+def test_a_replica_is_removed_although_its_balancer_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """A balancer may come from a user. Otherwise the replica would be draining for ever, as above."""
+
+    def prepare(harness: FaultyHarness) -> None:
+        harness.faults.planned = {"lose_engine": [None, KeyError("e/0")]}
+
+    with caplog.at_level(logging.ERROR, "weft"):
+        assert [health.engine_id for health in until_removed(prepare).health()] == [B]
+    assert "supervision failed to drain it model=m replica=e/0 reason=KeyError: 'e/0'" in caplog.text
