@@ -196,6 +196,6 @@ def _said(error: Exception) -> str:
     """The error's text. vLLM's errors add the client's value when they are asked for it, which may fail."""
     try:
         return f"{error!s:.{_PROBLEM_CHARS}}"
-    except (RecursionError, ValueError):  # the value is nested too deeply, or has too many digits
+    except Exception:  # the value is nested too deeply, has too many digits, or fails itself
         message = error.args[0] if error.args else None
         return f"{message:.{_PROBLEM_CHARS}}" if isinstance(message, str) else type(error).__name__

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.core.errors import InvalidRequestError
+
 
 def target(name: str) -> Any:
     """The module of a target. Some import vLLM, which takes seconds."""
@@ -29,6 +31,23 @@ def test_make_request_answers_every_seed() -> None:
 def test_make_request_answers_whatever_comes(data: bytes) -> None:
     """No body makes vLLM's validators fail in a way that reaches the caller."""
     target("fuzz_make_request").one_input(data)
+
+
+class Unprintable:
+    """A value that no error can show."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("field", ["top_logprobs", "prompt_logprobs", "thinking_token_budget"])
+def test_a_value_without_a_text_is_an_invalid_request(field: str) -> None:
+    """vLLM's errors hold the caller's value and show it when they are read. Bytes cannot describe such a value."""
+    from weft.engine.frontend.chat import ChatEndpoint
+
+    with pytest.raises(InvalidRequestError, match="malformed"):
+        ChatEndpoint.make_request({"messages": [{"role": "user", "content": "hi"}], field: Unprintable()})
 
 
 def test_check_ids_answers_every_seed() -> None:
