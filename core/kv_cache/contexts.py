@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 
 from weft.core.kv_cache.policies import LEAVE, Action, Context, KvPolicy, Memory
-from weft.core.prediction import Reuse, TimeEstimate, ToolTimes, Waits
+from weft.core.prediction import Reuse, TimeEstimate, ToolTimes, WaitsByLevel
 from weft.core.prediction.names import SamplesByName
 from weft.core.prediction.samples import Samples
 from weft.core.prediction.tool_times import pause_name
@@ -35,7 +35,7 @@ class Contexts(ABC):
         self._held: dict[Context, int] = {}
         self._new_tokens_of_all = Samples(median=100.0)
         self._new_tokens = SamplesByName(self._new_tokens_of_all)  # by tool: of the next prompt
-        self._waits = Waits()
+        self._waits = WaitsByLevel()
 
     @abstractmethod
     def _own_tokens(self, context: Context) -> int | None:
@@ -47,21 +47,23 @@ class Contexts(ABC):
 
     def observe_memory(self, memory: Memory) -> None:
         """The memory has changed. Decisions from now on go by it. O(1), for each step."""
-        self.memory = memory._replace(wait_s=self._waits.wait_s)
+        self.memory = memory
 
     # -- the life of a context
 
     def _left(
-        self, program: Hashable, name: str, now_s: float, tool: str | None, pause: TimeEstimate | None = None
+        self, program: Hashable, name: str, now_s: float, *, tool: str | None, level: int, pause: TimeEstimate | None
     ) -> Context:
-        """A call of a program has ended, and leaves a context. Where it lies and what happens to it comes next."""
+        """A call of a program has ended in the queue of this level, and leaves a context. Where it lies and what
+        happens to it comes next."""
         pause_is_known_by = pause_name(tool, name)
         context = Context(program, name, now_s, pause or self.tool_times.of(pause_is_known_by), tool=tool)
+        context.level, context.waits = level, self._waits.of(level)
         context.chance = self.reuse.chance(name, 0)
         context.new_tokens = self._expected_tokens(pause_is_known_by)
         return context
 
-    def _continued(self, context: Context, new_tokens: float, now_s: float) -> None:
+    def _called(self, context: Context, new_tokens: float, now_s: float) -> None:
         """A call that needs a context has arrived, with so many tokens behind it."""
         name = pause_name(context.tool, context.name)
         context.called_s = now_s
@@ -75,16 +77,27 @@ class Contexts(ABC):
         self.reuse.observe(context.name, context.age, continued=True)
         self._decide(context, now_s)
 
-    def _began(self, contexts: Iterable[Context], name: str, waited_s: float, now_s: float) -> None:
-        """A call starts to run after a wait, of a program that has these contexts."""
-        self._waits.observe(now_s, waited_s)
+    def _began(self, contexts: Iterable[Context], name: str, level: int, waited_s: float, now_s: float) -> None:
+        """A call starts to run after a wait in the queue of this level, of a program that has these contexts."""
+        self._waits.of(level).observe(now_s, waited_s)
         for context in contexts:
             context.age += 1
             context.chance = self.reuse.chance(name, context.age)
 
-    def _has_turn(self, context: Context, turn: int, now_s: float) -> None:
-        """The call that needs a context waits, and so many calls start before it."""
-        context.turn_s = now_s + turn * self._waits.turn_s
+    def _queued(self, calls: Iterable[tuple[Context | None, int]], now_s: float) -> None:
+        """These calls wait, the one that starts next first: the context that it needs, and the level of its queue.
+
+        Calls of better queues that are still to come go first. So a turn is counted within the queue, by how often a
+        call of that queue gets its turn. It does not come before that of the calls ahead.
+        """
+        before: dict[int, int] = {}
+        latest_s = now_s
+        for context, level in calls:
+            turn = before[level] = before.get(level, 0) + 1
+            if context is not None:
+                context.level, context.waits = level, self._waits.of(level)
+                latest_s = max(latest_s, now_s + (turn - (level == 0)) * context.waits.turn_s)
+                context.turn_s = latest_s
 
     def _given_up(self, context: Context) -> None:
         """The program has ended."""

@@ -40,6 +40,7 @@ class RunningCall:
     program: Hashable
     name: str
     block: Block | None  # the last of its chain
+    level: int = 0  # of the queue in which its program's next call is going to wait, as far as is known
 
 
 class Retention(Contexts):
@@ -83,7 +84,7 @@ class Retention(Contexts):
             return  # it is the first call, one of several side by side, or a branch of its own
         if context.since_s is None and tool is not None:
             context.tool = tool
-        self._continued(context, (len(chain) - hit) * self.tree.block_tokens, now_s)
+        self._called(context, (len(chain) - hit) * self.tree.block_tokens, now_s)
 
     def call_cancelled(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> None:
         """A call that has arrived will not run. Its context waits for another one."""
@@ -93,7 +94,14 @@ class Retention(Contexts):
             self._decide(context, now_s)
 
     def call_began(
-        self, program: Hashable, name: str, chain: Sequence[Hashable], now_s: float, *, waited_s: float = 0.0
+        self,
+        program: Hashable,
+        name: str,
+        chain: Sequence[Hashable],
+        now_s: float,
+        *,
+        waited_s: float = 0.0,
+        level: int = 0,
     ) -> RunningCall:
         """A call starts to run. Its prompt's blocks are in the cache from now on, and in use.
 
@@ -103,6 +111,7 @@ class Retention(Contexts):
             chain: The keys of its prompt's full blocks.
             now_s: The time.
             waited_s: How long it has waited in the queue.
+            level: Of that queue; 0 is the first that is served.
         """
         row = self._programs.setdefault(program, _Program(name))
         self._programs.move_to_end(program)
@@ -111,8 +120,8 @@ class Retention(Contexts):
         row.name = name
         block = self.tree.extend(program, chain, now_s)
         self.tree.pin(block)
-        self._began(self.tree.contexts_of(program), name, waited_s, now_s)
-        return RunningCall(program, name, block)
+        self._began(self.tree.contexts_of(program), name, level, waited_s, now_s)
+        return RunningCall(program, name, block, level)
 
     def call_grew(self, call: RunningCall, chain: Sequence[Hashable], now_s: float) -> None:
         """A running call has more full blocks than before. `chain` has all of them."""
@@ -142,7 +151,7 @@ class Retention(Contexts):
         if call.program not in self._programs:
             self._rank(block, now_s)
             return None
-        context = self._left(call.program, call.name, now_s, tool, pause)
+        context = self._left(call.program, call.name, now_s, tool=tool, level=call.level, pause=pause)
         for each in self.tree.contexts_on(call.program, block):
             self._hold(each, 0)
         self.tree.end_context(context, block)
@@ -324,13 +333,14 @@ class Retention(Contexts):
             programs: The programs of the waiting calls, the call that starts next first.
             now_s: The time.
         """
-        first: dict[Hashable, int] = {}
-        for turn, program in enumerate(programs):
-            first.setdefault(program, turn)
-        for program, turn in first.items():
-            for context in self.tree.contexts_of(program):
-                if context.called_s is not None:
-                    self._has_turn(context, turn, now_s)
+        seen: set[Context] = set()
+        calls: list[tuple[Context | None, int]] = []
+        for program in programs:
+            called = [context for context in self.tree.contexts_of(program) if context.called_s is not None]
+            needed = next((context for context in called if context not in seen), None)
+            calls.append((needed, called[0].level if called else 0))
+            seen.update(called[:1] if needed is None else [needed])
+        self._queued(calls, now_s)
 
     def check_integrity(self) -> None:
         """Assert that the counts agree, and that only open programs have contexts. For tests.

@@ -10,6 +10,6 @@ from weft.core.prediction.output_lengths import OutputLengths
 from weft.core.prediction.reuse import Reuse
 from weft.core.prediction.samples import Samples
 from weft.core.prediction.tool_times import ToolTimes
-from weft.core.prediction.waits import Waits
+from weft.core.prediction.waits import Waits, WaitsByLevel
 
-__all__ = ["KnownTime", "OutputLengths", "Reuse", "Samples", "TimeEstimate", "ToolTimes", "Waits"]
+__all__ = ["KnownTime", "OutputLengths", "Reuse", "Samples", "TimeEstimate", "ToolTimes", "Waits", "WaitsByLevel"]

@@ -1,11 +1,12 @@
-"""How long calls wait in an engine's queue, and how often the next one gets its turn."""
+"""How long calls wait in an engine's queues, and how often the next one gets its turn."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
-_SHARE: Final = 0.05  # of the latest call in the averages
+_SHARE: Final = 0.05  # of the latest call in the averages; more of the first ones
+_MOST_LEVELS: Final = 64
 
 
 class Waits:
@@ -15,9 +16,27 @@ class Waits:
         self.wait_s = 0.0
         self.turn_s = 0.0  # from the start of one call to that of the next, while calls wait
         self._began_s = -math.inf
+        self._calls = 0
 
     def observe(self, now_s: float, waited_s: float) -> None:
         """A call starts to run, and has waited for so long."""
-        self.wait_s += _SHARE * (waited_s - self.wait_s)
-        self.turn_s += _SHARE * (min(now_s - self._began_s, waited_s) - self.turn_s)
+        self._calls += 1
+        share = max(_SHARE, 1 / self._calls)
+        self.wait_s += share * (waited_s - self.wait_s)
+        self.turn_s += share * (min(now_s - self._began_s, waited_s) - self.turn_s)
         self._began_s = now_s
+
+
+class WaitsByLevel:
+    """The waits in each of a scheduling policy's queues.
+
+    Least-served-first starts calls of its first queue at once, and lets those of its last one wait for minutes. So an
+    average over all calls is wrong for each.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, Waits] = {}
+
+    def of(self, level: int) -> Waits:
+        """The waits of calls in a queue, from now on as well."""
+        return self._levels.setdefault(min(level, _MOST_LEVELS - 1), Waits())

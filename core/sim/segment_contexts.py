@@ -77,19 +77,16 @@ class SegmentContexts(Contexts):
         """A call has arrived, and needs the context of its first parent."""
         context = self.needed_by(call)
         if context is not None and context.called_s is None:
-            self._continued(context, call.spec.prompt_tokens - call.spec.shared_prefix_tokens, now_s)
+            self._called(context, call.spec.prompt_tokens - call.spec.shared_prefix_tokens, now_s)
 
     def call_began(self, call: SimCall, waited_s: float, now_s: float) -> None:
         """A call starts to run for the first time."""
         mine = self._contexts.get(call.owner.number, {})
-        self._began(mine.values(), call.owner.view.name, waited_s, now_s)
+        self._began(mine.values(), call.owner.view.name, call.rank.level, waited_s, now_s)
 
     def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
         """These calls wait, the one that starts next first."""
-        for turn, call in enumerate(calls):
-            context = self.needed_by(call)
-            if context is not None:
-                self._has_turn(context, turn, now_s)
+        self._queued(((self.needed_by(call), call.rank.level) for call in calls), now_s)
 
     def call_left(self, call: SimCall, segment: Segment, called_s: float | None, now_s: float) -> None:
         """A call has ended, or is preempted and waits since `called_s`. What it leaves takes the place of its first
@@ -99,8 +96,7 @@ class SegmentContexts(Contexts):
         if spec.parents:
             self._drop(mine.pop(owner.index_of[spec.parents[0]], None))
         tool = next((owner.spec.calls[child].tool for child in owner.children[call.index]), None)
-        context = self._left(owner.number, owner.view.name, now_s, tool)
-        context.new_tokens = 0.0  # XXX identity
+        context = self._left(owner.number, owner.view.name, now_s, tool=tool, level=call.rank.level, pause=None)
         context.called_s, context.tokens = called_s, call.context_tokens
         self._drop(mine.get(call.index))
         mine[call.index] = context

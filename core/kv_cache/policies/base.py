@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from weft.core.prediction import TimeEstimate
+from weft.core.prediction import TimeEstimate, Waits
 from weft.core.registry import Registered
 
 MOST_HOLD_S = 300.0  # after this long a tool is taken for one that never returns
@@ -45,7 +45,6 @@ class Memory(NamedTuple):
     running_tokens: int  # contexts of the running calls
     prefill_token_s: float  # to compute a prompt token
     copy_token_s: float = math.inf  # to copy a token one way, as far as steps wait for it; infinite: no host memory
-    wait_s: float = 0.0  # that calls wait in the queue, as of late
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +64,8 @@ class Context:
     age: int = 0  # calls that its program has started since
     called_s: float | None = None  # when the next call arrived, which waits since
     turn_s: float | None = None  # when that call's turn comes, by its place in the queue; None: not known
+    waits: Waits = field(default_factory=Waits)  # of calls in the queue where the next call is going to wait
+    level: int = 0  # the index of that queue
     on_host: bool = False  # its KV is in host memory as well
     decision: Decision = field(default=LEAVE)
 
@@ -75,10 +76,10 @@ class Context:
         if self.turn_s is not None:
             return max(0.0, self.turn_s - now_s)
         if self.called_s is not None:
-            return max(0.0, self.called_s + memory.wait_s - now_s)
+            return max(0.0, self.called_s + self.waits.wait_s - now_s)
         if self.is_announced(now_s):
-            return memory.wait_s
-        return self.pause.remaining_s(self.elapsed_s(now_s)) + memory.wait_s
+            return self.waits.wait_s
+        return self.pause.remaining_s(self.elapsed_s(now_s)) + self.waits.wait_s
 
     def elapsed_s(self, now_s: float) -> float:
         """How long `pause` has lasted."""

@@ -88,6 +88,36 @@ def test_of_waiting_calls_that_of_the_last_turn_loses_its_context_first() -> Non
     kept.call_aborted(running, 9.0)
 
 
+def test_a_call_that_waits_in_a_later_queue_loses_its_context_to_one_that_will_start_at_once() -> None:
+    """Least-served-first lets calls of long programs wait, though they are next in their own queue. A program of the
+    first queue whose tool runs needs its context sooner."""
+    kept = retention("next-use")
+    for second in range(10):  # short programs start at once, a long one after 60 s
+        kept.call_ended(kept.call_began(f"s{second}", "agent", [f"s{second}"], second, waited_s=0.0), second)
+    kept.call_ended(kept.call_began("long", "agent", ["long"], 10.0, waited_s=60.0, level=3), 10.0)
+    kept.call_ended(kept.call_began("short", "agent", ["short"], 10.0, waited_s=0.0), 10.0)
+    kept.call_arrived("long", ["long"], 11.0)
+    kept.observe_queue(["long"], 11.0)
+    kept.epoch(MEMORY, 11.0)
+    order = kept.order.next_blocks(20, 11.0)
+    assert order.index("long") < order.index("short")
+
+
+def test_a_turn_is_not_before_that_of_the_calls_ahead() -> None:
+    """Each queue has its own pace, but the queue's order holds over all of them."""
+    kept = retention("next-use")
+    for number, level in enumerate((1, 2)):  # calls of the second queue have waited, those of the third have not yet
+        program = f"p{level}"
+        waited_s = 50.0 if level == 1 else 0.0
+        running = kept.call_began(program, "agent", [program], number, waited_s=waited_s, level=level)
+        kept.call_ended(running, number)
+        kept.call_arrived(program, [program], 2.0)
+    kept.observe_queue(["p1", "p2"], 3.0)
+    kept.epoch(MEMORY, 3.0)
+    p1, p2 = (kept.tree.contexts_of(program)[0] for program in ("p1", "p2"))
+    assert p1.turn_s == p2.turn_s == 53.0
+
+
 def test_a_prefix_that_programs_share_outlives_them() -> None:
     """A system prompt is used again by the next program, so it waits for its turn when no open program has it."""
     kept = retention()

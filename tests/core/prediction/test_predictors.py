@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.prediction import OutputLengths, Reuse, ToolTimes
+from weft.core.prediction import OutputLengths, Reuse, ToolTimes, WaitsByLevel
 from weft.core.prediction.names import MOST_NAMES
 
 
@@ -90,3 +90,28 @@ def test_reuse_keeps_a_bounded_number_of_names() -> None:
     for number in range(2000):
         reuse.observe(f"program {number}", number, continued=False)
     assert len(reuse._names) <= 256
+
+
+def test_each_queue_has_its_own_waits() -> None:
+    """Calls of the first queue that start at once say nothing about those of the last, which wait for a minute."""
+    waits = WaitsByLevel()
+    for second in range(100):
+        waits.of(0).observe(float(second), 0.0)
+        if second % 10 == 0:
+            waits.of(4).observe(float(second), 60.0)
+    assert (waits.of(0).wait_s, waits.of(0).turn_s) == (0.0, 0.0)
+    assert waits.of(4).wait_s == pytest.approx(60.0)
+    assert 10.0 <= waits.of(4).turn_s < 20.0
+
+
+def test_the_first_wait_counts_in_full() -> None:
+    """A queue of which one call has started so far is not taken for an empty one."""
+    waits = WaitsByLevel().of(1)
+    waits.observe(100.0, 40.0)
+    assert waits.wait_s == waits.turn_s == 40.0
+
+
+def test_levels_are_bounded() -> None:
+    """Whatever levels a policy has."""
+    waits = WaitsByLevel()
+    assert waits.of(10**9) is waits.of(10**6)

@@ -6,10 +6,13 @@ import random
 
 import pytest
 
-from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
+from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig, Memory
+from weft.core.kv_cache.retention import Retention
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, simulate
-from weft.core.trace.format import TraceProgram
+from weft.core.sim.calls import SimCall, SimProgram
+from weft.core.sim.kept import KeptKv
+from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.workloads import generate, poisson
 
 
@@ -35,6 +38,48 @@ def test_without_eviction_the_policy_does_not_matter() -> None:
     for name in KV_POLICIES:
         settings = SimSettings(PolicyConfig("fcfs"), kv_tokens=10**7, kv_policy=KvPolicyConfig(name))
         assert simulate(programs, settings).to_dict() == plain
+
+
+def test_engines_and_simulator_learn_the_same_from_the_same_calls() -> None:
+    """A tool loop, once with the simulator's segments and once with the blocks of engines: both know a context by the
+    same name, expect the same pause and the same new tokens, and give it the same chance."""
+    calls = (
+        TraceCall("a", (), 10, 1_590, tool=None),
+        TraceCall("b", ("a",), 10, 1_910, gap_s=2.0, tool="grep", shared_prefix_tokens=1_600),
+        TraceCall("c", ("b",), 10, 2_230, gap_s=2.0, tool="grep", shared_prefix_tokens=1_920),
+    )
+    program = SimProgram(TraceProgram("p", calls, name="agent"), 0)
+    program.open(0.0, 0)
+    cache = KeptKv(100_000, KvPolicyConfig("next-use").make(), 1e-4)
+    blocks = Retention(KvPolicyConfig("next-use").make(), 16, Memory(0.0, 0, 1e-4))
+    for index, spec in enumerate(calls):
+        now_s = 3.0 * index
+        call = SimCall(
+            spec.call_id,
+            program.view,
+            spec.prompt_tokens,
+            spec=spec,
+            owner=program,
+            index=index,
+            inherited=program.view.attained,
+        )
+        cache.tick(now_s)
+        cache.call_arrived(call)
+        cache.call_began(call, 0.5)
+        chain = range((spec.prompt_tokens + spec.output_tokens) // 16)
+        blocks.call_arrived("p", chain[: spec.prompt_tokens // 16], now_s)
+        running = blocks.call_began("p", "agent", chain[: spec.prompt_tokens // 16], now_s, waited_s=0.5)
+        own = cache.reserve_call(call, *cache.find(call.prefixes()), spec.prompt_tokens)
+        cache.release(own)
+        cache.tick(now_s + 1.0)
+        cache.call_ended(call, own)
+        blocks.call_grew(running, chain, now_s + 1.0)
+        blocks.call_ended(running, now_s + 1.0, tool=calls[index + 1].tool if index < 2 else None)
+    (simulated,), (engine,) = cache._kept.call_of, blocks.tree.contexts_of("p")
+    assert simulated.pause.mean_s == engine.pause.mean_s
+    assert (simulated.name, simulated.tool, simulated.chance) == (engine.name, engine.tool, engine.chance)
+    assert simulated.new_tokens == pytest.approx(engine.new_tokens, rel=0.1)  # blocks are not divided
+    assert simulated.expected_s(cache.memory(), 8.0) == engine.expected_s(blocks.memory, 8.0)
 
 
 def test_expecting_the_next_use_finds_more() -> None:
