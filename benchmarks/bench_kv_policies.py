@@ -2,6 +2,7 @@
 
     python benchmarks/bench_kv_policies.py --seeds 1,2,3 --out kv_policies.json
     python benchmarks/bench_kv_policies.py --programs 20 --seeds 0 --only tools       # a look
+    python benchmarks/bench_kv_policies.py --kv "stock,ended-first,next-use,next-use+host"
 
 Programs, arrivals and engines are those of `policy_grid.py`: they arrive as often as gives FCFS on the stock engine
 the setting's multiple of the latency that programs have alone. The JSON file is `--out`; a plot is written next to it.
@@ -28,9 +29,11 @@ from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, simulate
 
 POLICIES: Final = ("fcfs", "atlas", "auto")
-# "stock" is lru, and under auto the order that auto chooses; "+host" has host memory of eight times the KV cache.
+# "stock" is lru, and under auto the order that auto chooses. "+host" has host memory of eight times the KV cache,
+# "+late" copies nothing back before the call starts that needs it, and "+oracle" knows how long tools take and what is
+# continued.
 KV: Final = ("stock", "ended-first", "least-waste", "least-waste+host", "ttl", "wa-lru", "next-use", "next-use+host")
-SHOWN: Final = ("stock", "ended-first", "least-waste+host", "next-use", "next-use+host")  # in the plot
+LEFT_OUT: Final = ("least-waste", "ttl", "wa-lru")  # of the plot
 HOST_TIMES: Final = 8
 SETTINGS: Final = tuple(
     Setting(workload, kv_tokens, load, gaps=gaps)
@@ -40,6 +43,7 @@ SETTINGS: Final = tuple(
         ("tools", 3.0, LONG_GAPS),
         ("chat", 3.0, 1.0),
         ("mixed", 3.0, 1.0),
+        ("search", 3.0, 1.0),
     )
     for kv_tokens in (65_536, 131_072, 262_144)
 )
@@ -64,22 +68,24 @@ def engine(setting: Setting, policy: str, kv_policy: str) -> SimSettings:
     stock = setting.engine(PolicyConfig(policy))
     if kv_policy == "stock":
         return stock
-    name, _, host = kv_policy.partition("+")
+    name, *also = kv_policy.split("+")
     return replace(
         stock,
         kv_policy=KvPolicyConfig(name),
-        host_kv_tokens=HOST_TIMES * setting.kv_tokens if host else 0,
+        host_kv_tokens=HOST_TIMES * setting.kv_tokens if "host" in also else 0,
+        fetches_ahead="late" not in also,
+        knows_pauses="oracle" in also,
     )
 
 
-def rows_of(setting: Setting, seeds: Sequence[int], programs: int) -> list[Row]:
-    """Simulate a setting with every combination."""
+def rows_of(setting: Setting, seeds: Sequence[int], programs: int, kv_policies: Sequence[str]) -> list[Row]:
+    """Simulate a setting with every combination. The first KV policy is "stock"."""
     found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for seed in seeds:
         made = arrived_programs(setting, seed, programs, rate_of(setting, seed, programs))
         stock_s = 0.0
         for policy in POLICIES:
-            for kv_policy in KV:
+            for kv_policy in kv_policies:
                 result = simulate(made, engine(setting, policy, kv_policy))
                 counts = result.counts
                 stock_s = stock_s or result.mean_latency  # stock FCFS is the first
@@ -98,12 +104,13 @@ def rows_of(setting: Setting, seeds: Sequence[int], programs: int) -> list[Row]:
 def show(rows: Sequence[Row], console: Console) -> None:
     """Print completion times ÷ stock FCFS, with the percentage of prompt tokens that were computed again."""
     by_cell = {(row.setting, row.policy, row.kv_policy): row for row in rows}
+    kv_policies = list(dict.fromkeys(row.kv_policy for row in rows))
     table = Table(title="completion ÷ stock FCFS (% of prompt tokens computed again)")
-    for heading in ("setting", "policy", *KV):
+    for heading in ("setting", "policy", *kv_policies):
         table.add_column(heading)
     for setting in dict.fromkeys(row.setting for row in rows):
         for policy in POLICIES:
-            cells = (by_cell[setting, policy, kv_policy] for kv_policy in KV)
+            cells = (by_cell[setting, policy, kv_policy] for kv_policy in kv_policies)
             table.add_row(setting, policy, *(f"{row.completion:.2f} ({row.again_percent:.1f})" for row in cells))
     console.print(table)
 
@@ -113,9 +120,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     plt = pyplot()
     plt.rcParams["svg.fonttype"] = "none"
     settings = list(dict.fromkeys(row.setting for row in rows))
+    kv_policies = [each for each in dict.fromkeys(row.kv_policy for row in rows) if each not in LEFT_OUT]
     figure, axes = plt.subplots(1, len(POLICIES), figsize=(11, 4.6), sharey=True, layout="constrained")
     for axis, policy in zip(axes, POLICIES, strict=True):
-        for kv_policy in SHOWN:
+        for kv_policy in kv_policies:
             cells = {row.setting: row.completion for row in rows if (row.policy, row.kv_policy) == (policy, kv_policy)}
             axis.plot([cells[setting] for setting in settings], range(len(settings)), "o", label=kv_policy)
         axis.set(title=policy, xscale="log", xlabel="completion ÷ stock FCFS", yticks=range(len(settings)))
@@ -134,16 +142,18 @@ def main(
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "1,2,3",
     programs: Annotated[int, typer.Option(min=10, help="Programs of mixed; the others have twice as many.")] = 100,
     only: Annotated[str, typer.Option(help="Only settings whose name contains this.")] = "",
+    kv: Annotated[str, typer.Option(help="KV policies, with commas; stock is always among them.")] = ",".join(KV),
     out: Annotated[Path | None, typer.Option(help="Results (.json); the plot is written next to it.")] = None,
 ) -> None:
     """Compare KV policies, with and without host memory."""
     settings = [setting for setting in SETTINGS if only in str(setting)]
     if not settings:
         raise typer.BadParameter(f"no setting's name contains {only!r}.")
+    kv_policies = list(dict.fromkeys(["stock", *kv.split(",")]))
     numbers, rows = [int(seed) for seed in seeds.split(",")], list[Row]()
     for setting in settings:
         try:
-            rows += rows_of(setting, numbers, programs)
+            rows += rows_of(setting, numbers, programs, kv_policies)
         except SimulationError as error:  # too few programs for the load
             typer.echo(f"{setting} is left out: {error}", err=True)
             continue

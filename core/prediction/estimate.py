@@ -48,3 +48,9 @@ class KnownTime(TimeEstimate):
 
     def remaining_s(self, elapsed_s: float) -> float:
         return max(0.0, self.duration_s - elapsed_s)
+
+
+class KnownPause(KnownTime):
+    """An oracle that knows when the next call arrives, and not how long it then waits in the queue."""
+
+    is_oracle: ClassVar[bool] = False  # the wait is still to be added

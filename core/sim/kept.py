@@ -33,30 +33,25 @@ class KeptKv(KvCache):
     """A KV cache in which a KV policy chooses what is evicted.
 
     Args:
-        capacity: In tokens, bounded.
+        settings: The engine. Its KV cache is bounded.
         policy: A policy of its own.
-        prefill_token_s: Seconds to compute a prompt token.
         host: Host memory of its own. None: nothing is spilled.
-        block_tokens: Prefixes are evicted in blocks of so many tokens.
     """
 
-    def __init__(
-        self,
-        capacity: float,
-        policy: KvPolicy,
-        prefill_token_s: float,
-        host: HostTier | None = None,
-        block_tokens: int = 1,
-    ) -> None:
-        super().__init__(capacity, block_tokens=block_tokens)
-        self._prefill_token_s = prefill_token_s
+    def __init__(self, settings: SimSettings, policy: KvPolicy, host: HostTier | None = None) -> None:
+        super().__init__(settings.kv_capacity, block_tokens=settings.block_tokens)
+        # Steps that are all alike do not tell the speed. An engine then assumes the default, too.
+        self._prefill_token_s = settings.timing.prefill_token_s or StepCosts().prefill_token_s
+        self._fetches_ahead = settings.fetches_ahead
         self._host = host
         self._fetches: dict[Context, _Fetch] = {}  # in the order in which they are done
         self._now_s = 0.0
         self._queue_s = -math.inf
         self._entries = 0
         self._order: list[tuple[Rank, int, Segment]] | None = None  # the leaves, until something changes
-        self._kept = SegmentContexts(policy, Memory(0.0, 0, prefill_token_s), self)
+        self._kept = SegmentContexts(
+            policy, Memory(0.0, 0, self._prefill_token_s), self, knows_pauses=settings.knows_pauses
+        )
 
     def tick(self, now_s: float) -> None:
         """The time is `now_s`. Copies are done, and in each epoch all contexts are decided again."""
@@ -74,7 +69,7 @@ class KeptKv(KvCache):
             return
         self._queue_s, self._order = now_s, None
         self._kept.queue_changed(calls, now_s)
-        if self._host is not None:
+        if self._host is not None and self._fetches_ahead:
             self._fetch_ahead(self._host)
 
     def call_arrived(self, call: SimCall) -> None:
@@ -225,6 +220,4 @@ def kv_cache(settings: SimSettings, counts: Counts) -> KvCache:
     host = None
     if settings.host_kv_tokens:
         host = HostTier(settings.host_kv_tokens, settings.swap_token_s, counts)
-    # Steps that are all alike do not tell the speed. An engine then assumes the default, too.
-    prefill_token_s = settings.timing.prefill_token_s or StepCosts().prefill_token_s
-    return KeptKv(capacity, config.make(), prefill_token_s, host, settings.block_tokens)
+    return KeptKv(settings, config.make(), host)

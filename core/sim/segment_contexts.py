@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from weft.core.kv_cache.contexts import Contexts
 from weft.core.kv_cache.eviction_order import Rank, rank_of
 from weft.core.kv_cache.policies import Context, KvPolicy, Memory
+from weft.core.prediction import KnownPause
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.kv import Segment
 
@@ -39,10 +40,12 @@ class SegmentContexts(Contexts):
         policy: A policy of its own.
         memory: The memory at first.
         keeper: Where the segments are.
+        knows_pauses: As in `SimSettings`.
     """
 
-    def __init__(self, policy: KvPolicy, memory: Memory, keeper: Keeper) -> None:
+    def __init__(self, policy: KvPolicy, memory: Memory, keeper: Keeper, *, knows_pauses: bool = False) -> None:
         super().__init__(policy, memory)
+        self._knows_pauses = knows_pauses
         self.call_of: dict[Context, SimCall] = {}  # that left it
         self._keeper = keeper
         self._contexts: dict[Hashable, dict[int, Context]] = {}  # of each program, by the call that left it
@@ -81,7 +84,7 @@ class SegmentContexts(Contexts):
 
     def call_began(self, call: SimCall, waited_s: float, now_s: float) -> None:
         """A call starts to run for the first time."""
-        mine = self._contexts.get(call.owner.number, {})
+        mine = {} if self._knows_pauses else self._contexts.get(call.owner.number, {})
         self._began(mine.values(), call.owner.view.name, call.rank.level, waited_s, now_s)
 
     def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
@@ -95,8 +98,18 @@ class SegmentContexts(Contexts):
         mine = self._contexts.setdefault(owner.number, {})
         if spec.parents:
             self._drop(mine.pop(owner.index_of[spec.parents[0]], None))
-        tool = next((owner.spec.calls[child].tool for child in owner.children[call.index]), None)
-        context = self._left(owner.number, owner.view.name, now_s, tool=tool, level=call.rank.level, pause=None)
+        after = [owner.spec.calls[child] for child in owner.children[call.index]]
+        context = self._left(
+            owner.number,
+            owner.view.name,
+            now_s,
+            tool=after[0].tool if after else None,
+            level=call.rank.level,
+            pause=KnownPause(min((each.gap_s for each in after), default=0.0)) if self._knows_pauses else None,
+        )
+        if self._knows_pauses:
+            continues = any(each.parents[0] == spec.call_id for each in after)
+            context.chance = 1.0 if continues or called_s is not None else 0.0
         context.called_s, context.tokens = called_s, call.context_tokens
         self._drop(mine.get(call.index))
         mine[call.index] = context

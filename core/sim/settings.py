@@ -33,6 +33,8 @@ class SimSettings:
     # programs that have ended, if the scheduling policy says so.
     kv_policy: KvPolicyConfig | None = None
     host_kv_tokens: float = 0  # host memory of each replica between calls, with a KV policy
+    fetches_ahead: bool = True  # copies begin before the call starts that needs them; False for comparisons
+    knows_pauses: bool = False  # an oracle: KV policies know how long each tool takes, and which context is continued
     chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts
     preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a preempted call
     swap_token_s: float = 5e-6  # time to copy a token's KV to host memory or back; preempted calls have no limit there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,22 @@ def test_a_call_that_finds_its_context_only_on_the_host_waits_for_the_copy() -> 
     )
     assert slow - fast == pytest.approx(8_900 * (1e-5 - 1e-6), rel=0.02)
     assert none - slow > 8_900 * (1e-4 - 1e-5)  # and the fixed time of the steps
+
+
+def test_without_fetching_ahead_calls_wait_for_their_copies() -> None:
+    """Nothing is computed again either way, but steps wait for copies that could have been made before."""
+    programs = programs_of("tools", 40)
+    settings = SimSettings(
+        PolicyConfig("fcfs"),
+        kv_tokens=65_536,
+        batch_size=4,
+        kv_policy=KvPolicyConfig("next-use"),
+        host_kv_tokens=math.inf,
+        swap_token_s=2e-5,
+    )
+    ahead, late = simulate(programs, settings), simulate(programs, replace(settings, fetches_ahead=False))
+    assert ahead.counts.again == late.counts.again == 0
+    assert ahead.mean_latency < late.mean_latency
 
 
 def test_host_memory_without_a_kv_policy_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -50,8 +51,8 @@ def test_engines_and_simulator_learn_the_same_from_the_same_calls() -> None:
     )
     program = SimProgram(TraceProgram("p", calls, name="agent"), 0)
     program.open(0.0, 0)
-    cache = KeptKv(100_000, KvPolicyConfig("next-use").make(), 1e-4)
-    blocks = Retention(KvPolicyConfig("next-use").make(), 16, Memory(0.0, 0, 1e-4))
+    cache = KeptKv(SimSettings(kv_tokens=100_000), KvPolicyConfig("next-use").make())
+    blocks = Retention(KvPolicyConfig("next-use").make(), 16, Memory(0.0, 0, SimSettings().timing.prefill_token_s))
     for index, spec in enumerate(calls):
         now_s = 3.0 * index
         call = SimCall(
@@ -80,6 +81,14 @@ def test_engines_and_simulator_learn_the_same_from_the_same_calls() -> None:
     assert (simulated.name, simulated.tool, simulated.chance) == (engine.name, engine.tool, engine.chance)
     assert simulated.new_tokens == pytest.approx(engine.new_tokens, rel=0.1)  # blocks are not divided
     assert simulated.expected_s(cache.memory(), 8.0) == engine.expected_s(blocks.memory, 8.0)
+
+
+def test_known_pauses_find_no_less() -> None:
+    """An oracle of the tools' times and of what is continued: it helps a search most, whose branches are given up."""
+    programs = programs_of("search", 6)
+    settings = SimSettings(PolicyConfig("fcfs"), kv_tokens=24_576, kv_policy=KvPolicyConfig("next-use"))
+    expected, known = simulate(programs, settings), simulate(programs, replace(settings, knows_pauses=True))
+    assert known.prefix_hit_rate > expected.prefix_hit_rate
 
 
 def test_expecting_the_next_use_finds_more() -> None:
