@@ -36,11 +36,15 @@ class SwapChoice:
     Args:
         min_tokens: as in `SwapConfig`.
         token_bytes: KV bytes of a token on one worker, all layers.
+
+    Attributes:
+        token_bytes: As passed.
+        copy_speed: As measured; None as long as it was not.
     """
 
     def __init__(self, min_tokens: int | Literal["auto"], token_bytes: float) -> None:
         self._fixed = None if min_tokens == "auto" else min_tokens
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
         self._prefill: deque[float] = deque(maxlen=_WINDOW_STEPS)  # seconds a token
         self.copy_speed: CopySpeed | None = None
         self._min_tokens: float | None = None
@@ -74,6 +78,6 @@ class SwapChoice:
         prefill_tokens_per_s, speed = self.prefill_tokens_per_s, self.copy_speed
         if prefill_tokens_per_s is None or speed is None:
             return 0.0
-        copy_s = self._token_bytes * (1 / speed.out_bytes_per_s + 1 / speed.in_bytes_per_s)
+        copy_s = self.token_bytes * (1 / speed.out_bytes_per_s + 1 / speed.in_bytes_per_s)
         gain_s = 1 / prefill_tokens_per_s - copy_s
         return 2 * speed.call_s / gain_s if gain_s > 0 else math.inf

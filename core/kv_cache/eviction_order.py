@@ -131,6 +131,15 @@ class EvictionOrder:
                 return block
         return None
 
+    def peek(self, now_s: float) -> tuple[Rank, Block] | None:
+        """The next block, and its rank. None if every block is in use."""
+        self._expire(now_s)
+        while self._heap:
+            if _is_current(self._heap[0]):
+                return self._heap[0][0], self._heap[0][-1]
+            heapq.heappop(self._heap)
+        return None
+
     def next_blocks(self, count: int, now_s: float) -> list[Hashable]:
         """The keys of the blocks that would be evicted next, in their order, at most `count`. Changes nothing."""
         self._expire(now_s)
@@ -245,7 +254,7 @@ def rank_of(
 
 def group_of(context: Context, now_s: float) -> Group:
     """The group that a context's decision puts it in."""
-    if context.decision.action is Action.SPILL and context.on_host:
+    if context.decision.action is Action.SPILL and context.on_host and not context.is_fetched:
         return Group.SPILLED
     return Group.HELD if _is_held(context, now_s) else Group.LEFT
 

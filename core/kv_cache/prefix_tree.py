@@ -113,7 +113,7 @@ class PrefixTree:
             self.drop_context(each)
         self._ends.setdefault(context.program, {})[context] = block
         block.contexts[context] = None
-        context.tokens = (block.depth + 1) * self.block_tokens
+        self._note_tokens(context, (block.depth + 1) * self.block_tokens)
 
     def contexts_on(self, program: Hashable, block: Block | None) -> list[Context]:
         """The contexts of a program that end in this block or before it in its chain."""
@@ -192,12 +192,16 @@ class PrefixTree:
             for context in list(gone.contexts):
                 if parent is None:
                     self.drop_context(context)
-                    context.tokens = 0
+                    self._note_tokens(context, 0)
                 else:
                     self._ends[context.program][context] = parent
                     parent.contexts[context] = None
-                    context.tokens = (parent.depth + 1) * self.block_tokens
+                    self._note_tokens(context, (parent.depth + 1) * self.block_tokens)
             gone.contexts.clear()
+
+    def _note_tokens(self, context: Context, tokens: int) -> None:
+        """So many tokens of a context are in the tree now."""
+        context.tokens = tokens
 
     def check_integrity(self) -> None:
         """Assert that the counts agree with the tree. For tests.

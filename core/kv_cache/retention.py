@@ -77,8 +77,7 @@ class Retention(Contexts):
             tool: The tool that has run since the program's last call, if nobody said so before.
         """
         row = self._programs.get(program)
-        hit = self.tree.hit_blocks(chain)
-        found = self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)
+        hit, found = self._find(program, chain)
         context = found[0] if found else row.last if row is not None else None
         if context is None or context.called_s is not None or (context.tokens and not found):
             return  # it is the first call, one of several side by side, or a branch of its own
@@ -88,8 +87,7 @@ class Retention(Contexts):
 
     def call_cancelled(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> None:
         """A call that has arrived will not run. Its context waits for another one."""
-        hit = self.tree.hit_blocks(chain)
-        for context in self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)[:1]:
+        for context in self._find(program, chain)[1][:1]:
             context.called_s = context.turn_s = None
             self._decide(context, now_s)
 
@@ -120,7 +118,7 @@ class Retention(Contexts):
         row.name = name
         block = self.tree.extend(program, chain, now_s)
         self.tree.pin(block)
-        self._began(self.tree.contexts_of(program), name, level, waited_s, now_s)
+        self._began(self.contexts_of(program), name, level, waited_s, now_s)
         return RunningCall(program, name, block, level)
 
     def call_grew(self, call: RunningCall, chain: Sequence[Hashable], now_s: float) -> None:
@@ -213,7 +211,7 @@ class Retention(Contexts):
 
     def _paused(self, program: Hashable) -> list[Context]:
         """The latest context of a program, if no call has come for it yet and no oracle knows when one will."""
-        latest = self.tree.contexts_of(program)[-1:]
+        latest = self.contexts_of(program)[-1:]
         return [each for each in latest if each.called_s is None and not each.pause.is_oracle]
 
     def _pause_changed(self, program: Hashable, row: _Program, now_s: float) -> None:
@@ -238,7 +236,7 @@ class Retention(Contexts):
     def program_ended(self, program: Hashable, now_s: float) -> None:
         """No call of a program will come."""
         self._programs.pop(program, None)
-        for context in self.tree.contexts_of(program):
+        for context in self.contexts_of(program):
             self._given_up(context)
             block = self.tree.drop_context(context)
             if block is not None:
@@ -283,6 +281,10 @@ class Retention(Contexts):
         else:
             each.decision = self.policy.decide(each, self.memory, now_s)
             self._hold(each, self.tree.own_tokens(each))
+
+    def contexts_of(self, program: Hashable) -> list[Context]:
+        """The contexts of a program, the one that was used last at the end."""
+        return self.tree.contexts_of(program)
 
     def chain_of(self, context: Context) -> list[Hashable]:
         """The keys of the blocks of a context that are cached yet, the first one first."""
@@ -336,7 +338,7 @@ class Retention(Contexts):
         seen: set[Context] = set()
         calls: list[tuple[Context | None, int]] = []
         for program in programs:
-            called = [context for context in self.tree.contexts_of(program) if context.called_s is not None]
+            called = [context for context in self.contexts_of(program) if context.called_s is not None]
             needed = next((context for context in called if context not in seen), None)
             calls.append((needed, called[0].level if called else 0))
             seen.update(called[:1] if needed is None else [needed])
@@ -354,6 +356,11 @@ class Retention(Contexts):
             raise AssertionError("held tokens are miscounted")
         if not self.tree.programs <= self._programs.keys():
             raise AssertionError("a program that has ended has a context")
+
+    def _find(self, program: Hashable, chain: Sequence[Hashable]) -> tuple[int, list[Context]]:
+        """How many blocks of a chain are there, and the program's contexts that it continues."""
+        hit = self.tree.hit_blocks(chain)
+        return hit, self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)
 
     def _own_tokens(self, context: Context) -> int | None:
         return self.tree.own_tokens(context) if self.tree.end_of(context) is not None else None

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
+
+
+@dataclass(slots=True)
+class KvCounts:
+    """Tokens of KV so far: what calls found where when they began, and what moved."""
+
+    found_tokens: int = 0  # on the device
+    loaded_tokens: int = 0  # in host memory, and loaded by the call itself
+    recomputed_tokens: int = 0  # that an earlier call of the program had computed, and that were nowhere
+    fetched_tokens: int = 0  # copied back before their call began
+    spilled_tokens: int = 0  # copied to host memory
 
 
 class SwapStats(NamedTuple):

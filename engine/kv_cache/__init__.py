@@ -1,6 +1,6 @@
 """The KV swap between the engine's paged cache and host memory, in the scheduler's process and in the workers.
 
-The scheduler's process has `planner` (which calls are kept, in which slots). The workers have `worker` (the copies),
+The scheduler's process has `store` (whose KV is kept, in which slots). The workers have `worker` (the copies),
 `layout` (where blocks lie), `pool` (the host memory) and `kernel` (what moves the bytes). `connector` joins both sides
 through vLLM; `plan` is what travels between them.
 """

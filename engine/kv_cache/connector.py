@@ -1,4 +1,4 @@
-"""The KV connector that keeps the KV of preempted calls in host memory: a plugin for stock vLLM.
+"""The KV connector that keeps KV in host memory: a plugin for stock vLLM.
 
 `weft.Engine` sets it up. Without `weft.Engine`, together with `weft.engine.scheduler.WeftScheduler`::
 
@@ -7,24 +7,26 @@
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"space_gib": 4, "min_tokens": "auto"}}'
 
-vLLM makes one connector in the scheduler's process and one in each worker. The scheduler hands preempted calls to
-`SwapConnector.planner`. The plan of a step travels to the workers with the step. The workers copy out before the step
-writes anything, and copy in before the model runs (Autellix §4.2.2, §5).
+vLLM makes one connector in the scheduler's process and one in each worker. The scheduler hands preempted calls, and
+with a KV policy the contexts of programs, to `SwapConnector.store`. The plan of a step travels to the workers with the
+step. The workers copy out before the step writes anything, and copy in before the model runs (Autellix §4.2.2, §5).
+What they could not copy travels back with the step's output.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import torch
 
-from weft.core.errors import SwapArgumentError
+from weft.core.errors import SwapArgumentError, SwapError
 from weft.core.kv_cache.choice import CopySpeed, SwapChoice
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.log import get_logger
-from weft.engine.kv_cache.plan import SwapPlan
-from weft.engine.kv_cache.planner import SwapPlanner
+from weft.engine.kv_cache.plan import Executed, SwapPlan
+from weft.engine.kv_cache.store import HostStore
 from weft.engine.kv_cache.worker import SwapWorker
 from weft.engine.vllm_compat.names import (
     FullAttentionSpec,
@@ -52,20 +54,34 @@ _EMPTY_PLAN: Final = StepPlan()  # shared by the many steps without a swap
 
 
 @dataclass
-class Measured(KVConnectorWorkerMetadata):
-    """How fast the workers copy, as it travels to the scheduler."""
+class WorkerReport(KVConnectorWorkerMetadata):
+    """What a worker tells the scheduler: how fast it copies, and how a plan went."""
 
-    speed: CopySpeed
+    speed: CopySpeed | None = None
+    executed: Executed | None = None
+    has_memory: bool = True
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        return Measured(self.speed.slowest(other.speed)) if isinstance(other, Measured) else self
+        if not isinstance(other, WorkerReport):
+            return self
+        speeds = [each.speed for each in (self, other) if each.speed is not None]
+        plans = [each.executed for each in (self, other) if each.executed is not None]
+        return WorkerReport(
+            speeds[0].slowest(speeds[-1]) if speeds else None,
+            plans[0].together(plans[-1]) if plans else None,
+            self.has_memory and other.has_memory,
+        )
+
+
+_NOTHING: Final = WorkerReport()
+_MOST_POLLS: Final = 1000
 
 
 class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     """Swaps KV blocks between the device and host memory, as this module's docstring describes.
 
     Attributes:
-        planner: plans the copies. None in a worker, and where this engine's KV cannot be swapped.
+        store: plans the copies. None in a worker, and where this engine's KV cannot be swapped.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
@@ -81,9 +97,11 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         block_bytes = 0 if obstacle else _block_bytes(kv_cache_config)
         self._slots = max(1, config.space_bytes // block_bytes) if block_bytes else 0  # 0 if nothing is swapped
         self._num_blocks = kv_cache_config.num_blocks
-        self.planner: SwapPlanner | None = None
+        self.store: HostStore | None = None
+        self.wants_step: Callable[[], bool] = lambda: False  # whether a step would copy something
+        self._idle_polls = 0
         self._worker: SwapWorker | None = None
-        self._unsent: Measured | None = None
+        self._unsent = WorkerReport()
         self._failed: set[int] = set()
         self._local_tokens: dict[str, int] = {}  # by request that is being scheduled: tokens in vLLM's prefix cache
         if obstacle:
@@ -91,7 +109,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         elif role == KVConnectorRole.SCHEDULER:
             block_tokens = vllm_config.cache_config.block_size
             choice = SwapChoice(config.min_tokens, block_bytes / block_tokens)
-            self.planner = SwapPlanner(self._slots, block_tokens, choice)
+            self.store = HostStore(self._slots, block_tokens, choice)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -101,33 +119,49 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
     # -- called in the scheduler's process
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        if self.planner is None:
+        if self.store is None:
             return 0, False
         key = request.request_id
         self._local_tokens[key] = num_computed_tokens
-        return self.planner.match(key, num_computed_tokens, request.num_tokens), False
+        return self.store.match(key, request.block_hashes, num_computed_tokens, request.num_tokens), False
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         local = self._local_tokens.pop(request.request_id, 0)
-        if self.planner is not None:
+        if self.store is not None:
             ids = blocks.get_block_ids()[0]
-            self.planner.resume(request.request_id, ids, local, local + num_external_tokens)
+            self.store.resume(request.request_id, request.block_hashes, ids, local, local + num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         del scheduler_output
         self._local_tokens.clear()
-        plan = self.planner.take_plan() if self.planner is not None else None
+        plan = self.store.take_plan() if self.store is not None else None
+        if plan is not None:
+            self._idle_polls = 0
         return _EMPTY_PLAN if plan is None else StepPlan(plan)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        measured = connector_output.kv_connector_worker_meta
-        if self.planner is not None and isinstance(measured, Measured):
-            self.planner.choice.observe_copy(measured.speed)
+        report = connector_output.kv_connector_worker_meta
+        if self.store is None or not isinstance(report, WorkerReport):
+            return
+        if not report.has_memory:
+            self.store.memory_lost()
+        if report.speed is not None:
+            self.store.choice.observe_copy(report.speed)
+        if report.executed is not None:
+            self.store.executed(report.executed)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether an engine without requests has to step: to copy, or to learn that a copy is done."""
+        if self.store is None or not (self.store.awaits_report or self.wants_step()):
+            self._idle_polls = 0
+            return False
+        self._idle_polls += 1
+        return self._idle_polls < _MOST_POLLS  # a report that is lost keeps no engine awake
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         del block_ids
-        if self.planner is not None:
-            self.planner.release(request.request_id)
+        if self.store is not None:
+            self.store.release(request.request_id)
         return False, None
 
     def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
@@ -135,26 +169,45 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool:
         """Forget all copies in host memory. vLLM calls this when the weights have changed."""
-        if self.planner is not None:
-            self.planner.reset()
+        if self.store is not None:
+            self.store.reset()
         return True
 
     # -- called in a worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        if self._slots:
+        if not self._slots:
+            return
+        try:
             self._worker = SwapWorker(kv_caches, self._num_blocks, self._slots)
-            self._unsent = Measured(self._worker.measure())
+            self._unsent = WorkerReport(self._worker.measure())
+        except SwapError as error:
+            self._unsent = WorkerReport(has_memory=False)
+            get_logger().warning(
+                "there is no host memory for KV: what does not fit on the device is computed again", reason=str(error)
+            )
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        if self._worker is not None and isinstance(kv_connector_metadata, StepPlan):
-            self._worker.swap_out(kv_connector_metadata.plan)
+        if not isinstance(kv_connector_metadata, StepPlan):
+            return
+        plan = kv_connector_metadata.plan
+        if plan.number:
+            lost = self._worker.swap_out(plan) if self._worker is not None else plan.out.slots
+            self._unsent.executed = Executed(plan.number, tuple(lost))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         del forward_context, kwargs
         metadata = self._connector_metadata
-        if self._worker is not None and isinstance(metadata, StepPlan) and metadata.plan.loads:
-            self._failed = self._worker.swap_in(metadata.plan)
+        executed = self._unsent.executed
+        if not isinstance(metadata, StepPlan) or executed is None:
+            return
+        plan = metadata.plan
+        if self._worker is None:
+            self._failed = {block for load in plan.loads for block in load.blocks}
+            executed.unread = tuple({slot for load in (*plan.loads, plan.fetch) for slot in load.slots})
+        elif plan.loads or plan.fetch.slots:
+            self._failed, unread = self._worker.swap_in(plan)
+            executed.unread = tuple(unread)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         if not self._failed:
@@ -163,14 +216,14 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        unsent, self._unsent = self._unsent, None
-        return unsent
+        unsent, self._unsent = self._unsent, WorkerReport()
+        return None if unsent == _NOTHING else unsent
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: the copies come before the model on the same stream."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: only preempted calls are copied."""
+        """Do nothing: blocks are copied whole, between steps."""
 
     def wait_for_save(self) -> None:
         """Do nothing: no layer is saved while the model runs."""

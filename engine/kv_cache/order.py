@@ -80,6 +80,11 @@ class KvOrder:
     def reset(self, now_s: float) -> None:
         """vLLM has emptied its prefix cache."""
 
+    @property
+    def wants_step(self) -> bool:
+        """Whether a step without calls would be of use."""
+        return False
+
     def check_integrity(self) -> None:
         """Assert that all sums agree. For tests.
 

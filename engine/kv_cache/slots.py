@@ -7,12 +7,14 @@ is a range of consecutive slots that are free, or that were allocated together.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.core.errors import SwapArgumentError, SwapError
+
+_NOBODY: Final = object()
 
 
 class SlotUsage(NamedTuple):
@@ -78,6 +80,16 @@ class SlotTable:
         self.used += count
         self.peak = max(self.peak, self.used)
         return _numbers(taken)
+
+    def allocate_each(self, count: int) -> list[int] | None:
+        """As `allocate`, but each slot has itself as its owner, so that it can be freed alone."""
+        taken = self.allocate(_NOBODY, count)
+        if taken is None:
+            return None
+        del self._owned[_NOBODY]
+        slots: list[int] = taken.tolist()
+        self._owned.update({slot: [range(slot, slot + 1)] for slot in slots})
+        return slots
 
     def free(self, owner: Hashable) -> int:
         """Free all slots of `owner` and return their number, 0 if it has none."""

@@ -12,12 +12,11 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
-from weft.core.kv_cache.policies import KvPolicy, Memory
+from weft.core.kv_cache.policies import Memory
 from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.retention import Retention, RunningCall
 from weft.core.kv_cache.rotation import Rotation
 from weft.core.policies.step_costs import StepCosts
-from weft.engine.kv_cache.ended_first import EndedFirst
 from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 
@@ -45,16 +44,15 @@ class SoftHold(KvOrder):
 
     Args:
         pool: vLLM's blocks, of a model with one kind of attention.
-        policy: A policy of its own.
-        block_tokens: The tokens of a block.
+        retention: What the policy says, of its own.
     """
 
-    def __init__(self, pool: BlockPool, policy: KvPolicy, block_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, retention: Retention) -> None:
         self._pool = pool
-        self._block_tokens = block_tokens
+        self.retention = retention
+        self._block_tokens = block_tokens = retention.tree.block_tokens
         self._capacity_tokens = max(1, len(pool.blocks) - 1) * block_tokens  # vLLM keeps one block for itself
         self._prefill_token_s = StepCosts().prefill_token_s
-        self.retention = Retention(policy, block_tokens, Memory(0.0, 0, self._prefill_token_s))
         self._cached: dict[Hashable, _Cached] = {}  # by key
         # Blocks that no call will find. What another scheduler's programs have left is of that kind.
         self._spare: dict[int, Any] = {block.block_id: block.block_hash for block in pool.blocks if block.block_hash}
@@ -204,8 +202,8 @@ class SoftHold(KvOrder):
 
     # -- which block holds what
 
-    def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> None:
-        """A call's blocks are about to be freed. Its full ones can be found from now on."""
+    def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> list[Hashable]:
+        """A call's blocks are about to be freed. Its full ones can be found from now on. Returns their keys."""
         chain: list[Hashable] = []
         for key, number in zip(call.request.block_hashes, call.block_ids, strict=False):
             block = self._pool.blocks[number]
@@ -214,6 +212,7 @@ class SoftHold(KvOrder):
             self._note(key, block)
             chain.append(key)
         self.retention.call_grew(running, chain, now_s)
+        return chain
 
     def _note(self, key: Hashable, block: KVCacheBlock) -> None:
         known = self._cached.get(key)
@@ -222,6 +221,10 @@ class SoftHold(KvOrder):
             return
         self._spare.pop(block.block_id, None)
         self._cached[key] = _Cached(block, block.block_hash)
+
+    def _block_of(self, key: Hashable) -> KVCacheBlock | None:
+        at = self._cached.get(key)
+        return at.block if at is not None and at.is_there else None
 
     def _forget_all(self, keys: Sequence[Hashable], now_s: float) -> None:
         """vLLM has evicted these. What is behind them cannot be found any more."""
@@ -253,21 +256,6 @@ class SoftHold(KvOrder):
             raise AssertionError(f"{len(unknown)} keys are not in the tree")
         if not self._spare.keys().isdisjoint(at.block.block_id for at in self._cached.values() if at.is_there):
             raise AssertionError("a block that can be found is spare")
-
-
-def make_order(policy: KvPolicy, pool: BlockPool, block_tokens: int) -> KvOrder:
-    """What carries out a KV policy on vLLM's blocks, of a model with one kind of attention.
-
-    Where vLLM computes hashes of parts of blocks, it keeps its order.
-
-    Args:
-        policy: A policy of its own.
-        pool: vLLM's blocks.
-        block_tokens: The tokens of a block.
-    """
-    if not policy.follows_use:
-        return SoftHold(pool, policy, block_tokens) if pool.hash_block_size == block_tokens else KvOrder()
-    return EndedFirst(pool) if policy.evicts_ended_first else KvOrder()
 
 
 def _behind(block: Block) -> Sequence[Block]:

@@ -40,36 +40,53 @@ class SwapWorker:
         self._swapper = Swapper(layout, self.pool)
         self._lost: set[int] = set()  # slots whose copy out failed
         self._log = get_logger()
+        self._warned: set[str] = set()
 
-    def swap_out(self, plan: SwapPlan) -> None:
-        """Copy the blocks of preempted calls to their slots."""
+    def swap_out(self, plan: SwapPlan) -> set[int]:
+        """Copy blocks to their slots.
+
+        Returns:
+            The slots that hold nothing valid, because their copy failed.
+        """
         if not plan.out.slots:
-            return
+            return set()
         slots = set(plan.out.slots)
         try:
             self._swapper.swap_out(plan.out.blocks, plan.out.slots)
         except SwapError as error:
             self._lost |= slots
-            self._log.warning("KV could not be swapped out and will be computed again", reason=str(error))
-        else:
-            self._lost -= slots
+            self._warn("KV could not be swapped out and will be computed again", error)
+            return slots
+        self._lost -= slots
+        return set()
 
-    def swap_in(self, plan: SwapPlan) -> set[int]:
-        """Copy the slots of resuming calls to their new blocks.
+    def swap_in(self, plan: SwapPlan) -> tuple[set[int], set[int]]:
+        """Copy slots to the blocks of calls that start, and of calls that are expected.
 
         Returns:
-            The blocks that hold no valid KV, because a copy failed on the way out or in.
+            The blocks of the former that hold no valid KV, because a copy failed on the way out or in, and the slots
+            that could not be read.
         """
         failed: set[int] = set()
-        for batch in _merge(plan.loads):
+        unread: set[int] = set()
+        for batch in _merge([*plan.loads, plan.fetch] if plan.fetch.slots else plan.loads):
             try:
                 self._swapper.swap_in(batch.blocks, batch.slots)
             except SwapError as error:
                 failed.update(batch.blocks)
-                self._log.warning("KV could not be swapped in and will be computed again", reason=str(error))
+                unread.update(batch.slots)
+                self._warn("KV could not be swapped in and will be computed again", error)
             if self._lost:
-                failed.update(b for b, slot in zip(batch.blocks, batch.slots, strict=True) if slot in self._lost)
-        return failed
+                lost = [(b, slot) for b, slot in zip(batch.blocks, batch.slots, strict=True) if slot in self._lost]
+                failed.update(block for block, _ in lost)
+                unread.update(slot for _, slot in lost)
+        return failed.difference(plan.fetch.blocks), unread
+
+    def _warn(self, what: str, error: SwapError) -> None:
+        """Log a failure, one line for each kind, because all later copies may fail too."""
+        if what not in self._warned:
+            self._warned.add(what)
+            self._log.warning(what + ". This is logged once", reason=str(error))
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> CopySpeed:
         """Measure how fast blocks move: copy some out and back unchanged, before the engine's first step.

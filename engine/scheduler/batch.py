@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from weft.core.policies import Call, Policy, ProgramView
-from weft.engine.kv_cache.planner import SwapPlanner
+from weft.engine.kv_cache.store import HostStore
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.ledger import Entry
 from weft.engine.scheduler.room import StepRoom
@@ -26,7 +26,7 @@ class BatchFormer:
         scheduler: vLLM's scheduler. It is not changed.
         policy: The policy.
         table: The requests under way.
-        swap: Knows which tokens of preempted calls can be loaded; None if KV is not swapped.
+        swap: Knows which tokens can be loaded; None if there is no host memory.
         can_start: Whether vLLM could admit a waiting request in the next step, if there were room for it.
     """
 
@@ -35,7 +35,7 @@ class BatchFormer:
         scheduler: AsyncScheduler,
         policy: Policy,
         table: CallTable,
-        swap: SwapPlanner | None,
+        swap: HostStore | None,
         can_start: Callable[[Request], bool],
     ) -> None:
         self.shares: dict[str, int] = {}  # by running request with a prompt, the most tokens that it gets in the step

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weft.core.policies import Policy
 from weft.core.policies.step_cost_fit import StepCostFit
 from weft.core.policies.step_costs import FIT_STEPS, StepCosts
-from weft.engine.kv_cache.planner import SwapPlanner
+from weft.engine.kv_cache.store import HostStore
 from weft.engine.scheduler.batch import recomputes
 from weft.engine.scheduler.ledger import Entry
 from weft.engine.vllm_compat.names import Request, SchedulerOutput
@@ -51,7 +51,7 @@ class StepCharges:
         requests: Mapping[str, Request],
         policy: Policy,
         token_s: float | None,
-        swap: SwapPlanner | None,
+        swap: HostStore | None,
     ) -> None:
         self._entries = entries
         self._requests = requests

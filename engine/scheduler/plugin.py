@@ -23,13 +23,15 @@ from weft.core.log import get_logger
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView
 from weft.core.policies.history import History
 from weft.engine.kv_cache.connector import SwapConnector
+from weft.engine.kv_cache.make_order import make_order
 from weft.engine.kv_cache.order import CallKv, KvOrder
-from weft.engine.kv_cache.soft_hold import make_order
+from weft.engine.kv_cache.store import HostStore
 from weft.engine.processes.host import end_with_parent
 from weft.engine.scheduler.aborted import AbortedAccounts
 from weft.engine.scheduler.batch import BatchFormer
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.charging import StepCharges
+from weft.engine.scheduler.failed_loads import void_calls
 from weft.engine.scheduler.ledger import Entry, Ledger
 from weft.engine.scheduler.queue import PolicyQueue
 from weft.engine.vllm_compat.names import (
@@ -81,7 +83,7 @@ class WeftScheduler(AsyncScheduler):
         self._token_s = policy.token_s
         self._overlaps = bool(self.vllm_config.scheduler_config.async_scheduling)
         connector = self.connector
-        self._swap = connector.planner if isinstance(connector, SwapConnector) else None
+        self._swap = connector.store if isinstance(connector, SwapConnector) else None
         self._clock: Callable[[], float] = time.monotonic
         self.use_policy(policy.make())
         self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
@@ -93,6 +95,8 @@ class WeftScheduler(AsyncScheduler):
         policy.use_kv(self._kv_tokens())
         self._steps_to_decision = 0
         self._kv_order = self._make_kv_order(policy)
+        if isinstance(self.connector, SwapConnector):
+            self.connector.wants_step = lambda: self._kv_order.wants_step
         idle_s = math.inf if self._has_own_client else _IDLE_S
         self._table = CallTable(policy, self._program_gone, idle_s)
         self._entries = self._table.entries
@@ -116,7 +120,7 @@ class WeftScheduler(AsyncScheduler):
         if len(self.kv_cache_config.kv_cache_groups) != 1 or not self.cache_config.enable_prefix_caching:
             return KvOrder()
         config = self._kv_policy or KvPolicyConfig("ended-first" if policy.evicts_ended_first else "lru")
-        return make_order(config.make(), self.kv_cache_manager.block_pool, self.block_size)
+        return make_order(config.make(), self.kv_cache_manager.block_pool, self.block_size, self._swap)
 
     def _program_gone(self, program: ProgramView) -> None:
         self._kv_order.program_ended(program, self._clock())
@@ -322,7 +326,7 @@ class WeftScheduler(AsyncScheduler):
         """
         if self._swap is None:
             return
-        if is_void:  # the prefix cache is being reset
+        if is_void:  # the prefix cache is being reset, or the KV could not be loaded
             self._swap.release(request.request_id)
         elif not request.skip_reading_prefix_cache:  # vLLM would not let such a request load
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
@@ -353,6 +357,9 @@ class WeftScheduler(AsyncScheduler):
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._charges.step_ended(scheduler_output, self._clock())
             self._kv_order.use_prefill_speed(self._charges.costs.prefill_token_s)
+        copied = model_runner_output.kv_connector_output
+        if self._swap is not None and copied is not None and copied.invalid_block_ids:
+            self._void_loads(self._swap, copied.invalid_block_ids)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client_outputs in outputs.values():
             for output in client_outputs.outputs:
@@ -362,6 +369,20 @@ class WeftScheduler(AsyncScheduler):
                     output.kv_transfer_params = attach_swap(output.kv_transfer_params, self._swap.stats())
         self._left.clear()
         return outputs
+
+    def _void_loads(self, swap: HostStore, invalid: set[int]) -> None:
+        """Blocks could not be loaded: compute again what has been computed from them."""
+        readers = swap.void_blocks(invalid)
+        calls, void = void_calls(invalid.union(*readers.values()), self.running, self.kv_cache_manager)
+        for request in calls:
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
+            self.prev_step_scheduled_req_ids.discard(request.request_id)
+        for key in readers:
+            if (call := self.requests.get(key)) is not None and call.num_stale_output_tokens:
+                call.drop_stale_output = True  # it was preempted since, and its token is on the way
+        self.kv_cache_manager.evict_blocks(void)
+        invalid.clear()
 
     def _attach_account(self, output: EngineCoreOutput) -> None:
         """Attach a call's account so far to each of its outputs.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.core.policies import Call, StepTokens
-from weft.engine.kv_cache.planner import SwapPlanner
+from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import KVCacheBlock, KVCacheManager, Request
 
 
@@ -21,7 +21,7 @@ class StepRoom:
         requests: All requests, by the keys of their calls.
         running: The running requests and their calls, in rank order.
         step_tokens: The most tokens in the step.
-        swap: Knows which tokens of preempted calls can be loaded; None if KV is not swapped.
+        swap: Knows which tokens can be loaded; None if there is no host memory.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class StepRoom:
         requests: Mapping[str, Request],
         running: Sequence[tuple[Request, Call]],
         step_tokens: int,
-        swap: SwapPlanner | None = None,
+        swap: HostStore | None = None,
     ) -> None:
         self.started: list[str] = []  # the requests that would start
         self._manager = manager
@@ -90,7 +90,7 @@ class StepRoom:
                 found_tokens += coordinator.scheduler_block_size
         loaded = 0
         if self._swap is not None and not request.skip_reading_prefix_cache:
-            loaded = self._swap.match(call.key, found_tokens, request.num_tokens)
+            loaded = self._swap.match(call.key, request.block_hashes, found_tokens, request.num_tokens)
         self._to_compute = request.num_tokens - found_tokens - loaded
         return True
 

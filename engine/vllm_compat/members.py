@@ -125,6 +125,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.v1.core.kv_cache_manager.KVCacheManager": Uses(
         called={
+            "evict_blocks": "(self, block_ids) -> None",
             "get_block_ids": "(self, request_id) -> tuple[list[int], ...]",
             "get_blocks": "(self, request_id) -> KVCacheBlocks",
             "prefix_cache_lookup_enabled": "(self, request) -> bool",
@@ -145,7 +146,12 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": Uses(read=("block_hash", "block_id", "is_null", "ref_cnt")),
     "vllm.v1.core.block_pool.BlockPool": Uses(
-        called={"get_num_free_blocks": "(self) -> int"}, read=("blocks", "free_block_queue", "hash_block_size")
+        called={
+            "get_num_free_blocks": "(self) -> int",
+            "touch": "(self, blocks) -> None",
+            "unpin_blocks": "(self, blocks, on_reuse) -> None",
+        },
+        read=("blocks", "free_block_queue", "hash_block_size"),
     ),
     "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue": Uses(
         called={
@@ -203,6 +209,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "get_block_ids_with_load_errors": "(self) -> set[int]",
             "get_num_new_matched_tokens": "(self, request, num_computed_tokens) -> tuple[int | None, bool]",
             "handle_preemptions": "(self, kv_connector_metadata)",
+            "has_pending_push_work": "(self) -> bool",
             "register_kv_caches": "(self, kv_caches)",
             "request_finished": "(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]",
             "requires_kv_delivery": None,
@@ -229,7 +236,8 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         called={"get_block_ids": "(self, ...) -> tuple[list[int], ...] | None"},
         read=("blocks",),
     ),
-    "vllm.v1.outputs.KVConnectorOutput": Uses(read=("kv_connector_worker_meta",)),
+    "vllm.v1.outputs.KVConnectorOutput": Uses(read=("invalid_block_ids", "kv_connector_worker_meta")),
+    "vllm.v1.outputs.ModelRunnerOutput": Uses(read=("kv_connector_output",)),
     "vllm.v1.kv_cache_interface.KVCacheConfig": Uses(
         called={"__init__": "(self, num_blocks, kv_cache_tensors, kv_cache_groups, ...) -> None"},
         read=("kv_cache_groups", "num_blocks"),
@@ -497,8 +505,10 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.core.sched.output.NewRequestData": Uses(read=("block_ids",)),
     "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("all_token_ids", "new_block_ids", "resumed_req_ids")),
     "vllm.v1.engine.EngineCoreOutput": Uses(read=("new_token_ids",)),
+    "vllm.v1.outputs.KVConnectorOutput": Uses(passed=("invalid_block_ids", "kv_connector_worker_meta")),
     "vllm.v1.outputs.ModelRunnerOutput": Uses(
         called={"__init__": "(self, req_ids, req_id_to_index, sampled_token_ids=<factory>, ...) -> None"},
+        passed=("kv_connector_output",),
     ),
     # -- engines in the test's process
     "vllm.v1.engine.llm_engine.LLMEngine": Uses(

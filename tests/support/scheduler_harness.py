@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.testing import FakeClock
-from weft.engine.kv_cache.connector import transfer_config
-from weft.engine.kv_cache.plan import SwapPlan
+from weft.engine.kv_cache.connector import WorkerReport, transfer_config
+from weft.engine.kv_cache.plan import Executed, SwapPlan
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
+    KVConnectorOutput,
     ModelRunnerOutput,
     Request,
     RequestStatus,
@@ -55,18 +57,37 @@ class FakeWorker:
         self._tokens: dict[str, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
         self.host: dict[int, list[int | None]] = {}
+        self.fails: Callable[[], bool] = lambda: False  # whether the next copy of a block fails
+        self.failures = 0
+        self._lost: set[int] = set()  # slots that hold nothing valid
 
-    def swap(self, plan: SwapPlan) -> None:
-        """Copy blocks to and from host memory as a plan says."""
+    def swap(self, plan: SwapPlan) -> KVConnectorOutput | None:
+        """Copy blocks to and from host memory as a plan says, except those that `fails` names."""
+        if not plan.number:
+            return None
         assert len(set(plan.out.slots)) == len(plan.out.slots), "a slot is written twice"
+        lost, unread, invalid = set(), set(), set()
         for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
-            self.host[slot] = [self._slots.get((block, offset)) for offset in range(BLOCK_TOKENS)]
-        for copies in plan.loads:
+            if self.fails():
+                lost.add(slot)
+                self.host[slot] = [-1] * BLOCK_TOKENS
+            else:
+                self.host[slot] = [self._slots.get((block, offset)) for offset in range(BLOCK_TOKENS)]
+        self._lost = (self._lost - set(plan.out.slots)) | lost
+        for copies in (*plan.loads, plan.fetch):
             for block, slot in zip(copies.blocks, copies.slots, strict=True):
+                is_bad = slot in self._lost or self.fails()
+                if is_bad:
+                    unread.add(slot)
+                    if copies is not plan.fetch:
+                        invalid.add(block)
                 for offset, token in enumerate(self.host[slot]):
                     self._slots.pop((block, offset), None)
                     if token is not None:
-                        self._slots[block, offset] = token
+                        self._slots[block, offset] = -1 if is_bad else token
+        self.failures += len(lost) + len(unread)
+        report = WorkerReport(executed=Executed(plan.number, tuple(lost), tuple(unread)))
+        return KVConnectorOutput(invalid_block_ids=invalid, kv_connector_worker_meta=report)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in output.finished_req_ids:
@@ -141,6 +162,7 @@ class SchedulerHarness:
         **engine: Any,
     ) -> None:
         init_none_hash(sha256)
+        self.folder = folder
         self._block_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256) if prefix_caching else None
         self.clock = FakeClock()
         self.scheduler = cast(
@@ -205,10 +227,13 @@ class SchedulerHarness:
             The ids of the requests that were scheduled.
         """
         output = self.scheduler.schedule()
-        if self.swaps:
-            self.worker.swap(output.kv_connector_metadata.plan)
+        copied = self.worker.swap(output.kv_connector_metadata.plan) if self.swaps else None
         if output.total_num_scheduled_tokens:
-            self._pending.append((output, self.worker.execute(output)))
+            executed = self.worker.execute(output)
+            executed.kv_connector_output = copied
+            self._pending.append((output, executed))
+        elif copied is not None:
+            self._pending.append((output, ModelRunnerOutput([], {}, [], kv_connector_output=copied)))
         self.clock.advance(self.step_s)
         if self._pending and (len(self._pending) >= self.in_flight or not output.total_num_scheduled_tokens):
             self._take_outputs()
@@ -225,6 +250,19 @@ class SchedulerHarness:
                 self.accounts[output.request_id] = account
                 if output.finish_reason is not None:
                     self.finished.append(output.request_id)
+
+    def drain(self) -> None:
+        """Take the outputs of all steps in flight, as vLLM does before it resets its caches."""
+        while self._pending:
+            self._take_outputs()
+
+    def settle(self, limit: int = 100) -> None:
+        """Step an engine without calls for as long as vLLM's loop would: until all copies are done."""
+        for _ in range(limit):
+            if not self.scheduler.has_requests() and not self._pending:
+                return
+            self.step()
+        raise AssertionError(f"not idle after {limit} steps")
 
     def run(self, limit: int = 10_000) -> int:
         """Step until every request has ended, and return the number of steps."""

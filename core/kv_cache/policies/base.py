@@ -67,6 +67,8 @@ class Context:
     waits: Waits = field(default_factory=Waits)  # of calls in the queue where the next call is going to wait
     level: int = 0  # the index of that queue
     on_host: bool = False  # its KV is in host memory as well
+    host_tokens: int = 0  # that host memory has, less gaps
+    is_fetched: bool = False  # it came back from there, for its next call
     decision: Decision = field(default=LEAVE)
 
     def expected_s(self, memory: Memory, now_s: float) -> float:

@@ -10,19 +10,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.core.kv_cache.choice import SwapChoice
-from weft.engine.kv_cache.plan import SwapPlan
-from weft.engine.kv_cache.planner import SwapPlanner
+from weft.engine.kv_cache.plan import Executed, SwapPlan
+from weft.engine.kv_cache.store import HostStore
 
 BLOCK = 4
 
 
-def make_planner(slots: int, min_tokens: int = 0) -> SwapPlanner:
-    return SwapPlanner(slots, BLOCK, SwapChoice(min_tokens, 1.0))
+def make_store(slots: int, min_tokens: int = 0) -> HostStore:
+    return HostStore(slots, BLOCK, SwapChoice(min_tokens, 1.0))
 
 
-def planned(planner: SwapPlanner) -> SwapPlan:
-    """What the workers would copy now."""
-    return planner.take_plan() or SwapPlan()
+def planned(store: HostStore) -> SwapPlan:
+    """What the workers copy now; they report at once."""
+    plan = store.take_plan() or SwapPlan()
+    if plan.number:
+        store.executed(Executed(plan.number))
+    return plan
 
 
 def content(tokens: list[int], index: int, known: int) -> tuple[int, ...]:
@@ -40,7 +43,7 @@ class SwapMachine(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 30), caching=st.booleans(), min_tokens=st.sampled_from([0, 0, 6]))
     def start(self, slots: int, caching: bool, min_tokens: int) -> None:
-        self.planner = make_planner(slots, min_tokens)
+        self.store = make_store(slots, min_tokens)
         self.caching = caching
         self.min_tokens = min_tokens
         self.host: dict[int, tuple[int, ...]] = {}
@@ -73,19 +76,19 @@ class SwapMachine(RuleBasedStateMachine):
             tokens = self.tokens[name]
             blocks = [next(self.blocks) for _ in range(-(-len(tokens) // BLOCK))]
             device |= {block: content(tokens, index, len(tokens)) for index, block in enumerate(blocks)}
-            saved = self.planner.save(name, blocks, len(tokens), hashes_of(tokens) if self.caching else [])
+            saved = self.store.save(name, blocks, len(tokens), hashes_of(tokens) if self.caching else [])
             if saved:
-                assert self.planner.match(name, 0, len(tokens) + 1) == len(tokens) >= self.min_tokens
+                assert self.store.match(name, [], 0, len(tokens) + 1) == len(tokens) >= self.min_tokens
         waiting = sorted(self.tokens.keys() - self.running)
         resuming = data.draw(st.lists(st.sampled_from(waiting), unique=True)) if waiting else []
         loads: list[tuple[str, int, int, list[int]]] = []
         for name in resuming:
             tokens = self.tokens[name]
             local = BLOCK * data.draw(st.integers(0, len(tokens) // BLOCK))
-            more = self.planner.match(name, local, len(tokens) + data.draw(st.integers(0, 1)))
+            more = self.store.match(name, [], local, len(tokens) + data.draw(st.integers(0, 1)))
             blocks = [next(self.blocks) for _ in range(-(-(local + more) // BLOCK))]
-            self.planner.resume(name, blocks, local, local + more)
-            assert self.planner.loaded_tokens(name) == more
+            self.store.resume(name, [], blocks, local, local + more)
+            assert self.store.loaded_tokens(name) == more
             loads.append((name, local, local + more, blocks))
             self.running.add(name)
         self.carry_out(device)
@@ -95,7 +98,7 @@ class SwapMachine(RuleBasedStateMachine):
                 assert self.loaded[blocks[index]][: len(wanted)] == wanted
 
     def carry_out(self, device: dict[int, tuple[int, ...]]) -> None:
-        plan = planned(self.planner)
+        plan = planned(self.store)
         assert len(set(plan.out.slots)) == len(plan.out.slots)
         for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
             self.host[slot] = device[block]
@@ -109,19 +112,19 @@ class SwapMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.tokens)))
         del self.tokens[name]
         self.running.discard(name)
-        self.planner.release(name)
+        self.store.release(name)
 
     @rule()
     def reset(self) -> None:
-        self.planner.reset()
-        assert self.planner.stats().used == 0
+        self.store.reset()
+        assert self.store.stats().used == 0
 
     @invariant()
     def integrity(self) -> None:
-        if hasattr(self, "planner"):
-            self.planner.check_integrity()
+        if hasattr(self, "store"):
+            self.store.check_integrity()
             if not self.tokens:
-                assert self.planner.stats().used == 0
+                assert self.store.stats().used == 0
 
 
 TestSwapMachine = SwapMachine.TestCase
@@ -130,86 +133,89 @@ TestSwapMachine.settings = settings(max_examples=150, stateful_step_count=30, de
 
 def test_a_second_preemption_copies_only_what_is_new() -> None:
     """Ten tokens, then sixteen: the first two blocks of the second copy are in host memory already."""
-    planner = make_planner(100)
-    planner.save("a", [1, 2, 3], 10, [])
-    assert planned(planner).out.blocks == [1, 2, 3]
-    planner.resume("a", [11, 12, 13], 0, 10)
-    (load,) = planned(planner).loads
+    store = make_store(100)
+    store.save("a", [1, 2, 3], 10, [])
+    assert planned(store).out.blocks == [1, 2, 3]
+    store.resume("a", [], [11, 12, 13], 0, 10)
+    (load,) = planned(store).loads
     assert load.blocks == [11, 12, 13]
-    planner.save("a", [11, 12, 13, 14], 16, [])
-    assert planned(planner).out.blocks == [13, 14]
+    store.save("a", [11, 12, 13, 14], 16, [])
+    assert planned(store).out.blocks == [13, 14]
 
 
 def test_the_last_token_is_left_to_compute() -> None:
     """Only a run of the model gives the next token, even if every token has its KV in host memory."""
-    planner = make_planner(100)
-    planner.save("a", [1, 2, 3], 10, [])
-    assert [planner.match("a", 0, count) for count in (9, 10, 11, 99)] == [8, 9, 10, 10]
-    assert planner.match("a", 8, 99) == 2
-    assert planner.match("b", 0, 99) == 0
+    store = make_store(100)
+    store.save("a", [1, 2, 3], 10, [])
+    assert [store.match("a", [], 0, count) for count in (9, 10, 11, 99)] == [8, 9, 10, 10]
+    assert store.match("a", [], 8, 99) == 2
+    assert store.match("b", [], 0, 99) == 0
 
 
 def test_a_copy_that_is_being_loaded_is_not_given_up() -> None:
     """A step copies out before it copies in, so the slots of a load must not be written in the same step."""
-    planner = make_planner(4)
-    planner.save("a", [1, 2, 3], 12, [])
-    planner.take_plan()
-    planner.resume("a", [4, 5, 6], 0, 12)
-    assert not planner.save("longer", [7, 8, 9, 10], 16, [])
-    planner.take_plan()
-    assert planner.save("longer", [7, 8, 9, 10], 16, [])
+    store = make_store(4)
+    store.save("a", [1, 2, 3], 12, [])
+    planned(store)
+    store.resume("a", [], [4, 5, 6], 0, 12)
+    assert not store.save("longer", [7, 8, 9, 10], 16, [])
+    planned(store)
+    assert store.save("longer", [7, 8, 9, 10], 16, [])
 
 
 def test_calls_that_share_a_prefix_share_its_copy() -> None:
     """The blocks of a common prefix are copied once, and stay as long as one of the calls needs them."""
-    planner = make_planner(100)
-    planner.save("a", [1, 2, 3], 12, ["x", "y", "a"])
-    planner.save("b", [1, 2, 4], 12, ["x", "y", "b"])
-    assert planned(planner).out.blocks == [1, 2, 3, 4]
-    planner.release("a")
-    assert planner.match("b", 0, 13) == 12
-    planner.release("b")
-    assert planner.stats().used == 0
+    store = make_store(100)
+    store.save("a", [1, 2, 3], 12, ["x", "y", "a"])
+    store.save("b", [1, 2, 4], 12, ["x", "y", "b"])
+    assert planned(store).out.blocks == [1, 2, 3, 4]
+    store.release("a")
+    assert store.match("b", [], 0, 13) == 12
+    store.release("b")
+    assert store.stats().used == 0
 
 
 def test_a_full_memory_gives_up_copies_for_a_longer_call() -> None:
-    """The rule is `copies_to_evict`: first copies of running calls, then shorter ones; none if they are too few."""
-    planner = make_planner(8)
-    planner.save("again", [1, 2], 8, [])
-    planner.resume("again", [3, 4], 0, 8)
-    planner.save("short", [5], 4, [])
-    planner.save("long", [6, 7, 8, 9], 16, [])
-    planner.take_plan()
-    assert planner.save("middle", [10, 11, 12], 12, [])
-    assert (planner.match("again", 0, 99), planner.match("short", 0, 99)) == (0, 4)
-    assert not planner.save("little", [13, 14], 8, [])
-    assert planner.match("short", 0, 99) == 4
-    assert planner.save("longest", [15, 16, 17, 18, 19], 20, [])
-    assert [planner.match(name, 0, 99) for name in ("short", "middle", "long", "longest")] == [0, 0, 0, 20]
-    assert (planner.stats().too_full, planner.stats().evicted) == (1, 4)
+    """First copies of running calls go, then the shortest, from their ends. What fits of a call is kept."""
+    store = make_store(8)
+    store.save("again", [1, 2], 8, [])
+    store.resume("again", [], [3, 4], 0, 8)
+    store.save("short", [5], 4, [])
+    store.save("long", [6, 7, 8, 9], 16, [])
+    planned(store)
+    assert store.save("middle", [10, 11, 12], 12, [])
+    planned(store)
+    assert [store.match(name, [], 0, 99) for name in ("again", "short", "middle", "long")] == [0, 4, 12, 16]
+    assert not store.save("little", [13, 14], 8, [])
+    planned(store)
+    assert [store.match(name, [], 0, 99) for name in ("short", "little", "middle", "long")] == [0, 4, 12, 16]
+    assert store.save("longest", [15, 16, 17, 18, 19], 20, [])
+    planned(store)
+    assert [store.match(name, [], 0, 99) for name in ("little", "middle", "long", "longest")] == [0, 0, 12, 20]
+    assert (store.stats().too_full, store.stats().evicted) == (1, 8)
 
 
 def test_a_copy_given_up_in_the_same_step_is_not_made() -> None:
     """Two calls are preempted in one step, and host memory holds the longer one only."""
-    planner = make_planner(4)
-    planner.save("short", [1, 2], 8, [])
-    planner.save("long", [3, 4, 5, 6], 16, [])
-    assert planned(planner).out.blocks == [3, 4, 5, 6]
+    store = make_store(4)
+    store.save("short", [1, 2], 8, [])
+    store.save("long", [3, 4, 5, 6], 16, [])
+    assert planned(store).out.blocks == [3, 4, 5, 6]
 
 
 def test_random_traffic_leaks_nothing() -> None:
     """A thousand preemptions, with memory for a third of the calls; when all calls have ended, no slot is in use."""
     rng = random.Random(0)
-    planner = make_planner(60)
+    store = make_store(60)
     lengths = {f"call-{n}": rng.randrange(10, 60) for n in range(30)}
     for _ in range(1000):
         name = rng.choice(list(lengths))
         lengths[name] += 1
-        planner.save(name, list(range(-(-lengths[name] // BLOCK))), lengths[name], [])
-        planner.resume(name, list(range(99)), 0, planner.match(name, 0, lengths[name]))
-        planner.take_plan()
-        planner.check_integrity()
-    assert planner.stats().evicted > 0
+        store.save(name, list(range(-(-lengths[name] // BLOCK))), lengths[name], [])
+        store.resume(name, [], list(range(99)), 0, store.match(name, [], 0, lengths[name]))
+        planned(store)
+        store.check_integrity()
+    assert store.stats().evicted > 0
     for name in lengths:
-        planner.release(name)
-    assert planner.stats().used == 0
+        store.release(name)
+    assert store.stats().used == 0

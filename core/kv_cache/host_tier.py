@@ -1,0 +1,193 @@
+"""Which KV blocks host memory has, whose they are, and which of them go first.
+
+One tier holds the blocks of preempted calls and of open programs between their calls. Its blocks form a tree of
+prefixes, as on the device. A block stays as long as a context ends in it or behind it, so blocks that several share are
+there once, and those of a program that has ended go at once. A chain may have gaps: blocks that were not copied yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import ClassVar
+
+from weft.core.kv_cache.eviction_order import EvictionOrder, Group, Leaf, Rank
+from weft.core.kv_cache.policies import Context, KvPolicy, Memory
+from weft.core.kv_cache.prefix_tree import Block, PrefixTree
+
+
+class Longest(KvPolicy):
+    """What host memory keeps where no KV policy says more: the longest contexts, which cost most to compute again."""
+
+    evicts_ended_first: ClassVar[bool] = True
+
+    def worth(self, context: Context, memory: Memory, now_s: float) -> float:
+        del memory, now_s
+        return context.host_tokens
+
+
+class _HostTree(PrefixTree):
+    def _note_tokens(self, context: Context, tokens: int) -> None:
+        context.host_tokens = tokens
+
+
+class _HostOrder(EvictionOrder):
+    """By worth alone: what a policy holds or spills is a matter of the device."""
+
+    def __init__(self, policy: KvPolicy, tree: PrefixTree, memory: Memory, unneeded: dict[Context, None]) -> None:
+        super().__init__(policy, tree, memory)
+        self._unneeded = unneeded
+
+    def rank_of(self, leaf: Leaf, now_s: float) -> Rank:
+        needed = [context for context in leaf.contexts if context not in self._unneeded]
+        depth = -leaf.block.depth
+        if not needed:
+            return Rank(Group.SPILLED if leaf.contexts else Group.ENDED, leaf.used_s, depth)
+        worths = (self._policy.worth(context, self.memory, now_s) for context in needed)
+        return Rank(Group.LEFT, self._policy.worth_together(worths), depth)
+
+
+class HostTier:
+    """Blocks by key, with the slots that hold them. Nothing here copies or allocates.
+
+    Args:
+        policy: Compares contexts.
+        block_tokens: Tokens of a block.
+        memory: The engine's memory at first.
+        free: Is told of each slot that becomes free.
+    """
+
+    def __init__(self, policy: KvPolicy, block_tokens: int, memory: Memory, free: Callable[[int], None]) -> None:
+        self.tree = _HostTree(block_tokens)
+        self.unneeded: dict[Context, None] = {}  # copies that only a second preemption would use
+        self.order = _HostOrder(policy, self.tree, memory, self.unneeded)
+        self.slots: dict[Hashable, int] = {}  # by the key of the block
+        self.shortened: dict[Context, None] = {}  # contexts that have lost blocks, until the caller has taken note
+        self._free = free
+
+    def held(self, chain: Sequence[Hashable], first: int = 0) -> int:
+        """How many blocks of a chain host memory has without a gap, from index `first` on."""
+        count = 0
+        while first + count < len(chain) and chain[first + count] in self.slots:
+            count += 1
+        return count
+
+    def put(self, context: Context, chain: Sequence[Hashable], now_s: float) -> Block | None:
+        """A context ends at the end of this chain from now on, unless it ends behind that already. Its program's older
+        contexts on the chain are given up.
+
+        Returns:
+            The chain's last block, pinned: the caller unpins it with `unpin`.
+        """
+        block = self.tree.extend(context.program, chain, now_s)
+        self.tree.pin(block)
+        last = self.tree.end_of(context)
+        while last is not None and block is not None and last.depth > block.depth:
+            last = last.parent
+        if block is None or last is block:
+            return block
+        before = self.tree.drop_context(context)
+        for each in self.tree.contexts_on(context.program, block):
+            self.drop(each, now_s)
+        self.tree.end_context(context, block)
+        self._trim(before, now_s)
+        return block
+
+    def claim(self, context: Context, chain: Sequence[Hashable], now_s: float) -> None:
+        """A call has left a context. What host memory has of it is the context's, in place of those it continues."""
+        there = self.tree.hit_blocks(chain)
+        if there:
+            self.unpin(self.put(context, chain[:there], now_s), now_s)
+            context.on_host = self.held(chain) == len(chain)
+
+    def unpin(self, block: Block | None, now_s: float) -> None:
+        """A copy to or from this block and those before it has been planned for good."""
+        self.tree.unpin(block)
+        self._trim(block, now_s)
+
+    def drop(self, context: Context, now_s: float) -> None:
+        """Nobody needs a context any more. Blocks that no other context needs are free."""
+        self.unneeded.pop(context, None)
+        self._trim(self.tree.drop_context(context), now_s)
+        self.shortened.pop(context, None)
+        context.host_tokens, context.on_host = 0, False
+
+    def lose(self, key: Hashable, now_s: float) -> None:
+        """A block's copy is not valid. Its chain has a gap."""
+        slot = self.slots.pop(key, None)
+        if slot is None:
+            return
+        self._free(slot)
+        block = self.tree.get(key)
+        below = [block] if block is not None else []
+        for each in below:
+            for context in each.contexts:
+                context.on_host = False
+                self.shortened[context] = None
+            below += each.children
+        self._trim(block, now_s)
+
+    def evict(self, count: int, rank: Rank | None, now_s: float) -> int:
+        """Give up blocks until `count` slots have become free, of contexts that are worth less than `rank` says.
+
+        Returns:
+            How many slots became free.
+        """
+        freed = 0
+        while freed < count and (first := self.order.peek(now_s)) is not None:
+            lowest, block = first
+            if rank is not None and lowest[:2] >= rank[:2]:
+                break
+            freed += block.key in self.slots
+            self._remove(block)
+            self._trim(block.parent, now_s)
+        return freed
+
+    def rank_of(self, context: Context, now_s: float) -> Rank:
+        """How much a context is worth, compared with the blocks of others."""
+        block = self.tree.end_of(context)
+        if block is None:
+            return Rank(Group.ENDED, 0.0, 0)
+        return self.order.rank_of(Leaf(block, [context], now_s, is_common=False, children=0), now_s)
+
+    def rank(self, contexts: Iterable[Context], now_s: float) -> None:
+        """Something has changed for contexts that are in host memory, perhaps."""
+        for context in contexts:
+            block = self.tree.end_of(context)
+            if block is not None:
+                self.order.rank(block, now_s)
+
+    def _trim(self, block: Block | None, now_s: float) -> None:
+        """Remove what is of no use from the end of a chain: blocks that nobody needs, and gaps."""
+        while block is not None and self.tree.get(block.key) is block:
+            if not block.is_leaf or (block.contexts and block.key in self.slots):
+                self.order.rank(block, now_s)
+                return
+            parent = block.parent
+            self._remove(block)
+            block = parent
+
+    def _remove(self, block: Block) -> None:
+        contexts = list(block.contexts)
+        slot = self.slots.pop(block.key, None)
+        self.tree.remove(block)
+        for context in contexts:
+            if slot is not None:
+                context.on_host = False
+                self.shortened[context] = None
+        if slot is not None:
+            self._free(slot)
+
+    def check_integrity(self) -> None:
+        """Assert that the counts agree, and that every block is somebody's. For tests.
+
+        Raises:
+            AssertionError: They do not; the message says which.
+        """
+        self.tree.check_integrity()
+        self.order.check_integrity()
+        if not all(key in self.tree for key in self.slots):
+            raise AssertionError("a slot's block is not in the tree")
+        if len(set(self.slots.values())) != len(self.slots):
+            raise AssertionError("two blocks have one slot")
+        if any(not leaf.contexts for leaf in self.tree.leaves()):
+            raise AssertionError("a block of nobody is kept")

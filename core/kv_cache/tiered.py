@@ -1,0 +1,118 @@
+"""Retention with host memory: contexts live on the device, in host memory, or in both."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from weft.core.kv_cache.host_tier import HostTier
+from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
+from weft.core.kv_cache.prefix_tree import Block
+from weft.core.kv_cache.retention import Retention, RunningCall
+from weft.core.prediction import TimeEstimate
+
+
+class TieredRetention(Retention):
+    """Knows contexts that the device has lost, as long as host memory has a part of them.
+
+    Args:
+        policy: A policy of its own.
+        block_tokens: Tokens of a block.
+        memory: The engine's memory at first.
+        host: Host memory, of the same policy.
+    """
+
+    def __init__(self, policy: KvPolicy, block_tokens: int, memory: Memory, host: HostTier) -> None:
+        super().__init__(policy, block_tokens, memory)
+        self.host = host
+        self.spills: dict[Context, None] = {}  # contexts to copy to host memory; the caller takes them out
+
+    def call_ended(
+        self, call: RunningCall, now_s: float, *, tool: str | None = None, pause: TimeEstimate | None = None
+    ) -> Context | None:
+        context = super().call_ended(call, now_s, tool=tool, pause=pause)
+        if context is not None:
+            self.host.claim(context, self.chain_of(context), now_s)
+            if context.on_host:
+                self.spills.pop(context, None)
+                self._decided(context, now_s)
+        return context
+
+    def program_ended(self, program: Hashable, now_s: float) -> None:
+        contexts = self.contexts_of(program)
+        super().program_ended(program, now_s)
+        for context in contexts:
+            self.spills.pop(context, None)
+            self.host.drop(context, now_s)
+
+    def epoch(self, memory: Memory, now_s: float) -> list[Context]:
+        to_spill = super().epoch(memory, now_s)
+        for context in to_spill:
+            self._note_spill(context)
+        if self.policy.decides or self.policy.changes_with_time:
+            self.host.order.rank_all(now_s)
+        return to_spill
+
+    def to_revisit(self) -> list[Context | Block]:
+        found = super().to_revisit()
+        if self.policy.decides or self.policy.changes_with_time:
+            found += self.host.order.leaves()
+        return found
+
+    def revisit(self, each: Context | Block, now_s: float) -> None:
+        if not isinstance(each, Block):
+            super().revisit(each, now_s)
+            self._note_spill(each)
+        elif self.host.tree.get(each.key) is each:
+            self.host.order.rank(each, now_s)
+        else:
+            super().revisit(each, now_s)
+
+    def observe_memory(self, memory: Memory) -> None:
+        super().observe_memory(memory)
+        self.host.order.memory = self.memory
+
+    def contexts_of(self, program: Hashable) -> list[Context]:
+        away = [each for each in self.host.tree.contexts_of(program) if self.tree.end_of(each) is None]
+        found = super().contexts_of(program)
+        return sorted(found + away, key=lambda context: context.used_s) if away else found
+
+    def fetched(self, context: Context, chain: Sequence[Hashable], now_s: float) -> None:
+        """The blocks of a context up to the end of `chain` are back on the device."""
+        block = self.tree.extend(context.program, chain, context.used_s)
+        if block is None:
+            return
+        for each in self.tree.contexts_on(context.program, block):
+            self._hold(each, 0)
+        context.is_fetched = True
+        self.tree.end_context(context, block)
+        self._decide(context, now_s)
+
+    def host_changed(self, now_s: float) -> None:
+        """Rank contexts again of which host memory has lost blocks."""
+        shortened = list(self.host.shortened)
+        self.host.shortened.clear()
+        for context in shortened:
+            block = self.tree.end_of(context)
+            if block is not None:
+                self._rank(block, now_s)
+
+    def _find(self, program: Hashable, chain: Sequence[Hashable]) -> tuple[int, list[Context]]:
+        hit, found = super()._find(program, chain)
+        if found:
+            return hit, found
+        tree = self.host.tree
+        hit = max(hit, tree.hit_blocks(chain))
+        return hit, tree.contexts_on(program, tree.get(chain[hit - 1]) if hit else None)
+
+    def _decided(self, context: Context, now_s: float) -> None:
+        super()._decided(context, now_s)
+        self._note_spill(context)
+        self.host.rank([context], now_s)
+
+    def _note_spill(self, context: Context) -> None:
+        if context.decision.action is Action.SPILL and context.tokens and not context.on_host:
+            self.spills[context] = None
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self.host.check_integrity()

@@ -1,0 +1,258 @@
+"""Slots of host memory with the KV blocks that they hold, and the plans that fill and read them.
+
+Every worker carries out the same plans on its shard, so one table of slots serves all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.core.errors import SwapError
+from weft.core.kv_cache.choice import SwapChoice
+from weft.core.kv_cache.host_tier import HostTier, Longest
+from weft.core.kv_cache.policies import Context, KvPolicy, Memory
+from weft.core.kv_cache.prefix_tree import Block
+from weft.core.kv_cache.stats import KvCounts
+from weft.core.policies.step_costs import StepCosts
+from weft.engine.kv_cache.plan import Executed, SwapBatch, SwapPlan
+from weft.engine.kv_cache.slots import SlotTable
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A plan whose report is not there yet."""
+
+    number: int
+    keys: dict[int, Hashable]  # of the blocks that it copies out, by slot
+    readers: dict[str, list[int]]  # the calls that it loads, with all their blocks
+
+
+class SlotPlans:
+    """Copies of contexts in host memory, by the keys of their blocks.
+
+    A copy is used once the reports of all plans before its own are there. So a copy of a block that could not be loaded
+    is never used. Each worker answers for its own failures: a slot that it could not write is a slot that it cannot
+    load, and vLLM computes what was not loaded.
+
+    Args:
+        slots: KV blocks that the host memory holds.
+        block_tokens: Tokens of a block.
+        choice: From how many tokens on copies pay.
+
+    Attributes:
+        counts: Tokens so far.
+        now_s: The time on the scheduler's clock, which the caller keeps.
+        at_plan: Called before a plan is handed out, once vLLM has allocated the blocks of the step.
+        tier: Whose the blocks are, and which go first.
+    """
+
+    def __init__(self, slots: int, block_tokens: int, choice: SwapChoice) -> None:
+        self.choice = choice
+        self.counts = KvCounts()
+        self.now_s = 0.0
+        self.at_plan: Callable[[], None] | None = None
+        self.block_tokens = block_tokens
+        self._table = SlotTable(slots)
+        self._is_lost = False  # the memory
+        self._plan_of: dict[int, int] = {}  # by slot: the number of the plan that writes it
+        self._plan = SwapPlan(number=1)
+        self._out: dict[int, tuple[int, Hashable]] = {}  # what the present plan copies out: by slot, block and key
+        self._readers: dict[str, list[int]] = {}  # the calls that it loads, with all their blocks
+        self._reading: list[Block] = []  # the ends of the chains that it reads
+        self._sent: deque[_Sent] = deque()
+        self._reported = 0
+        self._evicted = 0
+        self.tier = self._new_tier(Longest())
+
+    def use_policy(self, policy: KvPolicy) -> None:
+        """What is kept is for this policy to say from now on. Forgets everything."""
+        self.reset()
+        self.tier = self._new_tier(policy)
+
+    def _new_tier(self, policy: KvPolicy) -> HostTier:
+        return HostTier(policy, self.block_tokens, Memory(0.0, 0, StepCosts().prefill_token_s), self._free)
+
+    @property
+    def slots(self) -> int:
+        """KV blocks that the host memory holds."""
+        return self._table.slots
+
+    @property
+    def copy_token_s(self) -> float:
+        """Seconds to copy a token one way; infinite as long as that is not known, or if there is no memory."""
+        speed = self.choice.copy_speed
+        if speed is None or self._is_lost:
+            return math.inf
+        return self.choice.token_bytes / min(speed.out_bytes_per_s, speed.in_bytes_per_s)
+
+    # -- copies
+
+    def keep(
+        self, context: Context, chain: Sequence[Hashable], blocks: Mapping[int, int], tokens: int | None = None
+    ) -> bool:
+        """Have the blocks of a context in host memory: plan to copy out those that are not there yet.
+
+        Args:
+            context: The context. It ends at the end of the chain from now on.
+            chain: The keys of its blocks, the first one first.
+            blocks: The device's blocks, by index in the chain. The others stay gaps.
+            tokens: The tokens in all its blocks; None: the last one is full.
+
+        Returns:
+            Whether all of `blocks` are in host memory, or will be after the step.
+        """
+        if self._is_lost:
+            return False
+        end = self.tier.put(context, chain, self.now_s)
+        missing = [index for index in sorted(blocks) if index < len(chain) and chain[index] not in self.tier.slots]
+        lacking = len(missing) - self._free_slots
+        if lacking > 0:
+            rank = self.tier.rank_of(context, self.now_s)
+            self._evicted += self.tier.evict(lacking, rank, self.now_s)
+        count = min(len(missing), self._free_slots)
+        slots = self._table.allocate_each(count) if count else None
+        for index, slot in zip(missing, slots or (), strict=False):
+            self.tier.slots[chain[index]] = slot
+            self._plan_of[slot] = self._plan.number
+            self._out[slot] = blocks[index], chain[index]
+            copied = self.block_tokens if tokens is None else min(self.block_tokens, tokens - index * self.block_tokens)
+            self.counts.spilled_tokens += copied
+        self.tier.unpin(end, self.now_s)
+        return count == len(missing)
+
+    def ready(self, chain: Sequence[Hashable], first: int = 0) -> int:
+        """How many blocks of a chain can be loaded in this step, from index `first` on."""
+        count = 0
+        for index in range(first, len(chain)):
+            slot = self.tier.slots.get(chain[index])
+            if slot is None or self._plan_of[slot] > self._reported + 1:
+                break
+            count += 1
+        return count
+
+    def fetch(self, chain: Sequence[Hashable], first: int, blocks: Sequence[int]) -> int:
+        """Plan to copy blocks back for a call that is expected. They are valid once the plan is reported.
+
+        Returns:
+            The number of the plan.
+        """
+        self._plan.fetch.blocks += blocks
+        self._plan.fetch.slots += self._read(chain, first, first + len(blocks))
+        self.counts.fetched_tokens += len(blocks) * self.block_tokens
+        return self._plan.number
+
+    def _read(self, chain: Sequence[Hashable], first: int, last: int) -> list[int]:
+        """The slots of blocks, which are not given up before the plan is handed out."""
+        block = self.tier.tree.get(chain[last - 1])
+        if block is not None:
+            self.tier.tree.pin(block)
+            self._reading.append(block)
+        return [self.tier.slots[chain[index]] for index in range(first, last)]
+
+    # -- plans
+
+    @property
+    def next_plan(self) -> int:
+        """The number of the plan that is being made."""
+        return self._plan.number
+
+    def take_plan(self) -> SwapPlan | None:
+        """What the workers copy in the step that has just been scheduled; None if nothing, as in most steps."""
+        if self.at_plan is not None:
+            self.at_plan()
+        if not self._out and self._plan.is_empty:
+            return None
+        plan = self._plan
+        plan.out = SwapBatch([block for block, _ in self._out.values()], list(self._out))
+        self._sent.append(_Sent(plan.number, {slot: key for slot, (_, key) in self._out.items()}, self._readers))
+        self._begin_plan()
+        return plan
+
+    def _begin_plan(self) -> None:
+        self._plan, self._out, self._readers = SwapPlan(number=self._plan.number + 1), {}, {}
+        reading, self._reading = self._reading, []
+        for block in reading:
+            self.tier.unpin(block, self.now_s)
+
+    @property
+    def awaits_report(self) -> bool:
+        """Whether the workers have not reported on a plan yet."""
+        return bool(self._sent)
+
+    @property
+    def reported(self) -> int:
+        """The number of the latest plan whose report is there."""
+        return self._reported
+
+    def executed(self, report: Executed) -> None:
+        """The workers have carried out a plan. What they could not copy is forgotten."""
+        self._reported = max(self._reported, report.number)
+        lost = {*report.lost, *report.unread}
+        while self._sent and self._sent[0].number <= report.number:
+            for slot, key in self._sent.popleft().keys.items():
+                if slot in lost:
+                    self._lose(slot, key)
+        if report.unread:
+            by_slot = {slot: key for key, slot in self.tier.slots.items()}
+            for slot in report.unread:
+                if slot in by_slot and self._plan_of[slot] <= report.number:
+                    self._lose(slot, by_slot[slot])
+            self.void()
+
+    def void_blocks(self, invalid: set[int]) -> dict[str, set[int]]:
+        """The calls that were to load invalid blocks, and what is void of each: these blocks and all behind them."""
+        found: dict[str, set[int]] = {}
+        for sent in self._sent:
+            for key, blocks in sent.readers.items():
+                first = next((index for index, block in enumerate(blocks) if block in invalid), None)
+                if first is not None:
+                    found[key] = set(blocks[first:])
+        return found
+
+    def void(self) -> None:
+        """Blocks hold no valid KV: no copy is used that was made since, and could be one of theirs."""
+        unsent = {slot: key for slot, (_, key) in self._out.items()}
+        for keys in (*(sent.keys for sent in self._sent), unsent):
+            for slot, key in keys.items():
+                self._lose(slot, key)
+
+    def _lose(self, slot: int, key: Hashable) -> None:
+        if self.tier.slots.get(key) == slot:
+            self.tier.lose(key, self.now_s)
+
+    def reset(self) -> None:
+        """Forget all copies: the model's weights have changed."""
+        if self._reading:
+            self._begin_plan()
+        for program in list(self.tier.tree.programs):
+            for context in self.tier.tree.contexts_of(program):
+                self.tier.drop(context, self.now_s)
+
+    def memory_lost(self) -> None:
+        """A worker has no host memory: nothing is kept any more."""
+        self._is_lost = True
+        self.reset()
+
+    @property
+    def _free_slots(self) -> int:
+        return self._table.slots - self._table.used
+
+    def _free(self, slot: int) -> None:
+        """A slot is free. If the present plan was to write it, another block may get it in this step."""
+        self._out.pop(slot, None)
+        del self._plan_of[slot]
+        self._table.free(slot)
+
+    def check_integrity(self) -> None:
+        """Raise SwapError unless every slot is free or holds a block that somebody needs. For tests."""
+        self._table.check_integrity()
+        self.tier.check_integrity()
+        if self._table.used != len(self.tier.slots):
+            raise SwapError(f"{self._table.used} slots are in use, and {len(self.tier.slots)} blocks are known")
+        if self.tier.slots.values() - self._plan_of.keys():
+            raise SwapError("a slot was never written")
+        if not self._out.keys() <= set(self.tier.slots.values()):
+            raise SwapError("a plan writes a slot that is free")

@@ -1,0 +1,140 @@
+"""What goes from the device to host memory between the calls of a program, and when.
+
+A context that its policy spills is copied soon, a part in each step. Of the others a block is copied when vLLM is about
+to give it away: vLLM tells who watches it (`BlockPool.unpin_blocks`), in the step that overwrites it, and the workers
+copy out before they write.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Final
+
+from weft.core.kv_cache.policies import Context
+from weft.core.kv_cache.prefix_tree import Block
+from weft.core.kv_cache.tiered import TieredRetention
+from weft.engine.kv_cache.store import HostStore
+from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock
+
+_STEP_BYTES: Final = 32 << 20  # that one step copies out ahead of need, which takes a few milliseconds
+
+
+class Spills:
+    """Copies contexts to host memory, with a soft hold's knowledge of the device's blocks.
+
+    Args:
+        store: Host memory.
+        retention: The contexts.
+        pool: vLLM's blocks.
+        block_of: The block that holds a key, if there is one.
+        forget: Is told of keys that vLLM evicts, and of the time.
+    """
+
+    def __init__(
+        self,
+        store: HostStore,
+        retention: TieredRetention,
+        pool: BlockPool,
+        block_of: Callable[[Hashable], KVCacheBlock | None],
+        forget: Callable[[Sequence[Hashable], float], None],
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._pool = pool
+        self._block_of = block_of
+        self._forget = forget
+        self._watched: dict[int, tuple[Hashable, Any]] = {}  # by block: its key and its hash
+        self._reused: dict[Hashable, int] = {}  # in this step: blocks by key
+        self._copying: deque[tuple[int, Context]] = deque()  # with the number of the plan that completes them
+        self._step_blocks = max(1, int(_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
+        store.at_plan = self._spill_reused
+
+    def watch(self, blocks: Iterable[tuple[Hashable, KVCacheBlock]]) -> None:
+        """Have vLLM tell when it gives these blocks away. A call that is about to be freed has them."""
+        new = [(key, block) for key, block in blocks if self._watched.get(block.block_id) != (key, block.block_hash)]
+        if not new:
+            return
+        self._watched.update((block.block_id, (key, block.block_hash)) for key, block in new)
+        held = [block for _, block in new]
+        self._pool.touch(held)
+        self._pool.unpin_blocks(held, self._on_reuse)  # the references are as before, only the watcher stays
+
+    def before_step(self) -> None:
+        """Plan copies of contexts that are to be spilled, as many as one step makes."""
+        store, retention = self._store, self._retention
+        while self._copying and self._copying[0][0] <= store.reported:
+            context = self._copying.popleft()[1]
+            chain = retention.chain_of(context)
+            if context.host_tokens and store.tier.held(chain) == len(chain):
+                retention.copied(context, store.now_s)
+        left = self._step_blocks
+        while retention.spills and left > 0:
+            context = next(iter(retention.spills))
+            chain = retention.chain_of(context)
+            blocks: dict[int, int] = {}
+            for index, key in enumerate(chain):
+                if key in store.tier.slots:
+                    continue
+                block = self._block_of(key) if len(blocks) < left else None
+                if block is None:
+                    break
+                blocks[index] = block.block_id
+            left -= max(1, len(blocks))
+            is_kept = self._pays(context) and store.keep(context, chain, blocks)
+            if is_kept and left <= 0 and store.tier.held(chain) < len(chain):
+                return  # the rest follows in the next step
+            del retention.spills[context]
+            if is_kept and chain and not blocks:
+                retention.copied(context, store.now_s)
+            elif is_kept and chain:
+                self._copying.append((store.next_plan, context))
+
+    def reset(self) -> None:
+        """vLLM has emptied its prefix cache."""
+        self._reused.clear()
+        self._copying.clear()
+        self._retention.spills.clear()
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether a step would copy something."""
+        is_done = bool(self._copying) and self._copying[0][0] <= self._store.reported
+        return is_done or bool(self._retention.spills)
+
+    def _pays(self, context: Context) -> bool:
+        return context.tokens >= self._store.choice.min_tokens
+
+    def _on_reuse(self, block: KVCacheBlock) -> None:
+        key, content = self._watched.pop(block.block_id)
+        if block.block_hash == content:
+            self._reused[key] = block.block_id
+
+    def _spill_reused(self) -> None:
+        """Of the blocks that the step overwrites, plan to copy those of open programs' contexts."""
+        reused, self._reused = self._reused, {}
+        if not reused:
+            return
+        tree = self._retention.tree
+        lost: dict[Block, int] = {}
+        for key, number in reused.items():
+            block = tree.get(key)
+            at = self._block_of(key)
+            if block is None or block.pins or (at is not None and at.block_id != number):  # another holds the same
+                continue
+            lost[block] = number
+            behind = list(block.children)  # can still be read, and not be found
+            for each in behind:
+                if each not in lost and (at := self._block_of(each.key)) is not None:
+                    lost[each] = at.block_id
+                behind += each.children
+        owners: dict[Context, tuple[list[Hashable], dict[int, int]]] = {}
+        for block in sorted(lost, key=lambda each: -each.depth):
+            for context in block.contexts:  # they end in its parent next
+                if context not in owners and self._pays(context):
+                    owners[context] = tree.chain(block), {}
+                if context in owners:
+                    owners[context][1][block.depth] = lost[block]
+            self._forget([block.key], self._store.now_s)
+        for context, (chain, blocks) in owners.items():
+            self._store.keep(context, chain, blocks)
