@@ -46,9 +46,17 @@ class Account:
     preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    cached_tokens: int = 0  # prompt tokens that were not computed: found in the prefix cache, or fetched
     swapped_tokens: int = 0  # tokens whose KV was copied back from host memory after preemptions
-    recomputed_tokens: int = 0  # tokens whose KV was computed again after preemptions
+    # Tokens whose KV was computed again: of the prompt, in full blocks, what an earlier call of the program had
+    # computed, and what the call itself had computed before a preemption.
+    recomputed_tokens: int = 0
+    fetched_tokens: int = 0  # of `cached_tokens`, those whose KV was copied from host memory when the call began
+
+    @property
+    def found_tokens(self) -> int:
+        """Prompt tokens that were found on the device."""
+        return max(0, self.cached_tokens - self.fetched_tokens)
 
     def __add__(self, other: Account) -> Account:
         return Account(
@@ -60,6 +68,7 @@ class Account:
             self.cached_tokens + other.cached_tokens,
             self.swapped_tokens + other.swapped_tokens,
             self.recomputed_tokens + other.recomputed_tokens,
+            self.fetched_tokens + other.fetched_tokens,
         )
 
 

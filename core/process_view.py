@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weft.core.class_rows import ClassRow
-    from weft.core.process_table import ProcessTable, ProgramRow
+    from weft.core.process_table import Account, ProcessTable, ProgramRow
 
 MOST_PROGRAMS: Final = 50
 _HEADINGS: Final = (
@@ -66,7 +66,31 @@ def programs(table: ProcessTable) -> Table:
         around = ["" if parent is None else names.get(parent, parent) for parent in parents]
         headings, cells = (*headings, "in"), [[*line, name] for line, name in zip(cells, around, strict=True)]
     below = classes(table.classes) if table.classes else None
+    if any(row.account.recomputed_tokens or _copied(row.account) for row in shown):
+        below = kv(shown, below)
     return Table(title, headings, cells, frozenset(range(1, 10)), widest=13, below=below)
+
+
+def kv(rows: Sequence[ProgramRow], below: Table | None = None) -> Table:
+    """Where the KV of programs' prompts came from, in tokens; shown if any was lost or copied.
+
+    The columns are:
+
+    - found: on the device
+    - fetched: copied from host memory when a call began, or began again after a preemption
+    - again: computed again, though the same program had computed them before
+
+    Args:
+        rows: The programs.
+        below: What is shown below it.
+    """
+    accounts = [row.account for row in rows]
+    cells: list[list[str | Cell]] = [
+        [row.info.name, *map(str, (each.prompt_tokens, each.found_tokens, _copied(each), each.recomputed_tokens))]
+        for row, each in zip(rows, accounts, strict=True)
+    ]
+    headings = ("program", "tokens\nin", "found", "fetched", "again")
+    return Table("KV cache", headings, cells, frozenset(range(1, 5)), widest=13, below=below)
 
 
 def classes(rows: Sequence[ClassRow]) -> Table:
@@ -125,9 +149,10 @@ def facts(row: ProgramRow) -> Table:
         "wait": both(attained.wait_s, attained.total_wait_s),
         "tools": f"{seconds(row.interception_s)} s between calls",
         "waits for": _tools(row),
-        "tokens": f"{account.prompt_tokens} in ({account.cached_tokens} cached), {account.output_tokens} out",
-        "preemptions": f"{account.preemptions}, {account.swapped_tokens} tokens swapped in, "
-        f"{account.recomputed_tokens} computed again"
+        "tokens": f"{account.prompt_tokens} in, {account.output_tokens} out",
+        "KV": f"{account.found_tokens} tokens found on the device, {account.fetched_tokens} fetched from host memory, "
+        f"{account.recomputed_tokens} computed again",
+        "preemptions": f"{account.preemptions}, {account.swapped_tokens} tokens swapped in"
         if account.preemptions
         else "",
         "engines": ", ".join(row.engine_ids),
@@ -139,6 +164,10 @@ def state_cell(state: str) -> str | Cell:
     """A program's or a call's state, in its colour."""
     style = _STATE_STYLES.get(state)
     return Cell(str(state), style) if style else str(state)
+
+
+def _copied(account: Account) -> int:
+    return account.fetched_tokens + account.swapped_tokens
 
 
 def _tools(row: ProgramRow) -> str:

@@ -20,7 +20,7 @@ from weft.core.class_rows import Branch, ClassRow, together
 from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId, check_id, is_id, shown
 from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
-from weft.core.kv_cache.stats import SwapStats
+from weft.core.kv_cache.stats import COUNTS, KvStats, SwapStats, ToolStats
 from weft.core.policies.history import ProgramEnd
 from weft.core.process_table import Account, Attained, CallIdentity
 
@@ -266,6 +266,7 @@ def encode_account(account: Account) -> CallAccount:
         "preemptions": account.preemptions,
         "swapped_tokens": account.swapped_tokens,
         "recomputed_tokens": account.recomputed_tokens,
+        "fetched_tokens": account.fetched_tokens,
     }
 
 
@@ -348,11 +349,21 @@ class TakeLearned(NamedTuple):
     """A control message: the scheduler answers with what its policy has `Learned` since the last answer."""
 
 
+class TakeKvStats(NamedTuple):
+    """A control message: the scheduler answers with its `KvStats`."""
+
+
 class Ping(NamedTuple):
     """A control message: the scheduler is to answer. It does so between two steps."""
 
 
-Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeLearned
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeLearned | TakeKvStats
+
+
+_QUESTIONS: Final[dict[str, type[TakeKvStats | TakeLearned]]] = {
+    "take_kv_stats": TakeKvStats,
+    "take_learned": TakeLearned,
+}
 
 
 def encode_control(message: Control | Ping) -> dict[str, Any]:
@@ -369,7 +380,7 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
         return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
     if isinstance(message, UseHistory):
         return {"type": "use_history", "history": message.history}
-    return {"type": "take_learned" if isinstance(message, TakeLearned) else "ping"}
+    return {"type": next((name for name, kind in _QUESTIONS.items() if isinstance(message, kind)), "ping")}
 
 
 def decode_control(data: object) -> Control | None:
@@ -388,7 +399,8 @@ def decode_control(data: object) -> Control | None:
     if data.get("type") == "use_history":
         history = data.get("history")
         return UseHistory(history) if isinstance(history, str) else None
-    return TakeLearned() if data.get("type") == "take_learned" else None
+    question = _QUESTIONS.get(str(data.get("type")))
+    return question() if question is not None else None
 
 
 def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
@@ -446,6 +458,21 @@ def read_learned(answer: Mapping[str, Any] | None) -> Learned | None:
         tuple(ProgramEnd(*end) for end in answer["ends"]),
         answer["has_history"],
     )
+
+
+def encode_kv_stats(stats: KvStats) -> dict[str, Any]:
+    """A scheduler's answer to `TakeKvStats`."""
+    counts = {name: getattr(stats, name) for name in COUNTS}
+    return {"policy": stats.policy, **counts, "tools": [list(tool) for tool in stats.tools]}
+
+
+def read_kv_stats(answer: Mapping[str, Any] | None) -> KvStats | None:
+    """Read a scheduler's answer to `TakeKvStats`.
+
+    Args:
+        answer: The answer. None: There was none, because the scheduler's process does not run.
+    """
+    return KvStats(**{**answer, "tools": tuple(ToolStats(*tool) for tool in answer["tools"])}) if answer else None
 
 
 def _event(row: object) -> ProgramEvent | None:

@@ -65,6 +65,11 @@ class Retention(Contexts):
         self.order = order(policy, self.tree, memory)
         self._programs: OrderedDict[Hashable, _Program] = OrderedDict()
 
+    @property
+    def programs_held(self) -> int:
+        """The programs of which a context is held."""
+        return len({context.program for context in self._held})
+
     def call_arrived(
         self, program: Hashable, chain: Sequence[Hashable], now_s: float, *, tool: str | None = None
     ) -> None:

@@ -1,4 +1,4 @@
-"""Figures of the swap, which `engine.swap_stats` shows."""
+"""Figures of the KV cache and of the swap, which `engine.kv_stats` and `engine.swap_stats` show."""
 
 from __future__ import annotations
 
@@ -16,6 +16,50 @@ class KvCounts:
     recomputed_tokens: int = 0  # that an earlier call of the program had computed, and that were nowhere
     fetched_tokens: int = 0  # copied back before their call began
     spilled_tokens: int = 0  # copied to host memory
+
+
+class ToolStats(NamedTuple):
+    """What an engine has learned of a tool's time, or of the pauses after the calls of programs of one name."""
+
+    name: str
+    samples: int  # at most 256, the latest
+    mean_s: float
+    q95_s: float  # which the next one does not exceed in 95 % of all cases
+
+
+@dataclass(frozen=True, slots=True)
+class KvStats:
+    """What an engine's KV cache has done so far, and what is held now. Tokens are counted when a call begins to run."""
+
+    policy: str  # the KV policy
+    found_tokens: int  # found on the device
+    fetched_tokens: int  # copied from host memory, ahead of a call or when it began
+    # Computed again: a prompt's tokens, in full blocks, that an earlier call of the same program had computed, and what
+    # a call had computed before it was preempted, as far as they were found neither on the device nor in host memory.
+    recomputed_tokens: int
+    spilled_tokens: int  # copied to host memory
+    held_blocks: int  # of contexts between calls that the policy keeps for now
+    programs_held: int  # whose contexts these are
+    host_used_bytes: int  # on one worker
+    host_capacity_bytes: int
+    tools: tuple[ToolStats, ...] = ()  # those with the most samples
+
+    @classmethod
+    def together(cls, engines: Iterable[KvStats]) -> KvStats | None:
+        """The figures of several engines as one: sums, and of each tool the engine with the most samples. None if there
+        are no engines."""
+        each = list(engines)
+        if not each:
+            return None
+        tools: dict[str, ToolStats] = {}
+        for tool in sorted((tool for one in each for tool in one.tools), key=lambda tool: -tool.samples):
+            tools.setdefault(tool.name, tool)
+        counts = {name: sum(getattr(one, name) for one in each) for name in COUNTS}
+        policies = dict.fromkeys(one.policy for one in each)
+        return cls(policy=", ".join(policies), **counts, tools=tuple(tools.values()))
+
+
+COUNTS = tuple(name for name in KvStats.__slots__ if name not in {"policy", "tools"})
 
 
 class SwapStats(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
@@ -34,6 +35,11 @@ class SamplesByName:
     def get(self, name: Hashable) -> Samples | None:
         """The samples of a name, if it has any."""
         return self._known.get(name) or self._new.get(name)
+
+    def most_seen(self, count: int) -> list[tuple[Hashable, Samples]]:
+        """The names with the most samples, at most `count` of them."""
+        every = [*self._known.items(), *self._new.items()]
+        return heapq.nlargest(count, every, key=lambda each: len(each[1]))
 
     def observe(self, name: Hashable, value: float) -> None:
         """Add a sample to a name."""

@@ -32,6 +32,10 @@ class ToolTimes:
         own = self._tools.get(tool[:MOST_LETTERS]) if tool else None
         return self._all if own is None else own
 
+    def most_seen(self, count: int) -> list[tuple[str, Samples]]:
+        """The tools with the most samples, at most `count` of them."""
+        return [(str(name), samples) for name, samples in self._tools.most_seen(count)]
+
 
 def pause_name(tool: str | None, program_name: str) -> str:
     """What the pause after a call is known by: its tool, or the program between whose calls it lies."""

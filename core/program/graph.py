@@ -278,7 +278,7 @@ class ProgramGraph:
                         "arrival_s", "completion_s",                 # null: has not reached, or not left, an engine
                         "service_s", "wait_s", "preemptions",
                         "prompt_tokens", "output_tokens", "cached_tokens",
-                        "swapped_tokens", "recomputed_tokens",
+                        "swapped_tokens", "recomputed_tokens", "fetched_tokens",
                         "folded_s"}]}                                # only if folded calls came before the call
 
         Times are seconds of the engine's monotonic clock. Keys are in this order, and calls are in the order in which
@@ -393,7 +393,9 @@ def _folded(data: dict[str, Any] | None) -> FoldedCalls:
 
 
 def _account(data: dict[str, Any]) -> Account:
-    return Account(**{each.name: _typed(data[each.name], float, int) for each in fields(Account)})
+    # Weft wrote no fetched tokens before it had them.
+    found = {"fetched_tokens": 0} | data
+    return Account(**{each.name: _typed(found[each.name], float, int) for each in fields(Account)})
 
 
 def _typed(value: Any, *kinds: type) -> Any:

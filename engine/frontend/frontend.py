@@ -16,10 +16,17 @@ from contextlib import ExitStack, aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from weft.core.errors import EngineClosedError, EngineForkedError, InvalidIdError, PolicyError, ProgramEndedError
+from weft.core.errors import (
+    EngineClosedError,
+    EngineError,
+    EngineForkedError,
+    InvalidIdError,
+    PolicyError,
+    ProgramEndedError,
+)
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
-from weft.core.kv_cache.stats import SwapStats
+from weft.core.kv_cache.stats import KvStats, SwapStats
 from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig, registration
 from weft.core.prediction.tool_times import MOST_LETTERS
@@ -40,9 +47,18 @@ from weft.engine.frontend.weak import weakly_async
 from weft.engine.processes.fork import not_in_forks, survive_forks
 from weft.engine.processes.host import check_main_guard, keep_exit_code_of_ctrl_c
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
-from weft.engine.wire import CallHeader, EventKind, ProgramEvent, encode_call
+from weft.engine.wire import (
+    CallHeader,
+    EventKind,
+    ProgramEvent,
+    TakeKvStats,
+    encode_call,
+    encode_control,
+    read_kv_stats,
+)
 
 _counter = itertools.count()
+_ANSWER_S: Final = 5.0
 
 
 class FrontEnd(ABC):
@@ -109,6 +125,7 @@ class FrontEnd(ABC):
         self._hang_timeout_s = check_timeout(hang_timeout_s, "hang_timeout_s")
         self._clock = clock
         self._sessions = Sessions()
+        self._kv_stats: KvStats | None = None
         self._in_flight = InFlightCalls(self.table, clock)
         self._log = get_logger().bind(engine_id=self.engine_id)
         self._learns = registration(self.policy.name).kind.learns
@@ -194,6 +211,19 @@ class FrontEnd(ABC):
     @abstractmethod
     def swap_stats(self) -> SwapStats | None:
         """The swap's figures as of the last call that ended, all vLLM engines together; None without a swap."""
+
+    @property
+    def kv_stats(self) -> KvStats | None:
+        """What the KV caches do, all vLLM engines together, as of the step that ends now. None before any scheduler has
+        answered; of an engine that is gone, or does not answer within 5 s, the last figures."""
+        self._check_process()
+        if self.is_alive:
+            answers: list[Any] = []
+            with suppress(EngineError, TimeoutError, FutureCancelledError):  # the last figures are left
+                answers = self._loop.submit(self._send_to_schedulers(encode_control(TakeKvStats()))).result(_ANSWER_S)
+            found = (read_kv_stats(answer) for answer in answers)
+            self._kv_stats = KvStats.together(each for each in found if each is not None) or self._kv_stats
+        return self._kv_stats
 
     @property
     def sessions(self) -> dict[SessionId, frozenset[ProgramId]]:

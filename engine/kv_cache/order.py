@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple, Protocol
 
+from weft.core.kv_cache.stats import ToolStats
 from weft.engine.vllm_compat.names import KVCacheManager, Request
 
 
@@ -84,6 +85,20 @@ class KvOrder:
     def wants_step(self) -> bool:
         """Whether a step without calls would be of use."""
         return False
+
+    @property
+    def held_blocks(self) -> int:
+        """The blocks of contexts that are kept for now."""
+        return 0
+
+    @property
+    def programs_held(self) -> int:
+        """The programs whose contexts these are."""
+        return 0
+
+    def tools(self) -> tuple[ToolStats, ...]:
+        """What is known of the times of tools."""
+        return ()
 
     def check_integrity(self) -> None:
         """Assert that all sums agree. For tests.

@@ -16,12 +16,14 @@ from weft.core.kv_cache.policies import Memory
 from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.retention import Retention, RunningCall
 from weft.core.kv_cache.rotation import Rotation
+from weft.core.kv_cache.stats import ToolStats
 from weft.core.policies.step_costs import StepCosts
 from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 
 _EPOCH_S: Final = 1.0
 _MOST_TURNS: Final = 1000  # in the queue; later ones are too far away to tell
+_MOST_TOOLS: Final = 100  # in the figures
 _LEAST_MOVED: Final = 32  # blocks at a time, so that steps that take one each do not each move one
 
 
@@ -129,6 +131,20 @@ class SoftHold(KvOrder):
         self._spare.clear()
         self._moved.clear()
         self._has_changed = True
+
+    @property
+    def held_blocks(self) -> int:
+        return self.retention.held_tokens // self._block_tokens
+
+    @property
+    def programs_held(self) -> int:
+        return self.retention.programs_held
+
+    def tools(self) -> tuple[ToolStats, ...]:
+        return tuple(
+            ToolStats(name, len(samples), samples.mean_s, samples.quantile_s(0.95))
+            for name, samples in self.retention.tool_times.most_seen(_MOST_TOOLS)
+        )
 
     # -- the order
 

@@ -37,6 +37,7 @@ class Ledger:
     service_s: float = 0.0
     wait_s: float = 0.0
     preemptions: int = 0
+    fetched_tokens: int = 0
     swapped_tokens: int = 0
     recomputed_tokens: int = 0
     last_step: int = -1  # the last step that was charged
@@ -58,6 +59,7 @@ class Ledger:
             self.service_s,
             self.wait_s,
             self.preemptions,
+            fetched_tokens=self.fetched_tokens,
             swapped_tokens=self.swapped_tokens,
             recomputed_tokens=self.recomputed_tokens,
         )

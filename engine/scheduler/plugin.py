@@ -32,6 +32,7 @@ from weft.engine.scheduler.batch import BatchFormer
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.charging import StepCharges
 from weft.engine.scheduler.failed_loads import void_calls
+from weft.engine.scheduler.kv_accounts import KvAccounts
 from weft.engine.scheduler.ledger import Entry, Ledger
 from weft.engine.scheduler.queue import PolicyQueue
 from weft.engine.vllm_compat.names import (
@@ -51,6 +52,7 @@ from weft.engine.wire import (
     ProgramEvent,
     ProgramEvents,
     ProgramsEnded,
+    TakeKvStats,
     TakeLearned,
     UseHistory,
     attach_account,
@@ -58,6 +60,7 @@ from weft.engine.wire import (
     decode_call,
     decode_config,
     decode_control,
+    encode_kv_stats,
     encode_learned,
     figures_of,
 )
@@ -97,6 +100,7 @@ class WeftScheduler(AsyncScheduler):
         self._kv_order = self._make_kv_order(policy)
         if isinstance(self.connector, SwapConnector):
             self.connector.wants_step = lambda: self._kv_order.wants_step
+        self._kv_accounts = KvAccounts(self.kv_cache_manager.block_pool.hash_block_size, self._swap)
         idle_s = math.inf if self._has_own_client else _IDLE_S
         self._table = CallTable(policy, self._program_gone, idle_s)
         self._entries = self._table.entries
@@ -119,11 +123,15 @@ class WeftScheduler(AsyncScheduler):
     def _make_kv_order(self, policy: Policy) -> KvOrder:
         if len(self.kv_cache_config.kv_cache_groups) != 1 or not self.cache_config.enable_prefix_caching:
             return KvOrder()
-        config = self._kv_policy or KvPolicyConfig("ended-first" if policy.evicts_ended_first else "lru")
+        config = self._kv_policy_of(policy)
         return make_order(config.make(), self.kv_cache_manager.block_pool, self.block_size, self._swap)
+
+    def _kv_policy_of(self, policy: Policy) -> KvPolicyConfig:
+        return self._kv_policy or KvPolicyConfig("ended-first" if policy.evicts_ended_first else "lru")
 
     def _program_gone(self, program: ProgramView) -> None:
         self._kv_order.program_ended(program, self._clock())
+        self._kv_accounts.program_ended(program)
 
     def _now_s(self) -> float:
         return self._clock()
@@ -182,6 +190,7 @@ class WeftScheduler(AsyncScheduler):
         if entry is not None:
             entry.call.output_tokens = request.num_output_tokens
             self._kv_order.call_left(self._kv_of(request, entry), self._clock())
+            self._kv_accounts.call_left(request, entry.call.program)
         ledger = self._table.close(request.request_id, self._clock())
         if ledger is not None:
             self._left[request.request_id] = ledger
@@ -210,17 +219,17 @@ class WeftScheduler(AsyncScheduler):
                 for event in events:
                     if (view := self._table.view(event.program_id)) is not None:
                         self._take_event(event, view, self._clock())
-                return {}
             case AbortedCalls(call_ids):
                 return {"aborted": self._aborted.take(call_ids)}
             case UseHistory(history):
                 self._use_history(history)
-                return {}
             case TakeLearned():
                 classes, ends = self.weft_policy.classes(), self.weft_policy.take_ends()
                 return encode_learned(Learned(self._model, tuple(classes), tuple(ends), self._has_history))
-            case None:
-                return {}
+            case TakeKvStats():
+                kv_policy = self._kv_policy_of(self.weft_policy).name
+                return encode_kv_stats(self._kv_accounts.stats(kv_policy, self._kv_order))
+        return {}
 
     def _take_event(self, event: ProgramEvent, program: ProgramView, now_s: float) -> None:
         if event.kind is EventKind.TOOL_STARTED:
@@ -270,13 +279,10 @@ class WeftScheduler(AsyncScheduler):
         entry.running = entry.computes_prompt = True
         entry.output_tokens = request.num_output_tokens
         found = request.num_computed_tokens - output.num_scheduled_tokens.get(request.request_id, 0)
-        if request.num_preemptions > 0:
-            entry.ledger.recomputed_tokens += max(0, entry.lost_tokens - found)
-            if self._swap is not None:
-                entry.ledger.swapped_tokens += self._swap.loaded_tokens(request.request_id)
-        else:
+        if request.num_preemptions == 0:
             entry.call.cached_tokens = min(found, entry.call.prompt_tokens)
         program = entry.call.program
+        self._kv_accounts.call_began(request, entry, program, found)
         self._kv_order.call_began(request, program, program.name, found, now_s)
         entry.ledger.start(now_s)
         self.weft_policy.start(entry.call, now_s)

@@ -195,18 +195,20 @@ SWAP = SwapStats(728, 0, 0, 0, 0, 0, 0, 0, 0, 0, 96.4, 812.3, 8.1e9, 7.9e9)
 )
 def test_when_a_swap_pays(machine: Machine, least: float, says: str) -> None:
     """The figures that an engine measured are put into words."""
-    machine.probes["weft.Engine"] = doctor._Probe(True, json.dumps(SWAP._replace(min_tokens=least)._asdict()))
-    check = doctor.check_swap(None)
+    found = {"swap": SWAP._replace(min_tokens=least)._asdict(), "kv": {"policy": "next-use", "host_bytes": 3 << 30}}
+    machine.probes["weft.Engine"] = doctor._Probe(True, json.dumps(found))
+    check, policy = doctor.check_kv(None)
     assert check.ok
+    assert (policy.ok, policy.detail) == (True, "next-use, with 3.0 GiB of host memory")
     assert check.detail == (f"{says}copies 8.1 GB/s out and 7.9 GB/s in, computes 812 tokens/s; capacity 728 KV blocks")
 
 
 def test_no_swap(machine: Machine) -> None:
     """A model whose KV cannot be swapped is not a fault. An engine that does not start is one."""
-    machine.probes["weft.Engine"] = doctor._Probe(True, "null")
-    assert doctor.check_swap("some/model").ok
+    machine.probes["weft.Engine"] = doctor._Probe(True, json.dumps({"swap": None, "kv": None}))
+    assert [check.ok for check in doctor.check_kv("some/model")] == [True, False]
     machine.probes["weft.Engine"] = doctor._Probe(False, "no such model")
-    check = doctor.check_swap("some/model")
+    (check,) = doctor.check_kv("some/model")
     assert (check.ok, check.detail, bool(check.fix)) == (False, "no such model", True)
 
 

@@ -69,8 +69,21 @@ def test_a_row_is_printed_as_facts() -> None:
     text = str(ended(ProcessTable(), "answer"))
     assert "answer (prog-0.0)" in text
     assert "1.25 s along the longest chain of calls" in text
-    assert "1234 in (0 cached), 56 out" in text
+    assert "1234 in, 56 out" in text
     assert "ProgramRow(" not in text
+
+
+def test_the_table_shows_where_kv_was_found_if_any_was_lost() -> None:
+    """Found on the device, fetched from host memory, computed again: a table of its own, as soon as there is loss."""
+    table = ProcessTable()
+    row = ended(table, "first")
+    assert "again" not in str(table)
+    row.account = Account(prompt_tokens=900, cached_tokens=500, fetched_tokens=150, recomputed_tokens=70)
+    assert str(table).splitlines()[-1].split() == ["first", "900", "350", "150", "70"]
+    assert "again" in shown(table)
+    assert "…" not in shown(table)
+    assert "again" in table._repr_html_()
+    assert "350 tokens found on the device, 150 fetched from host memory, 70 computed again" in str(row)
 
 
 def test_of_many_programs_those_that_run_are_shown() -> None:

@@ -15,7 +15,7 @@ from weft.core.class_rows import Branch, ClassRow
 from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
 from weft.core.kv_cache.policies import KvPolicyConfig
-from weft.core.kv_cache.stats import SwapStats
+from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
 from weft.core.policies.history import ProgramEnd
 from weft.core.process_table import Account, Attained, CallIdentity
 from weft.engine.wire import (
@@ -31,6 +31,7 @@ from weft.engine.wire import (
     ProgramEvents,
     ProgramsEnded,
     SchedulerConfig,
+    TakeKvStats,
     TakeLearned,
     UseHistory,
     attach_account,
@@ -43,9 +44,11 @@ from weft.engine.wire import (
     encode_call,
     encode_config,
     encode_control,
+    encode_kv_stats,
     encode_learned,
     program_of_request,
     read_aborted,
+    read_kv_stats,
     read_learned,
     read_report,
 )
@@ -269,6 +272,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
         ),
         UseHistory("{}"),
         TakeLearned(),
+        TakeKvStats(),
     ],
 )
 def test_control_messages_reach_the_scheduler(message: Control) -> None:
@@ -315,6 +319,17 @@ def test_an_answer_has_a_hundred_classes() -> None:
     assert learned is not None
     assert len(learned.classes) == 100
     assert {row.name for row in few} <= {row.name for row in learned.classes}
+
+
+def test_the_figures_of_the_kv_cache_come_back() -> None:
+    """They survive msgpack. Several replicas make one: sums, and of each tool the figures with the most samples."""
+    first = KvStats("ttl", 1, 2, 3, 4, 5, 6, 7, 8, (ToolStats("search", 3, 1.5, 4.5), ToolStats("run", 9, 1.0, 2.0)))
+    second = KvStats("ttl", 10, 20, 30, 40, 50, 60, 70, 80, (ToolStats("search", 30, 2.5, 3.5),))
+    found = [read_kv_stats(json.loads(json.dumps(encode_kv_stats(each)))) for each in (first, second)]
+    assert found == [first, second]
+    tools = (ToolStats("search", 30, 2.5, 3.5), ToolStats("run", 9, 1.0, 2.0))
+    assert KvStats.together([first, second]) == KvStats("ttl", 11, 22, 33, 44, 55, 66, 77, 88, tools)
+    assert KvStats.together([]) is read_kv_stats(None) is None
 
 
 def test_a_session_travels_as_vllms_own() -> None:

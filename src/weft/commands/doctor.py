@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -39,7 +39,9 @@ _SWAP_PROBE = """
 import json, sys, weft
 if __name__ == "__main__":
     with weft.Engine(sys.argv[1] or None, enforce_eager=True, use_tqdm_on_load=False) as engine:
-        print(json.dumps(engine.swap_stats and engine.swap_stats._asdict()))
+        swap, kv = engine.swap_stats, engine.kv_stats
+        found = {"policy": kv.policy, "host_bytes": kv.host_capacity_bytes} if kv is not None else None
+        print(json.dumps({"swap": swap and swap._asdict(), "kv": found}))
 """
 _TORCH_PROBE = """
 import json, torch
@@ -78,7 +80,8 @@ def doctor(
     engine: Annotated[
         bool,
         typer.Option(
-            "--engine", help="Also start an engine (a minute), and measure at which context lengths it swaps KV."
+            "--engine",
+            help="Also start an engine (a minute), show its KV policy, and measure at which lengths it swaps KV.",
         ),
     ] = False,
     model: Annotated[
@@ -99,7 +102,7 @@ def doctor(
         checks = run_checks()
         if engine or model is not None:
             status.update("starting an engine ...")
-            checks.append(check_swap(model))
+            checks += check_kv(model)
         if history is not None:
             checks.append(check_history(history))
     table = RichTable(box=None, pad_edge=False)
@@ -136,15 +139,23 @@ def run_checks() -> list[Check]:
     return [_guarded(name, check) for name, check in checks]
 
 
-def check_swap(model: str | None) -> Check:
-    """Start an engine, and report from how many tokens of context on it swaps preempted calls.
+def check_kv(model: str | None) -> list[Check]:
+    """Start an engine, and report what it keeps of programs between calls, and from how many tokens of context on it
+    swaps preempted calls.
 
     This takes a minute or more. It raises nothing.
 
     Args:
         model: The model, as for `weft.Engine`.
     """
-    return _guarded("KV swap", lambda: _check_swap(model))
+    probe = _probe(_SWAP_PROBE, model or "", timeout_s=_ENGINE_SECONDS)
+    if not probe.ok:
+        fix = "fix the failed checks above; then name a model that vLLM can load"
+        return [Check("KV swap", False, probe.output, fix)]
+    return [
+        _guarded("KV swap", lambda: _check_swap(json.loads(probe.output)["swap"])),
+        _guarded("KV policy", lambda: _check_kv_policy(json.loads(probe.output)["kv"])),
+    ]
 
 
 def check_history(path: Path) -> Check:
@@ -275,13 +286,14 @@ def _check_plugin() -> Check:
     return Check("scheduler plugin", True, "loads in this vLLM, which has every member that Weft uses")
 
 
-def _check_swap(model: str | None) -> Check:
-    probe = _probe(_SWAP_PROBE, model or "", timeout_s=_ENGINE_SECONDS)
-    if not probe.ok:
-        return Check(
-            "KV swap", False, probe.output, "fix the failed checks above; then name a model that vLLM can load"
-        )
-    found = json.loads(probe.output)
+def _check_kv_policy(found: dict[str, Any] | None) -> Check:
+    if found is None:
+        return Check("KV policy", False, "the engine's scheduler does not answer", "see the engine's log")
+    host = f"{found['host_bytes'] / 2**30:.1f} GiB of host memory" if found["host_bytes"] else "no host memory"
+    return Check("KV policy", True, f"{found['policy']}, with {host}")
+
+
+def _check_swap(found: dict[str, Any] | None) -> Check:
     if found is None:
         return Check("KV swap", True, "the KV of this model cannot be swapped; preempted calls are computed again")
     least = found["min_tokens"]

@@ -313,6 +313,7 @@ def test_json_schema(react: ProgramGraph) -> None:
         "cached_tokens": 0,
         "swapped_tokens": 0,
         "recomputed_tokens": 0,
+        "fetched_tokens": 0,
     }
     assert ProgramGraph.to_json.__doc__ is not None
     assert all(f'"{key}"' in ProgramGraph.to_json.__doc__ for key in (*data, *data["program"], *data["calls"][3]))

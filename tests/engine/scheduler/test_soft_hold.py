@@ -12,6 +12,8 @@ import pytest
 
 from weft.core.errors import KvPolicyError
 from weft.core.kv_cache.policies import KV_POLICIES
+from weft.core.kv_cache.stats import KvStats
+from weft.engine.wire import read_kv_stats
 
 pytestmark = pytest.mark.engine
 
@@ -170,6 +172,50 @@ def test_a_request_says_the_same_for_its_program(make: Make) -> None:
     h.add("a3", prompt=[*call_again, 7], max_tokens=1, program_id="a", tool_ended="run")
     h.run()
     assert [round(*retention.tool_times.of(tool)._latest, 1) for tool in ("search", "run")] == [5.0, 3.0]
+
+
+def stats(h: Any) -> KvStats:
+    found = read_kv_stats(h.scheduler({"type": "take_kv_stats"}))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("policy", ["lru", "ended-first", "ttl"])
+def test_a_call_tells_what_it_found_and_what_it_computes_again(make: Make, policy: str) -> None:
+    """What an earlier call of its program had computed, in full blocks, and what is not there any more. What another
+    program had computed is no loss of its own, nor is the last token, which vLLM computes in any case."""
+    h = make(policy, slots=3, blocks=12)
+    agent = prompt_of(1, 64)
+    call(h, "a1", agent, "a")
+    call(h, "a2", [*agent, *range(5, 25)], "a")
+    assert h.accounts["a2"]["recomputed_tokens"] == 0
+    call(h, "b1", prompt_of(2, 170), "b")
+    call(h, "a3", [*agent, *range(5, 30)], "a")
+    found = h.scheduler._entries  # no call is left
+    assert not found
+    kept = stats(h)
+    assert kept.policy == policy
+    assert h.accounts["a3"]["recomputed_tokens"] == kept.recomputed_tokens > 0
+    assert kept.found_tokens == 64 + 80 - kept.recomputed_tokens
+    call(h, "c1", prompt_of(2, 64), "c")
+    assert h.accounts["c1"]["recomputed_tokens"] == 0
+    assert (kept.fetched_tokens, kept.spilled_tokens, kept.host_capacity_bytes) == (0, 0, 0)
+    end(h, "a", "b", "c")
+    assert not h.scheduler._kv_accounts._before._chains
+
+
+def test_the_figures_tell_what_is_held_and_how_long_tools_take(make: Make) -> None:
+    """A policy that holds contexts says so, and what it has learned of each tool."""
+    h = make("ttl", blocks=40)
+    for number in range(3):
+        call(h, f"a{number}", prompt_of(number, 64), f"p{number}")
+    start_tool(h, "p0", "search")
+    happened(h, "tool_ended", "p0", "search", 2.0)
+    found = stats(h)
+    assert (found.held_blocks, found.programs_held) == (3 * 4, 3)
+    (search,) = (tool for tool in found.tools if tool.name == "search")
+    assert search.samples == 1
+    assert 0 < search.mean_s < search.q95_s
 
 
 def _fill(h: Any) -> Any:
