@@ -174,8 +174,8 @@ class SoftHold(KvOrder):
             self.retention.revisit(each, now_s)
 
     def _context_changed(self, program: Hashable) -> None:
-        """A context of a program is worth more or less than before. Blocks at the front may have to go back for that;
-        others come to the front when it is made anew."""
+        """A context of a program is worth more or less than before. If blocks of it are at the front, that is made again
+        before the next step; otherwise when it is used up."""
         self._has_changed = self._has_changed or program in self._programs_moved
 
     def _move(self, count: int, now_s: float) -> None:
