@@ -119,27 +119,28 @@ class ProgramCallbackHandler(BaseCallbackHandler):
     ) -> Program:
         context_id = self._surrounding_run()
         parent_run_id = parent_run_id or context_id
-        place = self._open_runs.add(
-            run_id,
-            parent_run_id,
-            tags=tags or (),
-            metadata=metadata or {},
-            name=name or "",
-            given=given[0] if given else None,
-            is_model=is_model,
-            context_id=context_id,
-        )
         program_name = name or (serialized or {}).get("name") or "program"
         program = self._open_program(run_id, parent_run_id, program_name, metadata)
-        program.start_run(
-            run_id,
-            place.parent,
-            place.kind,
-            stage=place.stage,
-            task=place.task,
-            is_certain=place.is_certain,
-            runs_code=not is_model,
-        )
+        with self._open_runs.starting:  # a run that another thread starts finds its place in runs that the tree has
+            place = self._open_runs.add(
+                run_id,
+                parent_run_id,
+                tags=tags or (),
+                metadata=metadata or {},
+                name=name or "",
+                given=given[0] if given else None,
+                is_model=is_model,
+                context_id=context_id,
+            )
+            program.start_run(
+                run_id,
+                place.parent,
+                place.kind,
+                stage=place.stage,
+                task=place.task,
+                is_certain=place.is_certain,
+                runs_code=not is_model,
+            )
         return program
 
     def _surrounding_run(self) -> UUID | None:

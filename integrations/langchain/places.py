@@ -10,10 +10,12 @@ run is inside the one of the context then.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from weft.core.locks import fork_safe
 from weft.core.program.run_tree import RunKind
 
 _STEPS: Final = ("graph:step:", "map:key:", "seq:step:")
@@ -37,6 +39,7 @@ class OpenRun:
         "children",
         "holders",
         "is_choice",
+        "is_model",
         "is_sequence",
         "is_task",
         "items",
@@ -46,7 +49,10 @@ class OpenRun:
         "place",
     )
 
-    def __init__(self, metadata: dict[str, Any], name: str, parent: OpenRun | None, given: Any) -> None:
+    def __init__(
+        self, metadata: dict[str, Any], name: str, parent: OpenRun | None, given: Any, *, is_model: bool
+    ) -> None:
+        self.is_model = is_model
         self.namespace = metadata.get("langgraph_checkpoint_ns")
         # The first run of a namespace is a node or @task of LangGraph. Its code starts the runs tagged as steps.
         self.is_task = self.namespace is not None and (parent is None or parent.namespace != self.namespace)
@@ -62,9 +68,14 @@ class OpenRun:
 
 
 class OpenRuns:
-    """The runs of a program that have not ended, or those of a handler without a program."""
+    """The runs of a program that have not ended, or those of a handler without a program.
+
+    Attributes:
+        starting: Held while a run is added here and then reported to the program.
+    """
 
     def __init__(self) -> None:
+        self.starting = fork_safe(threading.RLock())
         self._runs: dict[UUID, OpenRun] = {}
         self._outermost: dict[UUID, None] = {}  # the open runs without a known parent, without models
 
@@ -109,7 +120,7 @@ class OpenRuns:
         if known is not None:  # another handle of the program has reported it
             return known.place
         parent = self.get(parent_id)
-        run = OpenRun(metadata, name, parent, given)
+        run = OpenRun(metadata, name, parent, given, is_model=is_model)
         run.place = self._place(run_id, run, parent_id, parent, tags=tags, context_id=context_id)
         self._runs[run_id] = run
         around = self.get(run.place.parent)
@@ -140,7 +151,7 @@ class OpenRuns:
         if parent.is_sequence is None:
             parent.is_sequence = "seq:step:1" in tags and not parent.is_task
         holder = parent.holders.setdefault(step, run_id) if step and not parent.is_task else run_id
-        is_held = holder != run_id and holder in self._runs
+        is_held = holder != run_id and holder in self._runs and not self._runs[holder].is_model
         if is_held or (parent.children and run.is_choice):
             return self._inside(holder if is_held else parent_id)
         return _part(parent_id, parent, "" if parent.is_task else step, is_first=holder == run_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from shapes import edges, expected
 import weft
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 from weft.integrations.langchain import ChatWeft
+from weft.integrations.langchain.places import OpenRuns, RunPlace
 from weft.testing import FakeClock, Reply, ScriptedEngine
 
 pytest_plugins = ["weft.testing.fixtures"]
@@ -118,6 +120,29 @@ async def test_bound_steps_of_a_batch_are_guesses(scripted_engine: MakeEngine, h
     assert {"x~y", "x2~y2"} <= found
     assert not {"x>y", "x2>y", "x>y2", "x2>y2"} & found
     assert {edge for edge in found if edge.startswith("a")} <= {"a", "a>x", "a>x2", "a~x", "a~x2"}
+
+
+@pytest.mark.parametrize("seed", [9092635])
+async def test_programs_whose_batches_run_on_threads(scripted_engine: MakeEngine, seed: int) -> None:
+    """Bound models of a batch started on two threads at once; in one of 17 runs a call lost its only parent."""
+    for _ in range(40):
+        await check_programs(scripted_engine(reply), range(seed, seed + 1))
+
+
+def test_no_run_is_inside_that_of_a_model() -> None:
+    """Bound models of two inputs of a batch have the same tag and name the code around the batch as their parent."""
+    runs, ids = OpenRuns(), iter(map(uuid.UUID, map("{:032x}".format, range(9))))
+
+    def start(parent: uuid.UUID | None, tags: tuple[str, ...] = (), *, is_model: bool = False) -> uuid.UUID:
+        run_id = next(ids)
+        runs.add(run_id, parent, tags=tags, metadata={}, name="", given=None, is_model=is_model)
+        return run_id
+
+    code = start(None)
+    start(code), start(code)  # the sequences of the two inputs
+    models = [start(code, ("seq:step:2",), is_model=True) for _ in range(2)]
+    places = [run.place for run in map(runs.get, models) if run is not None]
+    assert places == [RunPlace(code, is_certain=False)] * 2
 
 
 async def test_agents_as_tools_without_reflection(scripted_engine: MakeEngine, fake_clock: FakeClock) -> None:
