@@ -30,9 +30,9 @@ class SimSettings:
     prefix_cache: bool = True
     block_tokens: int = 1  # calls find only full blocks of so many tokens; the KV cache still counts in tokens
     # What is evicted next, if the KV cache is bounded and keeps prefixes. None: what was used longest ago; before it
-    # programs that have ended, if the scheduling policy says so.
+    # programs that have ended, if the scheduling policy says so. With host memory: next-use.
     kv_policy: KvPolicyConfig | None = None
-    host_kv_tokens: float = 0  # host memory of each replica between calls, with a KV policy
+    host_kv_tokens: float = 0  # host memory of each replica, for what programs leave between calls
     fetches_ahead: bool = True  # copies begin before the call starts that needs them; False for comparisons
     knows_pauses: bool = False  # an oracle: KV policies know how long each tool takes, and which context is continued
     chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts
@@ -57,7 +57,7 @@ class SimSettings:
         if not self.host_kv_tokens >= 0:
             raise SimulationError(f"host_kv_tokens must be tokens, 0 or more, not {self.host_kv_tokens}.")
         if self.host_kv_tokens and self.kv_policy is None:
-            raise SimulationError("host_kv_tokens needs a KV policy, which says what is spilled; give kv_policy.")
+            object.__setattr__(self, "kv_policy", KvPolicyConfig("next-use"))
         if not 0 <= self.swap_token_s < math.inf:
             raise SimulationError(f"swap_token_s must be seconds, 0 or more, not {self.swap_token_s}.")
 

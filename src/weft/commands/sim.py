@@ -56,10 +56,13 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     kv_tokens: Annotated[int, typer.Option(help="Tokens that an engine's KV cache holds.")] = 262_144,
     kv_policy: Annotated[
         str | None,
-        one_of(KV_POLICIES, help="What is evicted from the KV cache next (default: as the scheduling policy says)."),
+        one_of(
+            KV_POLICIES,
+            help="What is evicted next (default: as the scheduling policy says; with host memory next-use).",
+        ),
     ] = None,
     host_kv_tokens: Annotated[
-        int, typer.Option(help="Tokens of host memory for contexts between calls; --kv-policy says what is spilled.")
+        int, typer.Option(help="Tokens of host memory for what programs leave between calls.")
     ] = 0,
     preemption: Annotated[
         Literal["recompute", "swap"], typer.Option(help="What happens to the KV of a preempted call.")

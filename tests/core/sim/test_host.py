@@ -94,7 +94,13 @@ def test_without_fetching_ahead_calls_wait_for_their_copies() -> None:
     assert ahead.mean_latency < late.mean_latency
 
 
-def test_host_memory_without_a_kv_policy_is_an_error() -> None:
-    """Nothing would be spilled, and the figure would be that of an engine without host memory."""
-    with pytest.raises(SimulationError, match="kv_policy"):
-        SimSettings(host_kv_tokens=1000)
+def test_host_memory_comes_with_next_use() -> None:
+    """Without a KV policy nothing would be spilled. Where the KV cache is short, no other one computes less again."""
+    assert SimSettings(host_kv_tokens=1000).kv_policy == KvPolicyConfig("next-use")
+    assert SimSettings(host_kv_tokens=1000, kv_policy=KvPolicyConfig("ttl")).kv_policy == KvPolicyConfig("ttl")
+
+
+def test_host_memory_is_a_number_of_tokens() -> None:
+    """Less than nothing is a mistake."""
+    with pytest.raises(SimulationError, match="host_kv_tokens"):
+        SimSettings(host_kv_tokens=-1)
