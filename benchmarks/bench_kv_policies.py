@@ -2,7 +2,7 @@
 
     python benchmarks/bench_kv_policies.py --seeds 1,2,3 --out kv_policies.json
     python benchmarks/bench_kv_policies.py --programs 20 --seeds 0 --only tools       # a look
-    python benchmarks/bench_kv_policies.py --kv "stock,ended-first,next-use,next-use+host"
+    python benchmarks/bench_kv_policies.py --kv stock,ended-first,next-use,next-use+host
 
 Programs, arrivals and engines are those of `policy_grid.py`: they arrive as often as gives FCFS on the stock engine
 the setting's multiple of the latency that programs have alone. The JSON file is `--out`; a plot is written next to it.
@@ -46,7 +46,7 @@ SETTINGS: Final = tuple(
         ("search", 3.0, 1.0),
     )
     for kv_tokens in (65_536, 131_072, 262_144)
-)
+) + tuple(Setting("tools", kv_tokens, 3.0, arrivals_of_kv=262_144) for kv_tokens in (131_072, 196_608))
 
 
 class Row(NamedTuple):

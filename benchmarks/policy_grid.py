@@ -45,11 +45,13 @@ class Setting(NamedTuple):
     load: float  # the mean latency under FCFS, as a multiple of that alone; `CLOSED`: all programs arrive at once
     slots: int = 16
     gaps: float = 1.0  # times those of the workload
+    arrivals_of_kv: float = 0  # programs arrive as often as with a KV cache of so many tokens; 0: with its own
 
     def __str__(self) -> str:
         kv = "KV ∞" if math.isinf(self.kv_tokens) else f"KV {self.kv_tokens:,.0f}"
         load = "closed" if self.load == CLOSED else f"load {self.load:g}"
         others = [f"{self.slots} slots"] * (self.slots != 16) + ["30 s gaps"] * (self.gaps > 1)
+        others += [f"arrivals of KV {self.arrivals_of_kv:,.0f}"] * (self.arrivals_of_kv > 0)
         return ", ".join([self.workload, kv, load, *others])
 
     def engine(self, policy: PolicyConfig) -> SimSettings:
@@ -86,6 +88,7 @@ def rate_of(setting: Setting, seed: int, programs: int) -> float:
     """The rate in programs per second at which FCFS is at the setting's load; `CLOSED`: inf."""
     if setting.load == CLOSED:
         return math.inf
+    setting = setting._replace(kv_tokens=setting.arrivals_of_kv or setting.kv_tokens)
     made, fcfs = programs_of(setting, seed, programs), setting.engine(PolicyConfig("fcfs"))
     allowed_s = setting.load * simulate(arriving(made, ALONE_PER_S, seed), fcfs).mean_latency
     return highest_rate(
