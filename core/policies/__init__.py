@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from weft.core.policies.astraea import Astraea, AstraeaOracle
 from weft.core.policies.atlas import Atlas
 from weft.core.policies.atlas_by_program import AtlasByProgram
 from weft.core.policies.auto import Auto
@@ -16,7 +17,7 @@ from weft.core.policies.fcfs import Fcfs
 from weft.core.policies.learned import Learned
 from weft.core.policies.mlfq import Mlfq
 from weft.core.policies.multilevel import DEFAULT_BETA, DEFAULT_BOUNDS_S, MultilevelParameters, MultilevelPolicy
-from weft.core.policies.oracles import Srpt
+from weft.core.policies.oracles import Sjf, Srpt
 from weft.core.policies.plas import Plas
 from weft.core.policies.priority import Priority
 from weft.core.policies.registry import register, registration, registrations
@@ -35,6 +36,8 @@ __all__ = [
     "DEFAULT_POLICY",
     "POLICIES",
     "SIMULATED_POLICIES",
+    "Astraea",
+    "AstraeaOracle",
     "Atlas",
     "AtlasByProgram",
     "Auto",
@@ -52,6 +55,7 @@ __all__ = [
     "Rank",
     "Room",
     "RoundRobin",
+    "Sjf",
     "Srpt",
     "StepCosts",
     "StepTokens",

@@ -29,6 +29,8 @@ class Policy(Registered, ABC):
 
     # Whether a rank depends on the progress of each single step. The simulator then skips no steps.
     ranks_follow_steps: bool = False
+    # Whether the order of waiting calls changes with time, as of the times that the driver reports.
+    order_follows_clock: bool = False
     # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
     preempts: bool = True
     # Whether the gate is before it (`weft.core.policies.gated`), unless the user says otherwise.

@@ -42,6 +42,7 @@ class Gated(Policy):
         self.preempts = inner.preempts
         self.learns = inner.learns
         self.ranks_follow_steps = inner.ranks_follow_steps
+        self.order_follows_clock = inner.order_follows_clock
         self._prefill_token_s = StepCosts().prefill_token_s
         self._now_s = -math.inf
         self._is_recounted = False  # contexts or ranks have changed since the last decision

@@ -47,6 +47,8 @@ class Call:
     output_tokens: int = 0  # generated when the call was last charged
     charge_at_tokens: float = math.inf  # the driver charges the call at the latest at so many output tokens
     predicted_path_tokens: float = math.nan  # predicted work on the longest chain of calls that begins with this one
+    predicted_own_tokens: float = math.nan  # predicted work of this call alone, in output tokens: an oracle's
+    predicted_service_s: float = math.nan  # predicted service of this call, by the policy
     service_s: float = 0.0  # c.service: the attained service that ranked the call on arrival (line 11)
     model_time_s: float = 0.0  # c.model_time: time run since arrival or since the last promotion (line 29)
     served_s: float = 0.0  # time run since arrival

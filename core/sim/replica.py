@@ -59,7 +59,9 @@ class Replica:
         self._on_execution = on_execution
         self._on_batch = on_batch
         self._decide_every = settings.policy.decide_every
-        self._plays_each_step = policy.ranks_follow_steps or not jump
+        # Between decisions an order by the clock is that of the latest decision, which an engine makes without cause.
+        is_stale = policy.order_follows_clock and self._decide_every > 1
+        self._plays_each_step = policy.ranks_follow_steps or is_stale or not jump
         self._timing = settings.timing
         self._costs = KnownCosts(policy, settings.timing, settings.batch_size)
         policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # else nothing is kept for later
@@ -193,7 +195,7 @@ class Replica:
             self._swap_s = 0.0
             return Jump(now_s, first_s, 0.0, 1)
         jump = Jump(now_s, first_s, self._timing.context_token_s * batch.decoding, 1)
-        if self._plays_each_step:
+        if self._plays_each_step or self._order_may_change():
             return jump
         steps = batch.steps_to_next_event(jump)
         if self._kv.capacity < math.inf:
@@ -206,6 +208,13 @@ class Replica:
             steps = min(steps, jump.steps_until(change_s - now_s))
         jump.steps = max(1, steps)
         return jump
+
+    def _order_may_change(self) -> bool:
+        """Whether a step may begin a call, or end one, because waiting calls have another order by then."""
+        policy = self.policy
+        if not (policy.order_follows_clock and policy.waiting):
+            return False
+        return policy.preempts or len(self._batch.ranks) < self._settings.batch_size
 
     # -- forming the batch
 

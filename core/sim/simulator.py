@@ -187,6 +187,7 @@ class _Simulation:
             view,
             prompt_tokens=spec.prompt_tokens,
             predicted_path_tokens=program.path_work[index] if program.path_work else math.nan,
+            predicted_own_tokens=spec.output_tokens + program.prefill_work(spec) if self._predicts else math.nan,
             spec=spec,
             owner=program,
             index=index,

@@ -120,6 +120,7 @@ class NaiveEngine:
 
     def _arrive(self, name: str, spec: TraceCall, now_s: float) -> None:
         view = self.views[name]
+        view.calls += 1
         self.policy.program_changed(view)
         call = Call(f"{name}/{spec.call_id}", view, spec.prompt_tokens)
         self.entries[call] = _Entry(spec, name, call, replace(view.attained), now_s)

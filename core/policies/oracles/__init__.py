@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.core.policies.oracles.sjf import Sjf
 from weft.core.policies.oracles.srpt import Srpt
 
-__all__ = ["Srpt"]
+__all__ = ["Sjf", "Srpt"]

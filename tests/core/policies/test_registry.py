@@ -134,7 +134,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ({"decide_every": 1.5}, "decide_every must be a whole number of steps"),
         ({"decide_every": "2"}, "decide_every must be a whole number of steps"),
         ({"token_s": "fast"}, "token_s must be a number, not 'fast'"),
-        ({"name": 7}, "unknown policy 7; choose one of atlas, auto, fcfs"),
+        ({"name": 7}, "unknown policy 7; choose one of astraea, atlas, auto"),
         ({"name": ["atlas"]}, r"unknown policy \['atlas'\]; choose one of"),
         ({3: 4}, "the parameters of a policy have names"),
     ],

@@ -32,6 +32,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "atlas", "bounds_s": (2.0, 5.0, 11.0), "beta": 1.0, "decide_every": 3},
     {"name": "atlas", "bounds_s": (4.0, 8.0, 20.0), "beta": 3.0, "token_s": 0.5},
     {"name": "learned"},
+    {"name": "astraea", "thresholds_tokens": (20, 40), "tau": 2.0, "preempt": False},
+    {"name": "astraea", "thresholds_tokens": (12, 24, 36), "tau": 100.0, "preempt": True},
 ]
 
 
@@ -175,7 +177,7 @@ def simulated_steps(result: SimResult, count: int) -> list[set[str]]:
 @pytest.mark.parametrize(
     ("chunk_tokens", "prompt_tokens"), [(1024, 40), (24, 150)], ids=["short prompts", "prompts in chunks"]
 )
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config['name']}-{len(config)}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(str(each) for each in config.values()))
 def test_every_step_has_the_same_calls(
     config: dict[str, Any], chunk_tokens: int, prompt_tokens: int, tmp_path: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_every_step_has_the_same_calls(
         prefix_cache=False,
         step_time=StepTime(1.0, 0.0, 0.0, 0.0),
     )
+    preempted = 0
     for seed in range(5):
         programs = workload(seed, prompt_tokens=prompt_tokens)
         steps, end_s, preemptions = schedule(programs, config, tmp_path, batched_tokens=chunk_tokens, blocks=400)
@@ -196,7 +199,8 @@ def test_every_step_has_the_same_calls(
         assert simulated_steps(result, len(steps)) == steps
         assert max(row.finish for row in result.programs.values()) == end_s
         assert result.counts.preemptions == preemptions
-        assert config["name"] == "fcfs" or preemptions > 0
+        preempted += preemptions
+    assert (preempted > 0) == (config["name"] != "fcfs" and config.get("preempt", True))
 
 
 @pytest.mark.parametrize("name", ["fcfs", "atlas", "learned"])
