@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-_LEAD_S: Final = 1.0  # a copy is done so long before it is needed, since that is only expected
+LEAD_S: Final = 1.0  # a copy is done so long before it is needed, since that is only expected
 
 T = TypeVar("T")
 
@@ -21,7 +21,12 @@ class Expected(NamedTuple, Generic[T]):
 
 
 def contexts_to_fetch(
-    contexts: Iterable[Expected[T]], *, room_tokens: float, copy_token_s: float, busy_s: float = 0.0
+    contexts: Iterable[Expected[T]],
+    *,
+    room_tokens: float,
+    copy_token_s: float,
+    busy_s: float = 0.0,
+    lead_s: float = LEAD_S,
 ) -> list[T]:
     """The contexts to copy back now, in the order in which they are needed.
 
@@ -33,6 +38,7 @@ def contexts_to_fetch(
         room_tokens: What the KV cache holds, without what running calls use.
         copy_token_s: To copy a token.
         busy_s: For so long the copies last that have begun already.
+        lead_s: A copy is done so long before it is needed. Infinite: all are due.
     """
     found: list[T] = []
     for each in sorted(contexts, key=lambda context: context.expected_s):
@@ -40,7 +46,7 @@ def contexts_to_fetch(
         if room_tokens <= 0:
             break
         done_s = busy_s + each.host_tokens * copy_token_s
-        is_due = each.is_called or each.expected_s <= done_s + _LEAD_S
+        is_due = each.is_called or each.expected_s <= done_s + lead_s
         if each.host_tokens and is_due and each.host_tokens <= room_tokens:
             found.append(each.context)
             room_tokens -= each.host_tokens

@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 @dataclass(slots=True)
 class KvCounts:
-    """Tokens of KV so far: what calls found where when they began, and what moved."""
+    """Tokens that moved between the device and host memory so far."""
 
-    found_tokens: int = 0  # on the device
-    loaded_tokens: int = 0  # in host memory, and loaded by the call itself
-    recomputed_tokens: int = 0  # that an earlier call of the program had computed, and that were nowhere
-    fetched_tokens: int = 0  # copied back before their call began
-    spilled_tokens: int = 0  # copied to host memory
+    loaded_tokens: int = 0  # to the device, when their call began
+    fetched_tokens: int = 0  # to the device, before their call began
+    spilled_tokens: int = 0  # to host memory
 
 
 class ToolStats(NamedTuple):

@@ -76,25 +76,33 @@ class TieredRetention(Retention):
         found = super().contexts_of(program)
         return sorted(found + away, key=lambda context: context.used_s) if away else found
 
+    def contexts_anywhere(self) -> list[Context]:
+        """The contexts of open programs, on the device or in host memory."""
+        away = (each for each in self.host.tree.contexts() if self.tree.end_of(each) is None)
+        return self.tree.contexts() + [each for each in away if each.program in self._programs]
+
     def fetched(self, context: Context, chain: Sequence[Hashable], now_s: float) -> None:
         """The blocks of a context up to the end of `chain` are back on the device."""
         block = self.tree.extend(context.program, chain, context.used_s)
-        if block is None:
+        before = self.tree.end_of(context)
+        if block is None or (before is not None and before.depth >= block.depth):
             return
+        self.tree.drop_context(context)
         for each in self.tree.contexts_on(context.program, block):
             self._hold(each, 0)
         context.is_fetched = True
         self.tree.end_context(context, block)
         self._decide(context, now_s)
 
-    def host_changed(self, now_s: float) -> None:
-        """Rank contexts again of which host memory has lost blocks."""
+    def host_changed(self, now_s: float) -> bool:
+        """Rank contexts again of which host memory has lost blocks. Returns whether there are any."""
         shortened = list(self.host.shortened)
         self.host.shortened.clear()
         for context in shortened:
             block = self.tree.end_of(context)
             if block is not None:
                 self._rank(block, now_s)
+        return bool(shortened)
 
     def _find(self, program: Hashable, chain: Sequence[Hashable]) -> tuple[int, list[Context]]:
         hit, found = super()._find(program, chain)

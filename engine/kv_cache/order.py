@@ -78,6 +78,9 @@ class KvOrder:
     def before_step(self, step: NextStep, now_s: float) -> None:
         """vLLM is about to allocate the blocks of a step."""
 
+    def let_go(self) -> None:
+        """Give back what blocks it has taken: vLLM is about to empty its prefix cache."""
+
     def reset(self, now_s: float) -> None:
         """vLLM has emptied its prefix cache."""
 

@@ -46,6 +46,7 @@ class SlotPlans:
         counts: Tokens so far.
         now_s: The time on the scheduler's clock, which the caller keeps.
         at_plan: Called before a plan is handed out, once vLLM has allocated the blocks of the step.
+        at_report: Called when the workers have reported on a plan.
         tier: Whose the blocks are, and which go first.
     """
 
@@ -54,6 +55,7 @@ class SlotPlans:
         self.counts = KvCounts()
         self.now_s = 0.0
         self.at_plan: Callable[[], None] | None = None
+        self.at_report: Callable[[], None] | None = None
         self.block_tokens = block_tokens
         self._table = SlotTable(slots)
         self._is_lost = False  # the memory
@@ -133,16 +135,17 @@ class SlotPlans:
             count += 1
         return count
 
-    def fetch(self, chain: Sequence[Hashable], first: int, blocks: Sequence[int]) -> int:
+    def fetch(self, chain: Sequence[Hashable], first: int, blocks: Sequence[int]) -> tuple[int, list[int]]:
         """Plan to copy blocks back for a call that is expected. They are valid once the plan is reported.
 
         Returns:
-            The number of the plan.
+            The number of the plan, and the slots.
         """
+        slots = self._read(chain, first, first + len(blocks))
         self._plan.fetch.blocks += blocks
-        self._plan.fetch.slots += self._read(chain, first, first + len(blocks))
+        self._plan.fetch.slots += slots
         self.counts.fetched_tokens += len(blocks) * self.block_tokens
-        return self._plan.number
+        return self._plan.number, slots
 
     def _read(self, chain: Sequence[Hashable], first: int, last: int) -> list[int]:
         """The slots of blocks, which are not given up before the plan is handed out."""
@@ -201,6 +204,8 @@ class SlotPlans:
                 if slot in by_slot and self._plan_of[slot] <= report.number:
                     self._lose(slot, by_slot[slot])
             self.void()
+        if self.at_report is not None:
+            self.at_report()
 
     def void_blocks(self, invalid: set[int]) -> dict[str, set[int]]:
         """The calls that were to load invalid blocks, and what is void of each: these blocks and all behind them."""

@@ -60,14 +60,20 @@ class Spills:
         self._pool.touch(held)
         self._pool.unpin_blocks(held, self._on_reuse)  # the references are as before, only the watcher stays
 
-    def before_step(self) -> None:
-        """Plan copies of contexts that are to be spilled, as many as one step makes."""
+    def before_step(self) -> bool:
+        """Plan copies of contexts that are to be spilled, as many as one step makes.
+
+        Returns:
+            Whether a context is in host memory now that was not.
+        """
+        has_copied = False
         store, retention = self._store, self._retention
         while self._copying and self._copying[0][0] <= store.reported:
             context = self._copying.popleft()[1]
             chain = retention.chain_of(context)
             if context.host_tokens and store.tier.held(chain) == len(chain):
                 retention.copied(context, store.now_s)
+                has_copied = True
         left = self._step_blocks
         while retention.spills and left > 0:
             context = next(iter(retention.spills))
@@ -83,12 +89,14 @@ class Spills:
             left -= max(1, len(blocks))
             is_kept = self._pays(context) and store.keep(context, chain, blocks)
             if is_kept and left <= 0 and store.tier.held(chain) < len(chain):
-                return  # the rest follows in the next step
+                break  # the rest follows in the next step
             del retention.spills[context]
             if is_kept and chain and not blocks:
                 retention.copied(context, store.now_s)
+                has_copied = True
             elif is_kept and chain:
                 self._copying.append((store.next_plan, context))
+        return has_copied
 
     def reset(self) -> None:
         """vLLM has emptied its prefix cache."""

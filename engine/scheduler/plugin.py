@@ -339,6 +339,7 @@ class WeftScheduler(AsyncScheduler):
             self._swap.save(request.request_id, blocks, tokens, request.block_hashes)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        self._kv_order.let_go()
         reset = bool(super().reset_prefix_cache(*args, **kwargs))
         if self._swap is not None:
             self._swap.reset()

@@ -147,11 +147,18 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": Uses(read=("block_hash", "block_id", "is_null", "ref_cnt")),
     "vllm.v1.core.block_pool.BlockPool": Uses(
         called={
+            "_insert_block_hash": "(self, block_hash_with_group_id, block, num_tokens) -> None",
+            "free_blocks": "(self, ordered_blocks) -> None",
+            "get_cached_block": "(self, block_hash, kv_cache_group_ids) -> list[KVCacheBlock] | None",
+            "get_new_blocks": "(self, num_blocks) -> list[KVCacheBlock]",
             "get_num_free_blocks": "(self) -> int",
             "touch": "(self, blocks) -> None",
             "unpin_blocks": "(self, blocks, on_reuse) -> None",
         },
         read=("blocks", "free_block_queue", "hash_block_size"),
+    ),
+    "vllm.v1.core.kv_cache_utils": Uses(
+        called={"make_block_hash_with_group_id": "(block_hash, group_id) -> BlockHashWithGroupId"}
     ),
     "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue": Uses(
         called={

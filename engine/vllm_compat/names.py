@@ -39,7 +39,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -101,6 +101,7 @@ __all__ = [
     "VllmConfig",
     "current_platform",
     "kv_transfer_state",
+    "make_block_hash_with_group_id",
     "renderer_from_config",
 ]
 

@@ -1,0 +1,181 @@
+"""Contexts that come back from host memory before their next call arrives.
+
+The blocks of a fetch are taken from vLLM's free list for a step or two, while the workers copy. vLLM finds them only
+after the workers have said that the copy is done. Then they are free again, as cached blocks are. A fetch takes only
+what the next step cannot need, and gives it back if a step needs it after all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from weft.core.kv_cache.fetch_ahead import LEAD_S, Expected, contexts_to_fetch
+from weft.core.kv_cache.policies import Context
+from weft.core.kv_cache.tiered import TieredRetention
+from weft.engine.kv_cache.store import HostStore
+from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_hash_with_group_id
+
+_EVERY_S: Final = 0.1  # so often it is asked what is due
+_SHORT: Final = 0.25
+_SHARE: Final = 0.99  # of the KV cache that contexts may fill
+_STEP_BYTES: Final = 64 << 20  # that one step copies back
+
+
+@dataclass(slots=True)
+class _Fetch:
+    number: int  # of its plan
+    context: Context
+    chain: list[Hashable]  # the keys of the context's blocks up to the last one that comes
+    slots: list[int]
+    there: list[KVCacheBlock]  # the blocks before, which must stay
+    coming: list[KVCacheBlock]
+
+
+class Fetches:
+    """Plans fetches, and makes their blocks known to vLLM when they are done.
+
+    Args:
+        store: Host memory.
+        retention: The contexts.
+        pool: vLLM's blocks.
+        block_of: The block that holds a key, if there is one.
+        note: Is told which block holds a key from now on.
+        make_room: Has the next blocks that the policy gives away at the front of vLLM's free list, so many.
+    """
+
+    def __init__(
+        self,
+        store: HostStore,
+        retention: TieredRetention,
+        pool: BlockPool,
+        *,
+        block_of: Callable[[Hashable], KVCacheBlock | None],
+        note: Callable[[Hashable, KVCacheBlock], Any],
+        make_room: Callable[[int, float], None],
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._pool = pool
+        self._block_of = block_of
+        self._note = note
+        self._make_room = make_room
+        self._under_way: list[_Fetch] = []
+        self._next_s = -math.inf
+        self._step_blocks = max(1, int(_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
+        self.looks = False  # whether something has changed since the last look
+        store.at_report = self._reported
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether an engine without calls should look what can be fetched."""
+        return self.looks and bool(self._store.tier.slots) and self._store.copy_token_s < math.inf
+
+    def before_step(self, most_blocks: int, busy: Container[Hashable], *, is_idle: bool) -> None:
+        """Plan what is due.
+
+        Args:
+            most_blocks: The most blocks that the step can take.
+            busy: The programs with calls that run.
+            is_idle: No call runs or waits. Then everything is due that has room: there is nothing better to do.
+        """
+        now_s, pool = self._store.now_s, self._pool
+        if self._under_way and pool.get_num_free_blocks() < most_blocks:
+            self.let_go()
+        if self._under_way or not (now_s >= self._next_s or (is_idle and self.looks)):
+            return
+        self._next_s, self.looks = now_s + _EVERY_S, False
+        copy_token_s = self._store.copy_token_s
+        if not self._store.tier.slots or copy_token_s == math.inf:
+            return
+        left = min(self._step_blocks, pool.get_num_free_blocks() - most_blocks)
+        for context in self._due(busy, copy_token_s, LEAD_S if not is_idle else math.inf):
+            if left <= 0:
+                break
+            left -= self._fetch(context, left)
+
+    def let_go(self) -> None:
+        """Give back the blocks of all fetches under way, as if there had been none. The workers may still write to
+        them, but do so before anything that a later step writes."""
+        dropped, self._under_way = self._under_way, []
+        for fetch in dropped:
+            self._free(fetch)
+
+    def _due(self, busy: Container[Hashable], copy_token_s: float, lead_s: float) -> list[Context]:
+        retention, now_s = self._retention, self._store.now_s
+        memory = retention.memory
+        expected = [
+            Expected(
+                context,
+                context.expected_s(memory, now_s),
+                context.called_s is not None or self._may_come(context),
+                context.tokens,
+                max(0, context.host_tokens - context.tokens),
+            )
+            for context in retention.contexts_anywhere()
+            if context.program not in busy
+        ]
+        if not any(each.host_tokens for each in expected):
+            return []
+        capacity = (len(self._pool.blocks) - 1) * self._store.block_tokens
+        room_tokens = _SHARE * capacity - memory.running_tokens
+        return contexts_to_fetch(expected, room_tokens=room_tokens, copy_token_s=copy_token_s, lead_s=lead_s)
+
+    def _may_come(self, context: Context) -> bool:
+        """Whether the pause has lasted nearly as long as the shortest fourth of all such pauses. An expectation alone
+        would come too late for these, and rises again when a pause is longer than expected."""
+        if context.host_tokens <= context.tokens:
+            return False
+        return context.elapsed_s(self._store.now_s) >= context.pause.quantile_s(_SHORT) - LEAD_S
+
+    def _fetch(self, context: Context, most: int) -> int:
+        """Plan to fetch the next blocks of a context. Returns how many."""
+        store, pool = self._store, self._pool
+        chain = store.tier.tree.chain(store.tier.tree.end_of(context))
+        there: list[KVCacheBlock] = []
+        for key in chain:
+            block = self._block_of(key)
+            if block is None:
+                break
+            there.append(block)
+        count = min(most, store.ready(chain, len(there)))
+        if count <= 0:
+            return 0
+        pool.touch(there)
+        count = min(count, pool.get_num_free_blocks())
+        self._make_room(count, store.now_s)
+        coming = pool.get_new_blocks(count)
+        last = len(there) + count
+        number, slots = store.fetch(chain, len(there), [block.block_id for block in coming])
+        self._under_way.append(_Fetch(number, context, chain[:last], slots, there, coming))
+        return count
+
+    def _reported(self) -> None:
+        """The workers have reported on a plan."""
+        done = [fetch for fetch in self._under_way if fetch.number <= self._store.reported]
+        if not done:
+            return
+        self._under_way = [fetch for fetch in self._under_way if fetch.number > self._store.reported]
+        self.looks = True  # there may be more
+        for fetch in done:
+            keys = fetch.chain[len(fetch.there) :]
+            slots: Sequence[int | None] = [self._store.tier.slots.get(key) for key in keys]
+            # A slot that could not be read is forgotten. So are those of a program that has ended.
+            is_valid = slots == fetch.slots and self._store.tier.tree.end_of(fetch.context) is not None
+            if is_valid:
+                for index, (key, block) in enumerate(zip(keys, fetch.coming, strict=True), start=len(fetch.there)):
+                    self._insert(key, block, (index + 1) * self._store.block_tokens)
+            self._free(fetch)
+            if is_valid:
+                self._retention.fetched(fetch.context, fetch.chain, self._store.now_s)
+
+    def _insert(self, key: Any, block: KVCacheBlock, num_tokens: int) -> None:
+        """Have vLLM find a block, unless it finds another with the same content already."""
+        if self._pool.get_cached_block(key, [0]) is None:
+            self._pool._insert_block_hash(make_block_hash_with_group_id(key, 0), block, num_tokens)  # noqa: SLF001
+            self._note(key, block)
+
+    def _free(self, fetch: _Fetch) -> None:
+        self._pool.free_blocks([*reversed(fetch.coming), *reversed(fetch.there)])
