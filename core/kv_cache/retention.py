@@ -272,7 +272,7 @@ class Retention(Contexts):
         """What `revisit` is to be called with, once in each epoch: the same as `epoch`, in parts."""
         found: list[Context | Block] = []
         if self.policy.decides:
-            found += dict.fromkeys([*self._held, *self.tree.contexts()])
+            found += dict.fromkeys([*self._held, *self.contexts_anywhere()])
         if self.policy.decides or self.policy.changes_with_time:
             found += self.order.leaves()
         return found
@@ -285,7 +285,7 @@ class Retention(Contexts):
             self._hold(each, 0)
         else:
             each.decision = self.policy.decide(each, self.memory, now_s)
-            self._hold(each, self.tree.own_tokens(each))
+            self._hold(each, self.tree.own_tokens(each) if each.decision.action is Action.KEEP else 0)
 
     def contexts_of(self, program: Hashable) -> list[Context]:
         """The contexts of a program, the one that was used last at the end."""
@@ -334,19 +334,22 @@ class Retention(Contexts):
         self.order.memory = self.memory
 
     def observe_queue(self, programs: Iterable[Hashable], now_s: float) -> None:
-        """The queue's order has changed. O(n) for n waiting calls; call it before `epoch`.
+        """The queue's order has changed. O(n) for n waiting calls, up to the last one that has a context.
 
         Args:
             programs: The programs of the waiting calls, the call that starts next first.
             now_s: The time.
         """
+        waiting = sum(context.called_s is not None for context in self.contexts_anywhere())
         seen: set[Context] = set()
         calls: list[tuple[Context | None, int]] = []
-        for program in programs:
+        for program in programs if waiting else ():
             called = [context for context in self.contexts_of(program) if context.called_s is not None]
             needed = next((context for context in called if context not in seen), None)
             calls.append((needed, called[0].level if called else 0))
             seen.update(called[:1] if needed is None else [needed])
+            if len(seen) == waiting:
+                break
         self._queued(calls, now_s)
 
     def check_integrity(self) -> None:
@@ -366,6 +369,10 @@ class Retention(Contexts):
         """How many blocks of a chain are there, and the program's contexts that it continues."""
         hit = self.tree.hit_blocks(chain)
         return hit, self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)
+
+    def contexts_anywhere(self) -> list[Context]:
+        """The contexts of open programs."""
+        return self.tree.contexts()
 
     def _own_tokens(self, context: Context) -> int | None:
         return self.tree.own_tokens(context) if self.tree.end_of(context) is not None else None

@@ -22,6 +22,7 @@ from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 
 _EPOCH_S: Final = 1.0
+_CHECK_S: Final = 10.0
 _MOST_TURNS: Final = 1000  # in the queue; later ones are too far away to tell
 _MOST_TOOLS: Final = 100  # in the figures
 _LEAST_MOVED: Final = 32  # blocks at a time, so that steps that take one each do not each move one
@@ -63,7 +64,7 @@ class SoftHold(KvOrder):
         self._moved: list[tuple[Hashable, _Cached]] = []  # at the front of the free list, or taken from there
         self._has_changed = False  # the order, since then, in a way that matters to these
         self._to_revisit = Rotation(self.retention.to_revisit, _EPOCH_S)
-        self._to_check = Rotation[Hashable](lambda: self._cached, _EPOCH_S)  # whether they are still there
+        self._to_check = Rotation[Hashable](lambda: self._cached, _CHECK_S)  # whether they are still there
         self._next_queue_s = -math.inf
         self._programs_moved: set[Hashable] = set()  # whose blocks these are
         self.moves = 0  # of blocks so far
@@ -163,8 +164,8 @@ class SoftHold(KvOrder):
         self._has_changed = False
 
     def _do_part_of_epoch(self, step: NextStep, now_s: float) -> None:
-        """What is to be done once a second, evenly over its steps, so that no step takes long. A step that comes after
-        a second without one does all of it."""
+        """What is to be done once a second, or in ten, evenly over the steps, so that no step takes long. A step that
+        comes after a second without one does all of it."""
         gone = [key for key in self._to_check.due(now_s) if (at := self._cached.get(key)) and not at.is_there]
         self._forget_all(gone, now_s)
         if now_s >= self._next_queue_s:
@@ -174,8 +175,8 @@ class SoftHold(KvOrder):
             self.retention.revisit(each, now_s)
 
     def _context_changed(self, program: Hashable) -> None:
-        """A context of a program is worth more or less than before. If blocks of it are at the front, that is made again
-        before the next step; otherwise when it is used up."""
+        """A context of a program is worth more or less than before. If blocks of it are at the front, the front is made
+        again before the next step; otherwise when it is used up."""
         self._has_changed = self._has_changed or program in self._programs_moved
 
     def _move(self, count: int, now_s: float) -> None:
