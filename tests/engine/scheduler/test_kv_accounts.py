@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engine
 
 
 def test_what_host_memory_gives_back_is_fetched_and_not_computed_again(tmp_path: Path) -> None:
-    """While a tool runs, another program fills the device. The next call's context is found or fetched, and the engine's
+    """While a tool runs, another program fills the device. The next call's context is found or fetched. The engine's
     figures agree with the call's account."""
     from scheduler_harness import SchedulerHarness
 
