@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from typing import Final
 
 _SHARE: Final = 0.05  # of the latest call in the averages; more of the first ones
 _MOST_LEVELS: Final = 64
+_WINDOW: Final = 128  # calls, for the median
 
 
 class Waits:
-    """Averages over the latest calls, in seconds."""
+    """Waits of the latest calls, in seconds.
+
+    Where the policy orders calls, most start at once and a few wait for long. The mean is then right for none. So a call
+    that has not arrived is expected to wait as the median does.
+    """
 
     def __init__(self) -> None:
-        self.wait_s = 0.0
+        self.wait_s = 0.0  # mean
+        self.median_s = 0.0
         self.turn_s = 0.0  # from the start of one call to that of the next, while calls wait
         self._began_s = -math.inf
         self._calls = 0
+        self._latest: deque[float] = deque(maxlen=_WINDOW)
 
     def observe(self, now_s: float, waited_s: float) -> None:
         """A call starts to run, and has waited for so long."""
@@ -25,6 +34,8 @@ class Waits:
         self.wait_s += share * (waited_s - self.wait_s)
         self.turn_s += share * (min(now_s - self._began_s, waited_s) - self.turn_s)
         self._began_s = now_s
+        self._latest.append(waited_s)
+        self.median_s = statistics.median(self._latest)
 
 
 class WaitsByLevel:

@@ -80,8 +80,8 @@ class Context:
         if self.called_s is not None:
             return max(0.0, self.called_s + self.waits.wait_s - now_s)
         if self.is_announced(now_s):
-            return self.waits.wait_s
-        return self.pause.remaining_s(self.elapsed_s(now_s)) + self.waits.wait_s
+            return self.waits.median_s
+        return self.pause.remaining_s(self.elapsed_s(now_s)) + self.waits.median_s
 
     def elapsed_s(self, now_s: float) -> float:
         """How long `pause` has lasted."""

@@ -104,6 +104,15 @@ def test_each_queue_has_its_own_waits() -> None:
     assert 10.0 <= waits.of(4).turn_s < 20.0
 
 
+def test_most_calls_of_an_ordered_queue_start_at_once() -> None:
+    """Of ten calls one waits for a minute: the mean is 6 s, and nearly no call waits for that long."""
+    waits = WaitsByLevel().of(0)
+    for number in range(100):
+        waits.observe(float(number), 60.0 if number % 10 == 0 else 0.0)
+    assert waits.wait_s > 3.0
+    assert waits.median_s == 0.0
+
+
 def test_the_first_wait_counts_in_full() -> None:
     """A queue of which one call has started so far is not taken for an empty one."""
     waits = WaitsByLevel().of(1)
