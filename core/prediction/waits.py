@@ -15,8 +15,8 @@ _WINDOW: Final = 128  # calls, for the median
 class Waits:
     """Waits of the latest calls, in seconds.
 
-    Where the policy orders calls, most start at once and a few wait for long. The mean is then right for none. So a call
-    that has not arrived is expected to wait as the median does.
+    Where the policy orders calls, most start at once and a few wait for long. The mean is then right for none, and the
+    median is what a call that has not arrived is expected to wait.
     """
 
     def __init__(self) -> None:
