@@ -165,7 +165,7 @@ class SegmentContexts(Contexts):
             self._inside.get(leaf, ()),
             now_s,
             used_s=self._used_s.get(leaf, 0.0),
-            is_common=isinstance(leaf.key, tuple) and leaf.key[0] == "name",
+            is_common=_is_common(leaf),
             depth=leaf.end,
         )
 
@@ -182,7 +182,13 @@ class SegmentContexts(Contexts):
 
     def _own_tokens(self, context: Context) -> int | None:
         segment = self._where.get(context)
-        return segment.tokens if segment is not None else None
+        if segment is None:
+            return None
+        tokens = 0
+        while segment is not None and not _is_common(segment):
+            tokens += segment.tokens
+            segment = segment.parent
+        return tokens
 
     def _decide(self, context: Context, now_s: float) -> None:
         self.refresh()
@@ -191,3 +197,8 @@ class SegmentContexts(Contexts):
     def _decided(self, context: Context, now_s: float) -> None:
         del now_s
         self._keeper.decided(context)
+
+
+def _is_common(segment: Segment) -> bool:
+    """Whether programs of one name share a segment, such as their system prompt."""
+    return isinstance(segment.key, tuple) and segment.key[0] == "name"

@@ -23,7 +23,9 @@ from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 
 _EPOCH_S: Final = 1.0
 _CHECK_S: Final = 10.0
-_MOST_TURNS: Final = 1000  # in the queue; later ones are too far away to tell
+_QUEUE_S: Final = 0.1
+_MOST_TURNS: Final = 1000  # in the queue, looked at in each epoch; later ones are too far away to tell
+_NEXT_TURNS: Final = 100  # looked at between two epochs
 _MOST_TOOLS: Final = 100  # in the figures
 _LEAST_MOVED: Final = 32  # blocks at a time, so that steps that take one each do not each move one
 
@@ -65,7 +67,7 @@ class SoftHold(KvOrder):
         self._has_changed = False  # the order, since then, in a way that matters to these
         self._to_revisit = Rotation(self.retention.to_revisit, _EPOCH_S)
         self._to_check = Rotation[Hashable](lambda: self._cached, _CHECK_S)  # whether they are still there
-        self._next_queue_s = -math.inf
+        self._next_queue_s = self._next_epoch_s = -math.inf
         self._programs_moved: set[Hashable] = set()  # whose blocks these are
         self.moves = 0  # of blocks so far
 
@@ -169,8 +171,11 @@ class SoftHold(KvOrder):
         gone = [key for key in self._to_check.due(now_s) if (at := self._cached.get(key)) and not at.is_there]
         self._forget_all(gone, now_s)
         if now_s >= self._next_queue_s:
-            self._next_queue_s = now_s + _EPOCH_S
-            self.retention.observe_queue(itertools.islice(step.queue(), _MOST_TURNS), now_s)
+            is_epoch = now_s >= self._next_epoch_s
+            self._next_queue_s = now_s + _QUEUE_S
+            self._next_epoch_s = now_s + _EPOCH_S if is_epoch else self._next_epoch_s
+            turns = _MOST_TURNS if is_epoch else _NEXT_TURNS
+            self.retention.observe_queue(itertools.islice(step.queue(), turns), now_s)
         for each in self._to_revisit.due(now_s):
             self.retention.revisit(each, now_s)
 
