@@ -13,6 +13,7 @@ from weft.core.policies.atlas_by_program import AtlasByProgram
 from weft.core.policies.auto import Auto
 from weft.core.policies.base import Policy
 from weft.core.policies.config import DEFAULT_POLICY, PolicyConfig
+from weft.core.policies.fair import Fair
 from weft.core.policies.fcfs import Fcfs
 from weft.core.policies.learned import Learned
 from weft.core.policies.mlfq import Mlfq
@@ -42,6 +43,7 @@ __all__ = [
     "AtlasByProgram",
     "Auto",
     "Call",
+    "Fair",
     "Fcfs",
     "Learned",
     "Mlfq",

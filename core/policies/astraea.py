@@ -89,7 +89,7 @@ class Astraea(Policy):
         self, thresholds_tokens: Sequence[int], tau: float, preempt: bool, wait: Literal["program", "call"]
     ) -> None:
         super().__init__()
-        self.waiting: ByResponseRatio = ByResponseRatio()
+        self.waiting = ByResponseRatio()
         self.preempts = preempt
         self.costs = StepCosts()
         self._thresholds_tokens = tuple(thresholds_tokens)

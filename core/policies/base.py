@@ -171,6 +171,14 @@ class Policy(Registered, ABC):
         """The rank by which the call's program keeps its place at the gate, if not the call's own."""
         return call.rank
 
+    def is_settled(self, worst: Rank) -> bool:
+        """Whether a glance shows that no waiting call displaces a running one. There are waiting calls.
+
+        Args:
+            worst: The greatest rank of a running call.
+        """
+        return not self.preempts or self.waiting.peek().rank >= worst
+
     def outranks(self, call: Call, running: Call) -> bool:
         """Whether a waiting call may preempt a running one, where there is no room for both."""
         return call.rank < running.rank

@@ -14,7 +14,7 @@ from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.core.policies.learned import RETURN
 from weft.core.policies.room import Room
 from weft.core.policies.step_costs import StepCosts
-from weft.core.policies.view import Call, ProgramView
+from weft.core.policies.view import Call, ProgramView, Rank
 
 
 class Gated(Policy):
@@ -39,13 +39,16 @@ class Gated(Policy):
         self.inner = inner
         self.waiting = inner.waiting  # the calls that may start
         self.gate = AdmissionGate(inner.standing)
-        self.preempts = inner.preempts
         self.learns = inner.learns
         self.ranks_follow_steps = inner.ranks_follow_steps
         self.order_follows_clock = inner.order_follows_clock
         self._prefill_token_s = StepCosts().prefill_token_s
         self._now_s = -math.inf
         self._is_recounted = False  # contexts or ranks have changed since the last decision
+
+    @property
+    def preempts(self) -> bool:  # type: ignore[override]
+        return self.inner.preempts
 
     # -- what the driver reports
 
@@ -140,6 +143,12 @@ class Gated(Policy):
     def classes(self) -> list[ClassRow]:
         held = Counter((program.tenant, program.name) for program in {call.program for call in self.held})
         return [replace(row, held=held[row.tenant, row.name]) for row in self.inner.classes()]
+
+    def is_settled(self, worst: Rank) -> bool:
+        return self.inner.is_settled(worst)
+
+    def outranks(self, call: Call, running: Call) -> bool:
+        return self.inner.outranks(call, running)
 
     def victims(
         self,

@@ -28,7 +28,6 @@ class ByResponseRatio(WaitingCalls):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now_s = -math.inf  # the ratios are those of this time
         self._queues: dict[int, dict[int, RankHeap[Call]]] = {}  # by level, then by bucket; none is empty
         self._places: dict[Call, tuple[int, int]] = {}
 

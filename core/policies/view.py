@@ -31,6 +31,7 @@ class ProgramView:
     arrival_s: float = math.nan  # of the program's first call at this engine
     arrival_order: int = 0  # position among the programs of this engine by first arrival, 0 is the earliest
     calls: int = 0  # that have arrived so far, on all engines, the present one included
+    deadline_s: float = math.inf  # the time by which the program should have ended
     predicted_tokens: float = math.nan  # predicted work left, in output tokens; nan while nothing predicts it
 
 

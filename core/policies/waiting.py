@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -121,4 +122,10 @@ class RankHeap(Generic[T]):
 
 
 class WaitingCalls(RankHeap[Call]):
-    """The calls that wait, by `Call.rank`."""
+    """The calls that wait, by `Call.rank`.
+
+    Attributes:
+        now_s: The time of the latest report or decision, for orders that change with time.
+    """
+
+    now_s = -math.inf

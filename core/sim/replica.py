@@ -93,7 +93,7 @@ class Replica:
         until_s = max(now_s, policy.next_change_s())  # the call may have starved before it arrived
         first = policy.waiting.peek() if policy.waiting else None  # a gate may have let in others, or not this one
         if (first is not None and first is not before) and (
-            len(self._batch.ranks) < self._settings.batch_size or first.rank < self._batch.lowest_rank()
+            len(self._batch.ranks) < self._settings.batch_size or not policy.is_settled(self._batch.lowest_rank())
         ):
             until_s = now_s
         return self._end_jump_by(until_s)
@@ -221,7 +221,7 @@ class Replica:
     def _preempt_victims(self, now_s: float) -> None:
         """Preempt running calls for waiting calls of higher queues (Algorithm 1 lines 32-39)."""
         waiting, batch = self.policy.waiting, self._batch
-        if not self.policy.preempts or not waiting or not batch.ranks or waiting.peek().rank > batch.lowest_rank():
+        if not waiting or not batch.ranks or not self.policy.preempts or self.policy.is_settled(batch.lowest_rank()):
             return
         free_slots, free_tokens = self._settings.batch_size - len(batch.ranks), self._free_tokens()
         if len(waiting) <= min(free_slots, 4) and sum(map(_context_tokens, waiting)) <= free_tokens:

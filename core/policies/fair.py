@@ -1,0 +1,295 @@
+"""Fair shares of tenants over any policy: Agent Fair Share of SAGA (§6), by stride scheduling.
+
+Where the paper leaves something open, or would let a tenant buy more by sending more, this is the reading
+(docs/reference/policies.md#fair-shares).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from weft.core.class_rows import ClassRow
+from weft.core.errors import PolicyError
+from weft.core.policies.base import Policy
+from weft.core.policies.fairness import Task, Tenant, demand, shares
+from weft.core.policies.history import ModelHistory, ProgramEnd
+from weft.core.policies.registry import register, registration
+from weft.core.policies.remaining import LearnedRemaining, RemainingWork
+from weft.core.policies.room import Room, UnlimitedRoom
+from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.stride import ByTenant, TenantQueue
+from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.registry import check_number
+
+EPOCH_S: Final = 0.1
+PATIENCE_S: Final = 0.5
+_MOST_TASKS: Final = 64  # of a tenant that an epoch looks at
+
+
+@dataclass(frozen=True, slots=True)
+class FairParameters:
+    """The parameters of fair shares.
+
+    Args:
+        inner: The policy that orders the calls of a tenant, by name, with its default parameters.
+        weights: The weights of tenants, as (tenant, weight) pairs or a mapping. Others have weight 1.
+        slo: A program without a deadline should end within so many times the time that it takes alone.
+
+    Raises:
+        PolicyError: The inner policy is unknown, is for simulation only or is this one, or a number makes no sense.
+    """
+
+    inner: str = "atlas"
+    weights: tuple[tuple[str, float], ...] = ()
+    slo: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.inner == "fair" or registration(self.inner).simulation_only:
+            raise PolicyError(f"inner must be a policy that an engine can run, other than fair, not {self.inner!r}.")
+        given: Any = self.weights
+        pairs = list(given.items()) if isinstance(given, Mapping) else given
+        if not isinstance(pairs, Sequence) or isinstance(pairs, str):
+            raise PolicyError(f"weights must give each tenant's weight, not {given!r:.60}.")
+        checked = []
+        for pair in pairs:
+            if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], str):
+                raise PolicyError(f"each of weights must be a tenant and its weight, not {pair!r:.60}.")
+            if not 1e-6 <= check_number(pair[1], "each of weights", PolicyError) <= 1e6:
+                raise PolicyError(f"the weight of tenant {pair[0]!r:.40} must be 0.000001 to 1000000, not {pair[1]}.")
+            checked.append((pair[0], pair[1]))
+        object.__setattr__(self, "weights", tuple(checked))
+        if not 1 <= check_number(self.slo, "slo", PolicyError) < math.inf:
+            raise PolicyError(f"slo must be a multiple of the time alone, 1 or more, not {self.slo}.")
+
+
+@register("fair", "fair shares of tenants by weight and deadlines, over another policy", FairParameters)
+class Fair(Policy):
+    """Serves the tenant whose share is least used, and of a tenant the call that the inner policy puts first.
+
+    With one tenant it is the inner policy.
+
+    Args:
+        inner: The inner policy, without calls.
+        weights: By tenant.
+        slo: See `FairParameters`.
+        remaining: Predicts the work that programs have left.
+    """
+
+    def __init__(
+        self,
+        inner: Policy,
+        weights: Mapping[str, float],
+        slo: float,
+        remaining: RemainingWork | None = None,
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self.learns = inner.learns
+        self.evicts_ended_first = inner.evicts_ended_first
+        self.ranks_follow_steps = inner.ranks_follow_steps
+        self.order_follows_clock = inner.order_follows_clock
+        self.costs = StepCosts()
+        self._slo = slo
+        self._remaining = remaining if remaining is not None else LearnedRemaining()
+        make: Callable[[], Any] = type(inner.waiting)
+        self.queue = ByTenant(make, lambda tenant: weights.get(tenant, 1.0), self._work)
+        self.waiting = inner.waiting = self.queue
+        self._done_tokens: dict[ProgramView, float] = {}  # of programs that have not ended
+        self._next_epoch_s = -math.inf
+
+    @classmethod
+    def from_parameters(cls, parameters: Any) -> Self:
+        found = registration(parameters.inner)
+        return cls(found.kind.from_parameters(found.parameters()), dict(parameters.weights), parameters.slo)
+
+    @property
+    def preempts(self) -> bool:  # type: ignore[override]
+        return self.inner.preempts or self._has_several
+
+    @property
+    def _has_several(self) -> bool:
+        return len(self.queue.tenants) > 1
+
+    def _work(self, call: Call) -> float:
+        """The work of a call so far, in output tokens."""
+        return call.output_tokens + self.costs.prompt_weight * call.computed_tokens
+
+    # -- what the driver reports
+
+    def use_costs(self, costs: StepCosts) -> None:
+        self.costs = costs
+        self.inner.use_costs(costs)
+
+    def use_kv(self, tokens: float) -> None:
+        self.inner.use_kv(tokens)
+
+    def learn(self, past: ModelHistory) -> None:
+        self.inner.learn(past)
+
+    def arrive(self, call: Call, now_s: float) -> None:
+        self.queue.enter(call, now_s)
+        self._done_tokens.setdefault(call.program, 0.0)
+        self.inner.arrive(call, now_s)
+
+    def start(self, call: Call, now_s: float) -> None:
+        self.inner.start(call, now_s)
+        self.queue.reserve(call)
+        tenant = self.queue.of(call)
+        tenant.running[call] = None
+        tenant.served_at_s, tenant.is_owed = now_s, False
+
+    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        self.inner.charge(call, model_time_s, now_s, recomputed=recomputed)
+
+    def preempt(self, call: Call, now_s: float) -> None:
+        self.queue.settle(call)
+        self.queue.of(call).running.pop(call, None)
+        self.inner.preempt(call, now_s)
+
+    def stall(self, call: Call, now_s: float) -> None:
+        self.inner.stall(call, now_s)
+
+    def go_on(self, call: Call, now_s: float) -> None:
+        self.inner.go_on(call, now_s)
+
+    def leave(self, call: Call) -> None:
+        self.inner.leave(call)
+        self.queue.exit(call)
+        if call.program in self._done_tokens:
+            self._done_tokens[call.program] += self._work(call)
+
+    def program_changed(self, program: ProgramView) -> None:
+        self.inner.program_changed(program)
+
+    def program_ended(self, program: ProgramView) -> None:
+        self.inner.program_ended(program)
+        self._end(program, is_known=True)
+
+    def program_forgotten(self, program: ProgramView) -> None:
+        self.inner.program_forgotten(program)
+        self._end(program, is_known=False)
+
+    def _end(self, program: ProgramView, *, is_known: bool) -> None:
+        done_tokens = self._done_tokens.pop(program, None)
+        if done_tokens is None:
+            return
+        if is_known:
+            self._remaining.ended(program, done_tokens)
+        self.queue.end(program)
+
+    # -- what the driver asks
+
+    def decide(self, now_s: float) -> list[Call]:
+        changed = self.inner.decide(now_s)
+        if self._has_several and now_s >= self._next_epoch_s:
+            self._next_epoch_s = now_s + EPOCH_S
+            self.queue.forget()
+            self.set_shares(now_s)
+        return changed
+
+    def set_shares(self, now_s: float) -> None:
+        """An epoch begins: divide the engine among the tenants that have programs, by what they need now."""
+        self._remaining.refresh()
+        tenants = [tenant for tenant in self.queue.tenants.values() if tenant.programs or tenant.calls]
+        needs = [Tenant(tenant.weight, demand(map(self._task, self._urgent(tenant)), now_s)) for tenant in tenants]
+        for tenant, share in zip(tenants, shares(needs), strict=True):
+            tenant.share = share
+            tenant.is_owed = len(tenant.waiting) > 0 and now_s >= tenant.served_at_s + PATIENCE_S
+
+    def _urgent(self, tenant: TenantQueue) -> list[ProgramView]:
+        """The programs of a tenant that arrived first; there may be very many."""
+        return list(itertools.islice(tenant.programs, _MOST_TASKS))
+
+    def _task(self, program: ProgramView) -> Task:
+        left = self._remaining.remaining_tokens(program, self._done_tokens[program])
+        alone_s = self._remaining.remaining_tokens(program, 0.0) * (self.costs.fixed_s + self.costs.decode_token_s)
+        deadline_s = min(program.deadline_s, program.arrival_s + self._slo * alone_s)
+        return Task(left * self.costs.token_s, deadline_s, alone_s)
+
+    def next_change_s(self) -> float:
+        return min(self.inner.next_change_s(), self._next_epoch_s if self._has_several else math.inf)
+
+    def is_settled(self, worst: Rank) -> bool:
+        if not self._has_several:
+            return self.inner.is_settled(worst)
+        return all(call.rank >= worst for call in self.queue.heads()) and not self._is_next_owed()
+
+    def _is_next_owed(self) -> bool:
+        return len(self.queue) > 0 and self.queue.of(self.queue.peek()).is_owed
+
+    def outranks(self, call: Call, running: Call) -> bool:
+        if not self._has_several:
+            return self.inner.outranks(call, running)
+        tenant = self.queue.of(call)
+        if tenant.is_owed:
+            return True
+        return self.inner.preempts and any(self.inner.outranks(call, own) for own in tenant.running)
+
+    def victims(
+        self,
+        running: Sequence[Call],
+        free_slots: int,
+        *,
+        ready: Callable[[Call], bool] = lambda _call: True,
+        room: Room | None = None,
+    ) -> list[Call]:
+        """As in `Policy`, but a call displaces those of its own tenant by the inner policy, and those of another tenant
+        only if its own has been kept waiting for `PATIENCE_S`, and would still have had less than its share."""
+        if not self._has_several:
+            return self.inner.victims(running, free_slots, ready=ready, room=room)
+        room = room or UnlimitedRoom()
+        left = dict.fromkeys(sorted(running, key=lambda call: call.rank))
+        victims: list[Call] = []
+        for candidate in self.queue:
+            if not ready(candidate):
+                continue
+            if not room.offer(candidate):
+                return victims
+            chosen = len(victims)
+            while free_slots < 1 or not room.fits():
+                victim = self._victim(candidate, left)
+                if victim is None:
+                    for call in reversed(victims[chosen:]):
+                        room.keep(call)
+                    return victims[:chosen]
+                del left[victim]
+                victims.append(victim)
+                free_slots += 1
+                room.preempt(victim)
+            free_slots -= 1
+            room.start()
+        return victims
+
+    def _victim(self, candidate: Call, left: Mapping[Call, None]) -> Call | None:
+        ours = self.queue.of(candidate)
+        if self.inner.preempts:
+            own = next((call for call in reversed(list(left)) if self.queue.of(call) is ours), None)
+            if own is not None and self.inner.outranks(candidate, own):
+                return own
+        if not ours.is_owed:
+            return None
+        others = [call for call in left if self.queue.of(call) is not ours]
+        if not others:
+            return None
+        worst = max(others, key=lambda call: (self.queue.of(call).passed, call.rank))
+        after = ours.passed + ours.mean_tokens / ours.share
+        return worst if after <= self.queue.without(worst) else None
+
+    def has_level(self, level: int) -> bool:
+        return self.inner.has_level(level)
+
+    def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
+        return self.inner.displaces(call, rank, cost_s)
+
+    def standing(self, call: Call) -> Rank:
+        return self.inner.standing(call)
+
+    def classes(self) -> list[ClassRow]:
+        return self.inner.classes()
+
+    def take_ends(self) -> list[ProgramEnd]:
+        return self.inner.take_ends()

@@ -1,0 +1,69 @@
+"""Agent Fair Share: what each tenant needs to meet its deadlines, and what it gets (SAGA §6, eqs. 8-9).
+
+The paper hands out capacity in proportion to the sum of remaining work over time left. That rewards a tenant for
+sending more, and a task whose deadline has passed takes everything. Here the time left has a lower bound, and no tenant
+gets more than its weight's part while others need theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+LEAST_SLACK_S: Final = 0.1  # an epoch
+_LEAST_SLACK: Final = 0.05  # of the time that a program is expected to take
+_FLOOR: Final = 0.25  # of its weight's part that a tenant gets whatever it seems to need
+
+
+class Task(NamedTuple):
+    """A program that is not done."""
+
+    work_s: float  # left, in seconds of the engine; nan: unknown
+    deadline_s: float  # inf: none
+    expected_s: float  # that the program takes from its arrival to its end, alone
+
+
+class Tenant(NamedTuple):
+    """What is known of a tenant: its weight, and the part of the engine that it needs to be in time."""
+
+    weight: float
+    demand: float  # may be inf
+
+
+def demand(tasks: Iterable[Task], now_s: float) -> float:
+    """The part of the engine that a tenant needs: for each of its programs, the work left by the time left.
+
+    Returns:
+        inf for a task of unknown work, and as soon as the sum exceeds the whole engine.
+    """
+    needed = 0.0
+    for task in tasks:
+        if math.isnan(task.work_s):
+            return math.inf
+        slack_s = max(task.deadline_s - now_s, LEAST_SLACK_S, _LEAST_SLACK * task.expected_s)
+        needed += task.work_s / slack_s
+        if needed > 1:
+            return math.inf
+    return needed
+
+
+def shares(tenants: Sequence[Tenant]) -> list[float]:
+    """Divide the engine: each tenant gets what it needs, up to its weight's part of what others leave (weighted max-min
+    fairness). What nobody needs is divided by weight.
+
+    Returns:
+        The share of each tenant. All are above 0, and their sum is 1.
+    """
+    given = [0.0] * len(tenants)
+    left, open_weight = 1.0, math.fsum(tenant.weight for tenant in tenants)
+    total_weight = open_weight
+    # By demand for each unit of weight, so that nobody after one that gets less than it needs gets all.
+    for index in sorted(range(len(tenants)), key=lambda index: tenants[index].demand / tenants[index].weight):
+        weight, needed = tenants[index]
+        given[index] = min(needed, left * weight / open_weight)
+        left, open_weight = max(0.0, left - given[index]), open_weight - weight
+    return [
+        _FLOOR * each.weight / total_weight + (1 - _FLOOR) * (part + left * each.weight / total_weight)
+        for part, each in zip(given, tenants, strict=True)
+    ]
