@@ -102,7 +102,7 @@ def test_a_call_that_waits_too_long_moves_to_the_first_queue() -> None:
     policy.waiting.check_integrity()
 
 
-def test_the_clock_of_ageing_starts_anew_at_a_promotion() -> None:
+def test_the_clock_of_ageing_starts_again_at_a_promotion() -> None:
     """The wait before a promotion does not age the program again; it still counts for the response ratio."""
     policy, program = make(thresholds_tokens=(1,)), view()
     serve(policy, program, 5)
