@@ -21,6 +21,7 @@ from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_ha
 _EVERY_S: Final = 0.1  # so often it is asked what is due
 _SHORT: Final = 0.25
 _SHARE: Final = 0.99  # of the KV cache that contexts may fill
+_WATERMARK: Final = 50  # vLLM admits a call only if it leaves some blocks free; at most a fiftieth is assumed
 _STEP_BYTES: Final = 64 << 20  # that one step copies back
 
 
@@ -82,6 +83,7 @@ class Fetches:
             is_idle: No call runs or waits. Then everything is due that has room: there is nothing better to do.
         """
         now_s, pool = self._store.now_s, self._pool
+        most_blocks += 1 + len(pool.blocks) // _WATERMARK
         if self._under_way and pool.get_num_free_blocks() < most_blocks:
             self.let_go()
         if self._under_way or not (now_s >= self._next_s or (is_idle and self.looks)):
@@ -131,7 +133,7 @@ class Fetches:
         return context.elapsed_s(self._store.now_s) >= context.pause.quantile_s(_SHORT) - LEAD_S
 
     def _fetch(self, context: Context, most: int) -> int:
-        """Plan to fetch the next blocks of a context. Returns how many."""
+        """Plan to fetch the next blocks of a context. Returns how many free blocks that takes."""
         store, pool = self._store, self._pool
         chain = store.tier.tree.chain(store.tier.tree.end_of(context))
         there: list[KVCacheBlock] = []
@@ -140,17 +142,17 @@ class Fetches:
             if block is None:
                 break
             there.append(block)
-        count = min(most, store.ready(chain, len(there)))
+        taken = sum(not block.ref_cnt for block in there)  # they leave the free list as well
+        count = min(most - taken, store.ready(chain, len(there)))
         if count <= 0:
             return 0
         pool.touch(there)
-        count = min(count, pool.get_num_free_blocks())
         self._make_room(count, store.now_s)
         coming = pool.get_new_blocks(count)
         last = len(there) + count
         number, slots = store.fetch(chain, len(there), [block.block_id for block in coming])
         self._under_way.append(_Fetch(number, context, chain[:last], slots, there, coming))
-        return count
+        return count + taken
 
     def _reported(self) -> None:
         """The workers have reported on a plan."""
