@@ -180,7 +180,7 @@ def test_demo_passes_its_options_on(main: Callable[..., int], monkeypatch: pytes
 @pytest.mark.parametrize(("command", "names"), [("demo", POLICIES), ("sim", SIMULATED_POLICIES)])
 def test_policies_are_listed(command: str, names: tuple[str, ...]) -> None:
     """The help of `--policy` lists the registered policies, and so does the usage error for another name."""
-    help_text = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    help_text = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
     assert f"<{'|'.join(names)}>" in help_text.stdout
     wrong = CliRunner().invoke(cli.app, [command, *(["trace"] if command == "sim" else []), "--policy", "lifo"])
     assert wrong.exit_code == 2
