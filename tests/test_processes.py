@@ -90,10 +90,10 @@ NO_GUARD = script(
 def test_a_script_without_the_main_guard(command_result: CommandResult) -> None:
     """vLLM imports the script again in its processes, so a script without a main guard gets a message that says how
     to write one. It is the last message, and there is no other error above it."""
-    assert command_result.exit_code == 1
+    assert command_result.exit_code == 1, command_result
     last = command_result.stderr.rstrip().splitlines()[-1]
-    assert last.startswith("weft.core.errors.EngineStartError: ")
-    assert 'if __name__ == "__main__"' in last
+    assert last.startswith("weft.core.errors.EngineStartError: "), command_result.stderr
+    assert 'if __name__ == "__main__"' in last, last
     assert command_result.stderr.count("Traceback") == 1
     assert "Engine core initialization failed" not in command_result.stderr
 

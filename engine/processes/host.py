@@ -15,7 +15,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from weft.engine.processes.launch import NO_MAIN_GUARD, SHUTDOWN_S, end_processes, no_main_guard
+from weft.engine.processes.launch import SHUTDOWN_S, end_processes, no_main_guard, report_no_main_guard
 from weft.engine.processes.logs import EngineLog
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.processes.tree import ProcessTree
@@ -68,8 +68,8 @@ def _end_by_sigint() -> None:
 def check_main_guard() -> None:
     """Check that this is not a child process that is still importing the user's script.
 
-    A process of an engine ends at once, and the engine's host raises the error. The exit code is the message, so no
-    handler of the script and no library at the interpreter's exit may change it.
+    A process of an engine reports it and ends at once, and the engine's host raises the error. No handler of the script
+    may catch it, and nothing is printed above the host's error.
 
     Raises:
         EngineStartError: It is one that the user has started.
@@ -77,7 +77,8 @@ def check_main_guard() -> None:
     child = multiprocessing.current_process()
     if getattr(child, "_inheriting", False):
         if child.name.startswith("EngineCore"):  # vLLM's name
-            os._exit(NO_MAIN_GUARD)
+            report_no_main_guard()
+            os._exit(1)
         raise no_main_guard()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import re
+import tempfile
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -25,8 +25,9 @@ _POLL_S: Final = 0.1
 _NOTE_S: Final = 0.5
 _GRACE_S: Final = 2.0
 SHUTDOWN_S: Final = 10.0  # an engine needs less than a second for an orderly end, and more on a busy machine
-NO_MAIN_GUARD: Final = 97  # the exit code of an engine's process that could not import the user's script
-_GUARD_IN_ERROR: Final = re.compile(rf"Failed core proc\(s\): .*: {NO_MAIN_GUARD}\b")  # vLLM's words
+# The file by which an engine's process says that it could not import the user's script. Its exit code may get lost:
+# vLLM notices the end before the code is known, and the process may be gone before the launch has noted it.
+REPORT_VARIABLE: Final = "WEFT_NO_MAIN_GUARD"
 
 
 class LaunchLock:
@@ -101,13 +102,12 @@ class Launch:
             self._check()
             config = make_config()
             self._check()
-            self.engine = engine = construct(config)
-        except BaseException as error:
+            with _main_guard_checked():
+                self.engine = engine = construct(config)
+        except BaseException:
             self._end_noting.set()
-            noting.join()  # an exit code can be read once, by one thread; another one sees none for a moment
+            noting.join()
             self._end_processes()
-            if self._lacks_main_guard(error):
-                raise no_main_guard() from None
             raise
         finally:
             self.note_processes()
@@ -116,20 +116,12 @@ class Launch:
             self._over.set()
         return engine
 
-    def _lacks_main_guard(self, error: BaseException) -> bool:
-        """Whether a process ended because it could not import the user's script.
-
-        A process may end before it was noted. vLLM's error then names its exit code.
-        """
-        codes = [process.exitcode for process in tuple(self.processes)]
-        return NO_MAIN_GUARD in codes or _GUARD_IN_ERROR.search(str(error)) is not None
-
     def _check(self) -> None:
         if self._abandoned.is_set():
             raise start_cancelled()
 
     def _note_all(self) -> None:
-        """Note what must be known of processes before they end by themselves: their exit codes and shared memory."""
+        """Note what must be known of processes before they end by themselves: that they exist, and shared memory."""
         while not self._end_noting.wait(_NOTE_S):
             pids = [process.pid for process in tuple(self.note_processes()) if process.pid is not None]
             self._shared_memory |= shared_memory_of(tree_of(pids))
@@ -182,6 +174,26 @@ def no_main_guard() -> EngineStartError:
         "the engine's processes import your script, which starts an engine again when it is imported. Put the code "
         'that starts the engine under `if __name__ == "__main__":`.'
     )
+
+
+def report_no_main_guard() -> None:
+    """Tell the launch of this process that the user's script has no main guard."""
+    with suppress(KeyError, OSError):  # another program has started this process
+        Path(os.environ[REPORT_VARIABLE]).touch()
+
+
+@contextmanager
+def _main_guard_checked() -> Iterator[None]:
+    """Replace an error of the block by `no_main_guard` if a process that the block launched has reported it."""
+    with tempfile.TemporaryDirectory(prefix="weft-launch-", ignore_cleanup_errors=True) as folder:
+        report = Path(folder) / "no-main-guard"
+        try:
+            with launch_environment((), {REPORT_VARIABLE: str(report)}):
+                yield
+        except Exception:
+            if report.exists():
+                raise no_main_guard() from None
+            raise
 
 
 def launched_by(thread_id: int) -> set[BaseProcess]:

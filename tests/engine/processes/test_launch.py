@@ -14,7 +14,14 @@ import pytest
 
 from weft.core.errors import EngineStartError
 from weft.core.locks import fork_safe
-from weft.engine.processes.launch import NO_MAIN_GUARD, Launch, LaunchLock, end_processes, launch_environment
+from weft.engine.processes.launch import (
+    REPORT_VARIABLE,
+    Launch,
+    LaunchLock,
+    end_processes,
+    launch_environment,
+    report_no_main_guard,
+)
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -102,17 +109,17 @@ def test_a_launch_that_is_abandoned_before_it_begins_launches_nothing() -> None:
     assert constructor.process is None
 
 
-def test_a_process_that_ended_before_it_was_noted_may_lack_the_main_guard() -> None:
-    """On a busy machine a process may end before it is seen. vLLM's error still names the exit code."""
+def test_a_process_reports_that_the_main_guard_is_missing_before_it_ends() -> None:
+    """vLLM may raise its error before the exit code of the process is known, and the launch may not have seen it."""
 
     def construct(_config: object) -> None:
-        raise RuntimeError(
-            "Engine core initialization failed. See root cause above. "
-            f"Failed core proc(s): {{'EngineCore_DP0': {NO_MAIN_GUARD}}}"
-        )
+        report_no_main_guard()  # as the process does
+        raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 
+    before = os.environ.get(REPORT_VARIABLE)  # of another test's launch; in a process of its own there is none
     with pytest.raises(EngineStartError, match="__main__"):
         Launch().run(lambda: None, construct)
+    assert os.environ.get(REPORT_VARIABLE) == before
 
 
 def test_the_environment_after_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
