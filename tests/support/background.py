@@ -61,6 +61,9 @@ class CommandResult(NamedTuple):
 class BackgroundCommands:
     """Runs `python *arguments` commands, two at a time and at the lowest priority.
 
+    All commands have the environment variables of the session's start. A test that runs at the same time may change
+    this process's variables for a moment.
+
     Args:
         make_folder: Makes an empty working directory.
         tiny_model: Gives the folder of the tiny model.
@@ -69,6 +72,8 @@ class BackgroundCommands:
     def __init__(self, make_folder: Callable[[], Path], tiny_model: Callable[[], Path]) -> None:
         self._make_folder = make_folder
         self._tiny_model = tiny_model
+        # The first compilation takes a minute or more.
+        self._environment = {**os.environ, **ONE_THREAD, "TORCH_COMPILE_DISABLE": "1"}
         self._pool = ThreadPoolExecutor(2)
         self._results: dict[tuple[Argument, ...], Future[CommandResult]] = {}
         self._processes: list[subprocess.Popen[str]] = []
@@ -106,8 +111,7 @@ class BackgroundCommands:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # The first compilation takes a minute or more.
-            env={**os.environ, **ONE_THREAD, "TORCH_COMPILE_DISABLE": "1"},
+            env=self._environment,
         ) as process:
             _sessions.add(process.pid)
             self._processes.append(process)
