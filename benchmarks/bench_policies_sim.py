@@ -35,7 +35,7 @@ from weft.bench.measures import summarise
 from weft.core.policies import SIMULATED_POLICIES, PolicyConfig
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
 from weft.core.trace.format import path_tokens
-from weft.core.trace.workloads import WORKLOADS, generate, poisson
+from weft.core.trace.workloads import AUTELLIX, generate, poisson
 
 # A workload's number of programs as a multiple of `--programs`: more of the short ones.
 SHARE = {"chat": 2, "tools": 2, "search": 0.2, "mixed": 1}
@@ -181,10 +181,10 @@ def compare(options: Options, progress: Progress) -> tuple[dict[str, list[Load]]
         The loads of each workload, one for each seed; and by workload and policy, a summary for each seed.
     """
     settings = engine(options.slots)
-    task = progress.add_task("policies", total=len(WORKLOADS) * options.seeds * len(SIMULATED_POLICIES))
+    task = progress.add_task("policies", total=len(AUTELLIX) * options.seeds * len(SIMULATED_POLICIES))
     loads: dict[str, list[Load]] = {}
     found: dict[str, Any] = {}
-    for workload in WORKLOADS:
+    for workload in AUTELLIX:
         for seed in range(options.seeds):
             load = loaded(workload, seed, options, settings)
             loads.setdefault(workload, []).append(load)
@@ -223,11 +223,11 @@ def compare_machines(options: Options, progress: Progress) -> dict[str, Any]:
         differ much there, and else the first two.
     """
     kinds = machines(options.slots)
-    task = progress.add_task("machines", total=len(kinds) * len(WORKLOADS))
+    task = progress.add_task("machines", total=len(kinds) * len(AUTELLIX))
     found: dict[str, Any] = {}
     for machine, settings in kinds.items():
         seeds = options.seeds if settings.kv_tokens < math.inf else min(options.seeds, 2)
-        for workload in WORKLOADS:
+        for workload in AUTELLIX:
             row = found.setdefault(machine, {}).setdefault(workload, {})
             for seed in range(seeds):
                 load = loaded(workload, seed, options, settings)
@@ -349,7 +349,7 @@ def main(
         by_machine = compare_machines(options, progress)
         show_ratios("other machines: ÷ FCFS", compared_on_machines(by_machine), console)
         by_variant = vary(loads, options, progress)
-        variants = ((w, name, row[w], found[w]["fcfs"]) for w in WORKLOADS for name, row in by_variant.items())
+        variants = ((w, name, row[w], found[w]["fcfs"]) for w in AUTELLIX for name, row in by_variant.items())
         show_ratios("ATLAS with other parameters ÷ FCFS", variants, console)
         curve = sweep(loads, options, progress)
     if out is not None:

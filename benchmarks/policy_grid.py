@@ -26,7 +26,7 @@ from weft.core.errors import SimulationError
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, TraceProgram, simulate
 from weft.core.trace.format import path_tokens
-from weft.core.trace.workloads import WORKLOADS, generate, poisson
+from weft.core.trace.workloads import AUTELLIX, generate, poisson
 
 # A workload's number of programs as a multiple of `--programs`: more of the short ones.
 SHARE: Final = {"chat": 2, "tools": 2, "search": 0.2, "mixed": 1}
@@ -61,8 +61,8 @@ class Setting(NamedTuple):
 
 _KV: Final = (math.inf, 262_144, 65_536)
 GRID: Final = (
-    *itertools.starmap(Setting, itertools.product(WORKLOADS, _KV, (2.0, 3.0, 5.0, CLOSED))),
-    *(Setting(workload, math.inf, 3.0, slots) for workload in WORKLOADS for slots in (8, 64)),
+    *itertools.starmap(Setting, itertools.product(AUTELLIX, _KV, (2.0, 3.0, 5.0, CLOSED))),
+    *(Setting(workload, math.inf, 3.0, slots) for workload in AUTELLIX for slots in (8, 64)),
     *(Setting(workload, kv, 3.0, gaps=LONG_GAPS) for workload in ("tools", "mixed") for kv in _KV),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.core.errors import SimulationError
+from weft.core.sim.load import capacity
 from weft.core.sim.result import Batch, Execution, ProgramResult, SimResult
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
@@ -20,5 +21,6 @@ __all__ = [
     "StepTime",
     "TraceCall",
     "TraceProgram",
+    "capacity",
     "simulate",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -102,6 +102,37 @@ class SimResult:
     def latency(self, percent: float) -> float:
         """The latency that `percent` percent of the programs do not exceed, interpolated linearly."""
         return percentile([row.latency for row in self.programs.values()], percent)
+
+    @property
+    def throughput(self) -> float:
+        """Programs that end in a unit of time, from the first arrival to the last end."""
+        return len(self.programs) / self.makespan
+
+    def attainment(
+        self, alone: Mapping[str, float], multiple: float = 1.5, programs: Collection[str] | None = None
+    ) -> float:
+        """The share of programs that end within a multiple of the time that they take alone: SLO attainment.
+
+        Args:
+            alone: The latency of each program on an idle engine.
+            multiple: Of it.
+            programs: Those that count, at least one. None: all.
+        """
+        names = self.programs if programs is None else programs
+        return sum(self.programs[name].latency <= multiple * alone[name] for name in names) / len(names)
+
+    def fairness(self, alone: Mapping[str, float], tenants: Mapping[str, str]) -> float:
+        """Jain's index over tenants of how fast their programs are, compared with each program alone: 1 if alike.
+
+        Args:
+            alone: The latency of each program on an idle engine.
+            tenants: The tenant of each program.
+        """
+        speeds: dict[str, list[float]] = {}
+        for name, row in self.programs.items():
+            speeds.setdefault(tenants[name], []).append(alone[name] / row.latency)
+        means = [sum(values) / len(values) for values in speeds.values()]
+        return sum(means) ** 2 / (len(means) * sum(mean * mean for mean in means))
 
     @property
     def prefix_hit_rate(self) -> float:

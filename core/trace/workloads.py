@@ -1,8 +1,13 @@
-"""Generates programs with the published statistics of Autellix's workloads (§6.1, Fig. 11), and their arrivals.
+"""Generates programs with the published statistics of papers' workloads, and their arrivals.
 
-The paper gives the means and the largest numbers of calls. The distributions are Weft's choice; they have long tails,
-as in the figure. The paper's prefill of a call is taken as the part of the prompt that the program's earlier calls do
-not have. It cannot be the whole prompt: in a chat of 256 prompt tokens a call, no tokens would be left for the history.
+- Autellix (§6.1, Fig. 11): chat, tools, search, mixed. The paper gives the means and the largest numbers of calls.
+  The distributions are Weft's choice; they have long tails, as in the figure. The paper's prefill of a call is taken as
+  the part of the prompt that the program's earlier calls do not have. It cannot be the whole prompt: in a chat of 256
+  prompt tokens a call, no tokens would be left for the history.
+- SAGA (§9.1): swe, web, tenants. Numbers of steps, rates and ranges of lengths are the paper's, and so are quantiles
+  of the tools' times (Table 1). Which tools are used is Weft's choice. The lengths of tenants come from BurstGPT there,
+  and are Weft's choice here.
+- Astraea (§5.1): intercepted. The number of calls and three means of tools are the paper's, the rest is Weft's choice.
 """
 
 from __future__ import annotations
@@ -68,7 +73,9 @@ def tools(rng: random.Random, program: str) -> TraceProgram:
     # The system prompt is prefill of one call only, so the other calls have less prefill than the mean.
     later = _long_tail((735.06 * 10.75 - _SYSTEM_TOKENS) / 10.75, 4096, 0.8)
     output = _long_tail(34.14, 512, 0.6)
-    calls = _chain(rng, count, later.draw, output.draw, system=_SYSTEM_TOKENS, tool="tool", gap_s=0.5)
+    calls = _chain(
+        rng, count, later.draw, output.draw, system=_SYSTEM_TOKENS, pause=lambda: ("tool", rng.expovariate(2.0))
+    )
     return TraceProgram(program, tuple(calls), name="tools")
 
 
@@ -109,11 +116,118 @@ def mixed(rng: random.Random, program: str) -> TraceProgram:
     return rng.choice((chat, tools, search))(rng, program)
 
 
+def swe(rng: random.Random, program: str) -> TraceProgram:
+    """Make a program like an agent's work on an issue of SWE-bench: its context grows with each step.
+
+    Means: 37 calls (at most 150). The first prompt has 2,000 to 4,000 tokens and an output 100 to 500. A tool's answer
+    has 550 on average, so that contexts end at about 35,000 tokens; a program ends before its context exceeds 131,072.
+    """
+    count = _long_tail(37, 150, 0.7).draw(rng)
+    answer = _long_tail(550, 8192, 1.0)
+    first = iter([rng.randint(2000, 4000)])
+    calls = _chain(
+        rng,
+        count,
+        lambda rng: next(first, 0) or answer.draw(rng),
+        lambda rng: rng.randint(100, 500),
+        pause=lambda: _tool(rng, ("code", "files"), (2, 3)),
+    )
+    fitting = itertools.takewhile(lambda call: call.prompt_tokens + call.output_tokens <= _LARGEST_CONTEXT, calls)
+    return TraceProgram(program, tuple(fitting), name="swe")
+
+
+def web(rng: random.Random, program: str) -> TraceProgram:
+    """Make a program like an agent in a browser (WebArena): each prompt ends with a page, which the next one replaces.
+
+    Means: 18 calls (at most 80). A prompt has 4,000 to 8,000 tokens in a program of average length: instructions that
+    all programs share, what the agent has said so far, and the page. An output has 50 to 200.
+    """
+    history, calls = _INSTRUCTIONS_TOKENS, []  # type: int, list[TraceCall]
+    for number in range(_long_tail(18, 80, 0.6).draw(rng)):
+        tool, gap_s = _tool(rng, ("web",)) if number else (None, 0.0)
+        said = calls[-1].output_tokens if calls else 0
+        call = TraceCall(
+            call_id=f"c{number}",
+            parents=(calls[-1].call_id,) if calls else (),
+            output_tokens=rng.randint(50, 200),
+            prompt_tokens=history + said + rng.randint(2500, 6000),
+            gap_s=gap_s,
+            tool=tool,
+            shared_prefix_tokens=history,  # the page before the latest output is gone
+        )
+        history += said
+        calls.append(call)
+    return TraceProgram(program, tuple(calls), name="web")
+
+
+def tenants(rng: random.Random, program: str) -> TraceProgram:
+    """Make a program of one of ten tenants: three heavy, four medium and three light ones.
+
+    Their programs have about 100, 30 and 10 calls, each after a tool, and come at rates of 16 to 8 to 4.
+    """
+    (tenant, (kind, steps)) = rng.choices(list(_TENANTS.items()), weights=_TENANT_RATES)[0]
+    count = _long_tail(steps, round(2.2 * steps), 0.3).draw(rng)
+    prefill, output = _long_tail(160, 2048, 0.8), _long_tail(60, 512, 0.6)
+    calls = _chain(rng, count, prefill.draw, output.draw, pause=lambda: _tool(rng, tuple(TOOL_TIMES_S)))
+    return TraceProgram(program, tuple(calls), name=kind, tenant=tenant)
+
+
+def intercepted(rng: random.Random, program: str) -> TraceProgram:
+    """Make a program of one of six classes, each of which waits for one kind of tool between its calls.
+
+    Means: 5.17 calls; arithmetic takes 0.09 ms, a human's answer in a chat 28.6 s and an image 20.03 s. The means of
+    the other three are not in the paper: questions (web), a virtual environment (code) and speech (web) have SAGA's
+    times.
+    """
+    kind = rng.choice(list(_INTERCEPTIONS))
+    of = _INTERCEPTIONS[kind]
+    count = _long_tail(5.17, 40, 0.6).draw(rng)
+    later, output = _long_tail(64, 1024, 0.8), _long_tail(96, 1024, 0.8)
+
+    def pause() -> tuple[str, float]:
+        part = rng.random()
+        return kind, tool_time_s(of, part) if isinstance(of, str) else -of * math.log1p(-part)
+
+    calls = _chain(rng, count, later.draw, output.draw, system=_INTERCEPTED_SYSTEM_TOKENS, pause=pause)
+    return TraceProgram(program, tuple(calls), name=kind)
+
+
+# SAGA, Table 1: the medians, 95th and 99th percentiles of tools' times.
+TOOL_TIMES_S: Final = {
+    "code": (0.18, 2.4, 28.0),
+    "files": (0.045, 0.32, 1.2),
+    "web": (0.85, 4.5, 45.0),
+    "database": (0.12, 0.89, 3.5),
+}
+
+
+def tool_time_s(tool: str, part: float) -> float:
+    """The quantile of a tool's time: a straight line in the logarithm between the published ones.
+
+    Below the median it falls to a tenth of it, and nothing exceeds the 99th percentile. Both are Weft's choice.
+
+    Args:
+        tool: one of `TOOL_TIMES_S`.
+        part: from 0 to 1.
+    """
+    median, p95, p99 = TOOL_TIMES_S[tool]
+    points = ((0.0, median / 10), (0.5, median), (0.95, p95), (0.99, p99), (1.0, p99))
+    upper = next(index for index, (high, _) in enumerate(points) if index and part <= high)
+    (low, low_s), (high, high_s) = points[upper - 1 : upper + 1]
+    return float(min(high_s, low_s * (high_s / low_s) ** ((part - low) / (high - low))))
+
+
+AUTELLIX: Final = ("chat", "tools", "search", "mixed")
+
 WORKLOADS: Final[dict[str, Callable[[random.Random, str], TraceProgram]]] = {
     "chat": chat,
     "tools": tools,
     "search": search,
     "mixed": mixed,
+    "swe": swe,
+    "web": web,
+    "tenants": tenants,
+    "intercepted": intercepted,
 }
 
 
@@ -163,10 +277,33 @@ def generate(workload: str, programs: int, arrivals: Iterator[float], rng: rando
 
 
 _SYSTEM_TOKENS: Final = 2048
+_INTERCEPTED_SYSTEM_TOKENS: Final = 1024
+_INSTRUCTIONS_TOKENS: Final = 1024
+_LARGEST_CONTEXT: Final = 131_072
+_TENANTS: Final = {
+    f"{kind}-{number}": (kind, steps)
+    for kind, count, steps in (("heavy", 3, 100), ("medium", 4, 30), ("light", 3, 10))
+    for number in range(1, count + 1)
+}
+_TENANT_RATES: Final = (16,) * 3 + (8,) * 4 + (4,) * 3  # programs a minute
+_INTERCEPTIONS: Final[dict[str, str | float]] = {  # the tool of `TOOL_TIMES_S`, or the mean in seconds
+    "arithmetic": 9e-5,
+    "questions": "web",
+    "environment": "code",
+    "chatbot": 28.6,
+    "image": 20.03,
+    "speech": "web",
+}
 _WIDTH: Final = 5
 _DEPTH: Final = 6
 
 _long_tail = functools.cache(LongTail)
+
+
+def _tool(rng: random.Random, tools: Sequence[str], weights: Sequence[float] | None = None) -> tuple[str, float]:
+    """Draw a tool, and its time in seconds."""
+    tool = rng.choices(tools, weights)[0]
+    return tool, tool_time_s(tool, rng.random())
 
 
 def _chain(
@@ -176,19 +313,24 @@ def _chain(
     output: Callable[[random.Random], int],
     *,
     system: int = 0,
-    tool: str | None = None,
-    gap_s: float = 0.0,
+    pause: Callable[[], tuple[str, float]] | None = None,
 ) -> Iterator[TraceCall]:
-    """Yield a chain of calls, each with the prompts and outputs of all earlier calls in its prompt."""
+    """Yield a chain of calls, each with the prompts and outputs of all earlier calls in its prompt.
+
+    Args:
+        pause: Draws the tool before a call that is not the first, and its time in seconds.
+    """
     history, parents = system, ()  # type: int, tuple[str, ...]
     for number in range(count):
+        output_tokens, prompt_tokens = output(rng), history + prefill(rng)
+        tool, gap_s = pause() if pause is not None and number else (None, 0.0)
         call = TraceCall(
             call_id=f"c{number}",
             parents=parents,
-            output_tokens=output(rng),
-            prompt_tokens=history + prefill(rng),
-            gap_s=rng.expovariate(1 / gap_s) if gap_s and number else 0.0,
-            tool=tool if number else None,
+            output_tokens=output_tokens,
+            prompt_tokens=prompt_tokens,
+            gap_s=gap_s,
+            tool=tool,
             shared_prefix_tokens=history,
         )
         yield call

@@ -11,7 +11,11 @@ import typer
 
 def trace(  # noqa: PLR0917  typer reads options off the signature
     source: Annotated[
-        str, typer.Argument(help="chat, tools, search or mixed (Autellix §6.1); or a file of tau-bench or BFCL.")
+        str,
+        typer.Argument(
+            help="chat, tools, search or mixed (Autellix §6.1); swe, web or tenants (SAGA §9.1); intercepted (Astraea "
+            "§5.1); or a file of tau-bench or BFCL."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.jsonl"),
     programs: Annotated[int, typer.Option(min=1, help="How many programs (of a file: at most).")] = 100,

@@ -5,12 +5,22 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
+from collections import Counter
 
 import pytest
 
 from weft.core.sim import SimulationError, TraceProgram
 from weft.core.trace.format import dump, parse
-from weft.core.trace.workloads import WORKLOADS, LongTail, bursty, generate, poisson, prefill_tokens
+from weft.core.trace.workloads import (
+    TOOL_TIMES_S,
+    WORKLOADS,
+    LongTail,
+    bursty,
+    generate,
+    poisson,
+    prefill_tokens,
+    tool_time_s,
+)
 
 
 def made(workload: str, programs: int, seed: int = 0) -> list[TraceProgram]:
@@ -107,3 +117,59 @@ def test_invalid_arguments_are_refused() -> None:
             next(bursty(random.Random(0), rate, variation))
     with pytest.raises(SimulationError, match="must lie between"):
         LongTail(50.0, 80, 1.0)
+
+
+@pytest.mark.parametrize("tool", TOOL_TIMES_S)
+def test_tool_times_have_the_published_quantiles(tool: str) -> None:
+    """SAGA's Table 1 gives three quantiles of each tool; the times grow between them and end at the last."""
+    assert [tool_time_s(tool, part) for part in (0.5, 0.95, 0.99)] == pytest.approx(TOOL_TIMES_S[tool])
+    times = [tool_time_s(tool, part / 1000) for part in range(1001)]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(TOOL_TIMES_S[tool][2])
+
+
+def test_ten_tenants_have_their_published_rates_and_steps() -> None:
+    """Three heavy, four medium and three light tenants send programs of 100, 30 and 10 calls at rates of 16, 8, 4."""
+    trace = made("tenants", 4000)
+    counts = Counter(program.tenant for program in trace)
+    assert len(counts) == 10
+    for kind, steps, rate in (("heavy", 100, 16), ("medium", 30, 8), ("light", 10, 4)):
+        of = [program for program in trace if program.name == kind]
+        assert statistics.mean(len(program.calls) for program in of) == pytest.approx(steps, rel=0.04)
+        tenants = {program.tenant for program in of}
+        assert len(tenants) == (4 if kind == "medium" else 3)
+        assert len(of) / len(tenants) == pytest.approx(4000 * rate / 92, rel=0.1)
+
+
+def test_contexts_of_coding_agents_grow() -> None:
+    """SWE-bench: 37 calls on average and at most 150, from 2,000 tokens to contexts that 131,072 tokens hold."""
+    trace = made("swe", 1500)
+    lengths = [len(program.calls) for program in trace]
+    assert statistics.mean(lengths) == pytest.approx(37, rel=0.05)
+    assert max(lengths) <= 150
+    assert all(2000 <= program.calls[0].prompt_tokens <= 4000 for program in trace)
+    ends = [program.calls[-1].prompt_tokens + program.calls[-1].output_tokens for program in trace]
+    assert 100_000 < max(ends) <= 131_072
+    assert 25_000 < statistics.mean(ends) < 45_000
+
+
+def test_a_page_replaces_the_page_before() -> None:
+    """WebArena: 18 calls on average; what a call shares with the one before ends where that one's page began."""
+    trace = made("web", 1500)
+    assert statistics.mean(len(program.calls) for program in trace) == pytest.approx(18, rel=0.05)
+    prompts = [call.prompt_tokens for program in trace for call in program.calls]
+    assert 4000 < statistics.mean(prompts) < 8000
+    for program in trace:
+        for before, call in itertools.pairwise(program.calls):
+            assert call.shared_prefix_tokens <= before.prompt_tokens - 2500
+
+
+def test_six_classes_are_intercepted() -> None:
+    """Programs have 5.17 calls on average, and wait for a tool of their class, as long as Astraea says."""
+    trace = made("intercepted", 6000)
+    assert len({program.name for program in trace}) == 6
+    assert statistics.mean(len(program.calls) for program in trace) == pytest.approx(5.17, rel=0.04)
+    for kind, mean_s in (("arithmetic", 9e-5), ("chatbot", 28.6), ("image", 20.03)):
+        gaps = [call.gap_s for program in trace if program.name == kind for call in program.calls if call.tool]
+        assert statistics.mean(gaps) == pytest.approx(mean_s, rel=0.06)
+    assert all((call.tool is None) == (not call.parents) for program in trace for call in program.calls)
