@@ -120,9 +120,16 @@ class ProgramInfo:
     session_id: SessionId
     name: str
     tenant: str | None = None
+    timeout_s: float | None = None  # from its first call on; then its calls are aborted
+    deadline_s: float | None = None  # from its first call on; policies try to keep it
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     parent_program_id: ProgramId | None = None  # the program inside one of whose runs this program runs
+
+    @property
+    def due_after_s(self) -> float:
+        """Seconds from the program's first call on within which it should end; inf if it may take any time."""
+        return min(limit for limit in (self.timeout_s, self.deadline_s, math.inf) if limit is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +215,11 @@ class ProgramRow(ShownAsTable):
     def active(self) -> dict[CallId, CallRow]:
         """The calls in flight, over all threads."""
         return dict(self.in_flight)  # a copy, because another thread may change the dictionary
+
+    @property
+    def due_s(self) -> float:
+        """The time by which the program should have ended; inf: any."""
+        return self.start_s + self.info.due_after_s
 
     @property
     def tools_running(self) -> tuple[RunningTool, ...]:

@@ -52,6 +52,8 @@ def programs(table: ProcessTable) -> Table:
     - preempt.: preemptions of the program's calls
     - took: time from start to end
     - state, or the tools that it waits for
+    - tenant, if they are not all of one
+    - due: seconds from the first call on within which the program should end, if any program has a deadline
     - in: the program around this one, if any program of the table has one
     """
     rows = [*table, *table.ended()]  # those that have ended, the newest first
@@ -60,6 +62,12 @@ def programs(table: ProcessTable) -> Table:
     # The name is narrow, so that the table fits a terminal of 80 columns.
     headings: tuple[str, ...] = _HEADINGS
     cells = [_cells(row) for row in shown]
+    if len({row.info.tenant for row in shown}) > 1:
+        headings = (*headings, "tenant")
+        cells = [[*line, row.info.tenant or ""] for line, row in zip(cells, shown, strict=True)]
+    if any(map(_due, shown)):
+        headings = (*headings, "due")
+        cells = [[*line, _due(row)] for line, row in zip(cells, shown, strict=True)]
     if any(row.info.parent_program_id is not None for row in shown):
         names = {row.info.program_id: row.info.name for row in rows}
         parents = (row.info.parent_program_id for row in shown)
@@ -144,6 +152,7 @@ def facts(row: ProgramRow) -> Table:
         "tenant": info.tenant or "",
         "state": state_cell(row.state),
         "took": "" if math.isnan(took_s) else f"{seconds(took_s)} s",
+        "due": f"{_due(row)} s after its first call" if _due(row) else "",
         "calls": f"{row.calls} in {row.thread_count} threads, {len(row.in_flight)} in flight",
         "service": both(attained.service_s, attained.total_service_s),
         "wait": both(attained.wait_s, attained.total_wait_s),
@@ -164,6 +173,10 @@ def state_cell(state: str) -> str | Cell:
     """A program's or a call's state, in its colour."""
     style = _STATE_STYLES.get(state)
     return Cell(str(state), style) if style else str(state)
+
+
+def _due(row: ProgramRow) -> str:
+    return "" if math.isinf(row.info.due_after_s) else seconds(row.info.due_after_s)
 
 
 def _copied(account: Account) -> int:

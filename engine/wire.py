@@ -85,6 +85,7 @@ class CallHeader:
     tenant: str | None = None
     program_calls: int = 0  # of the program so far, on all engines, this one included; 0 if unknown
     time_left_s: float = math.inf  # until the call's deadline
+    program_time_left_s: float = math.inf  # until the program should have ended; 0 if that time has passed
     ends_program: bool = False  # the program ends with this call
     fingerprint: str = ""  # of the system prompt and the tools of the program's first call
     # Where nobody sends `ProgramEvents`, a call says the same of its program.
@@ -95,7 +96,7 @@ class CallHeader:
 
 _IDS: Final = ("program_id", "thread_id", "call_id")
 _TEXTS: Final = ("program_name", "fingerprint", "tenant", "tool_ended", "tool_started")
-_SECONDS: Final = ("service_s", "total_service_s", "wait_s", "total_wait_s", "time_left_s")
+_SECONDS: Final = ("service_s", "total_service_s", "wait_s", "total_wait_s", "time_left_s", "program_time_left_s")
 _FIGURES: Final = (*_SECONDS, "program_calls")
 _FLAGS: Final = ("program_end", "prefetch")
 FIELDS: Final = (*_IDS, "parents", *_TEXTS, *_FIGURES, *_FLAGS)  # in the `extra_args` of a call
@@ -128,6 +129,8 @@ def encode_call(header: CallHeader) -> ExtraArgs:
         args["program_calls"] = header.program_calls
     if header.time_left_s < math.inf:
         args["time_left_s"] = header.time_left_s
+    if header.program_time_left_s < math.inf:
+        args["program_time_left_s"] = max(0.0, header.program_time_left_s)
     if header.tool_ended:
         args["tool_ended"] = header.tool_ended
     if header.tool_started:
@@ -181,6 +184,7 @@ def decode_call(extra_args: object, request_id: str, session_id: object, *, is_t
         tenant=_id(args.get("tenant")) or None,
         program_calls=_calls(figures.get("program_calls")),
         time_left_s=_seconds(figures.get("time_left_s")) or math.inf,
+        program_time_left_s=_time_left_s(figures.get("program_time_left_s")),
         ends_program=args.get("program_end") in (1, True),
         tool_ended=_id(args.get("tool_ended")),
         tool_started=_id(args.get("tool_started")),
@@ -495,6 +499,12 @@ def _seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(min(value, MAX_FIGURE))
     return 0.0
+
+
+def _time_left_s(value: object) -> float:
+    """Like `_seconds`, but 0 is a time, and inf unknown."""
+    is_zero = isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+    return 0.0 if is_zero else _seconds(value) or math.inf
 
 
 def _calls(value: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import subprocess
 import sys
 import threading
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 import weft
-from weft.core.errors import ContextLengthError, DeadlineError, OverloadedError, ScriptError
+from weft.core.errors import ContextLengthError, DeadlineError, InvalidRequestError, OverloadedError, ScriptError
+from weft.engine.wire import decode_call
 from weft.testing import FakeClock, Reply, ScriptedEngine
 
 pytest_plugins = ["weft.testing.fixtures"]
@@ -107,6 +109,46 @@ async def test_a_deadline_passes(scripted_engine: MakeEngine, fake_clock: FakeCl
     engine = scripted_engine(["never"], latency_s=1.0, clock=fake_clock)
     with weft.Program("p") as program, pytest.raises(DeadlineError):
         await ask(engine, program, timeout_s=0.01)
+
+
+async def test_a_programs_limits_travel_with_its_calls(scripted_engine: MakeEngine, fake_clock: FakeClock) -> None:
+    """The scheduler is told the tenant and the time left until the deadline, on each call. A time-out of the program
+    counts as a deadline that is kept by force."""
+    sent: list[Any] = []
+    engine = scripted_engine(["one", "two", "three"], clock=fake_clock)
+    make_request = engine._endpoint(None).chat.make_request
+
+    def spy(fields: dict[str, Any]) -> Any:
+        sent.append(request := make_request(fields))
+        return request
+
+    engine._endpoint(None).chat.make_request = spy
+
+    @weft.program(tenant="acme", deadline_s=30.0, timeout_s=60.0)
+    async def work(program: weft.Program) -> None:
+        await ask(engine, program)
+        fake_clock.advance(12.0)
+        await ask(engine, program)
+        assert program.row is not None
+        assert program.row.due_s == program.row.start_s + 30.0
+        fake_clock.advance(48.0)
+        with pytest.raises(DeadlineError, match="the program was not done within 60 s"):
+            await ask(engine, program)
+
+    await work()
+    headers = [decode_call(request.vllm_xargs, "r", None, is_trusted=True) for request in sent[:2]]
+    assert [(header.tenant, header.program_time_left_s) for header in headers] == [("acme", 30.0), ("acme", 18.0)]
+
+
+@pytest.mark.parametrize("limits", [{"timeout_s": 0}, {"deadline_s": math.inf}, {"deadline_s": "soon"}])
+def test_limits_of_a_program_are_seconds(limits: dict[str, Any]) -> None:
+    """The decorator says so at once, not the first call."""
+
+    def work(program: weft.Program) -> None:
+        del program
+
+    with pytest.raises(InvalidRequestError, match="must be a"):
+        weft.program(**limits)(work)
 
 
 async def test_an_answer_is_streamed_by_words(scripted_engine: MakeEngine) -> None:

@@ -55,6 +55,8 @@ def program(
     name: str | None = None,
     session_id: str | None = None,
     tenant: str | None = None,
+    timeout_s: float | None = None,
+    deadline_s: float | None = None,
     tags: Iterable[str] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> Decorator: ...
@@ -70,12 +72,17 @@ def program(function: Any = None, /, **options: Any) -> Any:
         name: shown in the process table. Default: the function's name.
         session_id: the session that all runs belong to. Default: a new session for each run.
         tenant: the user or customer that the run is for.
+        timeout_s: seconds that a run may take from its first call on. Then its calls are aborted and raise
+            `DeadlineError`. Default: that of the engine.
+        deadline_s: seconds from its first call on after which a run should have ended. Policies such as `fair` try to
+            keep it. Nothing is aborted.
         tags: shown in traces and passed to the framework.
         metadata: shown in traces and passed to the framework.
 
     Raises:
         ProgramParameterError: the function has no such parameter, or several.
         InvalidIdError: `session_id` or `tenant` cannot travel with a request.
+        InvalidRequestError: `timeout_s` or `deadline_s` is not a finite number above 0.
     """
     if function is None:
         return functools.partial(_decorate, options=options)

@@ -33,6 +33,8 @@ class HasOptions(Protocol):
         name: str | None = None,
         session_id: str | None = None,
         tenant: str | None = None,
+        timeout_s: float | None = None,
+        deadline_s: float | None = None,
         tags: Iterable[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Self:

@@ -22,6 +22,7 @@ from weft.core.program.reports import ReportedProgram
 from weft.core.program.run_tree import ROOT, RunKind
 from weft.core.program.state import Backend, SharedState, nothing
 from weft.core.program.unused import warn_of_no_call
+from weft.core.routing.admission import check_timeout
 
 # Adapters by framework, e.g. "langchain" -> handler class. An integration registers its adapter when it is imported, so
 # that `program.config()` does not import a framework into core.
@@ -50,6 +51,10 @@ class Program(ReportedProgram):
         name: shown in the process table.
         session_id: the session that the program belongs to. Default: a new session.
         tenant: the user or customer that the program runs for.
+        timeout_s: seconds that the program may take from its first call on. Then its calls are aborted and raise
+            `DeadlineError`. Default: that of the engine.
+        deadline_s: seconds from its first call on after which the program should have ended. Policies such as `fair`
+            try to keep it. Nothing is aborted.
         tags: shown in traces and passed to the framework.
         metadata: shown in traces and passed to the framework.
         ids: makes the ids. Default: random ids.
@@ -57,12 +62,13 @@ class Program(ReportedProgram):
     Attributes:
         program_id: the id of this run.
         session_id: the id of the session.
-        name, tenant, tags, metadata: the arguments.
+        name, tenant, timeout_s, deadline_s, tags, metadata: the arguments.
         parent_program_id: the id of the program inside one of whose runs this program was opened, or None.
         log: a structlog logger with the program's name and id and the session's id bound.
 
     Raises:
         InvalidIdError: `session_id` or `tenant` cannot travel with a request.
+        InvalidRequestError: `timeout_s` or `deadline_s` is not a finite number above 0.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class Program(ReportedProgram):
         *,
         session_id: str | None = None,
         tenant: str | None = None,
+        timeout_s: float | None = None,
+        deadline_s: float | None = None,
         tags: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
         ids: IdSource | None = None,
@@ -81,6 +89,8 @@ class Program(ReportedProgram):
             session_id=SessionId(check_id(session_id, "session_id")) if session_id is not None else ids.session(),
             name=name,
             tenant=check_id(tenant, "tenant") if tenant is not None else None,
+            timeout_s=check_timeout(timeout_s, "timeout_s"),
+            deadline_s=check_timeout(deadline_s, "deadline_s"),
             tags=(tags,) if isinstance(tags, str) else tuple(tags),
             metadata=MappingProxyType(dict(metadata or {})),
         )
@@ -96,6 +106,8 @@ class Program(ReportedProgram):
         self.session_id = shared.info.session_id
         self.name = shared.info.name
         self.tenant = shared.info.tenant
+        self.timeout_s = shared.info.timeout_s
+        self.deadline_s = shared.info.deadline_s
         self.tags = shared.info.tags
         self.metadata = shared.info.metadata
         self.log: BoundLogger = get_logger().bind(

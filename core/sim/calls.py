@@ -108,6 +108,8 @@ class SimProgram:
     def open(self, now_s: float, arrival_order: int) -> None:
         """The program arrives, as number `arrival_order` from 0."""
         self.view.arrival_s, self.view.arrival_order = now_s, arrival_order
+        if self.spec.deadline_s is not None:
+            self.view.deadline_s = now_s + self.spec.deadline_s
         calls = self.spec.calls
         self.index_of = {call.call_id: index for index, call in enumerate(calls)}
         self.unfinished_parents = [len(call.parents) for call in calls]

@@ -1,6 +1,6 @@
 """The program trace: the calls of programs, their parents and their lengths. Each line is one program in JSON::
 
-    {"version": 1, "program": "A", "arrival_s": 0.0, "name": null, "tenant": null,
+    {"version": 1, "program": "A", "arrival_s": 0.0, "name": null, "tenant": null, "deadline_s": null,
      "calls": [{"id": "a1", "parents": [], "prompt_tokens": 0, "output_tokens": 4, "gap_s": 0.0, "tool": null,
                 "prompt": null, "shared_prefix_tokens": 0}]}
 
@@ -23,7 +23,7 @@ VERSION: Final = 1
 
 _MOST: Final = 10**15  # tokens of a call, and seconds: larger numbers would overflow, or lose their digits, in sums
 
-_PROGRAM_KEYS: Final = ("version", "program", "arrival_s", "name", "tenant", "calls")
+_PROGRAM_KEYS: Final = ("version", "program", "arrival_s", "name", "tenant", "deadline_s", "calls")
 _CALL_KEYS: Final = (
     "id", "parents", "prompt_tokens", "output_tokens", "gap_s", "tool", "prompt", "shared_prefix_tokens"
 )  # fmt: skip
@@ -54,6 +54,7 @@ class TraceProgram:
     arrival_s: float = 0.0  # seconds from the start of the trace
     name: str | None = None  # programs of one name are runs of the same entrypoint
     tenant: str | None = None
+    deadline_s: float | None = None  # seconds from its arrival on within which it should end
 
     @property
     def fingerprint(self) -> str:
@@ -114,6 +115,7 @@ def parse(line: str, where: str) -> TraceProgram:
     program = _text(data, "program", where, required=True)
     arrival_s = _number(data, "arrival_s", where)
     name, tenant = _text(data, "name", where), _text(data, "tenant", where)
+    deadline_s = _number(data, "deadline_s", where) if data.get("deadline_s") is not None else None
     where = f"{where}: program {program!r:.80}"
     rows = data.get("calls")
     if not isinstance(rows, list) or not rows:
@@ -122,7 +124,7 @@ def parse(line: str, where: str) -> TraceProgram:
     for number, row in enumerate(rows, 1):
         calls.append(_call(row, calls[-1] if calls else None, f"{where}, call {number}"))
     _check_order(calls, where)
-    return TraceProgram(program or "", tuple(calls), arrival_s, name, tenant)
+    return TraceProgram(program or "", tuple(calls), arrival_s, name, tenant, deadline_s)
 
 
 def write(programs: Iterable[TraceProgram], path: Path) -> None:
@@ -141,13 +143,18 @@ def write(programs: Iterable[TraceProgram], path: Path) -> None:
 def dump(program: TraceProgram) -> str:
     """Return a program as one line of JSON."""
     row: dict[str, Any] = {"version": VERSION, "program": program.program, "arrival_s": program.arrival_s}
-    row |= {key: value for key in ("name", "tenant") if (value := getattr(program, key)) is not None}
+    row |= {key: value for key in ("name", "tenant", "deadline_s") if (value := getattr(program, key)) is not None}
     row["calls"] = list(_rows(program.calls))
     return json.dumps(row)
 
 
 def from_graph(
-    graph: ProgramGraph, *, start_s: float = 0.0, program: str | None = None, tenant: str | None = None
+    graph: ProgramGraph,
+    *,
+    start_s: float = 0.0,
+    program: str | None = None,
+    tenant: str | None = None,
+    deadline_s: float | None = None,
 ) -> TraceProgram:
     """Return the trace of a program from its graph.
 
@@ -158,6 +165,7 @@ def from_graph(
         start_s: the start of the trace on the engine's clock; `arrival_s` counts from it.
         program: the program's id in the trace. Default: the id in the graph.
         tenant: the program's tenant.
+        deadline_s: its deadline, in seconds from its first call on.
 
     Raises:
         TraceError: no call of the program has an output token.
@@ -189,9 +197,8 @@ def from_graph(
                 shared_prefix_tokens=min(account.cached_tokens, account.prompt_tokens),
             )
         )
-    return TraceProgram(
-        program or graph.program_id, tuple(calls), max(0.0, min(arrivals) - start_s), graph.name or None, tenant
-    )
+    arrival_s = max(0.0, min(arrivals) - start_s)
+    return TraceProgram(program or graph.program_id, tuple(calls), arrival_s, graph.name or None, tenant, deadline_s)
 
 
 # -- the schema

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -188,7 +189,9 @@ class Recorder:
 
     def _line(self, program: _OpenProgram, graph: ProgramGraph) -> str | None:
         try:
-            trace = from_graph(graph, start_s=self._start_s or 0.0, tenant=program.info.tenant)
+            info, due_after_s = program.info, program.info.due_after_s
+            deadline_s = due_after_s if due_after_s < math.inf else None
+            trace = from_graph(graph, start_s=self._start_s or 0.0, tenant=info.tenant, deadline_s=deadline_s)
         except TraceError:  # no call has an output token
             return None
         shared = ((call, program.shared.get(CallId(call.call_id), 0)) for call in trace.calls)

@@ -18,6 +18,7 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from weft.core.errors import SimulationError
@@ -345,7 +346,7 @@ def _arrivals(rng: random.Random, rate: float, variation: float) -> Iterator[flo
 
 
 def _at(program: TraceProgram, arrival_s: float) -> TraceProgram:
-    return TraceProgram(program.program, program.calls, arrival_s, program.name, program.tenant)
+    return replace(program, arrival_s=arrival_s)
 
 
 def prefill_tokens(calls: Sequence[TraceCall]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import queue
 import threading
@@ -13,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Generator, Has
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -375,6 +377,7 @@ class FrontEnd(ABC):
                 tenant=program.tenant,
                 program_calls=row_of_program.calls if row_of_program is not None else 0,
                 time_left_s=ends.at_s - now_s,
+                program_time_left_s=row_of_program.due_s - now_s if row_of_program is not None else math.inf,
             )
             request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
             call = InFlight(program, identity, row, endpoint, ends)
@@ -389,8 +392,9 @@ class FrontEnd(ABC):
 
     def _deadline(self, program: Program, timeout_s: float | None, now_s: float) -> Deadline:
         row = self.table.get(program.program_id)
-        program_s = check_timeout(program.metadata.get("timeout_s", self._program_timeout_s), "metadata['timeout_s']")
-        return deadline(now_s, timeout_s, row.start_s if row is not None else now_s, program_s)
+        if row is None:  # the program has ended on another thread
+            return deadline(now_s, timeout_s, now_s, None)
+        return deadline(now_s, timeout_s, row.start_s, row.info.timeout_s)
 
     def _submit(self, call: InFlight, coroutine: Any) -> Future[Any]:
         try:
@@ -461,10 +465,19 @@ class FrontEnd(ABC):
     # -- sessions: the backend's operations, which Program calls
 
     def start_session(self, info: ProgramInfo) -> None:
-        """Register a program under its session. A session begins with its first program (Autellix §5)."""
+        """Register a program under its session. A session begins with its first program (Autellix §5).
+
+        Raises:
+            InvalidRequestError: the program's metadata have a time-out that is no time.
+        """
         self._check_process()
         if self._closed:
             raise EngineClosedError
+        timeout_s = info.timeout_s
+        if timeout_s is None:
+            given = info.metadata.get("timeout_s", self._program_timeout_s)
+            timeout_s = check_timeout(given, "metadata['timeout_s']")
+        info = replace(info, timeout_s=timeout_s)
         self.table.open(info, self._clock())
         if self._recorder is not None:
             self._recorder.begin(info)

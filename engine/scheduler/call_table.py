@@ -85,6 +85,7 @@ class CallTable:
         view.fingerprint = view.fingerprint or header.fingerprint
         view.tenant = view.tenant or header.tenant
         view.session_id = view.session_id or header.session_id
+        view.deadline_s = min(view.deadline_s, now_s + header.program_time_left_s)  # messages only delay it
         view.attained.merge(header.attained)
         self._policy.program_changed(view)
         return program

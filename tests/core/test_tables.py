@@ -86,6 +86,21 @@ def test_the_table_shows_where_kv_was_found_if_any_was_lost() -> None:
     assert "350 tokens found on the device, 150 fetched from host memory, 70 computed again" in str(row)
 
 
+def test_tenants_and_deadlines_are_shown_if_there_are_some() -> None:
+    """A column of one tenant says nothing. A program is due when its deadline or its time-out comes first."""
+    table = ProcessTable()
+    ended(table, "first")
+    assert "tenant" not in str(table)
+    assert "due" not in str(table)
+    info = ProgramInfo(ProgramId("p"), SessionId("s"), "second", tenant="other", timeout_s=60.0, deadline_s=30.0)
+    table.open(info, 20.0)
+    row = table.get(info.program_id)
+    assert row is not None
+    assert row.due_s == 50.0
+    assert str(table).splitlines()[-1].split()[-2:] == ["other", "30.0"]
+    assert "30.0 s after its first call" in str(row)
+
+
 def test_of_many_programs_those_that_run_are_shown() -> None:
     """A table of thousands of programs stays readable: 50 lines, and a title that says how many are left out."""
     table = ProcessTable()

@@ -66,6 +66,7 @@ headers = st.builds(
     st.none() | ids,
     st.integers(0, 1000),
     st.just(math.inf) | st.floats(1e-3, 1e6),
+    st.just(math.inf) | st.just(0.0) | st.floats(1e-3, 1e6),
     st.booleans(),
     st.just("") | ids,
     st.just("") | ids,
@@ -122,13 +123,15 @@ def test_the_scheduler_reads_whatever_comes(args: object, session_id: object, is
     assert attained.total_service_s >= attained.service_s
     assert 0 <= header.program_calls <= MAX_FIGURE
     assert 0 < header.time_left_s <= MAX_FIGURE or header.time_left_s == math.inf
+    assert 0 <= header.program_time_left_s <= MAX_FIGURE or header.program_time_left_s == math.inf
 
 
 @given(headers)
 def test_figures_of_a_sender_without_trust_are_unknown(header: CallHeader) -> None:
     """Such a sender still names its program, but says nothing about what the program has attained."""
     read = decode_call(encode_call(header), "request", header.session_id, is_trusted=False)
-    assert read == replace(header, attained=Attained(), program_calls=0, time_left_s=math.inf)
+    unknown = {"attained": Attained(), "program_calls": 0, "time_left_s": math.inf, "program_time_left_s": math.inf}
+    assert read == replace(header, **unknown)  # type: ignore[arg-type]
 
 
 def test_ids_fall_back_to_the_session_and_then_to_the_request() -> None:

@@ -70,5 +70,6 @@ def programs(draw: st.DrawFn, *, most: int = 6, unit: bool = False) -> list[Trac
             )
         arrival_s = draw(st.integers(0, 20)) * grain_s
         name = draw(st.sampled_from((None, "one", "two")))
-        drawn.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name))
+        deadline_s = draw(st.sampled_from((None, 1.0, 20.0)))
+        drawn.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name, deadline_s=deadline_s))
     return drawn

@@ -110,6 +110,7 @@ def scale_programs(programs: Sequence[TraceProgram], scaling: Scaling) -> RoundP
             replace(
                 program,
                 arrival_s=scaling.time_s(program.arrival_s),
+                deadline_s=None if program.deadline_s is None else scaling.time_s(program.deadline_s),
                 calls=tuple(scaled[call.call_id] for call in program.calls),
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -231,6 +232,22 @@ def test_the_work_left_is_learned_by_tenant_and_name() -> None:
     assert remaining.remaining_tokens(long, 9000.0) < remaining.remaining_tokens(long, 0.0)
     other = ProgramView(ProgramId("o"), "other", "t")
     assert remaining.remaining_tokens(other, 0.0) > remaining.remaining_tokens(short, 0.0)
+
+
+def test_a_deadline_gets_a_tenant_the_larger_share() -> None:
+    """Two tenants send the same programs, too many for both. The one whose programs have deadlines that are near, and
+    work that is known by then, has its programs done earlier."""
+    made = generate("chat", 60, poisson(random.Random(3), 3.0), random.Random(4))
+    halves = [
+        replace(program, tenant="near" if number % 2 else "far", deadline_s=2.0 if number % 2 else 10_000.0)
+        for number, program in enumerate(made)
+    ]
+    result = simulate(halves, SimSettings(policy=PolicyConfig("fair", inner="fcfs", slo=1000.0), batch_size=4))
+    means = {
+        tenant: statistics.fmean(result.programs[each.program].latency for each in halves if each.tenant == tenant)
+        for tenant in ("near", "far")
+    }
+    assert means["near"] < 0.8 * means["far"]
 
 
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}

@@ -18,7 +18,7 @@ from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.trace.format import TraceCall, TraceProgram, dump, from_graph, parse, read, write
 
 FULL = (
-    '{"version": 1, "program": "A", "arrival_s": 1.5, "name": "answer", "tenant": "acme", "calls": ['
+    '{"version": 1, "program": "A", "arrival_s": 1.5, "name": "answer", "tenant": "acme", "deadline_s": 60, "calls": ['
     '{"id": "a1", "parents": [], "prompt_tokens": 9, "output_tokens": 4, "gap_s": 0.5, "tool": null, "prompt": "Hi", '
     '"shared_prefix_tokens": 3}, '
     '{"id": "a2", "parents": ["a1"], "prompt_tokens": 20, "output_tokens": 1, "gap_s": 2, "tool": "web", '
@@ -38,7 +38,7 @@ def test_every_field_is_read() -> None:
     """Each key sets its field."""
     first = TraceCall("a1", (), 4, 9, 0.5, None, "Hi", 3)
     second = TraceCall("a2", ("a1",), 1, 20, 2.0, "web", None, 13)
-    assert parse(FULL, "here") == TraceProgram("A", (first, second), 1.5, "answer", "acme")
+    assert parse(FULL, "here") == TraceProgram("A", (first, second), 1.5, "answer", "acme", 60.0)
 
 
 def test_most_keys_are_optional() -> None:
@@ -170,7 +170,7 @@ def test_a_graph_becomes_a_trace() -> None:
             graph.arrive(CallId(call), arrival_s)
         account = Account(prompt_tokens=10 * tokens, output_tokens=tokens, cached_tokens=tokens)
         graph.leave(CallId(call), end_s, account, CallState.FINISHED if tokens else CallState.FAILED)
-    assert from_graph(graph, start_s=90.0, tenant="acme") == TraceProgram(
+    assert from_graph(graph, start_s=90.0, tenant="acme", deadline_s=60.0) == TraceProgram(
         "prog-1",
         (
             TraceCall("think", (), 5, 50, shared_prefix_tokens=5),
@@ -181,6 +181,7 @@ def test_a_graph_becomes_a_trace() -> None:
         10.0,
         "answer",
         "acme",
+        60.0,
     )
 
 

@@ -39,7 +39,8 @@ class Played:
 
     def begin(self) -> None:
         name, tenant = self.spec.name or "", self.spec.tenant
-        self.recorder.begin(ProgramInfo(self.program_id, SessionId("sess"), name, tenant))
+        info = ProgramInfo(self.program_id, SessionId("sess"), name, tenant, deadline_s=self.spec.deadline_s)
+        self.recorder.begin(info)
         self.recorder.call_arrived(self.graph, first_s(self.spec))
 
     def run(self) -> None:

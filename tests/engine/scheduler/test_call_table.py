@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -67,6 +68,18 @@ def test_a_policy_sees_name_tenant_session_and_deadline() -> None:
     assert (view.program_id, view.name, view.tenant, view.session_id) == ("p", "agent", "acme", "s")
     assert (view.attained, view.calls, view.arrival_s) == (Attained(1.0, 2.0, 3.0, 4.0), 4, 100.0)
     assert (entry.call.prompt_tokens, entry.call.deadline_s) == (10, 105.0)
+
+
+def test_the_deadline_of_a_program_stays_where_it_was() -> None:
+    """Each call says how much time is left. A call that was long on its way does not postpone the deadline, and one
+    that says nothing does not remove it. A deadline that has passed is one."""
+    tables = Tables()
+    view = tables.open("r1", header("p", program_time_left_s=30.0), 100.0)
+    assert view.deadline_s == 130.0
+    assert tables.open("r2", header("p", program_time_left_s=29.0), 102.0).deadline_s == 130.0
+    assert tables.open("r3", header("p"), 103.0).deadline_s == 130.0
+    assert tables.open("r4", header("late", program_time_left_s=0.0), 104.0).deadline_s == 104.0
+    assert tables.open("r5", header("other"), 105.0).deadline_s == math.inf
 
 
 def test_programs_are_numbered_by_their_first_arrival() -> None:

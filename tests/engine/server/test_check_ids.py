@@ -262,6 +262,9 @@ def test_figures_are_refused_where_the_scheduler_ignores_them() -> None:
     assert "service_s" in refused.error
     assert '"trust_clients": true' in refused.error
     assert sending(request, weft={"name": "atlas", "trust_clients": True}).status == 200
+    deadline = {"vllm_xargs": {"program_id": "p", "program_time_left_s": 30}}
+    assert sending(deadline, weft={"name": "fair"}).status == 400
+    assert sending(deadline, weft={"name": "fair", "trust_clients": True}).status == 200
     assert sending(request).status == 200  # the options are unknown: the scheduler decides, and logs what it ignores
 
 
