@@ -40,7 +40,7 @@ class RunningCall:
     program: Hashable
     name: str
     block: Block | None  # the last of its chain
-    level: int = 0  # of the queue in which its program's next call is going to wait, as far as is known
+    level: int = 0  # of the scheduling policy's queue in which it is, or in which its program's next call will wait
 
 
 class Retention(Contexts):
@@ -333,20 +333,20 @@ class Retention(Contexts):
         super().observe_memory(memory)
         self.order.memory = self.memory
 
-    def observe_queue(self, programs: Iterable[Hashable], now_s: float) -> None:
+    def observe_queue(self, waiting_calls: Iterable[tuple[Hashable, int]], now_s: float) -> None:
         """The queue's order has changed. O(n) for n waiting calls, up to the last one that has a context.
 
         Args:
-            programs: The programs of the waiting calls, the call that starts next first.
+            waiting_calls: Their programs and the levels of their queues, the call that starts next first.
             now_s: The time.
         """
         waiting = sum(context.called_s is not None for context in self.contexts_anywhere())
         seen: set[Context] = set()
         calls: list[tuple[Context | None, int]] = []
-        for program in programs if waiting else ():
+        for program, level in waiting_calls if waiting else ():
             called = [context for context in self.contexts_of(program) if context.called_s is not None]
             needed = next((context for context in called if context not in seen), None)
-            calls.append((needed, called[0].level if called else 0))
+            calls.append((needed, level))
             seen.update(called[:1] if needed is None else [needed])
             if len(seen) == waiting:
                 break

@@ -17,6 +17,7 @@ class CallKv(NamedTuple):
     manager: KVCacheManager
     next_tool: str | None = None  # that begins when the call has ended, if the client knows it already
     is_next_soon: bool = False  # the client has announced the program's next call
+    level: int = 0  # of the scheduling policy's queue in which the call was last
 
     @property
     def block_ids(self) -> list[int]:
@@ -30,8 +31,8 @@ class NextStep(Protocol):
     def most_blocks(self) -> int:
         """The most KV blocks that the step can take."""
 
-    def queue(self) -> Iterator[Hashable]:
-        """The programs of the calls that wait, the call that starts next first."""
+    def queue(self) -> Iterator[tuple[Hashable, int]]:
+        """The programs of the calls that wait and the levels of their queues, the call that starts next first."""
 
 
 class KvOrder:
@@ -43,7 +44,9 @@ class KvOrder:
     def call_arrived(self, request: Request, program: Hashable, now_s: float, *, tool: str | None = None) -> None:
         """A call arrived, and waits. `tool` has run since the program's last call, if the client names it."""
 
-    def call_began(self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float) -> None:
+    def call_began(
+        self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float, *, level: int = 0
+    ) -> None:
         """A call starts to run, or runs again, and found so many of its tokens in the cache.
 
         Args:
@@ -52,6 +55,7 @@ class KvOrder:
             name: As the client sent it; may be empty.
             found_tokens: In vLLM's cache or in host memory.
             now_s: The time.
+            level: Of the queue in which it has waited.
         """
 
     def call_left(self, call: CallKv, now_s: float) -> None:

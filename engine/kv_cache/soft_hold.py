@@ -78,11 +78,13 @@ class SoftHold(KvOrder):
         self.retention.call_arrived(program, request.block_hashes, now_s, tool=tool)
         self._context_changed(program)
 
-    def call_began(self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float) -> None:
+    def call_began(
+        self, request: Request, program: Hashable, name: str, found_tokens: int, now_s: float, *, level: int = 0
+    ) -> None:
         waited_s = now_s - self._waiting_since_s.pop(request.request_id, now_s)
         if request.request_id not in self._running:  # the next input of a streaming session has kept its blocks
             found = request.block_hashes[: found_tokens // self._block_tokens]
-            began = self.retention.call_began(program, name, found, now_s, waited_s=waited_s)
+            began = self.retention.call_began(program, name, found, now_s, waited_s=waited_s, level=level)
             self._running[request.request_id] = began
 
     def call_left(self, call: CallKv, now_s: float) -> None:
@@ -226,6 +228,7 @@ class SoftHold(KvOrder):
 
     def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> list[Hashable]:
         """A call's blocks are about to be freed. Its full ones can be found from now on. Returns their keys."""
+        running.level = call.level
         chain: list[Hashable] = []
         for key, number in zip(call.request.block_hashes, call.block_ids, strict=False):
             block = self._pool.blocks[number]

@@ -136,9 +136,9 @@ class BatchFormer:
             blocks += -(-(scheduler.requests[call.key].num_tokens + ahead) // block_tokens)
         return min(blocks, most)
 
-    def queue(self) -> Iterator[ProgramView]:
-        """The programs of the calls that wait, the call that starts next first."""
-        return (call.program for call in self._policy.waiting)
+    def queue(self) -> Iterator[tuple[ProgramView, int]]:
+        """The programs of the calls that wait and the levels of their queues, the call that starts next first."""
+        return ((call.program, call.rank.level) for call in self._policy.waiting)
 
     def step_formed(self, output: SchedulerOutput, now_s: float) -> None:
         """vLLM has formed the step: note the calls that it turned away, and those that got no tokens for their prompts

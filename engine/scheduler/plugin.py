@@ -200,7 +200,9 @@ class WeftScheduler(AsyncScheduler):
         return super()._free_request(request, delay_free_blocks)
 
     def _kv_of(self, request: Request, entry: Entry) -> CallKv:
-        return CallKv(request, entry.call.program, self.kv_cache_manager, entry.next_tool, entry.is_next_soon)
+        call = entry.call
+        manager = self.kv_cache_manager
+        return CallKv(request, call.program, manager, entry.next_tool, entry.is_next_soon, call.rank.level)
 
     def __call__(self, message: object) -> dict[str, Any]:
         """Receive a control message (`weft.engine.vllm_compat.control`).
@@ -283,7 +285,7 @@ class WeftScheduler(AsyncScheduler):
             entry.call.cached_tokens = min(found, entry.call.prompt_tokens)
         program = entry.call.program
         self._kv_accounts.call_began(request, entry, program, found)
-        self._kv_order.call_began(request, program, program.name, found, now_s)
+        self._kv_order.call_began(request, program, program.name, found, now_s, level=entry.call.rank.level)
         entry.ledger.start(now_s)
         self.weft_policy.start(entry.call, now_s)
 

@@ -81,7 +81,7 @@ def test_of_waiting_calls_that_of_the_last_turn_loses_its_context_first() -> Non
         kept.call_arrived(program, [program], at_s + 1.0)
     running = kept.call_began("s", "s", ["s"], 6.0, waited_s=4.0)
     kept.call_ended(kept.call_began("t", "t", ["t"], 8.0, waited_s=4.0), 8.0)  # a turn takes some time
-    kept.observe_queue(["r", "u", "p", "q", "p"], 9.0)
+    kept.observe_queue([(program, 0) for program in "rupqp"], 9.0)
     kept.epoch(MEMORY, 9.0)
     order = [key for key in kept.order.next_blocks(9, 9.0) if key in {"p", "q", "r"}]
     assert order == ["q", "p", "r"]
@@ -97,7 +97,7 @@ def test_a_call_that_waits_in_a_later_queue_loses_its_context_to_one_that_will_s
     kept.call_ended(kept.call_began("long", "agent", ["long"], 10.0, waited_s=60.0, level=3), 10.0)
     kept.call_ended(kept.call_began("short", "agent", ["short"], 10.0, waited_s=0.0), 10.0)
     kept.call_arrived("long", ["long"], 11.0)
-    kept.observe_queue(["long"], 11.0)
+    kept.observe_queue([("long", 3)], 11.0)
     kept.epoch(MEMORY, 11.0)
     order = kept.order.next_blocks(20, 11.0)
     assert order.index("long") < order.index("short")
@@ -112,7 +112,7 @@ def test_a_turn_is_not_before_that_of_the_calls_ahead() -> None:
         running = kept.call_began(program, "agent", [program], number, waited_s=waited_s, level=level)
         kept.call_ended(running, number)
         kept.call_arrived(program, [program], 2.0)
-    kept.observe_queue(["p1", "p2"], 3.0)
+    kept.observe_queue([("p1", 1), ("p2", 2)], 3.0)
     kept.epoch(MEMORY, 3.0)
     p1, p2 = (kept.tree.contexts_of(program)[0] for program in ("p1", "p2"))
     assert p1.turn_s == p2.turn_s == 53.0

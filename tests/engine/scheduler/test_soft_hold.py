@@ -245,8 +245,8 @@ def test_the_next_use_of_a_waiting_calls_context_is_its_turn(make: Make) -> None
     h = make("next-use", slots=1, blocks=40, weft_policy="atlas")
     call(h, "a1", prompt_of(1, 64), "a")
     call(h, "b1", prompt_of(2, 64), "b")
-    for name in "wxyz":  # so that calls are seen to wait
-        h.add(name, prompt=[7, 8, 9], max_tokens=5, program_id=name)
+    for name in "vwxyz":  # so that calls are seen to wait in both queues
+        h.add(name, prompt=[7, 8, 9], max_tokens=5, program_id=name, service_s=1000.0 if name in "yz" else 0.0)
     h.run()
     h.add("c1", prompt=prompt_of(3, 64), max_tokens=9, program_id="c")
     h.step()
@@ -257,6 +257,25 @@ def test_the_next_use_of_a_waiting_calls_context_is_its_turn(make: Make) -> None
     tree = h.scheduler._kv_order.retention.tree
     turns = {name: context.turn_s for name, view in views.items() for context in tree.contexts_of(view)}
     assert turns["b"] < turns["a"]
+
+
+def test_each_queue_of_the_scheduling_policy_has_its_own_waits(make: Make) -> None:
+    """Calls of the first queue start at once, and those of the last one wait. The next call of a program is expected to
+    wait as its queue does."""
+    h = make("next-use", slots=1, blocks=40, weft_policy="atlas")
+    h.add("short1", prompt=prompt_of(1, 64), max_tokens=1, program_id="short")
+    h.add("long1", prompt=prompt_of(2, 64), max_tokens=1, program_id="long", service_s=1000.0)
+    views = {name: h.scheduler._entries[f"{name}1"].call.program for name in ("short", "long")}
+    last = h.scheduler._entries["long1"].call.rank.level
+    h.run()
+    tree = h.scheduler._kv_order.retention.tree
+    levels = {name: context.level for name, view in views.items() for context in tree.contexts_of(view)}
+    assert levels == {"short": 0, "long": last}
+    h.add("other", prompt=prompt_of(3, 64), max_tokens=9, program_id="other")
+    h.step()
+    h.add("short2", prompt=[*prompt_of(1, 64), 7], max_tokens=1, program_id="short", service_s=1000.0)
+    h.step()
+    assert tree.contexts_of(views["short"])[0].level == last
 
 
 @pytest.mark.parametrize("policy", ORDERING)
