@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from bench_data import PROMPTS, FakeEngine
 
+from weft.bench.baselines import baseline_of
 from weft.bench.clock import STEP_S
 from weft.bench.load import AS_RECORDED, Scaling, make_round
 from weft.bench.records import Counts, Measurement, Round
 from weft.bench.replay import Replay
 from weft.bench.rounds import unloaded_steps
 from weft.bench.settings import BenchSettings
-from weft.bench.sim_comparison import compare, fit_step_time
-from weft.core.sim import StepSample, TraceCall, TraceProgram
+from weft.bench.sim_comparison import compare, fit_step_time, simulated_engine
+from weft.core.sim import StepSample, StepTime, TraceCall, TraceProgram
 from weft.core.trace.format import write
 
 
@@ -41,3 +42,14 @@ def test_the_simulator_agrees_with_a_simple_engine(tmp_path: Path) -> None:
     assert (comparison.steps_error, comparison.engine_steps) == (0, 41 / 3)
     assert comparison.seconds_error == pytest.approx(0, abs=1e-9)
     assert (srpt.baseline, srpt.seconds_error) == ("srpt", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "has_host"), [("atlas-swap", False), ("atlas-swap+next-use", True), ("atlas+next-use", False)]
+)
+def test_host_memory_is_simulated_where_the_engine_uses_it(name: str, has_host: bool) -> None:
+    """Without a KV policy it is for preempted calls only. Without host memory a KV policy copies nothing."""
+    settings = BenchSettings("tools", baselines=(name,))
+    engine = simulated_engine(settings, baseline_of(name), StepTime())
+    assert (engine.host_kv_tokens > 0) == has_host
+    assert engine.swaps == name.startswith("atlas-swap")

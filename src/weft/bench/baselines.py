@@ -17,7 +17,7 @@ class Baseline:
 
     stock: Literal["fcfs", "priority"] | None = None  # vLLM's `scheduling_policy`
     policy: PolicyConfig | None = None
-    swaps: bool = False  # The KV of every preempted call is swapped to host memory; otherwise it is computed again.
+    swaps: bool = False  # There is host memory: for every preempted call, and as a KV policy says between calls.
     kv_policy: KvPolicyConfig | None = None  # What is evicted next; None: as the policy says.
 
     @property
@@ -34,7 +34,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     # A user of stock vLLM can give a program's position in the order of arrival as the priority of its calls.
     "stock-priority": Baseline(stock="priority"),
     **{name: Baseline(policy=PolicyConfig(name)) for name in POLICIES},
-    "atlas-swap": Baseline(policy=PolicyConfig("atlas"), swaps=True),
+    **{f"{name}-swap": Baseline(policy=PolicyConfig(name), swaps=True) for name in ("fcfs", "atlas", "auto")},
 }
 DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "mlfq", "plas", "atlas", "auto")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -104,20 +105,8 @@ def _simulate(
         them, otherwise None.
     """
     by_steps = settings.clock == "steps"
-    result = simulate(
-        programs,
-        SimSettings(
-            policy=baseline.simulated,
-            batch_size=settings.batch_size,
-            kv_tokens=settings.kv_capacity_tokens,
-            block_tokens=BLOCK_TOKENS,
-            chunk_tokens=settings.chunk_tokens,
-            preemption="swap" if baseline.swaps else "recompute",
-            kv_policy=baseline.kv_policy,
-            step_time=EQUAL_STEPS if by_steps else step_time,
-        ),
-        batches=by_steps,
-    )
+    engine = simulated_engine(settings, baseline, EQUAL_STEPS if by_steps else step_time)
+    result = simulate(programs, engine, batches=by_steps)
     if not by_steps:
         return result.mean_latency, None
     rows = [result.programs[program.program] for program in programs]
@@ -126,6 +115,21 @@ def _simulate(
     steps = [row.latency / STEP_S for row in rows]
     per_token = [each / path_tokens(program.calls) for each, program in zip(steps, programs, strict=True)]
     return latency_s, {"steps": summarise(steps), "steps_per_token": summarise(per_token)}
+
+
+def simulated_engine(settings: BenchSettings, baseline: Baseline, step_time: StepTime) -> SimSettings:
+    """The engine of a baseline as the simulator has it. Host memory is never full."""
+    return SimSettings(
+        policy=baseline.simulated,
+        batch_size=settings.batch_size,
+        kv_tokens=settings.kv_capacity_tokens,
+        block_tokens=BLOCK_TOKENS,
+        chunk_tokens=settings.chunk_tokens,
+        preemption="swap" if baseline.swaps else "recompute",
+        kv_policy=baseline.kv_policy,
+        host_kv_tokens=math.inf if baseline.swaps and baseline.kv_policy is not None else 0,
+        step_time=step_time,
+    )
 
 
 def _seconds_of_steps(batches: Sequence[Batch], step_time: StepTime) -> Callable[[float], float]:
