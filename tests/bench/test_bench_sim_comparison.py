@@ -53,3 +53,12 @@ def test_host_memory_is_simulated_where_the_engine_uses_it(name: str, has_host: 
     engine = simulated_engine(settings, baseline_of(name), StepTime())
     assert (engine.host_kv_tokens > 0) == has_host
     assert engine.swaps == name.startswith("atlas-swap")
+
+
+def test_on_the_clock_of_steps_copies_take_no_time() -> None:
+    """An engine copies inside its steps, which are counted as they are."""
+    for clock in ("steps", "seconds"):
+        settings = BenchSettings("tools", clock=clock, baselines=("atlas-swap",))
+        assert (simulated_engine(settings, baseline_of("atlas-swap"), StepTime()).swap_token_s == 0) == (
+            clock == "steps"
+        )

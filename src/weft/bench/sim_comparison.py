@@ -6,6 +6,7 @@ import bisect
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from weft.bench.baselines import Baseline, baseline_of
@@ -118,8 +119,9 @@ def _simulate(
 
 
 def simulated_engine(settings: BenchSettings, baseline: Baseline, step_time: StepTime) -> SimSettings:
-    """The engine of a baseline as the simulator has it. Host memory is never full."""
-    return SimSettings(
+    """The engine of a baseline as the simulator has it. Host memory is never full. On the clock of steps copies take no
+    time, since they are part of a step."""
+    engine = SimSettings(
         policy=baseline.simulated,
         batch_size=settings.batch_size,
         kv_tokens=settings.kv_capacity_tokens,
@@ -130,6 +132,7 @@ def simulated_engine(settings: BenchSettings, baseline: Baseline, step_time: Ste
         host_kv_tokens=math.inf if baseline.swaps and baseline.kv_policy is not None else 0,
         step_time=step_time,
     )
+    return replace(engine, swap_token_s=0.0) if settings.clock == "steps" else engine
 
 
 def _seconds_of_steps(batches: Sequence[Batch], step_time: StepTime) -> Callable[[float], float]:
