@@ -1,4 +1,4 @@
-"""What comes next: times of tools, lengths of outputs, and whether a prefix is used again.
+"""What comes next: times of tools, lengths of outputs, whether a prefix is used again, and execution graphs.
 
 How long the engine takes for a token follows from `weft.core.policies.step_costs`.
 """
@@ -6,20 +6,37 @@ How long the engine takes for a token follows from `weft.core.policies.step_cost
 from __future__ import annotations
 
 from weft.core.prediction.estimate import KnownPause, KnownTime, TimeEstimate
+from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Step
+from weft.core.prediction.foresight import ExecutionGraphs, ForecastRow
 from weft.core.prediction.output_lengths import OutputLengths
+from weft.core.prediction.remaining import Estimate, Remaining
 from weft.core.prediction.reuse import Reuse
 from weft.core.prediction.samples import Samples
+from weft.core.prediction.static_graph import StaticGraph, read_static_graph
+from weft.core.prediction.template import Forecast, Successor, Tier
 from weft.core.prediction.tool_times import ToolTimes
 from weft.core.prediction.waits import Waits, WaitsByLevel
 
 __all__ = [
+    "Cost",
+    "Estimate",
+    "ExecutionGraph",
+    "ExecutionGraphs",
+    "Forecast",
+    "ForecastRow",
     "KnownPause",
     "KnownTime",
     "OutputLengths",
+    "Remaining",
     "Reuse",
     "Samples",
+    "StaticGraph",
+    "Step",
+    "Successor",
+    "Tier",
     "TimeEstimate",
     "ToolTimes",
     "Waits",
     "WaitsByLevel",
+    "read_static_graph",
 ]

@@ -1,0 +1,159 @@
+"""Where a running program is in the execution graph of its name: a cursor for each thread."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Step
+
+MOST_CALLS: Final = 512  # of a program that may still become parents, or are in flight
+_MOST_PARENTS: Final = 64  # of a call that are counted, the newest
+
+
+class CallIds(Protocol):
+    """The ids of a call: those of `weft.core.process_table.CallIdentity`."""
+
+    @property
+    def program_id(self) -> ProgramId:
+        """Its program."""
+
+    @property
+    def thread_id(self) -> ThreadId:
+        """Its thread."""
+
+    @property
+    def call_id(self) -> CallId:
+        """The call."""
+
+    @property
+    def parents(self) -> tuple[CallId, ...]:
+        """The calls that had to finish first."""
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """A call that no other call follows yet: it runs, or its thread is between two calls."""
+
+    call_id: CallId
+    thread_id: ThreadId
+    step: Step
+    calls_before: int  # on the longest chain that leads to it
+    parents: tuple[Cursor, ...]  # empty once it has finished
+    pause_s: float
+    is_running: bool = True
+    is_followed: bool = False  # by a call that has finished
+    following: int = 0  # calls in flight
+    left_s: float = 0.0
+
+
+class ProgramCursors:
+    """The cursors of one program, and the counts of what it did.
+
+    A call that fails, or whose caller leaves it, is taken back: its parents have their cursors again. Of a program with
+    more than 512 calls, the oldest are no parents any more, and threads that ended with them count as ended.
+    """
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[CallId, Cursor] = OrderedDict()  # the oldest first
+        self._open: dict[CallId, Cursor] = {}
+        self._counts = ExecutionGraph()
+
+    def arrive(self, identity: CallIds, label: str, tools: Iterable[str], now_s: float) -> None:
+        """A call begins. The cursors of its parents move to it. A call that began before changes nothing.
+
+        Args:
+            identity: The call. Parents that are not known are left out.
+            label: What the program's author calls this kind of call.
+            tools: The tools that ran between its parents and the call.
+            now_s: The time.
+        """
+        call_id, parents = identity.call_id, identity.parents[-_MOST_PARENTS:]
+        if call_id in self._calls:
+            return
+        known = (self._calls.get(each) for each in parents)
+        before = tuple(each for each in known if each is not None and not each.is_running)
+        depth = max((each.calls_before + 1 for each in before), default=0)
+        pause_s = max(0.0, now_s - max((each.left_s for each in before), default=now_s))
+        cursor = Cursor(call_id, identity.thread_id, Step.of(label, tools, depth), depth, before, pause_s)
+        for each in before:
+            each.following += 1
+        self._calls[call_id] = cursor
+        self._open[call_id] = cursor
+        for each in before:
+            self._place(each)
+        if len(self._calls) > MOST_CALLS:
+            self._forget(next(iter(self._calls)))
+
+    def leave(self, call_id: CallId, cost: Cost | None, now_s: float) -> None:
+        """A call ends. An unknown call changes nothing.
+
+        Args:
+            call_id: The call.
+            cost: What it cost, its pause apart; None: it has no result, so nothing follows it.
+            now_s: The time.
+        """
+        cursor = self._calls.get(call_id)
+        if cursor is None or not cursor.is_running:
+            return
+        parents, cursor.parents = cursor.parents, ()
+        for each in parents:
+            each.following -= 1
+        if cost is None:
+            del self._calls[call_id], self._open[call_id]
+            for each in parents:
+                self._place(each)
+            return
+        cursor.is_running, cursor.left_s = False, now_s
+        before = [(each.step, not each.is_followed) for each in parents]
+        cursor.step = self._counts.visit(cursor.step, before, cost._replace(pause_s=cursor.pause_s))
+        for each in parents:
+            each.is_followed = True
+
+    def finish(self) -> ExecutionGraph:
+        """The program has ended: its counts. Calls in flight do not count."""
+        for call_id in [call_id for call_id, each in self._calls.items() if each.is_running]:
+            self.leave(call_id, None, 0.0)
+        while self._calls:
+            self._forget(next(iter(self._calls)))
+        return self._counts
+
+    @property
+    def cursors(self) -> tuple[Cursor, ...]:
+        """The calls that none follows yet, the oldest first."""
+        return tuple(self._open.values())
+
+    def _place(self, cursor: Cursor) -> None:
+        """A call is open while none follows it."""
+        if cursor.is_followed or cursor.following:
+            self._open.pop(cursor.call_id, None)
+        elif self._calls.get(cursor.call_id) is cursor:
+            self._open[cursor.call_id] = cursor
+
+    def _forget(self, call_id: CallId) -> None:
+        cursor = self._calls[call_id]
+        if cursor.is_running:
+            self.leave(call_id, None, 0.0)
+            return
+        del self._calls[call_id]
+        self._open.pop(call_id, None)
+        if not cursor.is_followed:
+            self._counts.end(cursor.step)
+            cursor.is_followed = True  # by nothing
+
+    def check_integrity(self) -> None:
+        """Assert that the cursors are those calls that none follows, and that the bounds hold. For tests.
+
+        Raises:
+            AssertionError: A cursor is lost, or there is one too many.
+        """
+        calls = self._calls
+        is_open = {call_id for call_id, each in calls.items() if not each.is_followed and not each.following}
+        if is_open != set(self._open) or len(calls) > MOST_CALLS:
+            raise AssertionError(f"{len(self._open)} cursors of {len(calls)} calls, and {len(is_open)} should be")
+        following = [parent for each in calls.values() for parent in each.parents]
+        if any(each.following != sum(parent is each for parent in following) for each in calls.values()):
+            raise AssertionError("the calls in flight that follow a call are miscounted")

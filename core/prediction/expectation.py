@@ -1,0 +1,77 @@
+"""What is left of a program, solved from the execution graph of its name (SAGA eq. 9).
+
+Let m[s, t] be the calls of step t that follow a call of step s, w[t] the cost of such a call, and R[s] what is left
+after a call of step s. Then
+
+    R[s] = Σ_t m[s, t] (w[t] + R[t])
+
+SAGA sums the nodes that have not been executed; in a graph with loops this is that sum's expectation. The equation has
+a solution, because each program that was counted has ended. For the second moment, the threads that follow a call are
+taken to share their fate: with q for the chance that any follows, B[s] = Σ_t m[s, t] / q of them follow, and
+
+    E[R²][s] = Σ_t m[s, t] B[s] E[(w[t] + R[t])²]
+
+which is exact for a chain, and too large for threads that are independent.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.core.prediction.execution_graph import ExecutionGraph, Step
+from weft.core.prediction.remaining import Estimate, Left, Remaining
+
+_COLUMNS: Final = len(Remaining._fields)  # the number of calls, then the costs without the pause
+
+
+def left_by_step(graph: ExecutionGraph) -> dict[Step, Left]:
+    """What is left at each step of a graph. Empty: the graph has no programs, or its counts say of no end."""
+    steps = [step for step, node in graph.nodes.items() if node.visits > 0]
+    if not steps:
+        return {}
+    place = {step: number for number, step in enumerate(steps)}
+    follow, spread = np.zeros((len(steps), len(steps))), np.ones(len(steps))
+    cost, variance = np.ones((len(steps), _COLUMNS)), np.zeros((len(steps), _COLUMNS))
+    for row, step in enumerate(steps):
+        node = graph.nodes[step]
+        for target, edge in node.edges.items():
+            if target in place:
+                follow[row, place[target]] = edge.share / node.visits
+        goes_on = 1 - node.ends / node.visits
+        spread[row] = follow[row].sum() / goes_on if goes_on > 0 else 1.0
+        for column in range(_COLUMNS - 1):
+            mean = node.sums[column] / node.visits
+            cost[row, column + 1] = mean
+            variance[row, column + 1] = max(0.0, node.squares[column] / node.visits - mean * mean)
+    after = _solve(follow, follow @ cost)
+    if after is None:
+        return {}
+    second = None
+    for weights in (follow * spread[:, None], follow):  # the latter where threads fork more often than they join
+        second = _solve(weights, weights @ (variance + cost * cost + 2 * cost * after))
+        if second is not None:
+            break
+    beyond = np.zeros_like(after) if second is None else np.maximum(0.0, second - after * after)
+    return {
+        step: Left(_remaining(after[row], beyond[row]), _remaining(cost[row] + after[row], variance[row] + beyond[row]))
+        for row, step in enumerate(steps)
+    }
+
+
+def _solve(weights: npt.NDArray[np.float64], constant: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    """x = weights x + constant; None: it has no solution of which all values are finite and not negative."""
+    try:
+        found = np.linalg.solve(np.eye(len(weights)) - weights, constant)
+    except np.linalg.LinAlgError:
+        return None
+    if not np.isfinite(found).all() or (found < -1e-6 * (1 + np.abs(found).max())).any():
+        return None
+    return cast("npt.NDArray[np.float64]", np.maximum(0.0, found))
+
+
+def _remaining(mean: npt.NDArray[np.float64], variance: npt.NDArray[np.float64]) -> Remaining:
+    return Remaining(*(Estimate(float(m), math.sqrt(float(v))) for m, v in zip(mean, variance, strict=True)))

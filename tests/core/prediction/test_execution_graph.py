@@ -1,0 +1,353 @@
+"""Execution graphs: counts of what programs did, against short reference functions, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.prediction import Cost, ExecutionGraphs, Forecast, Step, Tier
+from weft.core.prediction.cursors import MOST_CALLS, ProgramCursors
+from weft.core.prediction.execution_graph import MOST_EDGES, MOST_STEPS, ExecutionGraph
+from weft.core.prediction.foresight import MOST_NAMES, MOST_SIZE
+from weft.core.prediction.static_graph import StaticGraph, Targets
+from weft.core.prediction.template import COLD_PROGRAMS, Template
+from weft.core.process_table import CallIdentity
+from weft.core.trace.workloads import generate, poisson
+
+
+def identity(call: str, parents: Sequence[str] = (), program: str = "p", thread: str = "t") -> CallIdentity:
+    return CallIdentity(ProgramId(program), ThreadId(thread), CallId(call), tuple(map(CallId, parents)))
+
+
+def chain(*tools: str, service_s: float = 1.0) -> ExecutionGraph:
+    """The counts of a program whose calls came after these tools, one after another."""
+    cursors = ProgramCursors()
+    for number, tool in enumerate(tools):
+        parents = [f"c{number - 1}"] if number else []
+        cursors.arrive(identity(f"c{number}", parents), "", [tool] if tool else [], 3.0 * number)
+        cursors.leave(CallId(f"c{number}"), Cost(service_s, 10, 5), 3.0 * number + 1)
+    return cursors.finish()
+
+
+def learned(*programs: ExecutionGraph, times: int = COLD_PROGRAMS) -> Template:
+    template = Template()
+    for _ in range(times):
+        for program in programs:
+            template.learn(program)
+    return template
+
+
+# -- counts
+
+
+def test_the_counts_are_those_of_a_reference() -> None:
+    """Of generated programs: consecutive tools as SAGA §3.3 counts them, C[a][b] += 1, and the end as a step."""
+    rng = random.Random(3)
+    graphs, reference = ExecutionGraphs(), Counter[tuple[str | None, str | None]]()
+    for program in generate("tools", 60, poisson(rng, 1.0), rng):
+        tools = [call.tool for call in program.calls]
+        reference.update(zip(tools, [*tools[1:], "end"], strict=True))
+        for call in program.calls:
+            named = [call.tool] if call.tool else []
+            graphs.arrive("tools", identity(call.call_id, call.parents, program.program), tools=named, now_s=0.0)
+            graphs.leave(ProgramId(program.program), CallId(call.call_id), Cost(), 0.0)
+        graphs.end(ProgramId(program.program))
+    template = graphs.templates.get("tools")
+    assert template is not None
+    found = Counter[tuple[str | None, str | None]]()
+    for step, node in template.graph.lumped(lambda each: each.ageless).nodes.items():
+        found[next(iter(step.tools), None), "end"] += int(node.ends)
+        for target, edge in node.edges.items():
+            found[next(iter(step.tools), None), next(iter(target.tools), None)] += int(edge.first)
+    assert +found == reference
+
+
+def test_a_fork_and_its_join_count_once_each() -> None:
+    """Three calls follow the first, of which one is first, and the join is shared among the three."""
+    cursors = ProgramCursors()
+    cursors.arrive(identity("plan"), "plan", [], 0.0)
+    cursors.leave(CallId("plan"), Cost(), 1.0)
+    for branch in "abc":
+        cursors.arrive(identity(branch, ["plan"], thread=branch), "work", [], 1.0)
+    assert [each.thread_id for each in cursors.cursors] == ["a", "b", "c"]
+    for branch in "abc":
+        cursors.leave(CallId(branch), Cost(), 2.0)
+    cursors.arrive(identity("join", "abc"), "join", [], 2.0)
+    (cursor,) = cursors.cursors
+    assert cursor.step.label == "join"
+    cursors.leave(CallId("join"), Cost(), 3.0)
+    graph = cursors.finish()
+    graph.check_integrity()
+    plan, work, join = Step("plan"), Step("work", age=1), Step("join", age=2)
+    assert (graph.nodes[plan].edges[work].first, graph.nodes[plan].edges[work].share) == (1, 3)
+    assert graph.nodes[work].edges[join].first == 3
+    assert graph.nodes[work].edges[join].share == pytest.approx(1)
+    assert (graph.nodes[plan].starts, graph.nodes[join].ends) == (1, 1)
+
+
+def test_a_call_without_a_result_gives_its_parents_their_cursors_back() -> None:
+    """The next call has the same parents, as in the program's own graph."""
+    cursors = ProgramCursors()
+    cursors.arrive(identity("a"), "", [], 0.0)
+    cursors.leave(CallId("a"), Cost(), 1.0)
+    cursors.arrive(identity("b", ["a"]), "", [], 1.0)
+    assert [each.call_id for each in cursors.cursors] == ["b"]
+    cursors.leave(CallId("b"), None, 2.0)
+    assert [each.call_id for each in cursors.cursors] == ["a"]
+    assert cursors.finish().nodes[Step("")].ends == 1
+
+
+def test_the_pause_before_a_call_is_counted() -> None:
+    """From the end of its parent to its arrival: 2 s here."""
+    assert chain("", "search").nodes[Step("", ("search",), 1)].mean.pause_s == 2.0
+
+
+def test_names_of_no_bound_fill_a_bounded_graph() -> None:
+    """A label that names the user: further steps count as one, and no visit is lost."""
+    cursors = ProgramCursors()
+    for number in range(5 * MOST_CALLS):
+        parents = [f"c{number - 1}"] if number else []
+        cursors.arrive(identity(f"c{number}", parents), f"user {number}", [f"tool {number % 7}"] * 9, 0.0)
+        cursors.leave(CallId(f"c{number}"), Cost(), 0.0)
+        assert len(cursors.cursors) == 1
+    cursors.check_integrity()
+    graph = cursors.finish()
+    graph.check_integrity()
+    assert len(graph) <= MOST_STEPS
+    assert graph.edges <= MOST_EDGES
+    assert sum(node.visits for node in graph.nodes.values()) == 5 * MOST_CALLS
+
+
+def test_program_names_of_no_bound_do_not_drive_out_those_in_use() -> None:
+    """A program that has ended three times stays, whatever is made up, and all together stay below a size."""
+    graphs = ExecutionGraphs()
+    for number in range(3 + 4 * MOST_NAMES):
+        program, name = f"p{number}", "chat" if number < 3 else f"made up {number}"
+        for call in range(40):
+            graphs.arrive(name, identity(f"c{call}", program=program), label=f"{number} {call}", now_s=0.0)
+            graphs.leave(ProgramId(program), CallId(f"c{call}"), Cost(), 0.0)
+        graphs.end(ProgramId(program))
+    graphs.check_integrity()
+    assert graphs.rows()[0].name == "chat"
+    assert len(graphs.templates) <= MOST_NAMES
+    assert sum(template.graph.size for _, template in graphs.templates) <= MOST_SIZE
+
+
+def test_old_programs_count_less() -> None:
+    """An agent changes: after 512 programs the counts are halved, and what is new soon outweighs what was."""
+    template = learned(chain("", "a"), times=2000)
+    template.graph.check_integrity()
+    assert template.ended == 2000
+    assert template.graph.nodes[Step("")].visits <= 512
+    for _ in range(700):
+        template.learn(chain("", "b"))
+    found = template.forecast(Step(""))
+    assert found is not None
+    assert found.likeliest == Step("", ("b",))
+
+
+# -- forecasts
+
+
+def test_the_first_30_programs_of_a_name_have_no_forecast() -> None:
+    """SAGA §3.3: cold start. The tier says so."""
+    template = Template()
+    for _ in range(COLD_PROGRAMS - 1):
+        template.learn(chain("", "a"))
+        assert (template.tier, template.forecast(Step("")), template.left(Step(""))) == (Tier.COLD, None, None)
+    template.learn(chain("", "a"))
+    assert template.tier is Tier.INFERRED
+    assert template.forecast(Step("")) is not None
+
+
+def test_chances_are_counts_and_add_up_to_one() -> None:
+    """Of programs that end after the first call in two cases of three."""
+    found = learned(chain(""), chain("", "a", "a"), chain("")).forecast(Step(""))
+    assert found is not None
+    assert sum(each.chance for each in found.successors) + found.end == pytest.approx(1)
+    assert found.end == pytest.approx(2 / 3, abs=0.02)
+    assert found.likeliest is None
+    assert found.successors[0].pause_s == 2.0
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 40])
+def test_a_chain_of_n_steps_ends_with_chance_1_in_n(length: int) -> None:
+    """SAGA §3.2, ReAct: P(next) = 1 - p_term. At any depth p_term is 1 / n, so n - 1 calls are left after one."""
+    template = learned(chain(*["a"] * length))
+    ageless = template.graph.lumped(lambda step: step.ageless)
+    assert ageless.chances(Step("", ("a",)))[None] == pytest.approx(1 / length)
+    left = template.left(Step("", ("a",)))
+    assert left is not None
+    assert left.after.calls.mean == pytest.approx(length - 1)
+    assert left.with_call.service_s.mean == pytest.approx(length)
+
+
+def test_what_is_left_has_the_mean_and_the_spread_of_a_geometric_chain() -> None:
+    """Chains that go on with chance 1/2: 1 more call on average, with the deviation √2, and each takes 3 ± 1 s."""
+    counts = ExecutionGraph()
+    step = Step("loop")
+    for _ in range(512):
+        counts.visit(step, [], Cost(2.0))
+        counts.visit(step, [(step, True)], Cost(4.0))
+        counts.end(step)
+    counts.check_integrity()
+    left = learned(counts).left(step)
+    assert left is not None
+    assert left.after.calls == pytest.approx((1, math.sqrt(2)), rel=0.01)
+    assert left.after.service_s == pytest.approx((3, math.sqrt(1 * 1 + 2 * 9)), rel=0.01)
+
+
+def test_the_depth_of_a_call_tells_how_much_is_left() -> None:
+    """Programs of exactly 8 calls: after the first there are 7, after the eighth none, though all steps are alike."""
+    template = learned(chain(*["a"] * 8))
+    lefts = [template.left(Step.of("", ["a"], before)) for before in (0, 1, 4)]
+    means = [each.after.calls.mean for each in lefts if each is not None]
+    assert means == sorted(means, reverse=True)
+    assert means[0] == pytest.approx(7, abs=0.5)
+
+
+def test_a_step_that_was_never_seen_is_taken_for_any() -> None:
+    """A new tool says nothing, and the program is still one of its name."""
+    template = learned(chain("", "a", "b"))
+    found, left = template.forecast(Step("", ("new",), 3)), template.left(Step("", ("new",), 3))
+    assert found is not None
+    assert left is not None
+    assert left.after.calls.mean == pytest.approx(2)
+
+
+def test_what_is_left_of_a_program_is_that_of_its_threads() -> None:
+    """Two workers and a join: a worker that runs, and the join, are left. Few visits leave the estimate 1 % off."""
+    graphs = ExecutionGraphs()
+    for number in range(COLD_PROGRAMS + 1):
+        program = f"p{number}"
+        graphs.arrive("map", identity("plan", (), program), label="plan", now_s=0.0)
+        graphs.leave(ProgramId(program), CallId("plan"), Cost(1.0), 1.0)
+        for branch in "ab":
+            graphs.arrive("map", identity(branch, ["plan"], program, branch), label="work", now_s=1.0)
+        graphs.leave(ProgramId(program), CallId("a"), Cost(10.0), 2.0)
+        if number == COLD_PROGRAMS:
+            break
+        graphs.leave(ProgramId(program), CallId("b"), Cost(10.0), 2.0)
+        graphs.arrive("map", identity("join", "ab", program), label="join", now_s=2.0)
+        graphs.leave(ProgramId(program), CallId("join"), Cost(4.0), 3.0)
+        graphs.end(ProgramId(program))
+    left = graphs.remaining_service(ProgramId(program))
+    assert left == pytest.approx((14.0, 0.0), abs=0.2)
+    assert graphs.remaining_service(ProgramId(program), served_s=9.0) == pytest.approx((5.0, 0.0), abs=0.2)
+    found = graphs.successors(ProgramId(program))
+    assert [each.likeliest for each in found.values()] == [Step("join")] * 2
+
+
+def test_programs_that_are_unknown_or_cold_have_no_forecast() -> None:
+    """Nor have those that are given up: what was cancelled says little of others."""
+    graphs = ExecutionGraphs()
+    graphs.arrive("chat", identity("a"), now_s=0.0)
+    assert (graphs.successors(ProgramId("p")), graphs.remaining(ProgramId("p"))) == ({}, None)
+    assert (graphs.successors(ProgramId("x")), graphs.remaining_service(ProgramId("x"))) == ({}, None)
+    graphs.leave(ProgramId("p"), CallId("a"), Cost(), 0.0)
+    graphs.end(ProgramId("p"), learn=False)
+    assert (graphs.rows(), len(graphs), graphs.tier("chat")) == ([], 0, Tier.COLD)
+
+
+def test_learning_the_same_programs_gives_the_same_forecasts() -> None:
+    """No order of a set or of a dictionary shows."""
+
+    def forecasts() -> list[Forecast | None]:
+        template = learned(chain("", "a", "b"), chain("", "b"), chain("a"))
+        return [template.forecast(Step("", (tool,), 1)) for tool in "ab"]
+
+    assert forecasts() == forecasts()
+
+
+# -- hints
+
+PLAN = StaticGraph(
+    {
+        "plan": Targets(always=("search", "read")),
+        "search": Targets(always=("write",)),
+        "read": Targets(always=("write",)),
+        "write": Targets(one_of=("plan", "")),
+    }
+)
+
+
+def test_a_static_graph_forecasts_before_any_program_has_ended() -> None:
+    """The tier is hints until 30 programs have ended; then it is inferred from them."""
+    template = Template()
+    template.use_hint(PLAN)
+    assert template.tier is Tier.HINTS
+    found = template.forecast(Step("write", ("tool",), 3))
+    assert found is not None
+    assert [(each.step, each.chance) for each in found.successors] == [(Step("plan"), 0.5)]
+    assert found.end == 0.5
+    assert template.forecast(Step("elsewhere")) is None
+    assert template.left(Step("write")) is None, "what a call costs is not known"
+    for _ in range(COLD_PROGRAMS):
+        template.learn(chain("", "a"))
+    assert template.tier is Tier.INFERRED
+
+
+def test_what_a_static_graph_leaves_is_counted_in_calls_that_were_seen() -> None:
+    """After one program of another step: 4 calls a round, and half of the rounds are followed by one more."""
+    template = Template()
+    template.use_hint(PLAN)
+    template.learn(chain("", service_s=2.0))
+    left = template.left(Step("plan"))
+    assert left is not None
+    assert left.after.calls.mean == pytest.approx(3 + 4)
+    assert left.after.service_s.mean == pytest.approx(14)
+
+
+def test_a_loop_without_an_end_leaves_nothing_to_say_how_much_is_left() -> None:
+    """The next step is still known."""
+    template = Template()
+    template.use_hint(StaticGraph({"a": Targets(always=("b",)), "b": Targets(always=("a",))}))
+    template.learn(chain(""))
+    assert template.left(Step("a")) is None
+    found = template.forecast(Step("a"))
+    assert found is not None
+    assert found.likeliest == Step("b")
+
+
+def test_nodes_that_make_no_call_are_left_out_once_programs_have_shown_it() -> None:
+    """A router between two agents: after three programs none of its calls has been seen."""
+    template = Template()
+    template.use_hint(
+        StaticGraph(
+            {"a": Targets(always=("route",)), "route": Targets(one_of=("b", "")), "b": Targets(), "c": Targets()}
+        )
+    )
+    found = template.forecast(Step("a"))
+    assert found is not None
+    assert found.likeliest == Step("route")
+    cursors = ProgramCursors()
+    cursors.arrive(identity("1"), "b", [], 0.0)
+    cursors.leave(CallId("1"), Cost(), 0.0)
+    counts = cursors.finish()
+    for _ in range(3):
+        template.learn(counts)
+    found = template.forecast(Step("a"))
+    assert found is None, "a was not seen either"
+    cursors = ProgramCursors()
+    cursors.arrive(identity("1"), "a", [], 0.0)
+    cursors.leave(CallId("1"), Cost(), 0.0)
+    template.learn(cursors.finish())
+    found = template.forecast(Step("a", ("tool",)))
+    assert found is not None
+    assert [(each.step, each.chance) for each in found.successors] == [(Step("b"), 0.5)]
+
+
+def test_the_counts_of_a_step_that_was_seen_outweigh_a_static_graph() -> None:
+    """From three calls on: the graph says what can happen, and they say what does."""
+    template = Template()
+    template.use_hint(StaticGraph({"": Targets(one_of=("x", "y"))}))
+    for _ in range(3):
+        template.learn(chain("", "a"))
+    found = template.forecast(Step(""))
+    assert found is not None
+    assert found.likeliest == Step("", ("a",))
