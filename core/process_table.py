@@ -9,7 +9,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -18,6 +18,7 @@ from weft.core.class_rows import ClassRow
 from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.locks import fork_safe
+from weft.core.prediction import ForecastRow, StaticGraph
 from weft.core.process_view import facts, programs
 from weft.core.tables import ShownAsTable, Table
 
@@ -125,6 +126,7 @@ class ProgramInfo:
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     parent_program_id: ProgramId | None = None  # the program inside one of whose runs this program runs
+    graph: StaticGraph | None = None  # the steps that its author has drawn
 
     @property
     def due_after_s(self) -> float:
@@ -318,6 +320,7 @@ class ProcessTable(ShownAsTable):
         self._ended: deque[ProgramRow] = deque(maxlen=keep_ended)
         self._lock = fork_safe(threading.RLock())
         self._tool_numbers = itertools.count(1)
+        self.forecasts: Callable[[], Sequence[ForecastRow]] = tuple  # what forecasts of each name rest on
         self.classes: Sequence[ClassRow] = ()  # as of the latest report of the schedulers; empty: they keep none
 
     def open(self, info: ProgramInfo, now_s: float) -> None:

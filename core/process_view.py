@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weft.core.class_rows import ClassRow
+    from weft.core.prediction import ForecastRow
     from weft.core.process_table import Account, ProcessTable, ProgramRow
 
 MOST_PROGRAMS: Final = 50
@@ -74,6 +75,8 @@ def programs(table: ProcessTable) -> Table:
         around = ["" if parent is None else names.get(parent, parent) for parent in parents]
         headings, cells = (*headings, "in"), [[*line, name] for line, name in zip(cells, around, strict=True)]
     below = classes(table.classes) if table.classes else None
+    if known_names := table.forecasts():
+        below = forecasts(known_names, below)
     if any(row.account.recomputed_tokens or _copied(row.account) for row in shown):
         below = kv(shown, below)
     return Table(title, headings, cells, frozenset(range(1, 10)), widest=13, below=below)
@@ -135,6 +138,36 @@ def classes(rows: Sequence[ClassRow]) -> Table:
             [[*line, row.tenant or ""] for line, row in zip(cells, shown, strict=True)],
         )
     return Table(title, headings, cells, frozenset(range(1, 6)))
+
+
+def forecasts(rows: Sequence[ForecastRow], below: Table | None = None) -> Table:
+    """What forecasts of each program name rest on; of many names, 50.
+
+    The columns are:
+
+    - name
+    - tier: see `weft.core.prediction.Tier`
+    - ended: how many programs have ended
+    - calls: of a program, mean
+    - steps: labels and tools that are told apart
+
+    Args:
+        rows: The names.
+        below: What is shown below it.
+    """
+    shown = rows[:MOST_PROGRAMS]
+    title = "forecasts" + (f": {len(shown)} of {len(rows)}" if len(shown) < len(rows) else "")
+    cells: list[list[str | Cell]] = [
+        [
+            row.name or "(no name)",
+            str(row.tier),
+            str(row.ended),
+            "" if math.isnan(row.calls) else f"{row.calls:.1f}",
+            str(row.steps),
+        ]
+        for row in shown
+    ]
+    return Table(title, ("name", "tier", "ended", "calls", "steps"), cells, frozenset(range(2, 5)), below=below)
 
 
 def facts(row: ProgramRow) -> Table:

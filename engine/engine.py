@@ -59,8 +59,8 @@ class Engine(FrontEnd):
         clock: Monotonic seconds, for the process table.
         record: A file to which each program is appended, when it ends, as a trace for `weft sim`; None: the file named
             by WEFT_RECORD in the environment, if any.
-        history: A file in which a policy that learns keeps how much work programs took, so that the next engine begins
-            with it, such as "weft-history.json"; None: what was learned is forgotten at the end.
+        history: A file in which the engine keeps what programs did, such as "weft-history.json", so that the next one
+            begins with it: execution graphs, and their work if the policy learns. None: it is forgotten at the end.
         **engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
 
     Raises:

@@ -1,13 +1,15 @@
-"""How much work programs took, so that a scheduler can begin with it: by model, tenant and name.
+"""What programs did, so that an engine can begin with it: how much work they took, and their execution graphs.
 
 A history is kept as JSON text::
 
     {"format": "weft-history", "version": 1, "models": {"my-model": [
         {"tenant": null, "name": "chat", "ended": 812, "finished": [1200, 310], "forgotten": []},
-        {"name": null, "ended": 4000, "finished": [...], "forgotten": []}]}}
+        {"name": null, "ended": 4000, "finished": [...], "forgotten": []}]},
+     "graphs": {...}}
 
-The class without a name is all programs together. `finished` has the work in tokens of the latest 100 programs that
-ended, and `forgotten` that of programs of which no end was reported. Numbers of classes and of programs are bounded.
+Work is kept by model, tenant and name, and execution graphs by name (`weft.core.prediction.saved_graphs`). The class
+without a name is all programs together. `finished` has the work in tokens of the latest 100 programs that ended, and
+`forgotten` that of programs of which no end was reported. Numbers of classes and of programs are bounded.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 from weft.core.errors import HistoryError
+from weft.core.prediction import ExecutionGraphs
+from weft.core.prediction.saved_graphs import decode_graphs, encode_graphs
 
 FORMAT: Final = "weft-history"
 VERSION: Final = 1
@@ -84,9 +88,10 @@ class ModelHistory:
 
 
 class History:
-    """The histories of several models. Empty at first."""
+    """The histories of several models, and the execution graphs of all. Empty at first."""
 
     def __init__(self) -> None:
+        self.graphs = ExecutionGraphs()
         self._models: OrderedDict[str, ModelHistory] = OrderedDict()  # the latest changed last
 
     def __getitem__(self, model: str) -> ModelHistory:
@@ -102,7 +107,7 @@ class History:
         """The models that have a history."""
         return list(self._models)
 
-    def to_json(self) -> str:
+    def to_json(self, *, with_graphs: bool = True) -> str:
         """The history as text."""
         models = {
             model: [
@@ -111,7 +116,11 @@ class History:
             ]
             for model, history in self._models.items()
         }
-        return json.dumps({"format": FORMAT, "version": VERSION, "models": models}, separators=(",", ":"))
+        data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "models": models}
+        if with_graphs:
+            with self.graphs.unchanged() as templates:
+                data["graphs"] = encode_graphs(templates)
+        return json.dumps(data, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -132,6 +141,12 @@ class History:
         if not isinstance(models, Mapping) or not all(isinstance(rows, list) for rows in models.values()):
             raise HistoryError("it has no lists of classes by model")
         history = cls()
+        if "graphs" in data:
+            try:
+                with history.graphs.unchanged() as templates:
+                    decode_graphs(data["graphs"], templates)
+            except ValueError as error:
+                raise HistoryError(str(error)) from None
         for model, rows in models.items():
             found = history[model]
             for row in rows:

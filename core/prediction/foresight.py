@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,6 +116,7 @@ class ExecutionGraphs:
 
     def __init__(self) -> None:
         self.templates = Templates()
+        self.learned = 0  # programs, since the start
         self._programs: OrderedDict[ProgramId, tuple[str, ProgramCursors]] = OrderedDict()  # the oldest first
         self._lock = fork_safe(threading.RLock())
 
@@ -171,6 +173,7 @@ class ExecutionGraphs:
                 counts = cursors.finish()
                 if counts.nodes:
                     self.templates.learn(name, counts)
+                    self.learned += 1
 
     # -- forecasts
 
@@ -223,6 +226,12 @@ class ExecutionGraphs:
         """Where each thread of a program is."""
         with self._lock:
             return self._find(program_id)[0]
+
+    @contextmanager
+    def unchanged(self) -> Iterator[Templates]:
+        """The templates, which do not change within the block."""
+        with self._lock:
+            yield self.templates
 
     def rows(self) -> list[ForecastRow]:
         """What is known of each name, those with the most ended programs first."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mappi
 from typing import Any, Concatenate, ForwardRef, Union, cast, get_args, get_origin, overload
 
 from weft.core.errors import ProgramParameterError
+from weft.core.prediction import read_static_graph
 from weft.core.program.entrypoint import (
     A_contra,
     AnyEntrypoint,
@@ -59,6 +60,7 @@ def program(
     deadline_s: float | None = None,
     tags: Iterable[str] = (),
     metadata: Mapping[str, Any] | None = None,
+    graph: Any = None,
 ) -> Decorator: ...
 def program(function: Any = None, /, **options: Any) -> Any:
     """Make a function the entrypoint of a program: each call of the function is one program.
@@ -78,11 +80,14 @@ def program(function: Any = None, /, **options: Any) -> Any:
             keep it. Nothing is aborted.
         tags: shown in traces and passed to the framework.
         metadata: shown in traces and passed to the framework.
+        graph: the steps that the program may take, for forecasts before 30 programs of its name have ended: a compiled
+            LangGraph graph, or the `DiGraph` of an AutoGen GraphFlow. Its nodes are matched with the labels of calls.
 
     Raises:
         ProgramParameterError: the function has no such parameter, or several.
         InvalidIdError: `session_id` or `tenant` cannot travel with a request.
         InvalidRequestError: `timeout_s` or `deadline_s` is not a finite number above 0.
+        ArgumentTypeError: `graph` is no such graph, or has more than 255 nodes.
     """
     if function is None:
         return functools.partial(_decorate, options=options)
@@ -101,6 +106,8 @@ def _decorate(function: Any, options: dict[str, Any]) -> Any:
     parameter = _program_parameter(function, full)
     public = full.replace(parameters=[p for name, p in full.parameters.items() if name != parameter])
     options = {**options, "name": options.get("name") or own_name}
+    if options.get("graph") is not None:
+        options["graph"] = read_static_graph(options["graph"])  # once for all programs
     Program(**options)  # invalid options raise here, not at the first call
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, tuple[Any, ...], dict[str, Any]]:

@@ -37,6 +37,7 @@ class HasOptions(Protocol):
         deadline_s: float | None = None,
         tags: Iterable[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        graph: Any = None,
     ) -> Self:
         """Return the same entrypoint with other options, e.g. `answer.options(session_id=user)(question)`.
 

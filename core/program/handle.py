@@ -16,6 +16,7 @@ from structlog.stdlib import BoundLogger
 from weft.core.errors import ProgramEngineError
 from weft.core.ids import IdSource, ProgramId, SessionId, check_id
 from weft.core.log import get_logger
+from weft.core.prediction import read_static_graph
 from weft.core.process_table import Attained, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.graph import ProgramGraph
 from weft.core.program.reports import ReportedProgram
@@ -57,6 +58,8 @@ class Program(ReportedProgram):
             try to keep it. Nothing is aborted.
         tags: shown in traces and passed to the framework.
         metadata: shown in traces and passed to the framework.
+        graph: the steps that the program may take, for forecasts before 30 programs of its name have ended: a compiled
+            LangGraph graph, or the `DiGraph` of an AutoGen GraphFlow. Its nodes are matched with the labels of calls.
         ids: makes the ids. Default: random ids.
 
     Attributes:
@@ -69,6 +72,7 @@ class Program(ReportedProgram):
     Raises:
         InvalidIdError: `session_id` or `tenant` cannot travel with a request.
         InvalidRequestError: `timeout_s` or `deadline_s` is not a finite number above 0.
+        ArgumentTypeError: `graph` is no such graph, or has more than 255 nodes.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Program(ReportedProgram):
         deadline_s: float | None = None,
         tags: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        graph: Any = None,
         ids: IdSource | None = None,
     ) -> None:
         ids = ids or IdSource()
@@ -93,6 +98,7 @@ class Program(ReportedProgram):
             deadline_s=check_timeout(deadline_s, "deadline_s"),
             tags=(tags,) if isinstance(tags, str) else tuple(tags),
             metadata=MappingProxyType(dict(metadata or {})),
+            graph=read_static_graph(graph) if graph is not None else None,
         )
         self._set_up(SharedState(info, ids), (ROOT,))
         self._enclosing_run()

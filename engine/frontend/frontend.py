@@ -23,7 +23,6 @@ from weft.core.errors import (
     EngineError,
     EngineForkedError,
     InvalidIdError,
-    PolicyError,
     ProgramEndedError,
 )
 from weft.core.ids import EngineId, ProgramId, SessionId
@@ -31,6 +30,7 @@ from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.kv_cache.stats import KvStats, SwapStats
 from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig, registration
+from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.tool_times import MOST_LETTERS
 from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program import Program
@@ -39,6 +39,7 @@ from weft.core.routing.admission import Deadline, check_max_calls, check_timeout
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
 from weft.engine.frontend.fingerprint import fingerprint
+from weft.engine.frontend.forecasts import Forecasts
 from weft.engine.frontend.history_file import HistoryFile
 from weft.engine.frontend.idle import IdleChecks
 from weft.engine.frontend.in_flight import InFlightCalls
@@ -76,10 +77,10 @@ class FrontEnd(ABC):
         clock: Monotonic seconds.
         record: The trace file that programs are recorded into; None: the file named by WEFT_RECORD in the environment,
             if any.
-        history: The file in which a policy that learns keeps how much work programs took; None: it forgets at the end.
+        history: The file in which the engine keeps what programs did; None: it forgets at the end.
 
     Raises:
-        PolicyError: The policy makes no sense, or runs in simulation only; or `history` is given and it does not learn.
+        PolicyError: The policy makes no sense, or runs in simulation only.
         HistoryError: `history` cannot be read or written.
         ReplicaError: `max_calls` is not above 0.
         InvalidRequestError: A timeout is not above 0.
@@ -131,8 +132,6 @@ class FrontEnd(ABC):
         self._in_flight = InFlightCalls(self.table, clock)
         self._log = get_logger().bind(engine_id=self.engine_id)
         self._learns = registration(self.policy.name).kind.learns
-        if history is not None and not self._learns:
-            raise PolicyError(f"policy {self.policy.name!r} learns nothing; leave history out, or take policy 'auto'.")
         self._history = HistoryFile(history) if history is not None else None
 
     def _start_loop(self, loop: LoopThread | None = None) -> None:
@@ -144,6 +143,9 @@ class FrontEnd(ABC):
         send = weakly_async(self._send_to_schedulers)
         self._messages = SchedulerMessages(self._loop, send, self.table)
         messages = self._messages
+        graphs = self._history.graphs if self._history is not None else ExecutionGraphs()
+        self._forecasts = Forecasts(graphs, self._loop, self._history)
+        self.table.forecasts = graphs.rows
         self._learned = (
             LearnedReports(self._loop, send, self.table, self._history, lambda: messages.is_idle)
             if self._learns
@@ -226,6 +228,11 @@ class FrontEnd(ABC):
             found = (read_kv_stats(answer) for answer in answers)
             self._kv_stats = KvStats.together(each for each in found if each is not None) or self._kv_stats
         return self._kv_stats
+
+    @property
+    def forecasts(self) -> ExecutionGraphs:
+        """What running programs are expected to do next, and what is left of them."""
+        return self._forecasts.graphs
 
     @property
     def sessions(self) -> dict[SessionId, frozenset[ProgramId]]:
@@ -366,6 +373,8 @@ class FrontEnd(ABC):
             row, attained = self.table.arrive(identity, endpoint.engine_id, now_s)
             undo.callback(self.table.leave, row, now_s)
             program.call_arrived(call_id, now_s)
+            self._forecasts.call_arrived(identity, program.graph, now_s)
+            undo.callback(self._forecasts.call_left, identity, None, now_s)
             row_of_program = self.table.get(program.program_id)
             if self._learned is not None and row_of_program is not None and not row_of_program.fingerprint:
                 row_of_program.fingerprint = fingerprint(body)
@@ -410,8 +419,11 @@ class FrontEnd(ABC):
 
     def _leave(self, call: InFlight) -> None:
         """A call has left the engine, finished or not. Leaving twice changes nothing."""
-        if self._in_flight.leave(call) and call.awaits_account:
-            self._messages.call_aborted(AbortedCall(call.program, call.row))
+        if self._in_flight.leave(call):
+            account = call.row.account if call.outcome is CallState.FINISHED else None
+            self._forecasts.call_left(call.identity, account, self._clock())
+            if call.awaits_account:
+                self._messages.call_aborted(AbortedCall(call.program, call.row))
 
     async def _complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
@@ -479,6 +491,7 @@ class FrontEnd(ABC):
             timeout_s = check_timeout(given, "metadata['timeout_s']")
         info = replace(info, timeout_s=timeout_s)
         self.table.open(info, self._clock())
+        self._forecasts.program_started(info)
         if self._recorder is not None:
             self._recorder.begin(info)
         self._sessions.begin(info)
@@ -494,6 +507,7 @@ class FrontEnd(ABC):
         self._idle.discard(program_id)
         row = self.table.close(program_id, state, self._clock())
         if row is not None:
+            self._forecasts.program_ended(program_id, state)
             self._program_ended(row.info, state, session_ended=self._sessions.end(row.info))
             if self._recorder is not None:
                 self._recorder.end(program_id)
@@ -550,6 +564,8 @@ class FrontEnd(ABC):
             self._recorder.end_all()
         if self._learned is not None:
             self._learned.close()
+        if self._history is not None:
+            self._history.save()
         self._finalizer()
         self._log.info("engine shut down")
 

@@ -1,4 +1,4 @@
-"""The file in which an engine keeps how much work programs took, from one start to the next."""
+"""The file in which an engine keeps what programs did, from one start to the next."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from weft.core.errors import HistoryError
 from weft.core.locks import fork_safe
 from weft.core.log import get_logger
 from weft.core.policies.history import History, ProgramEnd
+from weft.core.prediction import ExecutionGraphs
 
 _MOST_BYTES: Final = 1 << 26
 
@@ -34,6 +35,7 @@ class HistoryFile:
         self._path = Path(path).expanduser().absolute()  # because the application may change its working directory
         self._lock = fork_safe(threading.Lock())
         self._has_warned = False
+        self._saved_graphs = 0
         try:
             self._history = self._read()
             self._is_saved = False
@@ -44,10 +46,15 @@ class HistoryFile:
                 "this user may read and write (history=...)."
             ) from None
 
+    @property
+    def graphs(self) -> ExecutionGraphs:
+        """The execution graphs. What they learn is in the file after the next `save`."""
+        return self._history.graphs
+
     def to_json(self) -> str:
-        """The history as text."""
+        """The history as text, without the execution graphs, which schedulers do not read."""
         with self._lock:
-            return self._history.to_json()
+            return self._history.to_json(with_graphs=False)
 
     def add(self, model: str, ends: Iterable[ProgramEnd]) -> None:
         """Programs have ended. They are in the file after the next `save`."""
@@ -89,7 +96,8 @@ class HistoryFile:
             return History()
 
     def _write(self) -> None:
-        if self._is_saved:
+        learned = self.graphs.learned
+        if self._is_saved and learned == self._saved_graphs:
             return
         new = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         try:
@@ -100,4 +108,4 @@ class HistoryFile:
             new.replace(self._path)
         finally:
             new.unlink(missing_ok=True)
-        self._is_saved = True
+        self._is_saved, self._saved_graphs = True, learned

@@ -9,8 +9,9 @@ from background import TINY, CommandResult, script
 from tiny_engine import ENGINE_ARGS
 
 import weft
-from weft.core.errors import HistoryError, PolicyError
+from weft.core.errors import HistoryError
 from weft.core.policies.history import History
+from weft.core.prediction import Tier
 
 pytestmark = pytest.mark.engine
 
@@ -58,12 +59,20 @@ def test_an_engine_begins_with_what_earlier_ones_learned(command_result: Command
     (model,) = history.models
     assert {name: past.ended for (_, name), past in history[model].items()} == {"chat": 5, "late": 1}
     assert all(9 <= work < 100 for past in [history[model][None, "late"]] for work in past.finished)
+    assert "forecasts" in command_result.stdout
+    assert [(row.name, row.tier, row.ended) for row in history.graphs.rows()] == [
+        ("chat", Tier.COLD, 2),
+        ("late", Tier.COLD, 1),
+    ]
+    chat = history.graphs.templates.get("chat")
+    assert chat is not None
+    ((_, node),) = chat.graph.nodes.items()
+    assert node.mean.output_tokens == 9
+    assert node.mean.service_s > 0
 
 
 def test_a_history_that_cannot_be_kept_is_an_error_before_anything_starts(tmp_path: Path, tiny_model: Path) -> None:
-    """Both engines refuse a file that they cannot write, and a policy that learns nothing."""
+    """Both engines refuse a file that they cannot write."""
     for kind in (weft.Engine, weft.AsyncMultiLLMEngine):
         with pytest.raises(HistoryError, match="cannot be kept: No such file or directory"):
             kind(tiny_model, policy="auto", history=tmp_path / "no" / "history.json")
-        with pytest.raises(PolicyError, match="policy 'fcfs' learns nothing; leave history out, or take policy 'auto'"):
-            kind(tiny_model, policy="fcfs", history=tmp_path / "history.json")

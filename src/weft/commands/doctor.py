@@ -27,7 +27,7 @@ from weft.core.class_rows import together
 from weft.core.errors import HistoryError
 from weft.core.policies import PolicyConfig
 from weft.core.policies.history import History
-from weft.core.process_view import classes
+from weft.core.process_view import classes, forecasts
 from weft.core.tables import Table
 from weft.engine.models.embedded import embedded_model_path, is_embedded_model_ready
 from weft.engine.vllm_compat.version import SUPPORTED_VLLM
@@ -90,7 +90,9 @@ def doctor(
     ] = None,
     history: Annotated[
         Path | None,
-        typer.Option(help="Also show what is known of each class of programs: the file of an engine's history=."),
+        typer.Option(
+            help="Also show what is known of programs, and what forecasts rest on: the file of an engine's history=."
+        ),
     ] = None,
 ) -> None:
     """Check this installation and say what to do about what is wrong."""
@@ -167,12 +169,17 @@ def check_history(path: Path) -> Check:
         fix = "name the file of an engine's history=; an engine would set a file aside that it cannot use"
         return Check("history", False, f"{path}: {reason}", fix)
     counts = [f"{model}: {found[model].all.ended} programs of {len(found[model])} classes" for model in found.models]
+    if names := found.graphs.rows():
+        counts.append(f"execution graphs of {len(names)} names")
     return Check("history", True, "; ".join(counts) or "empty")
 
 
 def classes_in(path: Path) -> list[Table]:
-    """For each model of a history, its classes as policy `auto` would begin with them."""
+    """What forecasts of each name rest on, and for each model its classes as policy `auto` would begin with them."""
     found, tables = History.from_json(path.read_bytes()), []
+    rows = found.graphs.rows()
+    if rows:
+        tables.append(forecasts(rows))
     for model in found.models:
         policy = PolicyConfig("auto").make()
         policy.learn(found[model])

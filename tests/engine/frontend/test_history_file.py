@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from weft.core.errors import HistoryError
+from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.policies.history import History, ProgramEnd
+from weft.core.prediction import Cost
+from weft.core.process_table import CallIdentity
 from weft.engine.frontend.history_file import HistoryFile
 
 ENDS = [ProgramEnd(None, "chat", 100 + number, is_known=True) for number in range(5)]
@@ -76,3 +79,18 @@ def test_a_save_that_fails_is_made_up_for_by_the_next(path: Path, caplog: pytest
     moved.rename(path.parent)
     file.save()
     assert History.from_json(path.read_bytes())["model"].all.ended == 5
+
+
+def test_execution_graphs_are_in_the_file_after_the_next_save(path: Path) -> None:
+    """A program that has ended is saved without any report of work, and the next start begins with its graph."""
+    file = HistoryFile(path)
+    identity = CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c"))
+    file.graphs.arrive("chat", identity, now_s=0.0)
+    file.graphs.leave(identity.program_id, identity.call_id, Cost(1.0, 9, 3), 1.0)
+    file.graphs.end(identity.program_id)
+    file.save()
+    saved = path.stat().st_mtime_ns
+    file.save()
+    assert path.stat().st_mtime_ns == saved, "nothing has changed"
+    (row,) = HistoryFile(path).graphs.rows()
+    assert (row.name, row.ended, row.calls) == ("chat", 1, 1.0)

@@ -1,0 +1,118 @@
+"""Execution graphs as JSON, so that an engine can begin with what earlier ones learned.
+
+::
+
+    {"version": 1, "names": [{"name": "chat", "ended": 812, "weight": 300.5, "steps": [
+        [label, [tools], age, visits, starts, ends, [sums of costs], [sums of squares],
+         [[place, first, share], ...]], ...]}]}
+
+The names used last come first. `place` is that of the edge's target among the steps; `weft.core.prediction.Cost` has
+the order of the costs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final, TypeGuard
+
+from weft.core.prediction.execution_graph import MOST_LETTERS, Cost, Edge, ExecutionGraph, Node, Step
+from weft.core.prediction.foresight import MOST_LETTERS as MOST_NAME_LETTERS
+from weft.core.prediction.foresight import MOST_NAMES, Templates
+
+VERSION: Final = 1
+MOST_BYTES: Final = 1 << 24
+_MOST: Final = 1e30  # a sum of squares
+_COSTS: Final = len(Cost._fields)
+
+
+def encode_graphs(templates: Templates) -> dict[str, Any]:
+    """The templates as JSON data. Names beyond 16 MiB of text are left out, those used longest ago first."""
+    names, size = [], 0
+    for name, template in reversed(list(templates)):
+        if template.ended:
+            steps = _steps(template.graph)
+            row = {"name": name, "ended": template.ended, "weight": round(template.weight, 6), "steps": steps}
+            size += len(json.dumps(row))
+            if size > MOST_BYTES:
+                break
+            names.append(row)
+    return {"version": VERSION, "names": names}
+
+
+def decode_graphs(data: object, templates: Templates) -> None:
+    """Read what `encode_graphs` wrote into empty templates.
+
+    Raises:
+        ValueError: The data are damaged, or from a newer version of Weft. The message says what is wrong.
+    """
+    if not isinstance(data, Mapping) or data.get("version") != VERSION:
+        version = data.get("version") if isinstance(data, Mapping) else data
+        raise ValueError(f"the version of its execution graphs is {version!r:.40}, and this Weft reads {VERSION}")
+    rows = data.get("names")
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError("it has no list of execution graphs")
+    for row in reversed(rows[:MOST_NAMES]):
+        name = row.get("name")
+        try:
+            if not _is_text(name, MOST_NAME_LETTERS):
+                raise ValueError("the name")
+            ended, weight = _count(row["ended"]), _number(row["weight"])
+            if ended == 0 or not 0 < weight <= ended:
+                raise ValueError("the number of programs")
+            templates.restore(name, _graph(row["steps"]), ended, weight)
+        except (LookupError, TypeError, ValueError, AssertionError) as error:
+            raise ValueError(f"the execution graph of {name!r:.40} is damaged: {error!s:.200}") from None
+
+
+def _steps(graph: ExecutionGraph) -> list[Any]:
+    places = {step: place for place, step in enumerate(graph.nodes)}
+
+    def short(values: list[float]) -> list[float]:
+        return [round(value, 9) for value in values]
+
+    return [
+        [
+            *(step.label, step.tools, step.age),
+            *short([node.visits, node.starts, node.ends]),
+            *(short(node.sums), short(node.squares)),
+            [[places[target], *short([edge.first, edge.share])] for target, edge in node.edges.items()],
+        ]
+        for step, node in graph.nodes.items()
+    ]
+
+
+def _graph(rows: list[Any]) -> ExecutionGraph:
+    graph, steps = ExecutionGraph(), []
+    for label, tools, age, visits, starts, ends, sums, squares, _ in rows:
+        if not all(_is_text(each, MOST_LETTERS) for each in (label, *tools)):
+            raise ValueError("a label or a tool")
+        step = Step(label, tuple(tools), _count(age))
+        if step in graph.nodes or len(sums) != _COSTS or len(squares) != _COSTS:
+            raise ValueError("a step that is there twice, or its costs")
+        counts = _number(visits), _number(starts), _number(ends)
+        graph.nodes[step] = Node(*counts, [_number(each) for each in sums], [_number(each) for each in squares])
+        steps.append(step)
+    for step, row in zip(steps, rows, strict=True):
+        for place, first, share in row[-1]:
+            graph.nodes[step].edges[steps[_count(place)]] = Edge(_number(first), _number(share))
+        graph.edges += len(row[-1])
+    graph.check_integrity()
+    return graph
+
+
+def _number(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= _MOST:  # type: ignore[arg-type, operator]
+        raise ValueError(f"{value!r:.40} is no count")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= 10**12:
+        raise ValueError(f"{value!r:.40} is no count")
+    return value
+
+
+def _is_text(value: object, letters: int) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= letters
