@@ -41,6 +41,14 @@ class TieredHold(SoftHold):
         busy = {running.program for running in self._running.values()}
         self._fetches.before_step(step.most_blocks(), busy, is_idle=is_idle)
 
+    def call_left(self, call: CallKv, now_s: float) -> None:
+        super().call_left(call, now_s)
+        self._fetches.looks = True  # there is more room
+
+    def program_ended(self, program: Hashable, now_s: float) -> None:
+        super().program_ended(program, now_s)
+        self._fetches.looks = True
+
     def let_go(self) -> None:
         self._fetches.let_go()
 

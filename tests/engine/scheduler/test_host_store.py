@@ -73,6 +73,23 @@ def test_an_idle_engine_fetches_what_its_programs_need_next(make: Make) -> None:
     assert 0 < counts.fetched_tokens <= 64
 
 
+def test_room_that_others_leave_is_used_at_once(make: Make) -> None:
+    """The others' last call and their program end right after a look at what can be fetched. The idle engine does not
+    wait for the next event, which may be the call itself."""
+    h = make()
+    call(h, "a1", prompt_of(1, 64), "a")
+    start_tool(h, "a", "search")
+    h.add("b1", prompt=prompt_of(2, 160), max_tokens=9, program_id="b")
+    h.step()
+    h.step()
+    h.step_s = 0.001
+    h.run()
+    end(h, "b")
+    h.settle()
+    assert call(h, "a2", [*prompt_of(1, 64), 7, 8, 9], "a") == 64
+    assert h.scheduler._swap.counts.loaded_tokens == 0
+
+
 def test_a_context_comes_back_just_before_its_tool_returns(make: Make) -> None:
     """The tool takes 20 s, as is known. The copy comes in the last seconds, while another call computes."""
     h = lose_a_context(make, learned={"search": 20.0})
