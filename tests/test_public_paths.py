@@ -13,6 +13,7 @@ MOVED = {
     "weft.core.sim.trace": ("weft.core.trace.format", ["TraceCall", "TraceProgram", "read", "write", "from_graph"]),
     "weft.core.sim.workloads": ("weft.core.trace.workloads", ["WORKLOADS", "generate", "poisson", "bursty", "mixed"]),
     "weft.core.program": ("weft.core.program.handle", ["Program", "Backend", "register_adapter"]),
+    "weft.engine.wire": ("weft.engine.wire.calls", ["CallHeader"]),
     "weft.engine.http": ("weft.engine.server.check_ids", ["CheckIds"]),
 }
 MOVED_WITH_VLLM = {

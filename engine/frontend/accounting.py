@@ -11,7 +11,8 @@ from weft.core.ids import CallId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.process_table import Account
 from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from weft.engine.wire import decode_call, read_report
+from weft.engine.wire.calls import decode_call
+from weft.engine.wire.reports import read_report
 
 OnAccount = Callable[[CallId, Account], None]
 

@@ -50,15 +50,9 @@ from weft.engine.frontend.weak import weakly_async
 from weft.engine.processes.fork import not_in_forks, survive_forks
 from weft.engine.processes.host import check_main_guard, keep_exit_code_of_ctrl_c
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
-from weft.engine.wire import (
-    CallHeader,
-    EventKind,
-    ProgramEvent,
-    TakeKvStats,
-    encode_call,
-    encode_control,
-    read_kv_stats,
-)
+from weft.engine.wire.answers import read_kv_stats
+from weft.engine.wire.calls import CallHeader, encode_call
+from weft.engine.wire.control import EventKind, ProgramEvent, TakeKvStats, encode_control
 
 _counter = itertools.count()
 _ANSWER_S: Final = 5.0

@@ -15,7 +15,8 @@ from weft.core.process_table import ProcessTable
 from weft.engine.frontend.history_file import HistoryFile
 from weft.engine.frontend.scheduler_messages import Batches
 from weft.engine.processes.loop_thread import LoopThread, in_thread
-from weft.engine.wire import TakeLearned, UseHistory, encode_control, read_learned
+from weft.engine.wire.answers import read_learned
+from weft.engine.wire.control import TakeLearned, UseHistory, encode_control
 
 _ASK_EVERY_S: Final = 1.0
 _SAVE_EVERY_S: Final = 10.0

@@ -13,7 +13,7 @@ from weft.engine.frontend.accounting import AccountingLLM
 from weft.engine.processes.liveness import can_read_usage, until_stuck, usage_of
 from weft.engine.processes.tree import kill_tree
 from weft.engine.vllm_compat.control import send_to_scheduler
-from weft.engine.wire import Ping, encode_control
+from weft.engine.wire.control import Ping, encode_control
 
 
 async def kill_if_stuck(

@@ -14,7 +14,8 @@ from weft.core.log import get_logger
 from weft.core.process_table import CallRow, ProcessTable
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire import AbortedCalls, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control, read_aborted
+from weft.engine.wire.answers import read_aborted
+from weft.engine.wire.control import AbortedCalls, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from weft.engine.processes.logs import EngineLog, cause
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.vllm_compat.environment import START_WRITES, quiet, sets_logging
 from weft.engine.vllm_compat.version import check_vllm
-from weft.engine.wire import SchedulerConfig, encode_config
+from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.frontend.accounting import AccountingLLM, OnAccount

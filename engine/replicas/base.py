@@ -86,7 +86,7 @@ class Replica(ABC):
 
     @abstractmethod
     async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
-        """Send a control message (`weft.engine.wire.encode_control`) to the scheduler.
+        """Send a control message (`weft.engine.wire.control.encode_control`) to the scheduler.
 
         Returns:
             The scheduler's answer; None if the replica does not run, or dies before it answers.

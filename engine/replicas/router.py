@@ -20,7 +20,7 @@ from weft.engine.vllm_compat.names import (
     VllmConfig,
     renderer_from_config,
 )
-from weft.engine.wire import decode_call
+from weft.engine.wire.calls import decode_call
 
 # A call that kills every engine it runs on must not go through all of them for ever.
 MAX_ATTEMPTS: Final = 3

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ProgramId
 from weft.core.log import get_logger
-from weft.engine.wire import CallAccount
+from weft.engine.wire.reports import CallAccount
 
 _MOST_HELD: Final = 10_000  # for a front end that does not ask
 

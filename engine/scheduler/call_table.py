@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import Call, Policy, ProgramView
 from weft.engine.scheduler.ledger import Entry, Ledger, ProgramEntry
-from weft.engine.wire import CallHeader, program_of_request
+from weft.engine.wire.calls import CallHeader, program_of_request
 
 # How many programs without a request are remembered, the latest used: clients may send ids and no figures.
 _REMEMBERED_PROGRAMS: Final = 10_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import Call, ProgramView
 from weft.core.process_table import Account, Attained
-from weft.engine.wire import CallAccount, encode_account
+from weft.engine.wire.reports import CallAccount, encode_account
 
 
 @dataclass(slots=True)

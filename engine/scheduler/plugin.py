@@ -6,9 +6,9 @@ It orders calls by a policy of `weft.core.policies` and leaves batching, KV bloc
     vllm serve MODEL --scheduler-cls weft.engine.scheduler.WeftScheduler \\
         --additional-config '{"weft": {"name": "atlas", "bounds_s": [1, 4, 16], "beta": 8}}'
 
-A request names its program in `vllm_xargs` (`program_id`, and optionally the rest of a `weft.engine.wire.CallHeader`),
-or by its `session_id`. A request that names none is a program of its own. `weft.engine.http.CheckIds` makes the server
-refuse malformed headers.
+A request names its program in `vllm_xargs`: `program_id`, and optionally the rest of a
+`weft.engine.wire.calls.CallHeader`, or by its `session_id`. A request that names none is a program of its own.
+`weft.engine.http.CheckIds` makes the server refuse malformed headers.
 """
 
 from __future__ import annotations
@@ -45,25 +45,21 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire import (
+from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned
+from weft.engine.wire.calls import decode_call, figures_of
+from weft.engine.wire.control import (
     AbortedCalls,
     EventKind,
-    Learned,
     ProgramEvent,
     ProgramEvents,
     ProgramsEnded,
     TakeKvStats,
     TakeLearned,
     UseHistory,
-    attach_account,
-    attach_swap,
-    decode_call,
-    decode_config,
     decode_control,
-    encode_kv_stats,
-    encode_learned,
-    figures_of,
 )
+from weft.engine.wire.reports import attach_account, attach_swap
+from weft.engine.wire.scheduler_config import decode_config
 
 # Behind a server, programs that nobody ends are forgotten after so many seconds without a request.
 _IDLE_S: Final = 600.0

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from weft.core.errors import InvalidRequestError, PolicyError
 from weft.core.ids import check_id
-from weft.engine.wire import FIELDS, SCOPE_LENGTH, check_call, decode_config, figures_of
+from weft.engine.wire.calls import FIELDS, SCOPE_LENGTH, check_call, figures_of
+from weft.engine.wire.scheduler_config import decode_config
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -150,7 +150,7 @@ async def test_waiting_is_measured_when_there_are_more_calls_than_slots(engine: 
 async def test_the_scheduler_forgets_a_program_that_has_ended(engine: weft.Engine) -> None:
     """The end of a program reaches the scheduler process at once. A program that has not ended is not forgotten."""
     from weft.engine.vllm_compat.control import send_to_scheduler
-    from weft.engine.wire import ProgramsEnded, encode_control
+    from weft.engine.wire.control import ProgramsEnded, encode_control
 
     async def ended(program: weft.Program) -> int:
         """Report the program's end, and return how many programs the scheduler has then forgotten."""
@@ -196,7 +196,7 @@ async def test_the_cost_of_calls_that_stop_strings_end_reaches_the_table(
     """vLLM's front end sees the stop string and aborts the call in the scheduler, which may have begun further steps.
     The table settles without another call, and the scheduler then holds no account."""
     from weft.engine.vllm_compat.control import send_to_scheduler
-    from weft.engine.wire import AbortedCalls, encode_control
+    from weft.engine.wire.control import AbortedCalls, encode_control
 
     settled, settle = dict[str, float](), engine.table.settle
 

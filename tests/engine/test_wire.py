@@ -18,40 +18,32 @@ from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
 from weft.core.policies.history import ProgramEnd
 from weft.core.process_table import Account, Attained, CallIdentity
-from weft.engine.wire import (
+from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned, read_aborted, read_kv_stats, read_learned
+from weft.engine.wire.calls import (
     FIELDS,
-    MAX_FIGURE,
     SCOPE_LENGTH,
-    AbortedCalls,
     CallHeader,
+    check_call,
+    decode_call,
+    encode_call,
+    program_of_request,
+)
+from weft.engine.wire.control import (
+    AbortedCalls,
     Control,
     EventKind,
-    Learned,
     ProgramEvent,
     ProgramEvents,
     ProgramsEnded,
-    SchedulerConfig,
     TakeKvStats,
     TakeLearned,
     UseHistory,
-    attach_account,
-    attach_swap,
-    check_call,
-    decode_call,
-    decode_config,
     decode_control,
-    encode_account,
-    encode_call,
-    encode_config,
     encode_control,
-    encode_kv_stats,
-    encode_learned,
-    program_of_request,
-    read_aborted,
-    read_kv_stats,
-    read_learned,
-    read_report,
 )
+from weft.engine.wire.reports import attach_account, attach_swap, encode_account, read_report
+from weft.engine.wire.scheduler_config import SchedulerConfig, decode_config, encode_config
+from weft.engine.wire.values import MAX_FIGURE
 
 seconds = st.floats(0, 1e6)
 ids = st.text("abc-/é", min_size=1, max_size=8)

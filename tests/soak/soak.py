@@ -150,7 +150,7 @@ class Soak:
     async def _remembered_programs(self) -> int:
         """How many of the programs that ended last the scheduler still knows: it is told of every end."""
         from weft.engine.vllm_compat.control import send_to_scheduler
-        from weft.engine.wire import ProgramsEnded, encode_control
+        from weft.engine.wire.control import ProgramsEnded, encode_control
 
         ended = tuple(row.info.program_id for row in self._engine.table.ended())
         message = encode_control(ProgramsEnded(ended))

@@ -36,7 +36,7 @@ from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.router import Router
 from weft.engine.replicas.supervisor import Supervisor
 from weft.engine.vllm_compat.names import RequestOutputKind, SamplingParams
-from weft.engine.wire import decode_call
+from weft.engine.wire.calls import decode_call
 
 MAX_CALLS = 4
 HANG_TIMEOUT_S = 20.0

@@ -149,7 +149,7 @@ async def agent(engine: FrontEnd, number: int, expected: dict[str, str], outcome
 def note_attempts(history: History) -> Callable[[], None]:
     """Note each call that begins on a replica, until the returned function is called."""
     from weft.engine.replicas.local import LocalReplica
-    from weft.engine.wire import decode_call
+    from weft.engine.wire.calls import decode_call
 
     generate = LocalReplica.generate
 
@@ -214,7 +214,7 @@ async def idle(engine: weft.AsyncMultiLLMEngine) -> None:
 
 async def _known_to_schedulers(engine: weft.AsyncMultiLLMEngine, program: weft.Program) -> int:
     """The number of schedulers that know a program. They forget it."""
-    from weft.engine.wire import ProgramsEnded, encode_control
+    from weft.engine.wire.control import ProgramsEnded, encode_control
 
     async def ask_all() -> list[Any]:
         message = encode_control(ProgramsEnded((program.program_id,)))

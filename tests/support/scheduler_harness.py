@@ -30,7 +30,7 @@ from weft.engine.vllm_compat.names import (
     init_none_hash,
     sha256,
 )
-from weft.engine.wire import read_report
+from weft.engine.wire.reports import read_report
 
 BLOCK_TOKENS = 16
 _BLOCK_BYTES = 2 * BLOCK_TOKENS * 2  # key and value of one layer, one head and one bfloat16

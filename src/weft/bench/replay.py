@@ -14,7 +14,8 @@ from weft.bench.records import Outcome
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.process_table import Account, CallIdentity, CallRow, ProcessTable, ProgramInfo, ProgramState
 from weft.core.trace.format import TraceCall, TraceProgram, path_tokens
-from weft.engine.wire import CallHeader, encode_call, read_report
+from weft.engine.wire.calls import CallHeader, encode_call
+from weft.engine.wire.reports import read_report
 
 
 class EngineCall(NamedTuple):

@@ -14,7 +14,7 @@ from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.ids import ProgramId
 from weft.core.kv_cache.config import SwapConfig
-from weft.engine.wire import EventKind, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control
+from weft.engine.wire.control import EventKind, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Stepper:
         if self._baseline.policy is None:
             return {"scheduling_policy": self._baseline.stock}
         from weft.engine.scheduler import WeftScheduler
-        from weft.engine.wire import SchedulerConfig, encode_config
+        from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
 
         config = SchedulerConfig(
             self._baseline.policy.to_dict(), trust_clients=True, kv_policy=self._baseline.kv_policy

@@ -18,7 +18,7 @@ from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.weak import weakly
-from weft.engine.wire import decode_call
+from weft.engine.wire.calls import decode_call
 
 _POLL_S: Final = 0.001
 

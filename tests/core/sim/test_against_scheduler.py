@@ -104,7 +104,7 @@ def schedule(
     """
     from scheduler_harness import SchedulerHarness
 
-    from weft.engine.wire import ProgramsEnded, encode_control
+    from weft.engine.wire.control import ProgramsEnded, encode_control
 
     harness = SchedulerHarness(folder, config, **{"slots": SLOTS, "batched_tokens": 1024, **settings})
     policy = harness.scheduler.weft_policy

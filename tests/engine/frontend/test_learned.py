@@ -17,7 +17,7 @@ from weft.engine.frontend import learned
 from weft.engine.frontend.history_file import HistoryFile
 from weft.engine.frontend.learned import LearnedReports
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire import Learned, encode_learned
+from weft.engine.wire.answers import Learned, encode_learned
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,8 @@ from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.engine.frontend.scheduler_messages import AbortedCall, SchedulerMessages
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire import EventKind, ProgramEvent, ProgramEvents, decode_control, encode_account
+from weft.engine.wire.control import EventKind, ProgramEvent, ProgramEvents, decode_control
+from weft.engine.wire.reports import encode_account
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from weft.core.ids import CallId, ProgramId
 from weft.core.process_table import Account
-from weft.engine.wire import AbortedCalls, ProgramsEnded, encode_account, encode_control, read_aborted
+from weft.engine.wire.answers import read_aborted
+from weft.engine.wire.control import AbortedCalls, ProgramsEnded, encode_control
+from weft.engine.wire.reports import encode_account
 
 aborted = pytest.importorskip("weft.engine.scheduler.aborted", reason="its package imports vLLM")
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.policies import Fcfs, ProgramView
 from weft.core.process_table import Attained, CallIdentity
-from weft.engine.wire import CallHeader, program_of_request
+from weft.engine.wire.calls import CallHeader, program_of_request
 
 call_table = pytest.importorskip("weft.engine.scheduler.call_table", reason="its package imports vLLM")
 

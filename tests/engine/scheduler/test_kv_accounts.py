@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.core.kv_cache.choice import CopySpeed
-from weft.engine.wire import read_kv_stats
+from weft.engine.wire.answers import read_kv_stats
 
 pytestmark = pytest.mark.engine
 

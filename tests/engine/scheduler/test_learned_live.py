@@ -10,7 +10,8 @@ import pytest
 from weft.core.class_rows import Branch
 from weft.core.ids import ProgramId
 from weft.core.policies.history import History
-from weft.engine.wire import Learned, ProgramsEnded, TakeLearned, UseHistory, encode_control, read_learned
+from weft.engine.wire.answers import Learned, read_learned
+from weft.engine.wire.control import ProgramsEnded, TakeLearned, UseHistory, encode_control
 
 pytestmark = pytest.mark.engine
 

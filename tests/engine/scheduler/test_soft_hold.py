@@ -13,7 +13,7 @@ import pytest
 from weft.core.errors import KvPolicyError
 from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.kv_cache.stats import KvStats
-from weft.engine.wire import read_kv_stats
+from weft.engine.wire.answers import read_kv_stats
 
 pytestmark = pytest.mark.engine
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from weft.core.errors import EngineStartError
 from weft.engine.server.check_ids import CheckIds, read_limit
 from weft.engine.server.identity import scope_of
-from weft.engine.wire import SCOPE_LENGTH
+from weft.engine.wire.calls import SCOPE_LENGTH
 
 Headers = list[tuple[bytes, bytes]]
 KEY = [(b"authorization", b"Bearer key-1")]

@@ -1,0 +1,84 @@
+"""What the scheduler answers to control messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from weft.core.class_rows import Branch, ClassRow, together
+from weft.core.ids import CallId
+from weft.core.kv_cache.stats import COUNTS, KvStats, ToolStats
+from weft.core.policies.history import ProgramEnd
+from weft.core.process_table import Account
+
+
+def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
+    """Read a scheduler's answer to `AbortedCalls`: the accounts of those that it knows; the tokens are not counted.
+
+    Args:
+        answer: The answer. None: There was none, because the scheduler's process does not run.
+    """
+    accounts = (answer or {}).get("aborted") or {}
+    return {CallId(call_id): Account(**account) for call_id, account in accounts.items()}
+
+
+class Learned(NamedTuple):
+    """What the policy of one scheduler has learned."""
+
+    model: str
+    classes: tuple[ClassRow, ...]  # of many classes, those with programs in progress first
+    ends: tuple[ProgramEnd, ...]  # since the last answer
+    has_history: bool  # the scheduler got a `UseHistory`
+
+
+_MOST_CLASSES: Final = 100  # in an answer
+
+
+def encode_learned(learned: Learned) -> dict[str, Any]:
+    """A scheduler's answer to `TakeLearned`."""
+    return {
+        "model": learned.model,
+        "classes": [
+            [
+                *(row.tenant, row.name, row.ended, row.live, row.median_tokens, row.p95_tokens),
+                *(row.branch.value, row.held),
+            ]
+            for row in together(learned.classes)[:_MOST_CLASSES]
+        ],
+        "ends": [list(end) for end in learned.ends],
+        "has_history": learned.has_history,
+    }
+
+
+def read_learned(answer: Mapping[str, Any] | None) -> Learned | None:
+    """Read a scheduler's answer to `TakeLearned`.
+
+    Args:
+        answer: The answer. None: There was none, because the scheduler's process does not run.
+    """
+    if not answer:
+        return None
+    return Learned(
+        answer["model"],
+        tuple(
+            ClassRow(tenant, name, ended, live, median_tokens, p95_tokens, Branch(branch), held)
+            for tenant, name, ended, live, median_tokens, p95_tokens, branch, held in answer["classes"]
+        ),
+        tuple(ProgramEnd(*end) for end in answer["ends"]),
+        answer["has_history"],
+    )
+
+
+def encode_kv_stats(stats: KvStats) -> dict[str, Any]:
+    """A scheduler's answer to `TakeKvStats`."""
+    counts = {name: getattr(stats, name) for name in COUNTS}
+    return {"policy": stats.policy, **counts, "tools": [list(tool) for tool in stats.tools]}
+
+
+def read_kv_stats(answer: Mapping[str, Any] | None) -> KvStats | None:
+    """Read a scheduler's answer to `TakeKvStats`.
+
+    Args:
+        answer: The answer. None: There was none, because the scheduler's process does not run.
+    """
+    return KvStats(**{**answer, "tools": tuple(ToolStats(*tool) for tool in answer["tools"])}) if answer else None

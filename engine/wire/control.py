@@ -1,0 +1,125 @@
+"""Messages to the scheduler that are not calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from weft.core.ids import CallId, ProgramId
+from weft.engine.wire.values import seconds, strings
+
+
+class ProgramsEnded(NamedTuple):
+    """A control message: these programs have ended, or were abandoned, so that it is not known how they would end."""
+
+    program_ids: tuple[ProgramId, ...]
+    abandoned: tuple[ProgramId, ...] = ()
+
+
+class EventKind(StrEnum):
+    """What happened in a program between two calls."""
+
+    TOOL_STARTED = "tool_started"
+    TOOL_ENDED = "tool_ended"
+    PREFETCH = "prefetch"  # the program's next call comes soon
+
+
+_KINDS: Final = frozenset(map(str, EventKind))
+
+
+class ProgramEvent(NamedTuple):
+    """An event of a program between two calls. One that is lost costs KV until a time-out, and one that comes twice
+    changes nothing the second time."""
+
+    kind: EventKind
+    program_id: ProgramId
+    tool: str = ""  # its name
+    run: int = 0  # tells this run of a tool from others of the program
+    took_s: float = 0.0  # by the host's clock, when the tool has ended
+
+
+class ProgramEvents(NamedTuple):
+    """A control message: events between calls, in their order."""
+
+    events: tuple[ProgramEvent, ...]
+
+
+class AbortedCalls(NamedTuple):
+    """A control message: these calls were aborted. The scheduler answers with their accounts."""
+
+    call_ids: tuple[CallId, ...]
+
+
+class UseHistory(NamedTuple):
+    """A control message: programs that ended before the scheduler's start. It uses the first one that comes.
+
+    What it has learned before that, from the prompts of its own start, it forgets if no program has come yet.
+    """
+
+    history: str  # `History.to_json`, of all models
+
+
+class TakeLearned(NamedTuple):
+    """A control message: the scheduler answers with what its policy has `Learned` since the last answer."""
+
+
+class TakeKvStats(NamedTuple):
+    """A control message: the scheduler answers with its `KvStats`."""
+
+
+class Ping(NamedTuple):
+    """A control message: the scheduler is to answer. It does so between two steps."""
+
+
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeLearned | TakeKvStats
+
+
+_QUESTIONS: Final[dict[str, type[TakeKvStats | TakeLearned]]] = {
+    "take_kv_stats": TakeKvStats,
+    "take_learned": TakeLearned,
+}
+
+
+def encode_control(message: Control | Ping) -> dict[str, Any]:
+    """A control message as msgpack carries it."""
+    if isinstance(message, ProgramsEnded):
+        return {
+            "type": "programs_ended",
+            "program_ids": list(message.program_ids),
+            "abandoned": list(message.abandoned),
+        }
+    if isinstance(message, ProgramEvents):
+        return {"type": "program_events", "events": [[str(each.kind), *each[1:]] for each in message.events]}
+    if isinstance(message, AbortedCalls):
+        return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
+    if isinstance(message, UseHistory):
+        return {"type": "use_history", "history": message.history}
+    return {"type": next((name for name, kind in _QUESTIONS.items() if isinstance(message, kind)), "ping")}
+
+
+def decode_control(data: object) -> Control | None:
+    """Read a control message inside the scheduler; None if it is a ping or no control message. Never raises."""
+    if not isinstance(data, Mapping):
+        return None
+    if data.get("type") == "programs_ended":
+        ended, abandoned = (strings(data.get(key)) for key in ("program_ids", "abandoned"))
+        return ProgramsEnded(tuple(map(ProgramId, ended)), tuple(map(ProgramId, abandoned)))
+    if data.get("type") == "program_events":
+        rows = data.get("events")
+        found = map(_event, rows) if isinstance(rows, list | tuple) else ()
+        return ProgramEvents(tuple(each for each in found if each is not None))
+    if data.get("type") == "aborted_calls":
+        return AbortedCalls(tuple(CallId(each) for each in strings(data.get("call_ids"))))
+    if data.get("type") == "use_history":
+        history = data.get("history")
+        return UseHistory(history) if isinstance(history, str) else None
+    question = _QUESTIONS.get(str(data.get("type")))
+    return question() if question is not None else None
+
+
+def _event(row: object) -> ProgramEvent | None:
+    match row:
+        case [str(kind), str(program_id), str(tool), int(run), took_s] if kind in _KINDS:
+            return ProgramEvent(EventKind(kind), ProgramId(program_id), tool, run, seconds(took_s))
+    return None

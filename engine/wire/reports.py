@@ -1,0 +1,58 @@
+"""What an output brings back from the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from weft.core.kv_cache.stats import SwapStats
+from weft.core.process_table import Account
+
+_ACCOUNT: Final = "weft"
+_SWAP: Final = "weft_swap"
+
+CallAccount = dict[str, Any]  # the part of an account that only the scheduler knows
+
+
+class Report(NamedTuple):
+    """What an output brings from the scheduler."""
+
+    account: CallAccount | None  # of the output's own call so far
+    swap: SwapStats | None  # of the engine's swap, as of this output
+
+
+_NO_REPORT: Final = Report(None, None)
+
+
+def encode_account(account: Account) -> CallAccount:
+    """The part of an account that only the scheduler knows."""
+    return {
+        "service_s": account.service_s,
+        "wait_s": account.wait_s,
+        "preemptions": account.preemptions,
+        "swapped_tokens": account.swapped_tokens,
+        "recomputed_tokens": account.recomputed_tokens,
+        "fetched_tokens": account.fetched_tokens,
+    }
+
+
+def attach_account(params: dict[str, Any] | None, account: CallAccount) -> dict[str, Any]:
+    """Add a call's account to the `kv_transfer_params` of its output."""
+    params = {} if params is None else params
+    params[_ACCOUNT] = account
+    return params
+
+
+def attach_swap(params: dict[str, Any] | None, swap: SwapStats) -> dict[str, Any]:
+    """Add the swap's figures to the `kv_transfer_params` of an output."""
+    params = {} if params is None else params
+    params[_SWAP] = tuple(swap)
+    return params
+
+
+def read_report(params: Mapping[str, Any] | None) -> Report:
+    """Read the `kv_transfer_params` of an output."""
+    if not params:
+        return _NO_REPORT
+    swap = params.get(_SWAP)
+    return Report(params.get(_ACCOUNT), None if swap is None else SwapStats(*swap))
