@@ -275,6 +275,21 @@ class AsyncMultiLLMEngine(FrontEnd):
             if session_ended:
                 self._loop.call_soon(partial(balancer.end_session, info.session_id))
 
+    # -- what a server asks
+
+    def served(self, model: str | None = None) -> tuple[ModelEndpoint, RoutedLLM]:
+        """The endpoint of a model (None: of the first) and the router to its replicas, for the engine's event loop."""
+        group = self._group(model)
+        return group.endpoint, group.llm
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the engine's event loop. Cancelling the future cancels the coroutine.
+
+        Raises:
+            EngineClosedError: The engine was shut down.
+        """
+        return self._loop.submit(coroutine)
+
     # -- replicas
 
     @property

@@ -98,12 +98,12 @@ class InFlight:
         return {**asdict(self.identity), **asdict(self.row.account)}
 
     @asynccontextmanager
-    async def in_time(self, clock: Callable[[], float], request: Any) -> AsyncIterator[None]:
+    async def in_time(self, clock: Callable[[], float], *, is_stream: bool) -> AsyncIterator[None]:
         """Cancel the body when the call's deadline passes.
 
         Args:
             clock: Monotonic seconds, the engine's.
-            request: The `ChatCompletionRequest`.
+            is_stream: Whether the caller gets the answer in parts.
 
         Raises:
             DeadlineError: It has passed.
@@ -116,7 +116,7 @@ class InFlight:
         except TimeoutError as error:
             if not scope.expired():
                 raise
-            raise self.deadline.error(self.row.account.output_tokens if request.stream else 0) from error
+            raise self.deadline.error(self.row.account.output_tokens if is_stream else 0) from error
 
     def abort(self) -> None:
         """End the call, because its program has ended or the engine is being shut down."""

@@ -25,7 +25,7 @@ from weft.core.errors import (
     InvalidIdError,
     ProgramEndedError,
 )
-from weft.core.ids import EngineId, ProgramId, SessionId
+from weft.core.ids import CallId, EngineId, ProgramId, SessionId
 from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.kv_cache.stats import KvStats, SwapStats
 from weft.core.log import get_logger
@@ -117,7 +117,7 @@ class FrontEnd(ABC):
         self.engine_id = EngineId(f"engine-{next(_counter)}")
         self.table = ProcessTable()
         self._max_calls = check_max_calls(max_calls)
-        self._call_timeout_s = check_timeout(call_timeout_s, "call_timeout_s")
+        self.call_timeout_s = check_timeout(call_timeout_s, "call_timeout_s")
         self._program_timeout_s = check_timeout(program_timeout_s, "program_timeout_s")
         self._hang_timeout_s = check_timeout(hang_timeout_s, "hang_timeout_s")
         self._clock = clock
@@ -279,7 +279,7 @@ class FrontEnd(ABC):
             CallError, ProgramError, EngineError: See `weft.core.errors`. Cancelling aborts the call in the engine.
         """
         call, request = self._open_call(body, program, identity, stream=False)
-        future = self._submit(call, self._complete(call, request))
+        future = self.submit_call(call, self._complete(call, request))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -291,7 +291,7 @@ class FrontEnd(ABC):
     def chat_sync(self, body: Mapping[str, Any], program: Program, identity: CallIdentity) -> dict[str, Any]:
         """`chat` for code without an event loop."""
         call, request = self._open_call(body, program, identity, stream=False)
-        future = self._submit(call, self._complete(call, request))
+        future = self.submit_call(call, self._complete(call, request))
         try:
             return future.result()
         except FutureCancelledError:
@@ -336,34 +336,77 @@ class FrontEnd(ABC):
 
     # -- a call's way through the front end
 
+    def now_s(self) -> float:
+        """Monotonic seconds, by the engine's clock."""
+        return self._clock()
+
     def _open_call(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
     ) -> tuple[InFlight, Any]:
         """Check a request, admit it and note it in the table. Each step is undone if a later one fails."""
-        self._check_process()
+        self._check_new(identity.call_id)
+        try:
+            if self._closed:
+                raise EngineClosedError
+            fields = {**body, "stream": stream, "request_id": identity.call_id, "session_id": program.session_id}
+            timeout_s = check_timeout(fields.pop("timeout_s", self.call_timeout_s), "timeout_s")
+            endpoint = self._endpoint(fields.get("model"))
+            request = endpoint.chat.make_request(fields)
+        except BaseException as error:
+            self._note_refusal(program, identity.call_id, error)
+            raise
+        call, header = self.enter_call(endpoint, program, identity, timeout_s, lambda: fingerprint(body))
+        request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
+        if self._recorder is not None:
+            call.recorder = TokenRecorder(self._recorder, identity, request)
+        return call, request
+
+    def enter_call(
+        self,
+        endpoint: ModelEndpoint,
+        program: Program,
+        identity: CallIdentity,
+        timeout_s: float | None,
+        make_fingerprint: Callable[[], str],
+        *,
+        is_admitted: bool = False,
+    ) -> tuple[InFlight, CallHeader]:
+        """Admit a call and note it in the table. Each step is undone if a later one fails.
+
+        Args:
+            endpoint: The model's.
+            program: The call's program.
+            identity: The call's ids, from `program.start_call`.
+            timeout_s: Seconds that the call may take, above 0; None: no limit.
+            make_fingerprint: Of the system prompt and the tools.
+            is_admitted: Whether the endpoint has admitted the call already.
+
+        Returns:
+            The call, and what the scheduler is told of it.
+
+        Raises:
+            CallError, ProgramError, EngineError: See `weft.core.errors`.
+        """
         call_id = identity.call_id
-        if call_id in self._in_flight:
-            raise InvalidIdError(f"call {call_id} is already in flight; ids are used once.")
         with ExitStack() as undo:
+            now_s = self._clock()
+            if is_admitted:
+                undo.callback(endpoint.admission.leave, now_s)
+            self._check_new(call_id)
 
             def refused(_kind: object, error: BaseException | None, _trace: object) -> None:
-                ended = isinstance(error, ProgramEndedError | EngineClosedError)
-                state = CallState.CANCELLED if ended else CallState.FAILED
-                program.call_left(call_id, self._clock(), Account(), state)
+                if error is not None:
+                    self._note_refusal(program, call_id, error)
 
             undo.push(refused)
             if self._closed:
                 raise EngineClosedError
-            fields = {**body, "stream": stream, "request_id": call_id, "session_id": program.session_id}
-            timeout_s = check_timeout(fields.pop("timeout_s", self._call_timeout_s), "timeout_s")
-            endpoint = self._endpoint(fields.get("model"))
-            request = endpoint.chat.make_request(fields)
             program.bind(self)
             self._idle.watch(program)
-            now_s = self._clock()
             ends = self._deadline(program, timeout_s, now_s)
-            endpoint.admission.enter(now_s)
-            undo.callback(endpoint.admission.leave, now_s)
+            if not is_admitted:
+                endpoint.admission.enter(now_s)
+                undo.callback(endpoint.admission.leave, now_s)
             row, attained = self.table.arrive(identity, endpoint.engine_id, now_s)
             undo.callback(self.table.leave, row, now_s)
             program.call_arrived(call_id, now_s)
@@ -371,7 +414,7 @@ class FrontEnd(ABC):
             undo.callback(self._forecasts.call_left, identity, None, now_s)
             row_of_program = self.table.get(program.program_id)
             if self._learned is not None and row_of_program is not None and not row_of_program.fingerprint:
-                row_of_program.fingerprint = fingerprint(body)
+                row_of_program.fingerprint = make_fingerprint()
             header = CallHeader(
                 identity,
                 attained,
@@ -382,16 +425,25 @@ class FrontEnd(ABC):
                 time_left_s=ends.at_s - now_s,
                 program_time_left_s=row_of_program.due_s - now_s if row_of_program is not None else math.inf,
             )
-            request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
             call = InFlight(program, identity, row, endpoint, ends)
             if self._recorder is not None:
                 self._recorder.call_arrived(program.graph, now_s)
-                call.recorder = TokenRecorder(self._recorder, identity, request)
             self._in_flight.add(call)
             if self._learned is not None:
                 self._learned.touch()
             undo.pop_all()
-        return call, request
+        return call, header
+
+    def _check_new(self, call_id: CallId) -> None:
+        self._check_process()
+        if call_id in self._in_flight:
+            raise InvalidIdError(f"call {call_id} is already in flight; ids are used once.")
+
+    def _note_refusal(self, program: Program, call_id: CallId, error: BaseException) -> None:
+        """Note in a program's graph that its call left because of an error before it reached a scheduler."""
+        ended = isinstance(error, ProgramEndedError | EngineClosedError)
+        state = CallState.CANCELLED if ended else CallState.FAILED
+        program.call_left(call_id, self._clock(), Account(), state)
 
     def _deadline(self, program: Program, timeout_s: float | None, now_s: float) -> Deadline:
         row = self.table.get(program.program_id)
@@ -399,19 +451,24 @@ class FrontEnd(ABC):
             return deadline(now_s, timeout_s, now_s, None)
         return deadline(now_s, timeout_s, row.start_s, row.info.timeout_s)
 
-    def _submit(self, call: InFlight, coroutine: Any) -> Future[Any]:
+    def submit_call(self, call: InFlight, coroutine: Any) -> Future[Any]:
+        """Run a call's coroutine on the engine's event loop. Cancelling the future aborts the call.
+
+        Raises:
+            EngineClosedError: The engine was shut down.
+        """
         try:
             call.future = self._loop.submit(coroutine)
         except EngineClosedError:  # the engine was shut down on another thread
             self._in_flight.leave(call)
             raise
         # A call that is cancelled before its coroutine began leaves here.
-        call.future.add_done_callback(lambda _future: self._leave(call))
+        call.future.add_done_callback(lambda _future: self.leave(call))
         if self.table.get(call.identity.program_id) is None:  # its program has ended on another thread
             call.abort()
         return call.future
 
-    def _leave(self, call: InFlight) -> None:
+    def leave(self, call: InFlight) -> None:
         """A call has left the engine, finished or not. Leaving twice changes nothing."""
         if self._in_flight.leave(call):
             account = call.row.account if call.outcome is CallState.FINISHED else None
@@ -421,7 +478,7 @@ class FrontEnd(ABC):
 
     async def _complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
-            async with call.in_time(self._clock, request):
+            async with call.in_time(self._clock, is_stream=False):
                 response = await call.endpoint.chat.complete(request)
             if call.recorder is not None:
                 call.recorder.take(response)
@@ -431,7 +488,7 @@ class FrontEnd(ABC):
             call.outcome = CallState.FAILED
             raise
         finally:
-            self._leave(call)  # before the caller sees the result, so that its next call reads the new service
+            self.leave(call)  # before the caller sees the result, so that its next call reads the new service
         return {**response, "weft": call.report()}
 
     def _submit_stream(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> Future[Any]:
@@ -439,7 +496,10 @@ class FrontEnd(ABC):
 
         async def pump() -> None:
             try:
-                async with call.in_time(self._clock, request), aclosing(call.endpoint.chat.stream(request)) as chunks:
+                async with (
+                    call.in_time(self._clock, is_stream=True),
+                    aclosing(call.endpoint.chat.stream(request)) as chunks,
+                ):
                     async for chunk in chunks:
                         if call.recorder is not None and not call.recorder.take(chunk):
                             continue
@@ -452,14 +512,14 @@ class FrontEnd(ABC):
                 call.outcome = CallState.FAILED
                 raise
             finally:
-                self._leave(call)
+                self.leave(call)
 
         def end(future: Future[Any]) -> None:  # also of a stream that was aborted before it began
             error = call.ended_error(self._closed) if future.cancelled() else future.exception()
             with suppress(RuntimeError):  # the caller's event loop is closed
                 deliver(error or _END)
 
-        future = self._submit(call, pump())
+        future = self.submit_call(call, pump())
         future.add_done_callback(end)
         return future
 

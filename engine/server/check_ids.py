@@ -75,38 +75,64 @@ class CheckIds:
         if scope["type"] != "http":  # vLLM reads no ids from websockets
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._max_body_bytes)
+        exchange = self.make_exchange(scope, receive, send)
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception:
             # A route that reads the body itself fails when the request ends early. The client has its answer.
             if not exchange.has_refused:
                 raise
+        finally:
+            exchange.end()
+
+    def make_exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+        """What stands between the server and the application for one request."""
+        return Exchange(scope, receive, send, self._max_body_bytes)
 
 
-class _Refusal(NamedTuple):
+class Refusal(NamedTuple):
+    """An answer in place of the application's."""
+
     status: HTTPStatus
     message: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class _Exchange:
+class Exchange:
     """One request and its response, between the server and the application."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         self._receive, self._send = receive, send
         self._max_body_bytes = max_body_bytes
-        self._headers = list(scope["headers"])
+        self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self._id_scope = scope_of(self._headers)
         self._takes_figures = server_takes_figures(scope.get("app"))
         self._has_read = False  # the body
         self._has_begun = False  # the application's response
         self.has_refused = False
-        self._refusal: _Refusal | None = None
+        self._refusal: Refusal | None = None
         try:
             self.scope = {**scope, "headers": scope_headers(self._headers, self._id_scope)}
         except InvalidIdError as error:  # the client is told when it is authenticated
             self.scope = {**scope, "headers": without_session(self._headers)}
-            self._refusal = _Refusal(HTTPStatus.BAD_REQUEST, str(error))
+            self._refusal = Refusal(HTTPStatus.BAD_REQUEST, str(error))
+
+    def identify(self, request: dict[str, Any]) -> bool:
+        """Write the request's ids into its body, from wherever it carries them. Returns whether the body has changed.
+
+        Raises:
+            InvalidIdError, InvalidRequestError: They are malformed.
+        """
+        del request
+        return False
+
+    def take(self, request: dict[str, Any]) -> Refusal | None:
+        """The client is authenticated, and the ids are in their scope. Returns why the request is refused, if it is."""
+        del request
+        return None
+
+    def end(self) -> None:
+        """The application has ended."""
 
     async def receive(self) -> Message:
         """The request's body in one piece, then what the server says of the connection."""
@@ -118,7 +144,7 @@ class _Exchange:
         found = self._refusal or await self._read()
         if isinstance(found, bytes):
             found = await self._check(found)
-        if isinstance(found, _Refusal):
+        if isinstance(found, Refusal):
             await self._refuse(found)
         if isinstance(found, bytes):
             return {"type": "http.request", "body": found, "more_body": False}
@@ -131,10 +157,10 @@ class _Exchange:
             self._has_begun = True
             await self._send(message)
 
-    async def _read(self) -> bytes | _Refusal | None:
+    async def _read(self) -> bytes | Refusal | None:
         """The body; None if the client has gone."""
         limit = self._max_body_bytes
-        too_large = _Refusal(
+        too_large = Refusal(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"the request's body has more than {limit} bytes. Send less, or ask the server's operator to raise "
             f"{_LIMIT_VARIABLE}.",
@@ -153,7 +179,7 @@ class _Exchange:
             if not message.get("more_body", False):
                 return bytes(body)
 
-    async def _check(self, body: bytes) -> bytes | _Refusal:
+    async def _check(self, body: bytes) -> bytes | Refusal:
         """The body with ids in their scope, and otherwise unchanged."""
         try:
             if self._header(b"content-type").partition(b";")[0].strip().lower() in _FORMS:
@@ -161,12 +187,14 @@ class _Exchange:
             request = json.loads(body)
             if isinstance(request, dict):
                 # vLLM reads what is written here, not what was sent. So both agree on keys that occur twice.
-                has_changed = scope_request(request, self._id_scope, takes_figures=self._takes_figures)
-                return json.dumps(request).encode() if has_changed else body
+                has_changed = self.identify(request)
+                has_changed |= scope_request(request, self._id_scope, takes_figures=self._takes_figures)
+                refusal = self.take(request)
+                return refusal or (json.dumps(request).encode() if has_changed else body)
         except (InvalidIdError, InvalidRequestError) as error:
-            return _Refusal(HTTPStatus.BAD_REQUEST, str(error))
+            return Refusal(HTTPStatus.BAD_REQUEST, str(error))
         except RecursionError:
-            return _Refusal(
+            return Refusal(
                 HTTPStatus.BAD_REQUEST, "the request is nested too deeply. Send fewer levels of lists and objects."
             )
         except ValueError:
@@ -196,18 +224,21 @@ class _Exchange:
                 "is then a program of its own."
             )
 
-    async def _refuse(self, refusal: _Refusal) -> None:
+    async def _refuse(self, refusal: Refusal) -> None:
         """Answer in place of the application, unless it has begun to answer."""
         if self._has_begun:
             return
         self.has_refused = True
-        status, message = refusal
-        error = {"message": message, "type": "BadRequestError", "param": None, "code": status.value}
-        headers = [(b"content-type", b"application/json")]
+        status, message, more = refusal
+        headers = [(b"content-type", b"application/json"), *more]
         if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             headers.append((b"connection", b"close"))  # the rest of the body is not read
         await self._send({"type": "http.response.start", "status": status.value, "headers": headers})
-        await self._send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})
+        await self._send({"type": "http.response.body", "body": json.dumps(self.error_body(status, message)).encode()})
+
+    def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
+        """An error as the application would write it."""
+        return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status.value}}
 
     def _header(self, name: bytes) -> bytes:
         return next((value for key, value in self._headers if key == name), b"")

@@ -16,9 +16,9 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError, WeftError
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.server.http_errors import error_body
 from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS, check_fields
 from weft.integrations.arguments import check_engine, check_program
-from weft.integrations.http_errors import error_body
 from weft.integrations.openai.call import Call
 from weft.integrations.openai.errors import error_response, refusal
 

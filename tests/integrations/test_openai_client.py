@@ -46,7 +46,7 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.testing import RecordingBackend
-from weft.integrations.http_errors import error_body
+from weft.engine.server.http_errors import error_body
 from weft.integrations.openai import AsyncTransport, Transport, openai_client, sync_openai_client
 from weft.integrations.openai.errors import error_response
 
