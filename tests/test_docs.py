@@ -20,6 +20,7 @@ from background import ROOT, TINY, CommandResult, script
 
 import weft
 from weft.commands.cli import app
+from weft.engine.vllm_compat.engine_args import VllmArgs
 
 DOCS = ROOT / "docs"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
@@ -235,6 +236,8 @@ def test_every_command_of_the_documents_exists(document: str, words: list[str]) 
     if "--" in words:  # what follows is another command
         words = words[: words.index("--")]
     known = {option for parameter in command.params for option in parameter.opts}
+    if command.context_settings.get("ignore_unknown_options"):  # the others are vLLM's
+        known |= {f"--{name.replace('_', '-')}" for name in (*VllmArgs.__annotations__, "host", "port")}
     assert [word for word in words if word.startswith("--") and word.split("=")[0] not in known] == []
 
 

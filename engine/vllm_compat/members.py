@@ -271,20 +271,39 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         read=("engine_core", "errored", "model_config", "output_handler", "renderer", "vllm_config"),
     ),
     "vllm.engine.protocol.EngineClient": Uses(
-        imitated={  # by RoutedLLM, for the chat serving layer
+        overridden={  # by ServedEngine; RoutedLLM imitates some of them, for the chat serving layer
+            "abort": "(self, request_id) -> None",
+            "add_lora": None,
             "check_admission": "(self, n=1, request_id=None) -> None",
+            "check_health": "(self) -> None",
             "dead_error": None,
+            "do_log_stats": "(self) -> None",
+            "encode": None,
             "errored": None,
             "generate": (
                 "(self, prompt, sampling_params, request_id, *, session_id=None, ...) "
                 "-> AsyncGenerator[RequestOutput, None]"
             ),
-            "input_processor": None,
+            "get_supported_tasks": "(self)",
+            "is_paused": "(self) -> bool",
+            "is_running": None,
+            "is_sleeping": "(self) -> bool",
+            "is_stopped": None,
             "is_tracing_enabled": "(self) -> bool",
-            "model_config": None,
-            "renderer": None,
-            "vllm_config": None,
+            "notify_kv_transfer_request_rejected": None,
+            "pause_generation": None,
+            "release_kv_cache_memory": None,
+            "reset_encoder_cache": None,
+            "reset_mm_cache": None,
+            "reset_prefix_cache": None,
+            "resume_generation": None,
+            "shutdown": "(self, timeout=None) -> None",
+            "sleep": None,
+            "start_profile": None,
+            "stop_profile": None,
+            "wake_up": None,
         },
+        written=("input_processor", "model_config", "renderer", "vllm_config"),
     ),
     "vllm.v1.engine.input_processor.InputProcessor": Uses(
         called={"__init__": "(self, vllm_config, renderer=None, ...) -> None"}
@@ -466,6 +485,47 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "VLLM_ENABLE_V1_MULTIPROCESSING",
             "VLLM_LOGGING_LEVEL",
         ),
+    ),
+    # -- the HTTP server
+    "vllm.entrypoints.launchers.app": Uses(
+        called={"build_app": "(args, supported_tasks=None, model_config=None) -> FastAPI"}
+    ),
+    "vllm.entrypoints.launchers.api_server.app_state": Uses(
+        called={"init_app_state": "(engine_client, state, args, supported_tasks=None) -> None"}
+    ),
+    "vllm.entrypoints.launchers.cli_args": Uses(
+        called={
+            "make_arg_parser": "(parser) -> FlexibleArgumentParser",
+            "validate_parsed_serve_args": "(args)",
+        }
+    ),
+    "vllm.entrypoints.launchers.cli_args.FrontendArgs": Uses(
+        read=(
+            "api_key",
+            "disable_uvicorn_access_log",
+            "enable_auto_tool_choice",
+            "grpc_port",
+            "h11_max_incomplete_event_size",
+            "lora_modules",
+            "middleware",
+            "ssl_ca_certs",
+            "ssl_cert_reqs",
+            "ssl_certfile",
+            "ssl_ciphers",
+            "ssl_keyfile",
+            "tool_call_parser",
+            "uds",
+            "uvicorn_log_level",
+        )
+    ),
+    "vllm.entrypoints.launchers.launcher": Uses(called={"setup_server": "(args, *, reuse_port)"}),
+    "vllm.entrypoints.launchers.utils.server_utils": Uses(called={"get_uvicorn_log_config": "(args) -> dict | None"}),
+    "vllm.entrypoints.serve.middleware.authenticate.AuthenticationMiddleware": Uses(
+        called={"__init__": "(self, app, tokens) -> None", "verify_token": "(self, headers) -> bool"}
+    ),
+    "vllm.exceptions.GracefulHTTPError": Uses(called={"__init__": "(self, message, http_status)"}),
+    "vllm.utils.argparse_utils.FlexibleArgumentParser": Uses(
+        called={"parse_args": "(self, args=None, namespace=None)"}
     ),
     # -- an engine in this process, for `weft bench`
     "vllm.v1.engine.llm_engine.LLMEngine": Uses(

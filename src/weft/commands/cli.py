@@ -18,6 +18,7 @@ from weft.commands.doctor import doctor
 from weft.commands.graph import graph
 from weft.commands.model import model_app
 from weft.commands.record import record
+from weft.commands.serve import CONTEXT, serve
 from weft.commands.sim import sim
 from weft.commands.trace import trace
 from weft.core.errors import WeftError
@@ -49,6 +50,7 @@ def _options(
 
 for _command in (demo, graph, sim, trace, bench, record, doctor):  # in the order of `weft --help`
     app.command()(_command)
+app.command(context_settings=CONTEXT)(serve)
 app.add_typer(model_app, name="model")
 
 

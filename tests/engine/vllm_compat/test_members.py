@@ -65,17 +65,19 @@ def test_every_listed_member_is_used(table: dict[str, Uses], folders: tuple[str,
 
 
 def test_every_name_is_used() -> None:
-    """A name of vLLM that nothing imports leaves names.py."""
-    from weft.engine.vllm_compat import names
+    """A name of vLLM that nothing imports leaves names.py and server_names.py."""
+    from weft.engine.vllm_compat import names, server_names
 
     words = {
         word
         for path in files(*SHIPPED, *OTHERS)
-        if path.name != "names.py"
+        if path.name not in ("names.py", "server_names.py")
         for word in re.findall(r"\w+", path.read_text())
     }
     assert sorted(names.__all__) == names.__all__
-    assert [name for name in (*names.__all__, *names._FOR_TESTS) if name not in words] == []
+    assert sorted(server_names.__all__) == server_names.__all__
+    offered = (*names.__all__, *names._FOR_TESTS, *server_names.__all__)
+    assert [name for name in offered if name not in words] == []
 
 
 # -- members that are used and not listed
@@ -145,11 +147,14 @@ class Source(ast.NodeVisitor):
 
 def of_vllm(name: str) -> Any:
     """The class or module of that name in names.py; for an object, such as the platform, its class."""
-    from weft.engine.vllm_compat import names
+    from weft.engine.vllm_compat import names, server_names
 
-    if name not in names.__all__ and name not in names._FOR_TESTS:
+    if name in server_names.__all__:
+        found = getattr(server_names, name)
+    elif name in names.__all__ or name in names._FOR_TESTS:
+        found = getattr(names, name)
+    else:
         return None
-    found = getattr(names, name)
     if isinstance(found, type | ModuleType):
         return found
     return None if callable(found) else type(found)

@@ -1,0 +1,248 @@
+"""Which program a request over HTTP belongs to, by the ids that its headers and its body carry.
+
+Agents send ids under many names. `identity_of` tries them in the order of `docs/how-to/serve.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from weft.core.errors import InvalidIdError
+from weft.core.identity.values import Found, baggage_of, foreign_id, object_in, session_of_user, trace_id
+from weft.core.ids import ProgramId, SessionId, ThreadId, check_id
+
+HTTPHeaders = Iterable[tuple[bytes, bytes]]
+
+
+class Source(StrEnum):
+    """What named the program of a request, in the order of precedence."""
+
+    WEFT = "weft"
+    CLAUDE_CODE = "claude-code"
+    CODEX = "codex"
+    SESSION = "session"
+    DYNAMO = "dynamo"
+    AGENTIC_CONTEXT = "agentic-context"
+    BAGGAGE = "baggage"
+    CONVERSATION = "conversation"
+    METADATA = "metadata"
+    PREVIOUS_RESPONSE = "previous-response"
+    LINEAGE = "lineage"
+    TRACE = "trace"
+    NEW = "new"  # nothing: the request begins a program
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a request says of its program. All ids but the thread's are in the scope of the request's API key."""
+
+    source: Source
+    program_id: ProgramId
+    thread_id: ThreadId | None = None
+    parent_thread_id: ThreadId | None = None
+    parent_program_id: ProgramId | None = None  # the program that started this one
+    session_id: SessionId | None = None
+    program_name: str | None = None
+    tenant: str | None = None
+    is_guess: bool = False  # another program is as likely; only lineage guesses
+    ends: bool = False  # this is the program's last call
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a request carries that says less than an id: with it, lineage finds the program."""
+
+    previous_response_id: str | None = None
+    trace_id: str | None = None
+    prompt_cache_key: str | None = None  # shared by whoever shares a prefix, so it separates programs and joins none
+    program_name: str | None = None
+    tenant: str | None = None
+    session_id: SessionId | None = None
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # `vllm_xargs`
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    program: Found
+    thread: Found | None = None
+    parent_thread: Found | None = None
+    parent_program: Found | None = None
+
+
+def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Identity | Evidence:
+    """The identity that a request carries, or what helps to find its program.
+
+    Weft's own fields and vLLM's session are refused if they are malformed. Those of others are then ignored, and the
+    next source counts.
+
+    Args:
+        headers: The names in lower case and the values, as ASGI hands them over. The first one of a name counts.
+        body: The request's JSON object.
+        scope: What the ids of this API key begin with; see `weft.engine.server.identity.scope_of`.
+
+    Raises:
+        InvalidIdError: An id of Weft's own, or a session, is malformed.
+    """
+    arguments = body.get("vllm_xargs")
+    request = _Request(_texts(headers), body, arguments if isinstance(arguments, Mapping) else {})
+    name, tenant = _own(request, "program-name"), _own(request, "tenant")
+    session = _own(request, "session-id") or _session(request)
+    fields: dict[str, Any] = {
+        "program_name": name,
+        "tenant": tenant and f"{scope}/{tenant}",
+        "session_id": SessionId(f"{scope}/{session}") if session else None,
+        "ends": _ends(request),
+    }
+    program = _own(request, "program-id")
+    if program:
+        thread = _own(request, "thread-id")
+        parent = _own(request, "parent-program-id")
+        return Identity(
+            Source.WEFT,
+            ProgramId(f"{scope}/{program}"),
+            thread_id=ThreadId(thread) if thread else None,
+            parent_program_id=ProgramId(f"{scope}/{parent}") if parent else None,
+            **fields,
+        )
+    for source, find in _SOURCES:
+        for ids in find(request):
+            found = foreign_id(ids.program.value)
+            if found is not None:
+                return _foreign(source, scope, found, ids, fields)
+    return Evidence(
+        previous_response_id=foreign_id(body.get("previous_response_id")),
+        trace_id=trace_id(request.headers.get("traceparent", "")),
+        prompt_cache_key=foreign_id(body.get("prompt_cache_key")),
+        **fields,
+    )
+
+
+def _foreign(source: Source, scope: str, program: str, ids: _Ids, fields: dict[str, Any]) -> Identity:
+    thread = foreign_id(ids.thread.value) if ids.thread else None
+    parent_thread = foreign_id(ids.parent_thread.value) if ids.parent_thread else None
+    parent = foreign_id(ids.parent_program.value) if ids.parent_program else None
+    return Identity(
+        source,
+        ProgramId(f"{scope}/{source}:{program}"),
+        thread_id=ThreadId(thread) if thread else None,
+        parent_thread_id=ThreadId(parent_thread) if parent_thread else None,
+        # An agent at the root may name itself as its parent.
+        parent_program_id=ProgramId(f"{scope}/{source}:{parent}") if parent and parent != program else None,
+        **fields,
+    )
+
+
+def _texts(headers: HTTPHeaders) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name, value in headers:
+        texts.setdefault(name.decode("latin-1"), value.decode("latin-1").strip())
+    return texts
+
+
+def _own(request: _Request, name: str) -> str | None:
+    """One of Weft's own fields: the header, or the field of `vllm_xargs`."""
+    value: object = request.headers.get(f"weft-{name}") or None
+    if value is not None:
+        return check_id(value, f"weft-{name}")
+    field = name.replace("-", "_")
+    value = request.arguments.get(field)
+    return None if value is None else check_id(value, field)
+
+
+def _session(request: _Request) -> str | None:
+    value = request.body.get("session_id")
+    if value is not None:
+        return check_id(value, "session_id")
+    header = request.headers.get("x-session-id")
+    return check_id(header, "X-Session-ID") if header else None
+
+
+def _ends(request: _Request) -> bool:
+    for name in ("weft-program-end", "x-dynamo-session-final"):
+        value = request.headers.get(name, "").lower()
+        if name.startswith("weft-") and value not in ("", "0", "1", "true", "false"):
+            raise InvalidIdError(f"{name} must be true or false, not {value!r:.80}.")
+        if value in ("1", "true"):
+            return True
+    return request.arguments.get("program_end") in (1, True)
+
+
+def _header(request: _Request, *names: str) -> Found | None:
+    return next((Found(name, request.headers[name]) for name in names if request.headers.get(name)), None)
+
+
+def _claude_code(request: _Request) -> Iterator[_Ids]:
+    session = _header(request, "x-claude-code-session-id")
+    if session:
+        agent, parent = (_header(request, f"x-claude-code-{name}") for name in ("agent-id", "parent-agent-id"))
+        yield _Ids(session, thread=agent, parent_thread=parent)
+
+
+def _codex(request: _Request) -> Iterator[_Ids]:
+    thread = _header(request, "thread-id", "thread_id")
+    parent = _header(request, "x-codex-parent-thread-id")
+    for program in (_header(request, "session-id", "session_id"), thread):
+        if program:
+            yield _Ids(program, thread=thread, parent_thread=parent)
+
+
+def _vllm_session(request: _Request) -> Iterator[_Ids]:
+    session = _own(request, "session-id") or _session(request)
+    if session:
+        yield _Ids(Found("X-Session-ID", session), parent_program=_header(request, "x-parent-session-id"))
+
+
+def _dynamo(request: _Request) -> Iterator[_Ids]:
+    session = _header(request, "x-dynamo-session-id")
+    if session:
+        yield _Ids(session, parent_program=_header(request, "x-dynamo-parent-session-id"))
+
+
+def _agentic_context(request: _Request) -> Iterator[_Ids]:
+    context = object_in(request.arguments.get("agentic_context")) or {}
+    parent = Found("parent_program_id", context.get("parent_program_id"))
+    for name in ("program_id", "session_id"):
+        yield _Ids(Found(name, context.get(name)), parent_program=parent)
+
+
+def _baggage(request: _Request) -> Iterator[_Ids]:
+    members = baggage_of(request.headers.get("baggage", ""))
+    for name in ("gen_ai.conversation.id", "session.id"):
+        yield _Ids(Found(name, members.get(name)))
+
+
+def _conversation(request: _Request) -> Iterator[_Ids]:
+    conversation = request.body.get("conversation")
+    if isinstance(conversation, Mapping):
+        conversation = conversation.get("id")
+    yield _Ids(Found("conversation", conversation))
+
+
+def _metadata(request: _Request) -> Iterator[_Ids]:
+    metadata = request.body.get("metadata")
+    if isinstance(metadata, Mapping):
+        for name in ("session_id", "conversation_id", "thread_id"):
+            yield _Ids(Found(name, metadata.get(name)))
+        yield _Ids(Found("user_id", session_of_user(metadata.get("user_id"))))
+
+
+_SOURCES: Final[tuple[tuple[Source, Callable[[_Request], Iterator[_Ids]]], ...]] = (
+    (Source.CLAUDE_CODE, _claude_code),
+    (Source.CODEX, _codex),
+    (Source.SESSION, _vllm_session),
+    (Source.DYNAMO, _dynamo),
+    (Source.AGENTIC_CONTEXT, _agentic_context),
+    (Source.BAGGAGE, _baggage),
+    (Source.CONVERSATION, _conversation),
+    (Source.METADATA, _metadata),
+)

@@ -1,0 +1,1 @@
+"""`weft serve`: vLLM's own HTTP application over an `AsyncMultiLLMEngine`."""

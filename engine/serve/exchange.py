@@ -1,0 +1,115 @@
+"""A request to the server: its identity, its admission, and its errors as Weft writes them."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+from weft.core.errors import InvalidRequestError, OverloadedError, WeftError
+from weft.core.identity import Identity, Source, identity_of
+from weft.core.ids import IdSource, ProgramId
+from weft.core.routing.admission import check_timeout
+from weft.engine.frontend.fingerprint import fingerprint
+from weft.engine.serve.client import REQUEST, ServedEngine, ServedRequest
+from weft.engine.server.check_ids import App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
+from weft.engine.server.http_errors import error_body, error_headers, openai_error
+
+# One call at least. Other routes either make no call, or are admitted when they do.
+_ADMITTED: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+_TIMEOUT: Final = b"weft-timeout-s"
+PROGRAM: Final = b"weft-program-id"
+
+
+class ServeRequests(CheckIds):
+    """`CheckIds` for Weft's own server, which finds each request's program, and refuses calls that are too many.
+
+    Args:
+        app: The application.
+        engine: Runs its calls.
+    """
+
+    def __init__(self, app: App, engine: ServedEngine) -> None:
+        super().__init__(app)
+        self._engine = engine
+
+    def make_exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+        return _ServedExchange(scope, receive, send, self._max_body_bytes, self._engine)
+
+
+class _ServedExchange(Exchange):
+    """A request to the server."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int, engine: ServedEngine) -> None:
+        super().__init__(scope, receive, send, max_body_bytes)
+        self._takes_figures = False
+        self._path = scope["path"].removeprefix(scope.get("root_path", ""))
+        self._engine = engine
+        self._key = secrets.token_hex(8)  # a client that knew another's key could make calls as its program
+        self._found: ServedRequest | None = None
+        self._refused_by: WeftError | None = None
+
+    def identify(self, request: dict[str, Any]) -> bool:
+        arguments = request.get("vllm_xargs")
+        if self._path not in _ADMITTED or not (arguments is None or isinstance(arguments, dict)):
+            return False
+        found = identity_of(self._headers, request, self._id_scope)
+        if not isinstance(found, Identity):
+            program_id = ProgramId(f"{self._id_scope}/{IdSource().program()}")
+            found = Identity(Source.NEW, program_id, program_name=found.program_name, tenant=found.tenant, ends=True)
+        self._found = ServedRequest(found, self._timeout_s(), partial(fingerprint, request))
+        request["vllm_xargs"] = {**(arguments or {}), REQUEST: self._key}
+        return True
+
+    def take(self, request: dict[str, Any]) -> Refusal | None:
+        del request
+        if self._found is None:
+            return None
+        try:
+            self._engine.admit(self._key, self._found)
+        except WeftError as error:
+            self._refused_by = error
+            status = (
+                HTTPStatus.TOO_MANY_REQUESTS if isinstance(error, OverloadedError) else HTTPStatus.SERVICE_UNAVAILABLE
+            )
+            return Refusal(status, str(error), _encoded(error))
+        return None
+
+    async def send(self, message: Message) -> None:
+        """Add the program's id; and to an error of a call whether, and when, to try again."""
+        request = self._engine.request(self._key)
+        if request is not None and message["type"] == "http.response.start":
+            more = [(PROGRAM, request.identity.program_id.partition("/")[2].encode("latin-1", "replace"))]
+            if request.failure is not None and message["status"] >= 400:
+                more += _encoded(request.failure)
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
+        await super().send(message)
+
+    def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
+        if self._path.startswith("/v1/messages"):
+            kind = "rate_limit_error" if status is HTTPStatus.TOO_MANY_REQUESTS else "invalid_request_error"
+            return {"type": "error", "error": {"type": kind, "message": message}}
+        return (
+            error_body(self._refused_by)
+            if self._refused_by is not None
+            else openai_error(status.value, message, "invalid_request")
+        )
+
+    def end(self) -> None:
+        self._engine.end_request(self._key)
+
+    def _timeout_s(self) -> float | None:
+        text = self._header(_TIMEOUT).decode("latin-1")
+        if not text:
+            return self._engine.call_timeout_s
+        try:
+            return check_timeout(float(text), "weft-timeout-s")
+        except ValueError:
+            raise InvalidRequestError(
+                f"weft-timeout-s must be a number of seconds above 0, not {text!r:.80}."
+            ) from None
+
+
+def _encoded(error: WeftError) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((name.encode(), value.encode()) for name, value in error_headers(error).items())

@@ -1,0 +1,107 @@
+"""The programs of clients over HTTP, from their first call to their end."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from typing import Final
+
+from weft.core.identity import Identity
+from weft.core.ids import IdSource, ProgramId, SessionId
+from weft.core.process_table import ProgramState
+from weft.core.program import Program
+
+IDLE_S: Final = 600.0  # without a call, after which a program that nobody ended ends
+MOST_PROGRAMS: Final = 10_000  # open at once; beyond them the longest idle ones end
+
+
+class OpenPrograms:
+    """Keeps the programs that are open. Use it on the engine's event loop."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[ProgramId, Program] = OrderedDict()  # the longest unused first
+        self._calls: dict[ProgramId, int] = {}  # in flight
+        self._ending: set[ProgramId] = set()  # with their calls in flight
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, program_id: ProgramId) -> bool:
+        return program_id in self._open
+
+    def enter(self, identity: Identity) -> Program:
+        """The program of a call that arrives; `leave` follows. A new one if it is not open."""
+        program_id = identity.program_id
+        program = self._open.get(program_id)
+        if program is None:
+            program = Program(
+                identity.program_name or "program",
+                tenant=identity.tenant,
+                ids=_GivenIds(program_id, identity.session_id),
+            )
+            program.end_when_idle(IDLE_S, partial(self._abandon, program_id))
+            self._open[program_id] = program
+            self._end_unused()
+        self._open.move_to_end(program_id)
+        self._calls[program_id] = self._calls.get(program_id, 0) + 1
+        return program
+
+    def leave(self, program: Program) -> None:
+        """A call has left, or was refused."""
+        program_id = program.program_id
+        if self._open.get(program_id) is not program:  # it has ended meanwhile
+            return
+        self._calls[program_id] -= 1
+        if not self._calls[program_id]:
+            del self._calls[program_id]
+            if program_id in self._ending:
+                self.end(program_id)
+
+    def end_after_calls(self, program_id: ProgramId) -> None:
+        """End a program when it has no call in flight."""
+        if program_id in self._calls:
+            self._ending.add(program_id)
+        else:
+            self.end(program_id)
+
+    def end(self, program_id: ProgramId, state: ProgramState = ProgramState.FINISHED) -> bool:
+        """End a program; its calls in flight are aborted. Returns whether it was open."""
+        program = self._forget(program_id)
+        if program is not None:
+            program.end(state)
+        return program is not None
+
+    def end_all(self) -> None:
+        """End all programs, because the server stops."""
+        for program_id in list(self._open):
+            self.end(program_id, ProgramState.CANCELLED)
+
+    def _forget(self, program_id: ProgramId) -> Program | None:
+        self._calls.pop(program_id, None)
+        self._ending.discard(program_id)
+        return self._open.pop(program_id, None)
+
+    def _abandon(self, program_id: ProgramId) -> None:
+        self._forget(program_id)
+
+    def _end_unused(self) -> None:
+        while len(self._open) > MOST_PROGRAMS:
+            idle = next((each for each in self._open if each not in self._calls), None)
+            if idle is None:  # their number is limited by that of calls
+                return
+            self.end(idle, ProgramState.ABANDONED)
+
+
+class _GivenIds(IdSource):
+    """Ids of a program and a session that a client chose, and random ids for the rest."""
+
+    def __init__(self, program_id: ProgramId, session_id: SessionId | None) -> None:
+        super().__init__()
+        self._program_id = program_id
+        self._session_id = session_id
+
+    def program(self) -> ProgramId:
+        return self._program_id
+
+    def session(self) -> SessionId:
+        return self._session_id or super().session()

@@ -1,0 +1,148 @@
+"""The server: vLLM's application on the engine's event loop, from its socket to its orderly end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from socket import socket
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+
+from weft.core.errors import EngineStartError
+from weft.engine.multi import AsyncMultiLLMEngine
+from weft.engine.serve.client import ServedEngine
+from weft.engine.serve.exchange import ServeRequests
+from weft.engine.serve.routes import add_routes
+from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
+
+_POLL_S: Final = 0.2
+_LAST_ANSWERS_S: Final = 5.0  # for the errors of calls that were aborted at the end of the drain
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(
+    options: Namespace, engine_options: Mapping[str, Any], on_ready: Callable[[AsyncMultiLLMEngine, str], None]
+) -> None:
+    """Start an engine, and serve it over HTTP until SIGTERM or SIGINT. Call it on the main thread.
+
+    After the signal no connection is taken. Calls in flight have `--shutdown-timeout` seconds to end. What is left then
+    is aborted, and so is everything at a second signal.
+
+    Args:
+        options: vLLM's, of its application.
+        engine_options: The arguments of `AsyncMultiLLMEngine`.
+        on_ready: Called with the engine and the server's address when the server takes requests.
+
+    Raises:
+        EngineStartError: The address is in use, an option makes no sense, or the engine did not start.
+        WeftError: See `AsyncMultiLLMEngine`.
+        KeyboardInterrupt: A signal came while the engine started.
+    """
+    with (
+        _socket(options) as (address, bound),
+        _Signals() as signals,
+        AsyncMultiLLMEngine(**engine_options) as engine,
+    ):
+        served, server = engine.submit(_make(engine, options)).result()
+        running = engine.submit(server.serve(sockets=[bound]))
+        signals.are_counted = True
+        while not server.started and not running.done():
+            time.sleep(_POLL_S)
+        if server.started and not signals.count:
+            on_ready(engine, address)
+        _wait(running, lambda: signals.count > 0, None)
+        server.should_exit = True
+        _wait(running, lambda: signals.count > 1, float(options.shutdown_timeout))
+        engine.submit(_stop(served)).result()
+        _wait(running, lambda: False, _LAST_ANSWERS_S)
+        server.force_exit = True
+        running.result()
+
+
+async def _make(engine: AsyncMultiLLMEngine, options: Namespace) -> tuple[ServedEngine, uvicorn.Server]:
+    """vLLM's application over the engine, and a server for it. The server leaves signals to the main thread."""
+    served = ServedEngine(engine)
+    options.model = options.model or served.model_config.model
+    tasks = await served.get_supported_tasks()
+    app = build_app(options, tasks, served.model_config)
+    await init_app_state(served, app.state, options, tasks)
+    add_routes(app, served, options)
+    log_config = get_uvicorn_log_config(options)
+    config = uvicorn.Config(
+        ServeRequests(app, served),  # outermost, as vLLM's --middleware is
+        **({} if log_config is None else {"log_config": log_config}),
+        log_level=options.uvicorn_log_level,
+        access_log=not options.disable_uvicorn_access_log,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=options.ssl_cert_reqs,
+        ssl_ciphers=options.ssl_ciphers,
+        h11_max_incomplete_event_size=options.h11_max_incomplete_event_size,
+    )
+    return served, uvicorn.Server(config)
+
+
+async def _stop(served: ServedEngine) -> None:
+    served.stop()
+
+
+def _wait(running: Future[None], is_over: Callable[[], bool], timeout_s: float | None) -> None:
+    """Wait for the server's end, for a signal, or for some seconds."""
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while not running.done() and not is_over() and (end_s is None or time.monotonic() < end_s):
+        with suppress(FutureTimeoutError):
+            running.exception(timeout=_POLL_S)
+
+
+@contextmanager
+def _socket(options: Namespace) -> Iterator[tuple[str, socket]]:
+    """The server's address and socket, bound before the engine starts, which takes long."""
+    try:
+        address, bound = setup_server(options, reuse_port=False)
+    except (OSError, OverflowError, KeyError) as error:
+        raise EngineStartError(
+            f"the server cannot start: {error}. Compare --host, --port, --uds and the parsers' names."
+        ) from error
+    if not options.uds and not options.port:  # the system has chosen one
+        address = f"{address.removesuffix(':0')}:{bound.getsockname()[1]}"
+    try:
+        yield address, bound
+    finally:
+        bound.close()
+        if options.uds:
+            Path(options.uds).unlink(missing_ok=True)
+
+
+class _Signals:
+    """Counts the signals that end the server. The first one interrupts a start instead.
+
+    Attributes:
+        are_counted: Whether the server has started.
+        count: How many came since.
+    """
+
+    def __init__(self) -> None:
+        self.are_counted = False
+        self.count = 0
+
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if not self.are_counted:
+            raise KeyboardInterrupt
+        self.count += 1

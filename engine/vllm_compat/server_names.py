@@ -1,0 +1,30 @@
+"""The names of vLLM's HTTP server. Importing this module takes seconds more than that of `names`."""
+
+from __future__ import annotations
+
+from weft.engine.vllm_compat.version import require_vllm
+
+require_vllm()
+
+from vllm.engine.protocol import EngineClient  # noqa: E402  the version is checked first
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state  # noqa: E402
+from vllm.entrypoints.launchers.app import build_app  # noqa: E402
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: E402
+from vllm.entrypoints.launchers.launcher import setup_server  # noqa: E402
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config  # noqa: E402
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware  # noqa: E402
+from vllm.exceptions import GracefulHTTPError  # noqa: E402
+from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
+
+__all__ = [
+    "AuthenticationMiddleware",
+    "EngineClient",
+    "FlexibleArgumentParser",
+    "GracefulHTTPError",
+    "build_app",
+    "get_uvicorn_log_config",
+    "init_app_state",
+    "make_arg_parser",
+    "setup_server",
+    "validate_parsed_serve_args",
+]

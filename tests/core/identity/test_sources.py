@@ -1,0 +1,163 @@
+"""Which program a request belongs to, by the headers and fields that agents send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.core.errors import InvalidIdError
+from weft.core.identity import Evidence, Identity, Source, identity_of
+
+SCOPE = "-"
+SESSION = "3f1e2d4c-0000-4000-8000-123456789abc"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def found(body: dict[str, Any] | None = None, **headers: str) -> Identity | Evidence:
+    """What a request carries. An underscore in the name of a header stands for a hyphen."""
+    pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return identity_of(pairs, body or {}, SCOPE)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "source", "program"),
+    [
+        ({"weft_program_id": "a"}, {}, Source.WEFT, "a"),
+        ({}, {"vllm_xargs": {"program_id": "a"}}, Source.WEFT, "a"),
+        ({"x_claude_code_session_id": "a"}, {}, Source.CLAUDE_CODE, "claude-code:a"),
+        ({"session_id": "a", "thread_id": "t"}, {}, Source.CODEX, "codex:a"),
+        ({"thread_id": "t"}, {}, Source.CODEX, "codex:t"),
+        ({"x_session_id": "a"}, {}, Source.SESSION, "session:a"),
+        ({}, {"session_id": "a"}, Source.SESSION, "session:a"),
+        ({"weft_session_id": "a"}, {}, Source.SESSION, "session:a"),
+        ({"x_dynamo_session_id": "a"}, {}, Source.DYNAMO, "dynamo:a"),
+        (
+            {},
+            {"vllm_xargs": {"agentic_context": json.dumps({"program_id": "a"})}},
+            Source.AGENTIC_CONTEXT,
+            "agentic-context:a",
+        ),
+        ({"baggage": "k=v, gen_ai.conversation.id=a%20b;x=1"}, {}, Source.BAGGAGE, None),
+        ({"baggage": "session.id=a"}, {}, Source.BAGGAGE, "baggage:a"),
+        ({}, {"conversation": "a"}, Source.CONVERSATION, "conversation:a"),
+        ({}, {"conversation": {"id": "a"}}, Source.CONVERSATION, "conversation:a"),
+        ({}, {"metadata": {"thread_id": "a"}}, Source.METADATA, "metadata:a"),
+        ({}, {"metadata": {"user_id": f"user_1_account__session_{SESSION}"}}, Source.METADATA, f"metadata:{SESSION}"),
+    ],
+)
+def test_an_id_names_the_program(
+    headers: dict[str, str], body: dict[str, Any], source: Source, program: str | None
+) -> None:
+    """Each of the names under which agents send an id is read, and two sources with one id are two programs."""
+    identity = found(body, **headers)
+    assert isinstance(identity, Identity)
+    assert identity.source is source
+    assert program is None or identity.program_id == f"{SCOPE}/{program}"
+
+
+def test_our_own_ids_precede_those_of_others() -> None:
+    """A client that names a program means it."""
+    identity = found({"metadata": {"thread_id": "m"}}, weft_program_id="a", x_claude_code_session_id="b")
+    assert isinstance(identity, Identity)
+    assert identity.program_id == "-/a"
+
+
+def test_a_sub_agent_is_a_thread_of_its_session() -> None:
+    """Claude Code's agents share a session; each is a thread with its parent."""
+    identity = found(
+        x_claude_code_session_id="s", x_claude_code_agent_id="child", x_claude_code_parent_agent_id="parent"
+    )
+    assert isinstance(identity, Identity)
+    assert (identity.program_id, identity.thread_id, identity.parent_thread_id) == (
+        "-/claude-code:s",
+        "child",
+        "parent",
+    )
+
+
+def test_a_session_may_name_the_session_that_started_it() -> None:
+    """Dynamo's parent is a program of its own; one that names itself is the root."""
+    identity = found(x_dynamo_session_id="child", x_dynamo_parent_session_id="root")
+    assert isinstance(identity, Identity)
+    assert identity.parent_program_id == "-/dynamo:root"
+    root = found(x_dynamo_session_id="root", x_dynamo_parent_session_id="root")
+    assert isinstance(root, Identity)
+    assert root.parent_program_id is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"weft_program_id": "x" * 300}, {}),
+        ({"x_session_id": "x" * 300}, {}),
+        ({}, {"session_id": 7}),
+        ({}, {"vllm_xargs": {"program_id": ["a"]}}),
+        ({"weft_program_end": "maybe"}, {}),
+    ],
+)
+def test_our_own_malformed_ids_are_refused(headers: dict[str, str], body: dict[str, Any]) -> None:
+    """A client that names a program wrongly is told so."""
+    with pytest.raises(InvalidIdError):
+        found(body, **headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"x_claude_code_session_id": "x" * 2000}, {}),
+        ({"baggage": "=,;=;,%zz"}, {"metadata": 3, "conversation": [1]}),
+        ({}, {"vllm_xargs": {"agentic_context": "{"}, "metadata": {"user_id": "{"}}),
+        ({"traceparent": "00-0-0-0"}, {}),
+    ],
+)
+def test_malformed_ids_of_others_are_ignored(headers: dict[str, str], body: dict[str, Any]) -> None:
+    """Agents know nothing of Weft, so what they send breaks no request."""
+    evidence = found(body, **headers)
+    assert isinstance(evidence, Evidence)
+    assert evidence.trace_id is None
+
+
+def test_what_says_less_than_an_id_is_evidence() -> None:
+    """A trace, an earlier response, a key for the prompt cache, and a name help to find the program."""
+    evidence = found(
+        {"previous_response_id": "resp_1", "prompt_cache_key": "key"},
+        traceparent=f"00-{TRACE}-00f067aa0ba902b7-01",
+        weft_program_name="coder",
+        weft_tenant="team",
+    )
+    assert isinstance(evidence, Evidence)
+    assert (evidence.previous_response_id, evidence.prompt_cache_key) == ("resp_1", "key")
+    assert (evidence.trace_id, evidence.program_name, evidence.tenant) == (TRACE, "coder", "-/team")
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"weft_program_end": "true"}, {}),
+        ({"x_dynamo_session_final": "true"}, {}),
+        ({}, {"vllm_xargs": {"program_end": 1}}),
+    ],
+)
+def test_the_last_call_says_so(headers: dict[str, str], body: dict[str, Any]) -> None:
+    """A program ends with the call that says so."""
+    assert found(body, **headers).ends
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["x_claude_code_session_id", "baggage", "traceparent", "thread_id", "x_dynamo_session_id"]),
+        st.text(st.characters(max_codepoint=255)),
+    ),
+    st.dictionaries(
+        st.sampled_from(["metadata", "conversation", "previous_response_id", "prompt_cache_key"]),
+        st.recursive(st.none() | st.integers() | st.text(), lambda each: st.dictionaries(st.text(), each)),
+    ),
+)
+def test_nothing_that_others_send_breaks_a_request(headers: dict[str, str], body: dict[str, Any]) -> None:
+    """Whatever the values are, the answer is an identity of this key, or evidence."""
+    identity = found(body, **headers)
+    assert isinstance(identity, Evidence) or identity.program_id.startswith("-/")

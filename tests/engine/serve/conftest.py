@@ -1,0 +1,39 @@
+"""A `weft serve` of a tiny model, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from served import KEY, MAX_CALLS, Served, url_of
+from threads import ONE_THREAD
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for the tests of a module."""
+    log = tmp_path_factory.mktemp("serve") / "log"
+    command = [
+        *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--max-calls", str(MAX_CALLS), "--policy", "atlas"),
+        *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", "--api-key", KEY, "key-2"),
+        *("--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", "268435456"),
+    ]
+    environment = {**os.environ, **ONE_THREAD}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        url = url_of(process, log)
+        with httpx.Client(base_url=url, timeout=120, headers={"authorization": f"Bearer {KEY}"}) as client:
+            yield Served(process, log, client)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise

@@ -1,0 +1,157 @@
+"""`weft serve` with a real engine: vLLM's routes, admission, deadlines, keys, the end of programs, and its own end."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from served import KEY, MAX_CALLS, Served
+
+pytestmark = pytest.mark.engine
+
+MESSAGES: Any = [{"role": "user", "content": "Hello"}]
+
+
+def body(max_tokens: int = 4, **more: Any) -> dict[str, Any]:
+    """A chat request that produces as many tokens as it asks for."""
+    return {"model": "tiny", "messages": MESSAGES, "max_tokens": max_tokens, "ignore_eos": True, **more}
+
+
+def sdk(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0)
+
+
+def test_openais_client_gets_an_answer(served: Served) -> None:
+    """The answer has text and usage, as from vLLM's server."""
+    with sdk(served) as client:
+        answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4)
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+
+
+def test_openais_client_gets_a_stream(served: Served) -> None:
+    """The parts of a stream are those of the whole answer."""
+    with sdk(served) as client:
+        whole = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=6, temperature=0)
+        parts = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=6, temperature=0, stream=True
+        )
+        text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert text == whole.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("path", "request_body", "shown"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}, "text_completion"),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4}, '"output_text"'),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}, '"type":"message"'),
+        ("/tokenize", {"prompt": "hi"}, '"tokens"'),
+    ],
+)
+def test_the_other_routes_are_vllms(served: Served, path: str, request_body: dict[str, Any], shown: str) -> None:
+    """Completions, Responses, Anthropic's Messages and the tokenizer answer in their own forms."""
+    response = served.client.post(path, json={"model": "tiny", **request_body})
+    assert response.status_code == 200, response.text
+    assert shown in response.text
+
+
+def test_the_models_are_listed(served: Served) -> None:
+    """The server lists the name that it was given."""
+    assert [each["id"] for each in served.client.get("/v1/models").json()["data"]] == ["tiny"]
+
+
+def test_a_program_lives_from_call_to_call_until_it_is_ended(served: Served) -> None:
+    """The client names a program in a header, and ends it; a second end finds nothing."""
+    headers = {"weft-program-id": "trip"}
+    for _ in range(2):
+        response = served.client.post("/v1/chat/completions", json=body(), headers=headers)
+        assert response.headers["weft-program-id"] == "trip"
+    assert served.client.delete("/weft/programs/trip").status_code == 204
+    assert served.client.delete("/weft/programs/trip").status_code == 404
+
+
+def test_the_last_call_ends_its_program(served: Served) -> None:
+    """`weft-program-end` on a call leaves nothing open."""
+    headers = {"weft-program-id": "short", "weft-program-end": "true"}
+    assert served.client.post("/v1/chat/completions", json=body(), headers=headers).status_code == 200
+    assert served.client.delete("/weft/programs/short").status_code == 404
+
+
+def test_another_key_does_not_end_a_program(served: Served) -> None:
+    """Ids are scoped by key, and without a key nothing is done."""
+    served.client.post("/v1/chat/completions", json=body(), headers={"weft-program-id": "mine"})
+    for key, status in (("key-2", 404), ("no key", 401)):
+        with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {key}"}) as other:
+            assert other.delete("/weft/programs/mine").status_code == status
+            assert key == "key-2" or other.post("/v1/chat/completions", json=body()).status_code == 401
+    assert served.client.delete("/weft/programs/mine").status_code == 204
+
+
+def test_an_ended_program_aborts_its_calls(served: Served) -> None:
+    """A call in flight gets status 409 when its program is ended."""
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(
+            served.client.post, "/v1/chat/completions", json=body(1500), headers={"weft-program-id": "long"}
+        )
+        while served.client.delete("/weft/programs/long").status_code == 404:
+            assert not call.done(), call.result().text
+        assert call.result().status_code == 409
+
+
+def test_calls_that_are_too_many_are_told_when_to_retry(served: Served) -> None:
+    """The first call above the limit gets status 429 with `retry-after`; the others get their answers."""
+    is_refused = threading.Event()
+
+    def call(_number: int) -> httpx.Response:
+        response = served.client.post("/v1/chat/completions", json=body(300))
+        if response.status_code == 429:
+            is_refused.set()
+        return response
+
+    with ThreadPoolExecutor(MAX_CALLS + 2) as pool:
+        responses = list(pool.map(call, range(MAX_CALLS + 2)))
+    assert {response.status_code for response in responses} == {200, 429}
+    refused = [response for response in responses if response.status_code == 429]
+    assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+    assert refused[0].json()["error"]["code"] == "overloaded"
+    assert served.client.post("/v1/chat/completions", json=body()).status_code == 200  # all places are free again
+
+
+def test_a_deadline_ends_a_call(served: Served) -> None:
+    """A call that takes longer than it may gets status 504, and clients do not try it again."""
+    response = served.client.post("/v1/chat/completions", json=body(1500), headers={"weft-timeout-s": "0.05"})
+    assert response.status_code == 504
+    assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("headers", [{"weft-timeout-s": "soon"}, {"weft-program-id": "x" * 300}])
+def test_a_malformed_header_is_refused(served: Served, headers: dict[str, str]) -> None:
+    """The client is told which header is wrong."""
+    response = served.client.post("/v1/chat/completions", json=body(), headers=headers)
+    assert response.status_code == 400
+    assert next(iter(headers)) in response.json()["error"]["message"]
+
+
+def test_figures_of_a_client_are_refused(served: Served) -> None:
+    """No client gets a better place by what it says of itself."""
+    response = served.client.post("/v1/chat/completions", json=body(vllm_xargs={"service_s": 0.0}))
+    assert response.status_code == 400
+
+
+def test_a_sigterm_lets_calls_end(served: Served) -> None:
+    """The stream that is open ends as it would have, then the server ends with exit code 0."""
+    with served.client.stream("POST", "/v1/chat/completions", json=body(400, stream=True)) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        served.process.terminate()
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert served.stop() == 0
+    with pytest.raises(httpx.TransportError):
+        served.client.get("/health")
