@@ -57,7 +57,7 @@ class Evidence:
 
     previous_response_id: str | None = None
     trace_id: str | None = None
-    prompt_cache_key: str | None = None  # shared by whoever shares a prefix, so it separates programs and joins none
+    prompt_cache_key: str | None = None  # clients that share a prefix share it, so it separates programs and joins none
     program_name: str | None = None
     tenant: str | None = None
     session_id: SessionId | None = None

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 from weft.core.errors import EngineClosedError, InvalidRequestError, WeftError
 from weft.core.identity import Identity, Source
+from weft.core.identity.lineage import Lineage
 from weft.core.ids import IdSource
 from weft.core.program.graph import CallState
 from weft.engine.frontend.calls import InFlight
@@ -54,7 +55,8 @@ class ServedEngine(EngineClient):
     """
 
     def __init__(self, engine: AsyncMultiLLMEngine) -> None:
-        self.programs = OpenPrograms()
+        self.programs = OpenPrograms(engine.now_s)
+        self.lineage = Lineage()
         self.call_timeout_s = engine.call_timeout_s
         self._engine = engine
         self._endpoint, self._llm = engine.served()

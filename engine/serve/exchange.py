@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
 from weft.core.errors import InvalidRequestError, OverloadedError, WeftError
-from weft.core.identity import Identity, Source, identity_of
-from weft.core.ids import IdSource, ProgramId
+from weft.core.identity import Identity, identity_of
+from weft.core.identity.lineage import Placed
+from weft.core.identity.messages import items_of_answer, items_of_request
 from weft.core.routing.admission import check_timeout
 from weft.engine.frontend.fingerprint import fingerprint
+from weft.engine.serve.answers import AnswerReader
 from weft.engine.serve.client import REQUEST, ServedEngine, ServedRequest
 from weft.engine.server.check_ids import App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.server.http_errors import error_body, error_headers, openai_error
 
 # One call at least. Other routes either make no call, or are admitted when they do.
 _ADMITTED: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+_RESPONSES: Final = "/v1/responses"
 _TIMEOUT: Final = b"weft-timeout-s"
 PROGRAM: Final = b"weft-program-id"
 
@@ -47,6 +51,10 @@ class _ServedExchange(Exchange):
         self._path = scope["path"].removeprefix(scope.get("root_path", ""))
         self._engine = engine
         self._key = secrets.token_hex(8)  # a client that knew another's key could make calls as its program
+        self._peer = str(scope.get("client"))
+        self._placed: Placed | None = None
+        self._reads_answers = False  # because a later request may continue them
+        self._answers: AnswerReader | None = None
         self._found: ServedRequest | None = None
         self._refused_by: WeftError | None = None
 
@@ -55,10 +63,13 @@ class _ServedExchange(Exchange):
         if self._path not in _ADMITTED or not (arguments is None or isinstance(arguments, dict)):
             return False
         found = identity_of(self._headers, request, self._id_scope)
-        if not isinstance(found, Identity):
-            program_id = ProgramId(f"{self._id_scope}/{IdSource().program()}")
-            found = Identity(Source.NEW, program_id, program_name=found.program_name, tenant=found.tenant, ends=True)
-        self._found = ServedRequest(found, self._timeout_s(), partial(fingerprint, request))
+        if isinstance(found, Identity):
+            self._placed = Placed(found, b"", "")
+        else:
+            items = items_of_request(request)
+            self._placed = self._engine.lineage.place(found, items, self._id_scope, self._peer)
+            self._reads_answers = bool(items)
+        self._found = ServedRequest(self._placed.identity, self._timeout_s(), partial(fingerprint, request))
         request["vllm_xargs"] = {**(arguments or {}), REQUEST: self._key}
         return True
 
@@ -83,8 +94,22 @@ class _ServedExchange(Exchange):
             more = [(PROGRAM, request.identity.program_id.partition("/")[2].encode("latin-1", "replace"))]
             if request.failure is not None and message["status"] >= 400:
                 more += _encoded(request.failure)
+            if message["status"] == HTTPStatus.OK and (self._reads_answers or self._path == _RESPONSES):
+                kind = dict(message["headers"]).get(b"content-type", b"")
+                self._answers = AnswerReader(is_stream=kind.startswith(b"text/event-stream"))
             message = {**message, "headers": [*message.get("headers", ()), *more]}
+        if self._answers is not None and message["type"] == "http.response.body":
+            self._note(self._answers.take(message.get("body", b""), is_last=not message.get("more_body", False)))
         await super().send(message)
+
+    def _note(self, answers: list[Mapping[str, Any]]) -> None:
+        """Note answers before the client gets them, because it may go on at once."""
+        if self._placed is None:
+            return
+        for answer in answers:
+            items = items_of_answer(answer) if self._reads_answers else []
+            name = answer.get("id") if self._path == _RESPONSES else None
+            self._engine.lineage.answered(self._placed, items, self._id_scope, name if isinstance(name, str) else None)
 
     def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
         if self._path.startswith("/v1/messages"):

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from weft.core.identity import Identity
+from weft.core.identity.idle import IdleTimes
 from weft.core.ids import IdSource, ProgramId, SessionId
 from weft.core.process_table import ProgramState
 from weft.core.program import Program
 
-IDLE_S: Final = 600.0  # without a call, after which a program that nobody ended ends
-MOST_PROGRAMS: Final = 10_000  # open at once; beyond them the longest idle ones end
+MOST_PROGRAMS: Final = 10_000  # open at once; beyond them the longest idle ones end. And ended ones that are remembered
 
 
 class OpenPrograms:
-    """Keeps the programs that are open. Use it on the engine's event loop."""
+    """Keeps the programs that are open. Use it on the engine's event loop.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._times = IdleTimes()
+        self._left_s: OrderedDict[ProgramId, float] = OrderedDict()  # the last call, also of programs given up
         self._open: OrderedDict[ProgramId, Program] = OrderedDict()  # the longest unused first
         self._calls: dict[ProgramId, int] = {}  # in flight
         self._ending: set[ProgramId] = set()  # with their calls in flight
@@ -33,13 +41,17 @@ class OpenPrograms:
         """The program of a call that arrives; `leave` follows. A new one if it is not open."""
         program_id = identity.program_id
         program = self._open.get(program_id)
+        kind = f"{program_id.partition('/')[0]}/{identity.program_name or identity.source}"
+        left_s = self._left_s.pop(program_id, None)
+        if left_s is not None:
+            self._times.note(kind, self._clock() - left_s)
         if program is None:
             program = Program(
                 identity.program_name or "program",
                 tenant=identity.tenant,
                 ids=_GivenIds(program_id, identity.session_id),
             )
-            program.end_when_idle(IDLE_S, partial(self._abandon, program_id))
+            program.end_when_idle(self._times.timeout_s(kind), partial(self.abandon, program_id))
             self._open[program_id] = program
             self._end_unused()
         self._open.move_to_end(program_id)
@@ -54,6 +66,9 @@ class OpenPrograms:
         self._calls[program_id] -= 1
         if not self._calls[program_id]:
             del self._calls[program_id]
+            self._left_s[program_id] = self._clock()
+            if len(self._left_s) > MOST_PROGRAMS:
+                self._left_s.popitem(last=False)
             if program_id in self._ending:
                 self.end(program_id)
 
@@ -67,6 +82,7 @@ class OpenPrograms:
     def end(self, program_id: ProgramId, state: ProgramState = ProgramState.FINISHED) -> bool:
         """End a program; its calls in flight are aborted. Returns whether it was open."""
         program = self._forget(program_id)
+        self._left_s.pop(program_id, None)
         if program is not None:
             program.end(state)
         return program is not None
@@ -81,7 +97,8 @@ class OpenPrograms:
         self._ending.discard(program_id)
         return self._open.pop(program_id, None)
 
-    def _abandon(self, program_id: ProgramId) -> None:
+    def abandon(self, program_id: ProgramId) -> None:
+        """A program was idle for its time, and has ended."""
         self._forget(program_id)
 
     def _end_unused(self) -> None:

@@ -1,4 +1,4 @@
-"""Routes of Weft's own beside vLLM's, under `/weft`."""
+"""Routes of Weft's own, under `/weft`, in addition to vLLM's."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -100,7 +101,7 @@ def test_an_ended_program_aborts_its_calls(served: Served) -> None:
             served.client.post, "/v1/chat/completions", json=body(1500), headers={"weft-program-id": "long"}
         )
         while served.client.delete("/weft/programs/long").status_code == 404:
-            assert not call.done(), call.result().text
+            assert not call.done()
         assert call.result().status_code == 409
 
 
@@ -142,6 +143,68 @@ def test_figures_of_a_client_are_refused(served: Served) -> None:
     """No client gets a better place by what it says of itself."""
     response = served.client.post("/v1/chat/completions", json=body(vllm_xargs={"service_s": 0.0}))
     assert response.status_code == 400
+
+
+def answer_of(response: httpx.Response, *, stream: bool) -> str:
+    """The text of an answer, whole or from its parts."""
+    if not stream:
+        return str(response.json()["choices"][0]["message"]["content"])
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_without_ids_is_one_program(served: Served, stream: bool) -> None:
+    """The second request quotes the first answer, and gets its program; a stranger with the same words does not."""
+    messages = [{"role": "user", "content": f"Where is the Nile? {stream}"}]
+    first = served.client.post("/v1/chat/completions", json=body(8, messages=messages, stream=stream))
+    stranger = served.client.post("/v1/chat/completions", json=body(8, messages=messages, stream=stream))
+    told = [*messages, {"role": "assistant", "content": answer_of(first, stream=stream)}]
+    second = served.client.post(
+        "/v1/chat/completions", json=body(8, messages=[*told, {"role": "user", "content": "And?"}])
+    )
+    programs = [each.headers["weft-program-id"] for each in (first, stranger, second)]
+    assert programs[0] == programs[2]
+    assert programs[1] != programs[0]
+
+
+def test_anthropics_messages_are_continued(served: Served) -> None:
+    """The answer's blocks come back in the next request, as Anthropic's clients send them."""
+    request = {"model": "tiny", "messages": [{"role": "user", "content": "Anthropic?"}], "max_tokens": 8}
+    first = served.client.post("/v1/messages", json=request)
+    told = [*request["messages"], {"role": "assistant", "content": first.json()["content"]}]
+    second = served.client.post(
+        "/v1/messages", json={**request, "messages": [*told, {"role": "user", "content": "And?"}]}
+    )
+    assert second.headers["weft-program-id"] == first.headers["weft-program-id"]
+
+
+def test_responses_are_continued(served: Served) -> None:
+    """The answer's items come back as input."""
+    request: dict[str, Any] = {"model": "tiny", "max_output_tokens": 8}
+    told = [{"role": "user", "content": "Responses?"}]
+    first = served.client.post("/v1/responses", json={**request, "input": told})
+    output = [{"role": "assistant", "content": each["content"]} for each in first.json()["output"]]
+    second = served.client.post(
+        "/v1/responses", json={**request, "input": [*told, *output, {"role": "user", "content": "And?"}]}
+    )
+    assert second.status_code == 200, second.text
+    assert second.headers["weft-program-id"] == first.headers["weft-program-id"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-claude-code-session-id": "s"}, {"session-id": "s"}, {"x-session-id": "s"}, {"x-dynamo-session-id": "s"}],
+)
+def test_the_ids_of_agents_name_programs(served: Served, headers: dict[str, str]) -> None:
+    """Agents that send an id of their own need nothing of Weft, and may end their program by it."""
+    found = {
+        served.client.post("/v1/chat/completions", json=body(), headers=headers).headers["weft-program-id"]
+        for _ in range(2)
+    }
+    assert len(found) == 1
+    assert served.client.delete(f"/weft/programs/{found.pop()}").status_code == 204
 
 
 def test_a_sigterm_lets_calls_end(served: Served) -> None:

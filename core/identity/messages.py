@@ -1,0 +1,170 @@
+"""One form for the messages of three APIs: Chat Completions, Responses and Anthropic's Messages.
+
+A conversation is a list of items: a text with its role, a tool call, a tool's result. An item's digest follows from its
+role, its parts, the tool's name and arguments, and the call's id. These do not count, because clients add, drop or move
+them from turn to turn: reasoning, marks for caches, annotations, white space around texts and in arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+Item = tuple[str, ...]
+Digest = bytes
+
+_TEXTS: Final = ("text", "input_text", "output_text", "refusal")
+_UNSAID: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
+_ROLES: Final = {"developer": "system", "function": "tool"}
+_MARKS: Final = ("cache_control", "annotations", "logprobs", "status", "detail")
+_BILLING: Final = "x-anthropic-billing-header:"  # Claude Code's first system block, which changes with each request
+
+
+def items_of_request(body: Mapping[str, Any]) -> list[Item]:
+    """The conversation in a request of any of the three APIs. Empty: it has none, such as a plain completion."""
+    items: list[Item] = []
+    for name in ("instructions", "system"):  # of Responses, of Anthropic
+        items += _message("system", body.get(name))
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, str):
+        return [*items, *_message("user", messages)]
+    if isinstance(messages, Sequence):
+        for message in messages:
+            if isinstance(message, Mapping):
+                items += _items(message)
+    return items
+
+
+def items_of_answer(body: Mapping[str, Any]) -> list[list[Item]]:
+    """The answers in a response of any of the three APIs: one for each choice."""
+    choices = body.get("choices")
+    if isinstance(choices, Sequence):
+        messages = [each.get("message") for each in choices if isinstance(each, Mapping)]
+        return [_items({"role": "assistant", **each}) for each in messages if isinstance(each, Mapping)]
+    output = body.get("output")
+    if isinstance(output, Sequence):
+        return [[item for each in output if isinstance(each, Mapping) for item in _items(each)]]
+    return [_message("assistant", body.get("content"))]
+
+
+def chain(start: Digest, items: Iterable[Item]) -> Iterator[Digest]:
+    """A digest for each beginning of a conversation, the shortest one first."""
+    for item in items:
+        start = digest_of(start, *item)
+        yield start
+
+
+def digest_of(start: Digest, *parts: str) -> Digest:
+    """A digest of 16 bytes. Each part counts with its length, so that no two lists of parts look alike."""
+    total = hashlib.blake2b(start, digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        total.update(len(data).to_bytes(8, "little"))
+        total.update(data)
+    return total.digest()
+
+
+def _items(message: Mapping[str, Any]) -> list[Item]:
+    """The items of a message, or of an item of Responses."""
+    kind = message.get("type", "message")
+    if kind in ("function_call", "custom_tool_call"):
+        return [_call(message.get("call_id"), message.get("name"), message.get("arguments", message.get("input")))]
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return [_result(message.get("call_id"), message.get("output"))]
+    if kind in _UNSAID:
+        return []
+    if kind != "message":
+        return [("other", _json({name: value for name, value in message.items() if name not in _MARKS}))]
+    role = str(message.get("role", ""))
+    role = _ROLES.get(role, role)
+    if role == "tool":
+        return [_result(message.get("tool_call_id", message.get("name")), message.get("content"))]
+    items = _message(role, message.get("content"), str(message.get("name") or "") if role == "user" else "")
+    refusal = message.get("refusal")
+    if role == "assistant" and isinstance(refusal, str):
+        items += _message(role, refusal)
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
+        function = call.get("function", call.get("custom")) if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            arguments = function.get("arguments", function.get("input"))
+            items.append(_call(call.get("id"), function.get("name"), arguments))
+    return items
+
+
+def _message(role: str, content: object, name: str = "") -> list[Item]:
+    """The items of a message's content: calls and results between its texts are items of their own, as in Responses."""
+    items: list[Item] = []
+    parts: list[str] = []
+
+    def close() -> None:
+        if parts:
+            items.append(("message", role, name, *parts))
+            parts.clear()
+
+    for part in _parts(content):
+        kind = part.get("type")
+        if kind == "tool_use":
+            close()
+            items.append(_call(part.get("id"), part.get("name"), part.get("input")))
+        elif kind == "tool_result":
+            close()
+            items.append(_result(part.get("tool_use_id"), part.get("content")))
+        else:
+            parts += _part(part)
+    close()
+    return items
+
+
+def _call(call_id: object, name: object, arguments: object) -> Item:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return ("call", str(call_id), str(name), str(arguments).strip())
+    return ("call", str(call_id), str(name), _json(arguments))
+
+
+def _result(call_id: object, content: object) -> Item:
+    return ("result", str(call_id), *(text for part in _parts(content) for text in _part(part)))
+
+
+def _parts(content: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(content, str):
+        yield {"type": "text", "text": content}
+    elif isinstance(content, Mapping):
+        yield content
+    elif isinstance(content, Sequence):
+        for part in content:
+            yield from _parts(part) if isinstance(part, str) else (part,) if isinstance(part, Mapping) else ()
+
+
+def _part(part: Mapping[str, Any]) -> list[str]:
+    """What counts of a part: its kind and its content; nothing if it is empty or no one said it."""
+    kind = part.get("type")
+    if kind in _UNSAID:
+        return []
+    if kind in _TEXTS:
+        text = str(part.get("text", part.get("refusal", ""))).strip()
+        return ["text", text] if text and not text.startswith(_BILLING) else []
+    if kind in ("image_url", "input_image", "image"):
+        return ["image", _image(part)]
+    return ["other", _json({name: value for name, value in part.items() if name not in _MARKS})]
+
+
+def _image(part: Mapping[str, Any]) -> str:
+    image = part.get("image_url", part.get("source"))
+    if isinstance(image, Mapping):
+        if image.get("type") == "base64":
+            return f"data:{image.get('media_type')};base64,{image.get('data')}"
+        image = image.get("url", _json(image))
+    return str(image)
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (ValueError, TypeError, RecursionError):
+        return "unreadable"

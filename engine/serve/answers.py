@@ -1,0 +1,95 @@
+"""Reads the model's answers off a response on its way to the client: whole, or as a stream of any of the three APIs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_MOST_BYTES = 64 << 20  # of a response; a longer one is not read
+
+
+class AnswerReader:
+    """Takes the bytes of one response.
+
+    Args:
+        is_stream: Whether the response is a stream of server-sent events.
+    """
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+        self._rest = bytearray()  # the beginning of an event, or all until the end
+        self._read_bytes = 0
+        self._id: str | None = None
+        self._messages: dict[int, dict[str, Any]] = {}  # of Chat Completions, by choice
+        self._blocks: dict[int, dict[str, Any]] = {}  # of Anthropic's Messages
+
+    def take(self, data: bytes, *, is_last: bool) -> list[Mapping[str, Any]]:
+        """Take a piece, and return the answers that are complete with it, in the form of whole responses."""
+        self._read_bytes += len(data)
+        if self._read_bytes > _MOST_BYTES:
+            self._rest.clear()
+            return []
+        self._rest += data
+        if not self._is_stream:
+            return [_object(bytes(self._rest))] if is_last else []
+        *events, rest = bytes(self._rest).split(b"\n\n")
+        self._rest = bytearray(rest)
+        lines = (line for event in events for line in event.split(b"\n") if line.startswith(b"data:"))
+        answers = (self._event(_object(line.removeprefix(b"data:"))) for line in lines)
+        return [answer for answer in answers if answer]
+
+    def _event(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The answer that an event completes."""
+        if isinstance(event.get("choices"), list):
+            return self._chunk(event)
+        kind = event.get("type")
+        if kind in ("response.completed", "response.incomplete"):
+            response = event.get("response")
+            return response if isinstance(response, Mapping) else None
+        if kind == "content_block_start":
+            self._blocks[event.get("index", 0)] = {**event.get("content_block", {}), "json": ""}
+        elif kind == "content_block_delta":
+            block, delta = self._blocks.get(event.get("index", 0)), event.get("delta", {})
+            if block is not None and delta.get("type") == "text_delta":
+                block["text"] = block.get("text", "") + delta.get("text", "")
+            elif block is not None and delta.get("type") == "input_json_delta":
+                block["json"] += delta.get("partial_json", "")
+        elif kind == "message_delta":  # it has the reason of the end
+            return {"content": [_block(self._blocks[index]) for index in sorted(self._blocks)]}
+        return None
+
+    def _chunk(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        ended = []
+        for choice in chunk["choices"]:
+            message = self._messages.setdefault(choice.get("index", 0), {"content": "", "tool_calls": []})
+            delta = choice.get("delta") or {}
+            message["content"] += delta.get("content") or ""
+            for part in delta.get("tool_calls") or []:
+                _add_call(message["tool_calls"], part)
+            if choice.get("finish_reason"):
+                ended.append({"message": message})
+        return {"id": chunk.get("id"), "choices": ended} if ended else None
+
+
+def _add_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
+    index = part.get("index", len(calls))
+    while len(calls) <= index:
+        calls.append({"id": None, "function": {"name": "", "arguments": ""}})
+    call, function = calls[index], part.get("function") or {}
+    call["id"] = part.get("id") or call["id"]
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _block(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A block of Anthropic's Messages with the arguments that its deltas brought."""
+    return {**block, "input": _object(block["json"].encode())} if block["json"] else block
+
+
+def _object(data: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, Mapping) else {}

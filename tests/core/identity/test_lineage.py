@@ -1,0 +1,199 @@
+"""Programs that are found by their messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weft.core.identity import Evidence, Source
+from weft.core.identity.lineage import Lineage, Placed
+from weft.core.identity.messages import items_of_answer, items_of_request
+
+Messages = list[dict[str, str]]
+
+
+class Server:
+    """Requests and answers as a server sees them."""
+
+    def __init__(self, most_states: int = 1000) -> None:
+        self.lineage = Lineage(most_states)
+
+    def send(self, messages: Messages, scope: str = "-", peer: str = "", **evidence: Any) -> Placed:
+        items = items_of_request({"messages": messages})
+        return self.lineage.place(Evidence(**evidence), items, scope, peer)
+
+    def answer(self, placed: Placed, *texts: str, scope: str = "-", response_id: str | None = None) -> None:
+        body = {"choices": [{"message": {"content": text}} for text in texts]}
+        self.lineage.answered(placed, items_of_answer(body), scope, response_id)
+
+    def call(self, messages: Messages, text: str, scope: str = "-", peer: str = "", **evidence: Any) -> str:
+        placed = self.send(messages, scope, peer, **evidence)
+        self.answer(placed, text, scope=scope)
+        return placed.identity.program_id
+
+
+def said(*texts: str) -> Messages:
+    """A conversation of a user and the model in turns."""
+    return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+
+
+def test_a_conversation_is_one_program() -> None:
+    """Each request begins with what was said before."""
+    server = Server()
+    first = server.call(said("a"), "b")
+    assert server.call(said("a", "b", "c"), "d") == first
+    assert server.call(said("a", "b", "c", "d", "e"), "f") == first
+
+
+def test_equal_questions_are_two_programs() -> None:
+    """Two clients with the same first words get two programs, which go on separately."""
+    server = Server()
+    one, two = server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="2")
+    assert one != two
+    assert server.call(said("a", "b", "c"), "d", peer="2") == two
+    assert server.call(said("a", "b", "x"), "d", peer="1") == one
+
+
+def test_another_answer_is_another_program() -> None:
+    """A request that quotes an answer that was never given begins a program."""
+    server = Server()
+    first = server.call(said("a"), "b")
+    assert server.call(said("a", "another", "c"), "d") != first
+
+
+def test_a_fork_stays_in_its_program() -> None:
+    """Sub-agents that quote the conversation at once belong to it, and so does a turn that is edited."""
+    server = Server()
+    first = server.call(said("a"), "b")
+    forks = {server.send(said("a", "b", text)).identity.program_id for text in ("c", "d", "e")}
+    assert forks == {first}
+
+
+def test_a_fork_of_twins_begins_a_program() -> None:
+    """Where two programs may be meant, neither gets the call."""
+    server = Server()
+    known = {server.call(said("a"), "b"), server.call(said("a"), "b")}
+    assert {server.call(said("a", "b", text), "y") for text in ("c", "d")} == known
+    assert server.call(said("a", "b", "e"), "y") not in known
+
+
+def test_a_request_that_is_sent_again_stays() -> None:
+    """Also where the program has a twin, because the messages say whose it is."""
+    server = Server()
+    server.call(said("a"), "b"), server.call(said("a"), "b")
+    found = {text: server.call(said("a", "b", text), "y") for text in ("c", "d")}
+    assert server.call(said("a", "b", "c"), "y") == found["c"]
+
+
+def test_keys_never_share_a_program() -> None:
+    """The same conversation under another key is another program."""
+    server = Server()
+    first = server.call(said("a"), "b", scope="k1")
+    second = server.send(said("a", "b", "c"), scope="k2").identity
+    assert second.program_id != first
+    assert second.source is Source.NEW
+
+
+def test_each_choice_may_be_continued() -> None:
+    """A request for several answers is continued from any of them."""
+    server = Server()
+    placed = server.send(said("a"))
+    server.answer(placed, "b1", "b2")
+    for text in ("b1", "b2"):
+        assert server.send(said("a", text, "c")).identity.program_id == placed.identity.program_id
+
+
+def test_a_response_is_continued_by_its_id() -> None:
+    """Responses' `previous_response_id` needs no messages; an id of another key finds nothing."""
+    server = Server()
+    placed = server.send(said("a"))
+    server.answer(placed, "b", response_id="resp_1")
+    again = server.send(said("c"), previous_response_id="resp_1").identity
+    assert (again.program_id, again.source) == (placed.identity.program_id, Source.PREVIOUS_RESPONSE)
+    assert server.send(said("c"), scope="k2", previous_response_id="resp_1").identity.source is Source.NEW
+
+
+def test_a_trace_joins_what_messages_do_not() -> None:
+    """The calls of one trace are one program. A conversation goes on from trace to trace."""
+    server = Server()
+    first = server.call(said("a"), "b", trace_id="t1")
+    assert server.call(said("x"), "y", trace_id="t1") == first
+    assert server.call(said("a", "b", "c"), "d", trace_id="t2") == first
+    assert server.call(said("z"), "z", trace_id="t3") != first
+
+
+def test_the_key_of_a_prompt_cache_separates() -> None:
+    """Programs with two keys are two, whatever they say; one key alone joins nothing."""
+    server = Server()
+    first = server.call(said("a"), "b", prompt_cache_key="1")
+    assert server.call(said("a", "b", "c"), "d", prompt_cache_key="2") != first
+    assert server.call(said("a", "b", "c"), "d", prompt_cache_key="1") == first
+    assert server.call(said("q"), "r", prompt_cache_key="1") != first
+
+
+def test_a_plain_completion_ends_with_its_request() -> None:
+    """It has no messages, so nothing can continue it."""
+    assert Server().lineage.place(Evidence(), [], "-").identity.ends
+
+
+def test_memory_is_bounded() -> None:
+    """The states, traces and responses used last are kept."""
+    server = Server(most_states=10)
+    for number in range(100):
+        placed = server.send(said(str(number)), trace_id=str(number))
+        server.answer(placed, "b", response_id=str(number))
+    assert len(server.lineage) == 30
+    assert server.send(said("99", "b", "c")).identity.source is Source.LINEAGE
+    assert server.send(said("0", "b", "c")).identity.source is Source.NEW
+
+
+class LineageMachine(RuleBasedStateMachine):
+    """Programs with connections of their own talk at once. The naive model knows which program sent each request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = Server()
+        self.talks: list[Messages] = []
+        self.found: list[set[str]] = []
+        self.open: dict[int, Placed] = {}
+
+    @rule(text=st.sampled_from("ab"))
+    def begin(self, text: str) -> None:
+        """A program asks its first question, perhaps the same as others."""
+        self.talks.append(said(text))
+        self.found.append(set())
+        self._send(len(self.talks) - 1)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), text=st.sampled_from("xy"))
+    def answer(self, data: st.DataObject, text: str) -> None:
+        """A program gets its answer, perhaps the same as others."""
+        number = data.draw(st.sampled_from(sorted(self.open)))
+        self.server.answer(self.open.pop(number), text)
+        self.talks[number].append({"role": "assistant", "content": text})
+
+    @precondition(lambda self: len(self.open) < len(self.talks))
+    @rule(data=st.data(), text=st.sampled_from("ab"))
+    def go_on(self, data: st.DataObject, text: str) -> None:
+        """A program asks its next question."""
+        number = data.draw(st.sampled_from([each for each in range(len(self.talks)) if each not in self.open]))
+        self.talks[number].append({"role": "user", "content": text})
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        placed = self.server.send(self.talks[number], peer=str(number))
+        self.open[number] = placed
+        self.found[number].add(placed.identity.program_id)
+
+    @invariant()
+    def each_program_is_found(self) -> None:
+        """No program is split, and no two are merged."""
+        assert all(len(each) == 1 for each in self.found)
+        assert len(set().union(*self.found)) == len(self.found)
+
+
+TestLineageMachine = LineageMachine.TestCase
+TestLineageMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,120 @@
+"""One conversation has one form, whichever API carries it, and however clients write it down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.core.identity.messages import chain, digest_of, items_of_answer, items_of_request
+
+CHAT: Any = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Where is the Nile?"},
+    {
+        "role": "assistant",
+        "content": "I look it up.",
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"q": "Nile", "n": 1}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "Africa"},
+]
+RESPONSES: Any = {
+    "instructions": "Be brief.",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Where is the Nile?"}]},
+        {"type": "reasoning", "content": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look it up."}]},
+        {"type": "function_call", "call_id": "c1", "name": "search", "arguments": '{"n":1,"q":"Nile"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "Africa"},
+    ],
+}
+ANTHROPIC: Any = {
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: 17"},
+        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+    ],
+    "messages": [
+        {"role": "user", "content": "Where is the Nile?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "text", "text": "I look it up. "},
+                {"type": "tool_use", "id": "c1", "name": "search", "input": {"q": "Nile", "n": 1}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Africa"}]},
+    ],
+}
+
+
+def test_three_apis_have_one_form() -> None:
+    """Reasoning, marks for caches, white space and the order of arguments do not count."""
+    items = items_of_request({"messages": CHAT})
+    assert len(items) == 5
+    assert items_of_request(RESPONSES) == items
+    assert items_of_request(ANTHROPIC) == items
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [{"message": {"content": "In Africa.", "reasoning": "hm"}}]},
+        {
+            "output": [
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "In Africa."}]}
+            ]
+        },
+        {"content": [{"type": "text", "text": "In Africa."}]},
+    ],
+)
+def test_an_answer_is_what_the_next_request_quotes(answer: dict[str, Any]) -> None:
+    """The prompt's items and the answer's are the beginning of the next request's."""
+    told = [*CHAT, {"role": "assistant", "content": "In Africa."}]
+    assert items_of_request({"messages": CHAT}) + items_of_answer(answer)[0] == items_of_request({"messages": told})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"role": "user"}, {"content": "I look it up!"}, {"tool_calls": []}],
+)
+def test_what_is_said_counts(change: dict[str, Any]) -> None:
+    """Another role, text or call makes another conversation."""
+    changed = [*CHAT[:2], {**CHAT[2], **change}, CHAT[3]]
+    assert items_of_request({"messages": changed}) != items_of_request({"messages": CHAT})
+
+
+@given(st.lists(st.text()), st.lists(st.text()))
+def test_two_lists_of_parts_have_two_digests(left: list[str], right: list[str]) -> None:
+    """Parts cannot be moved from one into the next."""
+    assert (digest_of(b"", *left) == digest_of(b"", *right)) == (left == right)
+
+
+def test_a_beginning_has_the_digest_of_the_whole() -> None:
+    """The digests of a conversation begin with those of its beginning."""
+    items = items_of_request({"messages": CHAT})
+    assert list(chain(b"s", items))[:2] == list(chain(b"s", items[:2]))
+    assert list(chain(b"t", items))[:2] != list(chain(b"s", items[:2]))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda each: (
+            st.lists(each)
+            | st.dictionaries(
+                st.sampled_from(["messages", "input", "role", "content", "type", "text", "tool_calls", "function"]),
+                each,
+            )
+        ),
+    )
+)
+def test_no_request_breaks_it(value: Any) -> None:
+    """Whatever JSON a client sends, there is a list of items, and an answer in any form as well."""
+    body = value if isinstance(value, dict) else {"messages": value}
+    assert isinstance(items_of_request(body), list)
+    assert isinstance(items_of_answer(body), list)

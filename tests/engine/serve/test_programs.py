@@ -1,0 +1,90 @@
+"""The programs that clients name, without an engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.identity import Identity, Source
+from weft.core.identity.idle import LONGEST_S, SHORTEST_S
+from weft.core.ids import ProgramId
+from weft.core.process_table import ProgramState
+from weft.core.testing import FakeClock
+from weft.engine.serve import programs
+from weft.engine.serve.programs import OpenPrograms
+
+
+def identity(name: str = "p", scope: str = "-") -> Identity:
+    return Identity(Source.WEFT, ProgramId(f"{scope}/{name}"), program_name="agent")
+
+
+def test_calls_of_one_id_are_one_program() -> None:
+    """It stays open between its calls."""
+    opened = OpenPrograms(FakeClock())
+    first = opened.enter(identity())
+    opened.leave(first)
+    assert opened.enter(identity()) is first
+
+
+def test_a_program_ends_after_its_calls() -> None:
+    """The last call may leave before others do."""
+    opened = OpenPrograms(FakeClock())
+    program = opened.enter(identity())
+    opened.enter(identity())
+    opened.end_after_calls(program.program_id)
+    opened.leave(program)
+    assert program.program_id in opened
+    opened.leave(program)
+    assert program.program_id not in opened
+    assert program.state is ProgramState.FINISHED
+
+
+def test_a_call_of_an_ended_program_leaves_its_successor_alone() -> None:
+    """An id that is used again after its program's end is a new program."""
+    opened = OpenPrograms(FakeClock())
+    first = opened.enter(identity())
+    opened.end(first.program_id)
+    second = opened.enter(identity())
+    opened.leave(first)
+    assert second is not first
+    assert second.program_id in opened
+
+
+def test_too_many_programs_end_the_longest_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program with a call in flight is never ended."""
+    monkeypatch.setattr(programs, "MOST_PROGRAMS", 2)
+    opened = OpenPrograms(FakeClock())
+    busy = opened.enter(identity("busy"))
+    for name in "abc":
+        opened.leave(opened.enter(identity(name)))
+    assert len(opened) == 2
+    assert {busy.program_id, "-/c"} == {each for each in ("-/busy", "-/a", "-/b", "-/c") if ProgramId(each) in opened}
+
+
+def test_the_idle_time_is_learned_from_gaps() -> None:
+    """Programs of a name that always go on within a second end soon, those of another key do not."""
+    clock = FakeClock()
+    opened = OpenPrograms(clock)
+    first = opened.enter(identity())
+    assert first.idle_timeout_s == LONGEST_S
+    opened.leave(first)
+    for _ in range(8):
+        clock.advance(1.0)
+        opened.leave(opened.enter(identity()))
+    assert opened.enter(identity("q")).idle_timeout_s == SHORTEST_S
+    assert opened.enter(identity("q", "other-key")).idle_timeout_s == LONGEST_S
+
+
+def test_a_gap_that_was_too_long_is_learned() -> None:
+    """A program that comes back after it was given up makes the time longer."""
+    clock = FakeClock()
+    opened = OpenPrograms(clock)
+    opened.leave(opened.enter(identity()))
+    for _ in range(8):
+        clock.advance(1.0)
+        opened.leave(opened.enter(identity()))
+    program_id = identity("q").program_id
+    opened.leave(opened.enter(identity("q")))
+    opened.abandon(program_id)
+    clock.advance(100.0)
+    opened.leave(opened.enter(identity("q")))
+    assert opened.enter(identity("r")).idle_timeout_s == 400.0
