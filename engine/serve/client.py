@@ -22,7 +22,8 @@ from weft.engine.serve.programs import OpenPrograms
 from weft.engine.server.http_errors import error_status
 from weft.engine.vllm_compat.names import EngineDeadError, RequestOutput, SamplingParams
 from weft.engine.vllm_compat.server_names import EngineClient, GracefulHTTPError
-from weft.engine.wire import FIELDS, attach_account, decode_call, encode_account, encode_call
+from weft.engine.wire.calls import FIELDS, decode_call, encode_call
+from weft.engine.wire.reports import attach_account, encode_account
 
 REQUEST: Final = "weft_request"  # in `vllm_xargs`: the key of the HTTP request that a call belongs to
 _OURS: Final = (*FIELDS, "session_id", REQUEST)
