@@ -137,8 +137,10 @@ class BatchFormer:
         return min(blocks, most)
 
     def queue(self) -> Iterator[tuple[ProgramView, int]]:
-        """The programs of the calls that wait and the levels of their queues, the call that starts next first."""
-        return ((call.program, call.rank.level) for call in self._policy.waiting)
+        """The programs of the calls that wait and the levels of their queues, the call that starts next first. Those
+        that are held back come last."""
+        calls = itertools.chain(self._policy.waiting, self._policy.held)
+        return ((call.program, call.rank.level) for call in calls)
 
     def step_formed(self, output: SchedulerOutput, now_s: float) -> None:
         """vLLM has formed the step: note the calls that it turned away, and those that got no tokens for their prompts

@@ -26,8 +26,9 @@ def make(tmp_path: Path) -> Make:
     """Makes a harness with prefix caching; vLLM is imported only here."""
     from scheduler_harness import SchedulerHarness
 
-    def made(kv_policy: object, *, weft_policy: str = "fcfs", **options: Any) -> SchedulerHarness:
-        weft = {"name": weft_policy} if kv_policy is None else {"name": weft_policy, "kv_policy": kv_policy}
+    def made(kv_policy: object, *, weft_policy: str = "fcfs", gate: bool = False, **options: Any) -> SchedulerHarness:
+        weft: dict[str, Any] = {"name": weft_policy, "gate": True} if gate else {"name": weft_policy}
+        weft |= {} if kv_policy is None else {"kv_policy": kv_policy}
         return SchedulerHarness(tmp_path, weft, **{"prefix_caching": True, "batched_tokens": 512, **options})
 
     return made
@@ -276,6 +277,20 @@ def test_each_queue_of_the_scheduling_policy_has_its_own_waits(make: Make) -> No
     h.add("short2", prompt=[*prompt_of(1, 64), 7], max_tokens=1, program_id="short", service_s=1000.0)
     h.step()
     assert tree.contexts_of(views["short"])[0].level == last
+
+
+def test_a_call_that_the_gate_holds_back_comes_after_those_that_wait(make: Make) -> None:
+    """Its program is shut out until there is room. So its context is needed after theirs, whenever it arrived."""
+    h = make("next-use", gate=True, slots=1, blocks=24)
+    call(h, "a1", prompt_of(1, 64), "a")
+    h.add("b1", prompt=prompt_of(2, 300), max_tokens=9, program_id="b")
+    h.step()
+    h.add("a2", prompt=[*prompt_of(1, 64), *range(300, 340)], max_tokens=1, program_id="a")
+    view = h.scheduler._entries["a2"].call.program
+    h.step()
+    assert [each.key for each in h.scheduler.weft_policy.held] == ["a2"]
+    (context,) = h.scheduler._kv_order.retention.tree.contexts_of(view)
+    assert context.turn_s is not None
 
 
 @pytest.mark.parametrize("policy", ORDERING)
