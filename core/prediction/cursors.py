@@ -108,7 +108,8 @@ class ProgramCursors:
                 self._place(each)
             return
         cursor.is_running, cursor.left_s = False, now_s
-        before = [(each.step, not each.is_followed) for each in parents]
+        last = [each for each in parents if each.calls_before == cursor.calls_before - 1]  # of its longest chains
+        before = [(each.step, not each.is_followed, (each in last) / len(last)) for each in parents]
         cursor.step = self._counts.visit(cursor.step, before, cost._replace(pause_s=cursor.pause_s))
         for each in parents:
             each.is_followed = True

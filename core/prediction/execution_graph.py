@@ -5,8 +5,8 @@ label of a call, the tools that ran before it, and the class of its depth. Two c
 
 - `first`: how often a call of the step was followed by one of the other step at first. With the calls that were
   followed by none it gives the chance P of each next step, and that of the end.
-- `share`: the calls that followed, each shared out among its parents. It gives the expected number of calls that
-  follow, which is above 1 where threads fork and below 1 where they join.
+- `share`: the calls that followed, each shared out among the parents that ended its longest chains. It gives the
+  expected number of calls that follow, which is above 1 where threads fork and below 1 where they join.
 
 So the counts are conserved: each visit of a step is a start or comes by shares, and it ends or has a first successor.
 """
@@ -14,7 +14,7 @@ So the counts are conserved: each visit of a step is a start or comes by shares,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
@@ -22,7 +22,7 @@ MOST_STEPS: Final = 256  # of one graph
 MOST_EDGES: Final = 1024
 MOST_LETTERS: Final = 128  # of a label or a tool; longer ones count as one if they begin alike
 _MOST_TOOLS: Final = 8  # of a step
-_MOST_AGE: Final = 12
+_MOST_AGE: Final = 22
 _RARE: Final = 0.75  # visits; what was seen once before the counts were halved is rare
 
 
@@ -31,18 +31,26 @@ class Step(NamedTuple):
 
     label: str
     tools: tuple[str, ...] = ()  # that ran between its parents and the call, sorted, each once
-    age: int = 0  # class of the number of calls before it on its chain, by powers of two; 0 also: of any age
+    age: int = 0  # class of the number of calls before it on its longest chain; 0 also: of any age
 
     @classmethod
     def of(cls, label: str, tools: Iterable[str], calls_before: int) -> Self:
         """The step of a call. What exceeds the bounds is cut off."""
         names = sorted({tool[:MOST_LETTERS] for tool in tools})
-        return cls(label[:MOST_LETTERS], tuple(names[:_MOST_TOOLS]), min(calls_before.bit_length(), _MOST_AGE))
+        return cls(label[:MOST_LETTERS], tuple(names[:_MOST_TOOLS]), _age(calls_before))
 
     @property
     def ageless(self) -> Step:
         """The same at any depth."""
         return Step(self.label, self.tools) if self.age else self
+
+
+def _age(calls_before: int) -> int:
+    """0, 1, 2 to 3, 4 to 7; then two classes for each power of two, because the ends of long chains matter most."""
+    octave = calls_before.bit_length()
+    if octave < 4:
+        return octave
+    return min(2 * octave - 4 + (calls_before >> (octave - 2) & 1), _MOST_AGE)
 
 
 OTHER: Final = Step("\tother")  # all steps beyond the bounds together
@@ -100,13 +108,13 @@ class ExecutionGraph:
 
     # -- counting
 
-    def visit(self, step: Step, parents: Iterable[tuple[Step, bool]], cost: Cost) -> Step:
+    def visit(self, step: Step, parents: Sequence[tuple[Step, bool, float]], cost: Cost) -> Step:
         """A call has finished.
 
         Args:
             step: Its step.
-            parents: The steps of its parents, and for each whether this is the first call that followed it. They have
-                been visited before.
+            parents: The steps of its parents, which have been visited before, and for each whether this is the first
+                call that followed it, and its share in the call. The shares add up to 1.
             cost: What it cost.
 
         Returns:
@@ -118,10 +126,9 @@ class ExecutionGraph:
         for place, value in enumerate(cost):
             node.sums[place] += value
             node.squares[place] += value * value
-        before = list(parents)
-        node.starts += not before
-        for parent, is_first in before:
-            self._add(parent, step, float(is_first), 1 / len(before))
+        node.starts += not parents
+        for parent, is_first, share in parents:
+            self._add(parent, step, float(is_first), share)
         return step
 
     def end(self, step: Step) -> None:

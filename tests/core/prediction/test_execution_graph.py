@@ -90,6 +90,20 @@ def test_a_fork_and_its_join_count_once_each() -> None:
     assert (graph.nodes[plan].starts, graph.nodes[join].ends) == (1, 1)
 
 
+def test_a_call_that_also_follows_an_old_one_is_expected_by_the_latest_only() -> None:
+    """A tree search that starts again at its root: the root has no cursor any more, so its share would be lost."""
+    cursors = ProgramCursors()
+    for number, parents in enumerate(([], ["c0"], ["c1", "c0"])):
+        cursors.arrive(identity(f"c{number}", parents), f"round {number}", [], 0.0)
+        cursors.leave(CallId(f"c{number}"), Cost(), 0.0)
+    graph = cursors.finish()
+    graph.check_integrity()
+    third = Step("round 2", age=2)
+    assert graph.nodes[Step("round 1", age=1)].edges[third].share == 1
+    assert graph.nodes[Step("round 0")].edges[third].share == 0
+    assert graph.chances(Step("round 0")) == {Step("round 1", age=1): 1.0}
+
+
 def test_a_call_without_a_result_gives_its_parents_their_cursors_back() -> None:
     """The next call has the same parents, as in the program's own graph."""
     cursors = ProgramCursors()
@@ -193,7 +207,7 @@ def test_what_is_left_has_the_mean_and_the_spread_of_a_geometric_chain() -> None
     step = Step("loop")
     for _ in range(512):
         counts.visit(step, [], Cost(2.0))
-        counts.visit(step, [(step, True)], Cost(4.0))
+        counts.visit(step, [(step, True, 1.0)], Cost(4.0))
         counts.end(step)
     counts.check_integrity()
     left = learned(counts).left(step)
