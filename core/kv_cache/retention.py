@@ -84,7 +84,8 @@ class Retention(Contexts):
         row = self._programs.get(program)
         hit, found = self._find(program, chain)
         context = found[0] if found else row.last if row is not None else None
-        if context is None or context.called_s is not None or (context.tokens and not found):
+        is_known = context is not None and (context.tokens or context.host_tokens)
+        if context is None or context.called_s is not None or (is_known and not found):
             return  # it is the first call, one of several side by side, or a branch of its own
         if context.since_s is None and tool is not None:
             context.tool = tool

@@ -1,0 +1,39 @@
+"""Contexts that the device has lost, as long as host memory has them."""
+
+from __future__ import annotations
+
+from weft.core.kv_cache.host_tier import HostTier
+from weft.core.kv_cache.policies import KvPolicyConfig, Memory
+from weft.core.kv_cache.tiered import TieredRetention
+
+MEMORY = Memory(0.0, 0, 1e-3, copy_token_s=1e-5)
+CHAIN = ["a0", "a1", "a2"]
+
+
+def lost_context() -> TieredRetention:
+    """Program "p" has left a context of three blocks, which only host memory has."""
+    policy = KvPolicyConfig("next-use").make()
+    retention = TieredRetention(policy, 16, MEMORY, HostTier(policy, 16, MEMORY, lambda slot: None))
+    context = retention.call_ended(retention.call_began("p", "agent", CHAIN, 0.0), 1.0)
+    assert context is not None
+    end = retention.host.put(context, CHAIN, 1.0)
+    retention.host.slots.update({key: slot for slot, key in enumerate(CHAIN)})
+    retention.host.unpin(end, 1.0)
+    retention.block_evicted(CHAIN[0], 2.0)
+    assert (context.tokens, context.host_tokens) == (0, 48)
+    retention.check_integrity()
+    return retention
+
+
+def test_a_call_that_continues_a_lost_context_needs_it() -> None:
+    """It is found by its beginning in host memory."""
+    retention = lost_context()
+    retention.call_arrived("p", [*CHAIN, "a3"], 3.0)
+    assert [context.called_s for context in retention.contexts_of("p")] == [3.0]
+
+
+def test_a_call_with_another_prompt_does_not_need_a_lost_context() -> None:
+    """It begins a branch of its own. To fetch the context for it would be in vain."""
+    retention = lost_context()
+    retention.call_arrived("p", ["b0", "b1"], 3.0)
+    assert [context.called_s for context in retention.contexts_of("p")] == [None]
