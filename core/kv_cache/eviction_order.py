@@ -247,8 +247,9 @@ def rank_of(
     if not contexts:
         group = Group.LEFT if is_common or not policy.evicts_ended_first else Group.ENDED
         return Rank(group, policy.worth_of_nobody(used_s, memory, now_s), -depth)
-    group = max(group_of(context, now_s) for context in contexts)
-    worths = (policy.worth(each, memory, now_s) for each in contexts if group_of(each, now_s) == group)
+    groups = [group_of(context, now_s) for context in contexts]
+    group = max(groups)
+    worths = [policy.worth(each, memory, now_s) for each, of in zip(contexts, groups, strict=True) if of == group]
     return Rank(group, policy.worth_together(worths), -depth)
 
 

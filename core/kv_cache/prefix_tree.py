@@ -35,6 +35,15 @@ class Block:
         return not self.children and not self.pins
 
 
+def path(block: Block | None) -> list[Block]:
+    """A block and those before it in its chain, the first one first."""
+    found = []
+    while block is not None:
+        found.append(block)
+        block = block.parent
+    return found[::-1]
+
+
 class PrefixTree:
     """Blocks, running calls and contexts. Nothing here evicts or decides.
 
@@ -165,11 +174,7 @@ class PrefixTree:
 
     def chain(self, block: Block | None) -> list[Hashable]:
         """The keys of a block and of those before it, the first one first."""
-        keys = []
-        while block is not None:
-            keys.append(block.key)
-            block = block.parent
-        return keys[::-1]
+        return [each.key for each in path(block)]
 
     def roots(self) -> list[Block]:
         """The first blocks of chains."""

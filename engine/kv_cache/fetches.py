@@ -8,12 +8,13 @@ what the next step cannot need, and gives it back if a step needs it after all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from weft.core.kv_cache.fetch_ahead import LEAD_S, Expected, contexts_to_fetch
 from weft.core.kv_cache.policies import Context
+from weft.core.kv_cache.retention import RunningCall
 from weft.core.kv_cache.tiered import TieredRetention
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_hash_with_group_id
@@ -74,12 +75,12 @@ class Fetches:
         """Whether an engine without calls should look what can be fetched."""
         return self.looks and bool(self._store.tier.slots) and self._store.copy_token_s < math.inf
 
-    def before_step(self, most_blocks: int, busy: Container[Hashable], *, is_idle: bool) -> None:
+    def before_step(self, most_blocks: int, running: Collection[RunningCall], *, is_idle: bool) -> None:
         """Plan what is due.
 
         Args:
             most_blocks: The most blocks that the step can take.
-            busy: The programs with calls that run.
+            running: The calls that run.
             is_idle: No call runs or waits. Then everything is due that has room: there is nothing better to do.
         """
         now_s, pool = self._store.now_s, self._pool
@@ -93,7 +94,7 @@ class Fetches:
         if not self._store.tier.slots or copy_token_s == math.inf:
             return
         left = min(self._step_blocks, pool.get_num_free_blocks() - most_blocks)
-        for context in self._due(busy, copy_token_s, LEAD_S if not is_idle else math.inf):
+        for context in self._due(running, copy_token_s, LEAD_S if not is_idle else math.inf):
             if left <= 0:
                 break
             left -= self._fetch(context, left)
@@ -105,9 +106,13 @@ class Fetches:
         for fetch in dropped:
             self._free(fetch)
 
-    def _due(self, busy: Container[Hashable], copy_token_s: float, lead_s: float) -> list[Context]:
+    def _due(self, running: Collection[RunningCall], copy_token_s: float, lead_s: float) -> list[Context]:
         retention, now_s = self._retention, self._store.now_s
+        busy = {call.program for call in running}
         memory = retention.memory
+        contexts = [each for each in retention.contexts_anywhere() if each.program not in busy]
+        if not any(each.host_tokens > each.tokens for each in contexts):
+            return []
         expected = [
             Expected(
                 context,
@@ -116,11 +121,8 @@ class Fetches:
                 context.tokens,
                 max(0, context.host_tokens - context.tokens),
             )
-            for context in retention.contexts_anywhere()
-            if context.program not in busy
+            for context in contexts
         ]
-        if not any(each.host_tokens for each in expected):
-            return []
         capacity = (len(self._pool.blocks) - 1) * self._store.block_tokens
         room_tokens = _SHARE * capacity - memory.running_tokens
         return contexts_to_fetch(expected, room_tokens=room_tokens, copy_token_s=copy_token_s, lead_s=lead_s)

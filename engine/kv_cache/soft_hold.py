@@ -69,6 +69,7 @@ class SoftHold(KvOrder):
         self._to_check = Rotation[Hashable](lambda: self._cached, _CHECK_S)  # whether they are still there
         self._next_queue_s = self._next_epoch_s = -math.inf
         self._programs_moved: set[Hashable] = set()  # whose blocks these are
+        self._most_blocks = 0  # that the step can take
         self.moves = 0  # of blocks so far
 
     # -- what happens
@@ -157,7 +158,8 @@ class SoftHold(KvOrder):
         """Move as many blocks to the front as the step can take, if it can take those that are not there yet."""
         self.retention.observe_memory(self._memory())
         self._do_part_of_epoch(step, now_s)
-        most = min(step.most_blocks(), self._pool.get_num_free_blocks())
+        self._most_blocks = step.most_blocks()
+        most = min(self._most_blocks, self._pool.get_num_free_blocks())
         if most <= 0:
             return
         left = [(key, at) for key, at in self._moved if at.is_there and not at.block.ref_cnt]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 from weft.core.kv_cache.policies import Context
-from weft.core.kv_cache.prefix_tree import Block
+from weft.core.kv_cache.prefix_tree import Block, path
 from weft.core.kv_cache.tiered import TieredRetention
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock
@@ -125,24 +125,24 @@ class Spills:
             return
         tree = self._retention.tree
         lost: dict[Block, int] = {}
+        ends: dict[Context, Block] = {}  # of the contexts that lose blocks and are not in host memory
         for key, number in reused.items():
             block = tree.get(key)
             at = self._block_of(key)
             if block is None or block.pins or (at is not None and at.block_id != number):  # another holds the same
                 continue
             lost[block] = number
-            behind = list(block.children)  # can still be read, and not be found
+            behind = [block]  # can still be read, and not be found
             for each in behind:
                 if each not in lost and (at := self._block_of(each.key)) is not None:
                     lost[each] = at.block_id
-                behind += each.children
-        owners: dict[Context, tuple[list[Hashable], dict[int, int]]] = {}
-        for block in sorted(lost, key=lambda each: -each.depth):
-            for context in block.contexts:  # they end in its parent next
-                if context not in owners and self._pays(context):
-                    owners[context] = tree.chain(block), {}
-                if context in owners:
-                    owners[context][1][block.depth] = lost[block]
-            self._forget([block.key], self._store.now_s)
-        for context, (chain, blocks) in owners.items():
-            self._store.keep(context, chain, blocks)
+                ends.update((context, each) for context in each.contexts if not context.on_host)
+                behind += (child for child in each.children if child not in lost)
+        for context, end in ends.items():
+            if self._pays(context):
+                chain = path(end)
+                blocks = {each.depth: lost[each] for each in chain if each in lost}
+                self._store.keep(context, [each.key for each in chain[: max(blocks) + 1]], blocks)
+        self._forget(
+            [key for key in reused if (block := tree.get(key)) is not None and block in lost], self._store.now_s
+        )

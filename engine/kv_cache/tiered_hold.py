@@ -38,8 +38,7 @@ class TieredHold(SoftHold):
         super().before_step(step, now_s)
         self._has_changed |= self._spills.before_step()
         is_idle = not self._running and next(step.queue(), None) is None
-        busy = {running.program for running in self._running.values()}
-        self._fetches.before_step(step.most_blocks(), busy, is_idle=is_idle)
+        self._fetches.before_step(self._most_blocks, self._running.values(), is_idle=is_idle)
 
     def call_left(self, call: CallKv, now_s: float) -> None:
         super().call_left(call, now_s)
