@@ -5,7 +5,8 @@
 Open programs have left contexts in all free blocks, so every block that a step takes is evicted. In *decode* steps each
 running request gets one token, and nothing begins or ends. In *churn* one call arrives in each step, and on average one
 ends, which leaves a context, and one begins. The baselines step alternately, 20 ms apart by the scheduler's clock, so
-one step in 50 has an epoch. The result is the ratio of medians, and of means, in which the epochs count.
+one step in 50 has an epoch. The result is the ratio of medians, and of means, in which the epochs count. With *+host*,
+host memory of four times the KV cache keeps what is evicted; its workers copy in no time.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ from common import machine
 from rich.console import Console
 from rich.table import Table
 
+from weft.core.kv_cache.choice import CopySpeed
+from weft.core.kv_cache.config import SwapConfig
+from weft.engine.kv_cache.connector import StepPlan, WorkerReport, transfer_config
+from weft.engine.kv_cache.plan import Executed
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
+    KVConnectorOutput,
     ModelRunnerOutput,
     Request,
     SamplingParams,
@@ -37,9 +43,12 @@ from weft.engine.vllm_compat.names import (
 )
 
 BLOCK_TOKENS: Final = 16
+HEAD_SIZE: Final = 32 * 8 * 128  # 128 KiB of KV a token, as a Llama of 8 billion weights has
+BLOCK_BYTES: Final = 2 * BLOCK_TOKENS * HEAD_SIZE * 2
 CONTEXT_BLOCKS: Final = 50  # of a program that waits for a tool
 STEP_S: Final = 0.02
 SETTLING_STEPS: Final = 100
+HOST_MEMORY: Final = 4  # of the KV cache's size
 BASE: Final = "stock"
 BASELINES: Final[dict[str, str | None]] = {
     BASE: None,
@@ -48,6 +57,7 @@ BASELINES: Final[dict[str, str | None]] = {
     "fcfs+ttl": "ttl",
     "fcfs+least-waste": "least-waste",
     "fcfs+next-use": "next-use",
+    "fcfs+next-use+host": "next-use",
 }
 
 
@@ -63,13 +73,19 @@ class Bench:
         self._rng = random.Random(0)
         self._running, self._churns = running, churns
         self._added = self._step = 0
+        blocks = held_blocks + 4 * running
         weft: dict[str, Any] = {"additional_config": {"weft": {"name": "fcfs", "kv_policy": kv_policy}}}
+        has_host = baseline.endswith("+host")
+        if has_host:
+            gib = HOST_MEMORY * blocks * BLOCK_BYTES / 2**30
+            weft["kv_transfer_config"] = transfer_config(SwapConfig(gib, min_tokens=0))
         self.scheduler = make_scheduler(
             AsyncScheduler if kv_policy is None else WeftScheduler,
             folder,
-            blocks=held_blocks + 4 * running,
+            blocks=blocks,
             block_tokens=BLOCK_TOKENS,
             overlapping=False,
+            head_size=HEAD_SIZE,
             max_model_len=4096,
             max_num_seqs=running,
             max_num_batched_tokens=8192,
@@ -78,8 +94,13 @@ class Bench:
         )
         if kv_policy is not None:
             self.scheduler.set_clock(lambda: self._step * STEP_S)
+        if has_host:
+            speed = WorkerReport(CopySpeed(1e-5, 2e10, 2e10))
+            self.scheduler.connector.update_connector_output(_reported(speed))
         for number in range(held_blocks // CONTEXT_BLOCKS):
             self._add(f"open {number}", CONTEXT_BLOCKS * BLOCK_TOKENS, 1)
+            self.step()
+        while self.scheduler.has_requests():  # until all is in host memory as well
             self.step()
         for number in range(running + waiting):
             self._add_call(number)
@@ -114,18 +135,27 @@ class Bench:
         schedule_s = time.thread_time() - before_s
         ids = list(output.num_scheduled_tokens)
         ran = ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, [[5]] * len(ids))
+        if isinstance(copies := output.kv_connector_metadata, StepPlan) and copies.plan.number:
+            ran.kv_connector_output = _reported(WorkerReport(executed=Executed(copies.plan.number)))
         self.scheduler.update_from_output(output, ran)
         return schedule_s, time.thread_time() - began_s
 
 
-def measure(running: int, waiting: int, held_blocks: int, steps: int, *, churns: bool) -> dict[str, dict[str, float]]:
+def _reported(report: WorkerReport) -> KVConnectorOutput:
+    """What the workers would say."""
+    return KVConnectorOutput(kv_connector_worker_meta=report)
+
+
+def measure(
+    baselines: list[str], running: int, waiting: int, held_blocks: int, steps: int, *, churns: bool
+) -> dict[str, dict[str, float]]:
     """Microseconds of one `schedule()` and of a step's whole scheduling, for each baseline."""
     with tempfile.TemporaryDirectory() as folder:
-        benches = {name: Bench(name, Path(folder), running, waiting, held_blocks, churns=churns) for name in BASELINES}
+        benches = {name: Bench(name, Path(folder), running, waiting, held_blocks, churns=churns) for name in baselines}
         for bench in benches.values():
             for _ in range(SETTLING_STEPS):
                 bench.step(arrives=churns)
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in BASELINES}
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in baselines}
         gc.collect()
         gc.disable()
         for _ in range(steps):
@@ -150,9 +180,11 @@ def main(
     running: Annotated[int, typer.Option(help="Requests that run.")] = 256,
     waiting: Annotated[int, typer.Option(help="Requests that wait.")] = 10_000,
     held_blocks: Annotated[int, typer.Option(help="Blocks of contexts that programs have left.")] = 10_000,
+    only: Annotated[str, typer.Option(help="Baselines to measure beside stock, with commas.")] = ",".join(BASELINES),
 ) -> None:
     """Measure, print a table, and write JSON."""
     results = {}
+    baselines = list(dict.fromkeys([BASE, *only.split(",")]))
     table = Table(
         title=f"{running} running, {waiting} waiting, {held_blocks} held blocks; microseconds, ratio to stock"
     )
@@ -160,7 +192,7 @@ def main(
         table.add_column(heading, justify="right")
     for churns in (False, True):
         kind = "churn" if churns else "decode"
-        found = results[kind] = measure(running, waiting, held_blocks, steps, churns=churns)
+        found = results[kind] = measure(baselines, running, waiting, held_blocks, steps, churns=churns)
         for name, row in found.items():
             cells = [
                 f"{value:.0f} {'' if key == 'schedule_most_us' else f'{value / found[BASE][key]:.2f}'}"

@@ -31,7 +31,14 @@ _LLAMA = {
 
 
 def make_scheduler(
-    kind: type[AsyncScheduler], folder: Path, *, blocks: int, block_tokens: int, overlapping: bool, **engine_args: Any
+    kind: type[AsyncScheduler],
+    folder: Path,
+    *,
+    blocks: int,
+    block_tokens: int,
+    overlapping: bool,
+    head_size: int = 1,
+    **engine_args: Any,
 ) -> AsyncScheduler:
     """Make a scheduler as vLLM's engine core does.
 
@@ -42,6 +49,7 @@ def make_scheduler(
         block_tokens: the number of tokens in a block.
         overlapping: whether a step may be scheduled before the outputs of the step before it are known (asynchronous
             scheduling).
+        head_size: the numbers in a token's key, and in its value.
         **engine_args: further arguments for vLLM's `EngineArgs`.
     """
     (folder / "config.json").write_text(json.dumps(_LLAMA))
@@ -51,7 +59,9 @@ def make_scheduler(
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = block_tokens
     config.scheduler_config.async_scheduling = overlapping
-    spec = FullAttentionSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
+    spec = FullAttentionSpec(
+        block_size=block_tokens, num_kv_heads=1, head_size=head_size, dtype=config.model_config.dtype
+    )
     return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
