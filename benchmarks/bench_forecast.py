@@ -1,4 +1,4 @@
-"""How well execution graphs forecast: the next step, its chance, and the service that is left; leave-one-out.
+"""How well execution graphs forecast: the next node, its chance, and the service that is left; leave-one-out.
 
 Each program is played alone, with calls as quick as on an idle engine. At the end of each of its calls it is asked what
 follows there, and how much service is left of the program, of execution graphs that have learned from all others.
@@ -21,7 +21,7 @@ import typer
 from common import machine, pyplot
 
 from weft.core.ids import CallId, ProgramId, ThreadId
-from weft.core.prediction import Cost, Step, Tier
+from weft.core.prediction import Cost, Node, Tier
 from weft.core.prediction.cursors import Cursor, ProgramCursors
 from weft.core.prediction.template import Template
 from weft.core.process_table import CallIdentity
@@ -48,7 +48,7 @@ class Moment(NamedTuple):
     """A call has just ended."""
 
     call: TraceCall
-    following: Step | None  # the call that arrives first of those that follow; None: none does
+    following: Node | None  # the call that arrives first of those that follow; None: none does
     left_s: float  # service of all calls that have not ended
     cursors: tuple[Cursor, ...]
     done_s: float
@@ -95,7 +95,7 @@ def play(program: TraceProgram, cursors: ProgramCursors) -> Iterator[Moment]:
             if not missing[child.call_id]:
                 arrives(child, now_s)
         first = min(children[call.call_id], key=lambda child: (child.gap_s, order[child.call_id]), default=None)
-        following = None if first is None else Step.of("", [first.tool] if first.tool else [], 0)
+        following = None if first is None else Node.of("", [first.tool] if first.tool else [], 0)
         yield Moment(call, following, max(0.0, left_s), cursors.cursors, done_s)
 
 
@@ -104,7 +104,7 @@ class Found(NamedTuple):
 
     programs: int
     forecasts: int
-    top1: float  # the likeliest next step was right
+    top1: float  # the likeliest next node was right
     most_frequent: float  # the same, of always naming what is most frequent in the workload
     calibration_error: float
     bins: list[tuple[float, float, int]]  # mean chance, share that was right, forecasts
@@ -120,7 +120,7 @@ def left_of(template: Template, cursors: Sequence[Cursor]) -> tuple[float, float
     """Mean and standard deviation of what is left, as `ExecutionGraphs.remaining_service` adds them up."""
     mean_s = spread_s = 0.0
     for each in cursors:
-        left = template.left(each.step)
+        left = template.left(each.node)
         if left is not None:
             part = (left.with_call if each.is_running else left.after).service_s
             mean_s, spread_s = mean_s + part.mean, spread_s + part.spread
@@ -137,7 +137,7 @@ def measure(programs: Sequence[TraceProgram]) -> Found:
     chances: list[tuple[float, bool]] = []
     errors: dict[str, list[float]] = defaultdict(list)
     truths, forecasts_s, within = [], [], 0
-    frequent: Counter[Step | None] = Counter()
+    frequent: Counter[Node | None] = Counter()
     by_seen = {seen: list[float]() for seen in SEEN}
     for program in programs:
         others = [each for each in programs if each.name == program.name and each is not program]
@@ -148,7 +148,7 @@ def measure(programs: Sequence[TraceProgram]) -> Found:
         works = [totals[each.program] for each in others]
         for moment in play(program, ProgramCursors()):
             own = next((each for each in moment.cursors if each.call_id == moment.call.call_id), None)
-            forecast = template.forecast(own.step) if own is not None else None
+            forecast = template.forecast(own.node) if own is not None else None
             if forecast is not None:
                 best = forecast.likeliest
                 chance = forecast.successors[0].chance if best is not None else forecast.end
@@ -212,7 +212,7 @@ def plot(found: dict[str, Found], path: Path) -> None:
     for name, each in found.items():
         shown = [(chance, share) for chance, share, size in each.bins if size >= 20]
         left.plot(*zip(*shown, strict=True), "o-", markersize=3, linewidth=1, label=name)
-    left.set(xlabel="chance of the likeliest next step", ylabel="share that was right", xlim=(0, 1), ylim=(0, 1))
+    left.set(xlabel="chance of the likeliest next node", ylabel="share that was right", xlim=(0, 1), ylim=(0, 1))
     left.legend(fontsize="small")
     kinds = (
         ("execution graph", [each.left_error for each in found.values()]),
@@ -233,7 +233,7 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
     plot_path: Annotated[Path | None, typer.Option("--plot", help="A picture (.svg).")] = None,
 ) -> None:
-    """Print a table: accuracy and calibration of the next step, and the error of the service that is left."""
+    """Print a table: accuracy and calibration of the next node, and the error of the service that is left."""
     loads = {name: convert(traces / file) for name, file in PUBLIC.items()} if traces is not None else {}
     for name in WORKLOADS:
         rng = random.Random(f"forecast {name}")

@@ -149,7 +149,7 @@ def forecasts(rows: Sequence[ForecastRow], below: Table | None = None) -> Table:
     - tier: see `weft.core.prediction.Tier`
     - ended: how many programs have ended
     - calls: of a program, mean
-    - steps: labels and tools that are told apart
+    - nodes: labels and tools that are told apart
 
     Args:
         rows: The names.
@@ -163,11 +163,11 @@ def forecasts(rows: Sequence[ForecastRow], below: Table | None = None) -> Table:
             str(row.tier),
             str(row.ended),
             "" if math.isnan(row.calls) else f"{row.calls:.1f}",
-            str(row.steps),
+            str(row.nodes),
         ]
         for row in shown
     ]
-    return Table(title, ("name", "tier", "ended", "calls", "steps"), cells, frozenset(range(2, 5)), below=below)
+    return Table(title, ("name", "tier", "ended", "calls", "nodes"), cells, frozenset(range(2, 5)), below=below)
 
 
 def facts(row: ProgramRow) -> Table:

@@ -6,7 +6,7 @@ How long the engine takes for a token follows from `weft.core.policies.step_cost
 from __future__ import annotations
 
 from weft.core.prediction.estimate import KnownPause, KnownTime, TimeEstimate
-from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Step
+from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Node
 from weft.core.prediction.foresight import ExecutionGraphs, ForecastRow
 from weft.core.prediction.output_lengths import OutputLengths
 from weft.core.prediction.remaining import Estimate, Remaining
@@ -26,12 +26,12 @@ __all__ = [
     "ForecastRow",
     "KnownPause",
     "KnownTime",
+    "Node",
     "OutputLengths",
     "Remaining",
     "Reuse",
     "Samples",
     "StaticGraph",
-    "Step",
     "Successor",
     "Tier",
     "TimeEstimate",

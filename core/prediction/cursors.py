@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from weft.core.ids import CallId, ProgramId, ThreadId
-from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Step
+from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Node
 
 MOST_CALLS: Final = 512  # of a program that may still become parents, or are in flight
 _MOST_PARENTS: Final = 64  # of a call that are counted, the newest
@@ -40,7 +40,7 @@ class Cursor:
 
     call_id: CallId
     thread_id: ThreadId
-    step: Step
+    node: Node
     calls_before: int  # on the longest chain that leads to it
     parents: tuple[Cursor, ...]  # empty once it has finished
     pause_s: float
@@ -78,7 +78,7 @@ class ProgramCursors:
         before = tuple(each for each in known if each is not None and not each.is_running)
         depth = max((each.calls_before + 1 for each in before), default=0)
         pause_s = max(0.0, now_s - max((each.left_s for each in before), default=now_s))
-        cursor = Cursor(call_id, identity.thread_id, Step.of(label, tools, depth), depth, before, pause_s)
+        cursor = Cursor(call_id, identity.thread_id, Node.of(label, tools, depth), depth, before, pause_s)
         for each in before:
             each.following += 1
         self._calls[call_id] = cursor
@@ -109,8 +109,8 @@ class ProgramCursors:
             return
         cursor.is_running, cursor.left_s = False, now_s
         last = [each for each in parents if each.calls_before == cursor.calls_before - 1]  # of its longest chains
-        before = [(each.step, not each.is_followed, (each in last) / len(last)) for each in parents]
-        cursor.step = self._counts.visit(cursor.step, before, cost._replace(pause_s=cursor.pause_s))
+        before = [(each.node, not each.is_followed, (each in last) / len(last)) for each in parents]
+        cursor.node = self._counts.visit(cursor.node, before, cost._replace(pause_s=cursor.pause_s))
         for each in parents:
             each.is_followed = True
 
@@ -142,7 +142,7 @@ class ProgramCursors:
         del self._calls[call_id]
         self._open.pop(call_id, None)
         if not cursor.is_followed:
-            self._counts.end(cursor.step)
+            self._counts.end(cursor.node)
             cursor.is_followed = True  # by nothing
 
     def check_integrity(self) -> None:

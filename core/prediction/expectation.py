@@ -1,7 +1,7 @@
 """What is left of a program, solved from the execution graph of its name (SAGA eq. 9).
 
-Let m[s, t] be the calls of step t that follow a call of step s, w[t] the cost of such a call, and R[s] what is left
-after a call of step s. Then
+Let m[s, t] be the calls of node t that follow a call of node s, w[t] the cost of such a call, and R[s] what is left
+after a call of node s. Then
 
     R[s] = Σ_t m[s, t] (w[t] + R[t])
 
@@ -22,31 +22,31 @@ from typing import Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from weft.core.prediction.execution_graph import ExecutionGraph, Step
+from weft.core.prediction.execution_graph import ExecutionGraph, Node
 from weft.core.prediction.remaining import Estimate, Left, Remaining
 
 _COLUMNS: Final = len(Remaining._fields)  # the number of calls, then the costs without the pause
 
 
-def left_by_step(graph: ExecutionGraph) -> dict[Step, Left]:
-    """What is left at each step of a graph. Empty: the graph has no programs, or its counts say of no end."""
-    steps = [step for step, node in graph.nodes.items() if node.visits > 0]
-    if not steps:
+def left_by_node(graph: ExecutionGraph) -> dict[Node, Left]:
+    """What is left at each node of a graph. Empty: the graph has no programs, or its counts say of no end."""
+    nodes = [node for node, tally in graph.nodes.items() if tally.visits > 0]
+    if not nodes:
         return {}
-    place = {step: number for number, step in enumerate(steps)}
-    follow, spread = np.zeros((len(steps), len(steps))), np.ones(len(steps))
-    cost, variance = np.ones((len(steps), _COLUMNS)), np.zeros((len(steps), _COLUMNS))
-    for row, step in enumerate(steps):
-        node = graph.nodes[step]
-        for target, edge in node.edges.items():
+    place = {node: number for number, node in enumerate(nodes)}
+    follow, spread = np.zeros((len(nodes), len(nodes))), np.ones(len(nodes))
+    cost, variance = np.ones((len(nodes), _COLUMNS)), np.zeros((len(nodes), _COLUMNS))
+    for row, node in enumerate(nodes):
+        tally = graph.nodes[node]
+        for target, edge in tally.edges.items():
             if target in place:
-                follow[row, place[target]] = edge.share / node.visits
-        goes_on = 1 - node.ends / node.visits
+                follow[row, place[target]] = edge.share / tally.visits
+        goes_on = 1 - tally.ends / tally.visits
         spread[row] = follow[row].sum() / goes_on if goes_on > 0 else 1.0
         for column in range(_COLUMNS - 1):
-            mean = node.sums[column] / node.visits
+            mean = tally.sums[column] / tally.visits
             cost[row, column + 1] = mean
-            variance[row, column + 1] = max(0.0, node.squares[column] / node.visits - mean * mean)
+            variance[row, column + 1] = max(0.0, tally.squares[column] / tally.visits - mean * mean)
     after = _solve(follow, follow @ cost)
     if after is None:
         return {}
@@ -57,8 +57,8 @@ def left_by_step(graph: ExecutionGraph) -> dict[Step, Left]:
             break
     beyond = np.zeros_like(after) if second is None else np.maximum(0.0, second - after * after)
     return {
-        step: Left(_remaining(after[row], beyond[row]), _remaining(cost[row] + after[row], variance[row] + beyond[row]))
-        for row, step in enumerate(steps)
+        node: Left(_remaining(after[row], beyond[row]), _remaining(cost[row] + after[row], variance[row] + beyond[row]))
+        for row, node in enumerate(nodes)
     }
 
 

@@ -20,7 +20,7 @@ from weft.core.prediction.template import Forecast, Template, Tier
 MOST_NAMES: Final = 256
 _MOST_NEW: Final = MOST_NAMES // 4
 _KNOWN_FROM: Final = 3  # ended programs
-MOST_SIZE: Final = 65_536  # steps and edges of all names together
+MOST_SIZE: Final = 65_536  # nodes and edges of all names together
 MOST_PROGRAMS: Final = 65_536  # that run
 MOST_LETTERS: Final = 1024  # of a name; longer ones count as one if they begin alike
 
@@ -32,7 +32,7 @@ class ForecastRow:
     name: str
     tier: Tier
     ended: int  # programs that have ended so far
-    steps: int  # labels and tools that are told apart
+    nodes: int  # labels and tools that are told apart
     calls: float  # of a program, mean; nan: unknown
 
 
@@ -190,11 +190,11 @@ class ExecutionGraphs:
     def successors(self, program_id: ProgramId) -> dict[ThreadId, Forecast]:
         """What each thread of a program does after the call that it runs or ran last (SAGA §3.2, P).
 
-        Empty: the program is not known, or its tier is cold. A thread whose next step is unknown is left out.
+        Empty: the program is not known, or its tier is cold. A thread whose next node is unknown is left out.
         """
         with self._lock:
             found, template = self._find(program_id)
-            made = {} if template is None else {each.thread_id: template.forecast(each.step) for each in found}
+            made = {} if template is None else {each.thread_id: template.forecast(each.node) for each in found}
             return {thread_id: forecast for thread_id, forecast in made.items() if forecast is not None}
 
     def remaining(self, program_id: ProgramId) -> Remaining | None:
@@ -206,7 +206,7 @@ class ExecutionGraphs:
             found, template = self._find(program_id)
             total = None
             for each in found if template is not None else ():
-                left = template.left(each.step) if template is not None else None
+                left = template.left(each.node) if template is not None else None
                 if left is not None:
                     part = left.with_call if each.is_running else left.after
                     total = part if total is None else total.plus(part)
@@ -256,7 +256,7 @@ class ExecutionGraphs:
 
 def _row(named: tuple[str, Template]) -> ForecastRow:
     name, template = named
-    visits = sum(node.visits for node in template.graph.nodes.values())
-    steps = {step.ageless for step in template.graph}
+    visits = sum(tally.visits for tally in template.graph.nodes.values())
+    nodes = {node.any_depth for node in template.graph}
     calls = visits / template.weight if template.weight else float("nan")
-    return ForecastRow(name, template.tier, template.ended, len(steps), calls)
+    return ForecastRow(name, template.tier, template.ended, len(nodes), calls)

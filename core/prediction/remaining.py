@@ -39,7 +39,7 @@ class Remaining(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left of a thread at a step."""
+    """What is left of a thread at a node."""
 
-    after: Remaining  # a call of the step
+    after: Remaining  # a call of the node
     with_call: Remaining  # that call included

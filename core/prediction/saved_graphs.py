@@ -2,11 +2,11 @@
 
 ::
 
-    {"version": 1, "names": [{"name": "chat", "ended": 812, "weight": 300.5, "steps": [
-        [label, [tools], age, visits, starts, ends, [sums of costs], [sums of squares],
+    {"version": 1, "names": [{"name": "chat", "ended": 812, "weight": 300.5, "nodes": [
+        [label, [tools], depth, visits, starts, ends, [sums of costs], [sums of squares],
          [[place, first, share], ...]], ...]}]}
 
-The names used last come first. `place` is that of the edge's target among the steps; `weft.core.prediction.Cost` has
+The names used last come first. `place` is that of the edge's target among the nodes; `weft.core.prediction.Cost` has
 the order of the costs.
 """
 
@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
-from weft.core.prediction.execution_graph import MOST_LETTERS, Cost, Edge, ExecutionGraph, Node, Step
+from weft.core.prediction.execution_graph import MOST_LETTERS, Cost, Edge, ExecutionGraph, Node, Tally
 from weft.core.prediction.foresight import MOST_LETTERS as MOST_NAME_LETTERS
 from weft.core.prediction.foresight import MOST_NAMES, Templates
 
@@ -32,8 +32,8 @@ def encode_graphs(templates: Templates) -> dict[str, Any]:
     names, size = [], 0
     for name, template in reversed(list(templates)):
         if template.ended:
-            steps = _steps(template.graph)
-            row = {"name": name, "ended": template.ended, "weight": round(template.weight, 6), "steps": steps}
+            nodes = _nodes(template.graph)
+            row = {"name": name, "ended": template.ended, "weight": round(template.weight, 6), "nodes": nodes}
             size += len(json.dumps(row))
             if size > MOST_BYTES:
                 break
@@ -61,42 +61,42 @@ def decode_graphs(data: object, templates: Templates) -> None:
             ended, weight = _count(row["ended"]), _number(row["weight"])
             if ended == 0 or not 0 < weight <= ended:
                 raise ValueError("the number of programs")
-            templates.restore(name, _graph(row["steps"]), ended, weight)
+            templates.restore(name, _graph(row["nodes"]), ended, weight)
         except (LookupError, TypeError, ValueError, AssertionError) as error:
             raise ValueError(f"the execution graph of {name!r:.40} is damaged: {error!s:.200}") from None
 
 
-def _steps(graph: ExecutionGraph) -> list[Any]:
-    places = {step: place for place, step in enumerate(graph.nodes)}
+def _nodes(graph: ExecutionGraph) -> list[Any]:
+    places = {node: place for place, node in enumerate(graph.nodes)}
 
     def short(values: list[float]) -> list[float]:
         return [round(value, 9) for value in values]
 
     return [
         [
-            *(step.label, step.tools, step.age),
-            *short([node.visits, node.starts, node.ends]),
-            *(short(node.sums), short(node.squares)),
-            [[places[target], *short([edge.first, edge.share])] for target, edge in node.edges.items()],
+            *(node.label, node.tools, node.depth),
+            *short([tally.visits, tally.starts, tally.ends]),
+            *(short(tally.sums), short(tally.squares)),
+            [[places[target], *short([edge.first, edge.share])] for target, edge in tally.edges.items()],
         ]
-        for step, node in graph.nodes.items()
+        for node, tally in graph.nodes.items()
     ]
 
 
 def _graph(rows: list[Any]) -> ExecutionGraph:
-    graph, steps = ExecutionGraph(), []
-    for label, tools, age, visits, starts, ends, sums, squares, _ in rows:
+    graph, nodes = ExecutionGraph(), []
+    for label, tools, depth, visits, starts, ends, sums, squares, _ in rows:
         if not all(_is_text(each, MOST_LETTERS) for each in (label, *tools)):
             raise ValueError("a label or a tool")
-        step = Step(label, tuple(tools), _count(age))
-        if step in graph.nodes or len(sums) != _COSTS or len(squares) != _COSTS:
-            raise ValueError("a step that is there twice, or its costs")
+        node = Node(label, tuple(tools), _count(depth))
+        if node in graph.nodes or len(sums) != _COSTS or len(squares) != _COSTS:
+            raise ValueError("a node that is there twice, or its costs")
         counts = _number(visits), _number(starts), _number(ends)
-        graph.nodes[step] = Node(*counts, [_number(each) for each in sums], [_number(each) for each in squares])
-        steps.append(step)
-    for step, row in zip(steps, rows, strict=True):
+        graph.nodes[node] = Tally(*counts, [_number(each) for each in sums], [_number(each) for each in squares])
+        nodes.append(node)
+    for node, row in zip(nodes, rows, strict=True):
         for place, first, share in row[-1]:
-            graph.nodes[step].edges[steps[_count(place)]] = Edge(_number(first), _number(share))
+            graph.nodes[node].edges[nodes[_count(place)]] = Edge(_number(first), _number(share))
         graph.edges += len(row[-1])
     graph.check_integrity()
     return graph

@@ -1,4 +1,4 @@
-"""A graph of steps that the user has drawn already: LangGraph's, or that of AutoGen's GraphFlow (SAGA §3.3, hints)."""
+"""A graph of nodes that the user has drawn already: LangGraph's, or that of AutoGen's GraphFlow (SAGA §3.3, hints)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from weft.core.errors import ArgumentTypeError
-from weft.core.prediction.execution_graph import MOST_LETTERS, MOST_STEPS, Edge, ExecutionGraph, Node, Step
+from weft.core.prediction.execution_graph import MOST_LETTERS, MOST_NODES, Edge, ExecutionGraph, Node, Tally
 
 _MOST_TARGETS: Final = 64  # of a node
 _ENDS: Final = ("__end__",)
@@ -37,7 +37,7 @@ class StaticGraph:
                 nodes = {each: _bypass(targets, name, gone) for each, targets in nodes.items()}
         return StaticGraph(nodes)
 
-    def counts(self, cost: Node | None) -> ExecutionGraph:
+    def counts(self, cost: Tally | None) -> ExecutionGraph:
         """The graph as counts, in which the targets of a choice are equally likely.
 
         Args:
@@ -45,27 +45,27 @@ class StaticGraph:
         """
         made = ExecutionGraph()
         for name in self.nodes:
-            node = made.nodes[Step(name)] = Node(visits=1.0)
+            tally = made.nodes[Node(name)] = Tally(visits=1.0)
             if cost is not None and cost.visits:
-                node.sums = [each / cost.visits for each in cost.sums]
-                node.squares = [each / cost.visits for each in cost.squares]
+                tally.sums = [each / cost.visits for each in cost.sums]
+                tally.squares = [each / cost.visits for each in cost.squares]
         for name, targets in self.nodes.items():
-            node, choices = made.nodes[Step(name)], targets.one_of
+            tally, choices = made.nodes[Node(name)], targets.one_of
             for each in targets.always:  # they begin at the same time, so each is as likely to be first
-                edge = node.edges.setdefault(Step(each), Edge())
+                edge = tally.edges.setdefault(Node(each), Edge())
                 edge.first += 1 / len(targets.always)
                 edge.share += 1 / self._joining(name, each)
             for each in choices:
                 chance = 1 / len(choices)
                 if each:
-                    edge = node.edges.setdefault(Step(each), Edge())
+                    edge = tally.edges.setdefault(Node(each), Edge())
                     edge.share += chance
                     edge.first += 0.0 if targets.always else chance
                 elif not targets.always:
-                    node.ends += chance
+                    tally.ends += chance
             if not targets.always and not choices:
-                node.ends = 1.0
-            made.edges += len(node.edges)
+                tally.ends = 1.0
+            made.edges += len(tally.edges)
         return made
 
     def _joining(self, name: str, target: str) -> int:
@@ -97,12 +97,12 @@ def read_static_graph(graph: Any) -> StaticGraph:
         found = _langgraph(graph.get_graph())
     elif isinstance(getattr(graph, "nodes", None), Mapping):
         found = _digraph(graph.nodes)
-    if found is None or len(found.nodes) >= MOST_STEPS:
+    if found is None or len(found.nodes) >= MOST_NODES:
         raise ArgumentTypeError(
             "@program",
             "graph",
             graph,
-            f"a compiled LangGraph graph or an AutoGen DiGraph of less than {MOST_STEPS} nodes",
+            f"a compiled LangGraph graph or an AutoGen DiGraph of less than {MOST_NODES} nodes",
         )
     return found
 

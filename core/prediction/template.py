@@ -1,4 +1,4 @@
-"""What a program name's execution graph lets expect: the next steps and what is left (SAGA §3.2 and §3.3)."""
+"""What a program name's execution graph lets expect: the next nodes and what is left (SAGA §3.2 and §3.3)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from weft.core.prediction.execution_graph import ANY, ExecutionGraph, Step
+from weft.core.prediction.execution_graph import ANY, ExecutionGraph, Node
 from weft.core.prediction.remaining import Left
 from weft.core.prediction.static_graph import StaticGraph
 
 COLD_PROGRAMS: Final = 30  # SAGA §3.3: the first 30 tasks of a type are served as plain requests
 _MOST_WEIGHT: Final = 512  # programs that are counted; then the counts are halved
-_TRUST: Final = 4.0  # visits that the estimate of the coarser step is worth
-_SEEN: Final = 3.0  # visits from which on the counts of a step say more than a static graph
+_TRUST: Final = 4.0  # visits that the estimate of the coarser node is worth
+_SEEN: Final = 3.0  # visits from which on the counts of a node say more than a static graph
 
 
 class Tier(StrEnum):
@@ -27,7 +27,7 @@ class Tier(StrEnum):
 class Successor(NamedTuple):
     """A call that may come next."""
 
-    step: Step
+    node: Node
     chance: float
     pause_s: float  # the expected time until it arrives: tools, humans, the program's code; nan: unknown
 
@@ -35,29 +35,29 @@ class Successor(NamedTuple):
 class Forecast(NamedTuple):
     """What a thread does next."""
 
-    successors: tuple[Successor, ...]  # the likeliest first; of equal chances, in the order of their steps
+    successors: tuple[Successor, ...]  # the likeliest first; of equal chances, in the order of their nodes
     end: float  # the chance that no call follows
 
     @property
-    def likeliest(self) -> Step | None:
-        """The likeliest next step; None: the end."""
+    def likeliest(self) -> Node | None:
+        """The likeliest next node; None: the end."""
         first = self.successors[0] if self.successors else None
-        return first.step if first is not None and first.chance > self.end else None
+        return first.node if first is not None and first.chance > self.end else None
 
 
 class _Fit(NamedTuple):
-    """The counts at one time, from fine to coarse: by step and age, by step, and of all steps together."""
+    """The counts at one time, from fine to coarse: by node and depth, by node, and of all nodes together."""
 
     graphs: tuple[ExecutionGraph, ...]
-    left: tuple[dict[Step, Left], ...]
-    after_any: dict[Step | None, float]  # the chances of what follows any call
+    left: tuple[dict[Node, Left], ...]
+    after_any: dict[Node | None, float]  # the chances of what follows any call
 
 
 class Template:
     """What is known of the programs of one name.
 
-    Few calls of a step and age are weighed against those of the step at any age, and these against all calls: with n
-    visits, the finer one has the weight n / (n + 4).
+    Few calls of a node and depth are weighed against those of the node at any depth, and these against all calls: with
+    n visits, the finer one has the weight n / (n + 4).
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Template:
         self.hint: StaticGraph | None = None
         self._weight = 0.0  # programs in the counts
         self._fit: tuple[int, _Fit] | None = None  # and of how many programs that had ended
-        self._hinted: tuple[int, ExecutionGraph, dict[Step, Left]] | None = None
+        self._hinted: tuple[int, ExecutionGraph, dict[Node, Left]] | None = None
 
     @property
     def tier(self) -> Tier:
@@ -102,22 +102,22 @@ class Template:
 
     # -- forecasts
 
-    def forecast(self, step: Step) -> Forecast | None:
-        """What follows a call of this step; None: nothing is known."""
+    def forecast(self, node: Node) -> Forecast | None:
+        """What follows a call of this node; None: nothing is known."""
         if self.tier is Tier.COLD:
             return None
-        if self.tier is Tier.HINTS and not self._has_seen(step):
-            return self._hinted_forecast(step)
+        if self.tier is Tier.HINTS and not self._has_seen(node):
+            return self._hinted_forecast(node)
         fit = self._fitted()
         chances = dict(fit.after_any)
-        for graph, each in ((fit.graphs[1], step.ageless), (fit.graphs[0], step)):
+        for graph, each in ((fit.graphs[1], node.any_depth), (fit.graphs[0], node)):
             finer = graph.chances(each)
             if finer:
                 weight = _weight(graph, each)
                 chances = {target: (1 - weight) * chance for target, chance in chances.items()}
                 for target, chance in finer.items():
-                    ageless = target.ageless if target is not None else None
-                    chances[ageless] = chances.get(ageless, 0.0) + weight * chance
+                    any_depth = target.any_depth if target is not None else None
+                    chances[any_depth] = chances.get(any_depth, 0.0) + weight * chance
         end = chances.pop(None, 0.0)
         if not chances and not end:
             return None
@@ -125,16 +125,16 @@ class Template:
         found = [
             Successor(each, chance, means[each].mean.pause_s) for each, chance in chances.items() if each is not None
         ]
-        return Forecast(tuple(sorted(found, key=lambda each: (-each.chance, each.step))), end)
+        return Forecast(tuple(sorted(found, key=lambda each: (-each.chance, each.node))), end)
 
-    def left(self, step: Step) -> Left | None:
-        """What is left of a thread at a step; None: nothing is known."""
+    def left(self, node: Node) -> Left | None:
+        """What is left of a thread at a node; None: nothing is known."""
         if self.tier is Tier.COLD:
             return None
-        if self.tier is Tier.HINTS and not self._has_seen(step):
-            return self._hint_fit()[1].get(Step(step.label))
+        if self.tier is Tier.HINTS and not self._has_seen(node):
+            return self._hint_fit()[1].get(Node(node.label))
         fit, left = self._fitted(), None
-        for graph, lefts, each in reversed(list(zip(fit.graphs, fit.left, _coarser(step), strict=True))):
+        for graph, lefts, each in reversed(list(zip(fit.graphs, fit.left, _coarser(node), strict=True))):
             finer = lefts.get(each)
             if finer is not None and left is not None:
                 weight = _weight(graph, each)
@@ -143,59 +143,59 @@ class Template:
                 left = finer or left
         return left
 
-    def _has_seen(self, step: Step) -> bool:
-        ageless = self._fitted().graphs[1].nodes.get(step.ageless)
-        return ageless is not None and ageless.visits >= _SEEN
+    def _has_seen(self, node: Node) -> bool:
+        any_depth = self._fitted().graphs[1].nodes.get(node.any_depth)
+        return any_depth is not None and any_depth.visits >= _SEEN
 
     def _fitted(self) -> _Fit:
         """The fit, made again when a sixteenth more programs have ended."""
         if self._fit is None or self.ended > self._fit[0] + self._fit[0] // 16:
-            from weft.core.prediction.expectation import left_by_step
+            from weft.core.prediction.expectation import left_by_node
 
-            ageless = self.graph.lumped(lambda step: step.ageless)
+            any_depth = self.graph.lumped(lambda node: node.any_depth)
             fine = ExecutionGraph()
             fine.add(self.graph)  # as it is now
-            graphs = (fine, ageless, _one_step(ageless))
-            self._fit = self.ended, _Fit(graphs, tuple(map(left_by_step, graphs)), _after_any(ageless))
+            graphs = (fine, any_depth, _one_node(any_depth))
+            self._fit = self.ended, _Fit(graphs, tuple(map(left_by_node, graphs)), _after_any(any_depth))
         return self._fit[1]
 
-    def _hint_fit(self) -> tuple[ExecutionGraph, dict[Step, Left]]:
+    def _hint_fit(self) -> tuple[ExecutionGraph, dict[Node, Left]]:
         if self._hinted is None or self._hinted[0] != self.ended:
-            from weft.core.prediction.expectation import left_by_step
+            from weft.core.prediction.expectation import left_by_node
 
             hint = self.hint or StaticGraph()
-            labels = {step.label for step in self.graph}
+            labels = {node.label for node in self.graph}
             if self.ended >= _SEEN:  # nodes that make no call, such as those that only route
                 hint = hint.without([name for name in hint.nodes if name not in labels])
-            graph = hint.counts(_one_step(self.graph).nodes.get(ANY))
-            self._hinted = self.ended, graph, left_by_step(graph) if self.ended else {}
+            graph = hint.counts(_one_node(self.graph).nodes.get(ANY))
+            self._hinted = self.ended, graph, left_by_node(graph) if self.ended else {}
         return self._hinted[1], self._hinted[2]
 
-    def _hinted_forecast(self, step: Step) -> Forecast | None:
-        chances = self._hint_fit()[0].chances(Step(step.label))
+    def _hinted_forecast(self, node: Node) -> Forecast | None:
+        chances = self._hint_fit()[0].chances(Node(node.label))
         end = chances.pop(None, 0.0)
         if not chances and not end:
             return None
         found = (Successor(each, chance, float("nan")) for each, chance in chances.items() if each is not None)
-        return Forecast(tuple(sorted(found, key=lambda each: (-each.chance, each.step))), end)
+        return Forecast(tuple(sorted(found, key=lambda each: (-each.chance, each.node))), end)
 
 
-def _one_step(graph: ExecutionGraph) -> ExecutionGraph:
-    return graph.lumped(lambda _step: ANY)
+def _one_node(graph: ExecutionGraph) -> ExecutionGraph:
+    return graph.lumped(lambda _node: ANY)
 
 
-def _after_any(graph: ExecutionGraph) -> dict[Step | None, float]:
-    visits, found = sum(node.visits for node in graph.nodes.values()), dict[Step | None, float]()
-    for step, node in graph.nodes.items():
-        for target, chance in graph.chances(step).items():
-            found[target] = found.get(target, 0.0) + chance * node.visits / visits
+def _after_any(graph: ExecutionGraph) -> dict[Node | None, float]:
+    visits, found = sum(tally.visits for tally in graph.nodes.values()), dict[Node | None, float]()
+    for node, tally in graph.nodes.items():
+        for target, chance in graph.chances(node).items():
+            found[target] = found.get(target, 0.0) + chance * tally.visits / visits
     return found
 
 
-def _coarser(step: Step) -> Iterator[Step]:
-    yield from (step, step.ageless, ANY)
+def _coarser(node: Node) -> Iterator[Node]:
+    yield from (node, node.any_depth, ANY)
 
 
-def _weight(graph: ExecutionGraph, step: Step) -> float:
-    visits = graph.nodes[step].visits
+def _weight(graph: ExecutionGraph, node: Node) -> float:
+    visits = graph.nodes[node].visits
     return visits / (visits + _TRUST)

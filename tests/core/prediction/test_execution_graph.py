@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pytest
 
 from weft.core.ids import CallId, ProgramId, ThreadId
-from weft.core.prediction import Cost, ExecutionGraphs, Forecast, Step, Tier
+from weft.core.prediction import Cost, ExecutionGraphs, Forecast, Node, Tier
 from weft.core.prediction.cursors import MOST_CALLS, ProgramCursors
-from weft.core.prediction.execution_graph import MOST_EDGES, MOST_STEPS, ExecutionGraph
+from weft.core.prediction.execution_graph import MOST_EDGES, MOST_NODES, ExecutionGraph
 from weft.core.prediction.foresight import MOST_NAMES, MOST_SIZE
 from weft.core.prediction.static_graph import StaticGraph, Targets
 from weft.core.prediction.template import COLD_PROGRAMS, Template
@@ -46,7 +46,7 @@ def learned(*programs: ExecutionGraph, times: int = COLD_PROGRAMS) -> Template:
 
 
 def test_the_counts_are_those_of_a_reference() -> None:
-    """Of generated programs: consecutive tools as SAGA §3.3 counts them, C[a][b] += 1, and the end as a step."""
+    """Of generated programs: consecutive tools as SAGA §3.3 counts them, C[a][b] += 1, and the end as a node."""
     rng = random.Random(3)
     graphs, reference = ExecutionGraphs(), Counter[tuple[str | None, str | None]]()
     for program in generate("tools", 60, poisson(rng, 1.0), rng):
@@ -60,10 +60,10 @@ def test_the_counts_are_those_of_a_reference() -> None:
     template = graphs.templates.get("tools")
     assert template is not None
     found = Counter[tuple[str | None, str | None]]()
-    for step, node in template.graph.lumped(lambda each: each.ageless).nodes.items():
-        found[next(iter(step.tools), None), "end"] += int(node.ends)
-        for target, edge in node.edges.items():
-            found[next(iter(step.tools), None), next(iter(target.tools), None)] += int(edge.first)
+    for node, tally in template.graph.lumped(lambda each: each.any_depth).nodes.items():
+        found[next(iter(node.tools), None), "end"] += int(tally.ends)
+        for target, edge in tally.edges.items():
+            found[next(iter(node.tools), None), next(iter(target.tools), None)] += int(edge.first)
     assert +found == reference
 
 
@@ -79,11 +79,11 @@ def test_a_fork_and_its_join_count_once_each() -> None:
         cursors.leave(CallId(branch), Cost(), 2.0)
     cursors.arrive(identity("join", "abc"), "join", [], 2.0)
     (cursor,) = cursors.cursors
-    assert cursor.step.label == "join"
+    assert cursor.node.label == "join"
     cursors.leave(CallId("join"), Cost(), 3.0)
     graph = cursors.finish()
     graph.check_integrity()
-    plan, work, join = Step("plan"), Step("work", age=1), Step("join", age=2)
+    plan, work, join = Node("plan"), Node("work", depth=1), Node("join", depth=2)
     assert (graph.nodes[plan].edges[work].first, graph.nodes[plan].edges[work].share) == (1, 3)
     assert graph.nodes[work].edges[join].first == 3
     assert graph.nodes[work].edges[join].share == pytest.approx(1)
@@ -98,10 +98,10 @@ def test_a_call_that_also_follows_an_old_one_is_expected_by_the_latest_only() ->
         cursors.leave(CallId(f"c{number}"), Cost(), 0.0)
     graph = cursors.finish()
     graph.check_integrity()
-    third = Step("round 2", age=2)
-    assert graph.nodes[Step("round 1", age=1)].edges[third].share == 1
-    assert graph.nodes[Step("round 0")].edges[third].share == 0
-    assert graph.chances(Step("round 0")) == {Step("round 1", age=1): 1.0}
+    third = Node("round 2", depth=2)
+    assert graph.nodes[Node("round 1", depth=1)].edges[third].share == 1
+    assert graph.nodes[Node("round 0")].edges[third].share == 0
+    assert graph.chances(Node("round 0")) == {Node("round 1", depth=1): 1.0}
 
 
 def test_a_call_without_a_result_gives_its_parents_their_cursors_back() -> None:
@@ -113,16 +113,16 @@ def test_a_call_without_a_result_gives_its_parents_their_cursors_back() -> None:
     assert [each.call_id for each in cursors.cursors] == ["b"]
     cursors.leave(CallId("b"), None, 2.0)
     assert [each.call_id for each in cursors.cursors] == ["a"]
-    assert cursors.finish().nodes[Step("")].ends == 1
+    assert cursors.finish().nodes[Node("")].ends == 1
 
 
 def test_the_pause_before_a_call_is_counted() -> None:
     """From the end of its parent to its arrival: 2 s here."""
-    assert chain("", "search").nodes[Step("", ("search",), 1)].mean.pause_s == 2.0
+    assert chain("", "search").nodes[Node("", ("search",), 1)].mean.pause_s == 2.0
 
 
 def test_names_of_no_bound_fill_a_bounded_graph() -> None:
-    """A label that names the user: further steps count as one, and no visit is lost."""
+    """A label that names the user: further nodes count as one, and no visit is lost."""
     cursors = ProgramCursors()
     for number in range(5 * MOST_CALLS):
         parents = [f"c{number - 1}"] if number else []
@@ -132,9 +132,9 @@ def test_names_of_no_bound_fill_a_bounded_graph() -> None:
     cursors.check_integrity()
     graph = cursors.finish()
     graph.check_integrity()
-    assert len(graph) <= MOST_STEPS
+    assert len(graph) <= MOST_NODES
     assert graph.edges <= MOST_EDGES
-    assert sum(node.visits for node in graph.nodes.values()) == 5 * MOST_CALLS
+    assert sum(tally.visits for tally in graph.nodes.values()) == 5 * MOST_CALLS
 
 
 def test_program_names_of_no_bound_do_not_drive_out_those_in_use() -> None:
@@ -157,12 +157,12 @@ def test_old_programs_count_less() -> None:
     template = learned(chain("", "a"), times=2000)
     template.graph.check_integrity()
     assert template.ended == 2000
-    assert template.graph.nodes[Step("")].visits <= 512
+    assert template.graph.nodes[Node("")].visits <= 512
     for _ in range(700):
         template.learn(chain("", "b"))
-    found = template.forecast(Step(""))
+    found = template.forecast(Node(""))
     assert found is not None
-    assert found.likeliest == Step("", ("b",))
+    assert found.likeliest == Node("", ("b",))
 
 
 # -- forecasts
@@ -173,15 +173,15 @@ def test_the_first_30_programs_of_a_name_have_no_forecast() -> None:
     template = Template()
     for _ in range(COLD_PROGRAMS - 1):
         template.learn(chain("", "a"))
-        assert (template.tier, template.forecast(Step("")), template.left(Step(""))) == (Tier.COLD, None, None)
+        assert (template.tier, template.forecast(Node("")), template.left(Node(""))) == (Tier.COLD, None, None)
     template.learn(chain("", "a"))
     assert template.tier is Tier.INFERRED
-    assert template.forecast(Step("")) is not None
+    assert template.forecast(Node("")) is not None
 
 
 def test_chances_are_counts_and_add_up_to_one() -> None:
     """Of programs that end after the first call in two cases of three."""
-    found = learned(chain(""), chain("", "a", "a"), chain("")).forecast(Step(""))
+    found = learned(chain(""), chain("", "a", "a"), chain("")).forecast(Node(""))
     assert found is not None
     assert sum(each.chance for each in found.successors) + found.end == pytest.approx(1)
     assert found.end == pytest.approx(2 / 3, abs=0.02)
@@ -193,9 +193,9 @@ def test_chances_are_counts_and_add_up_to_one() -> None:
 def test_a_chain_of_n_steps_ends_with_chance_1_in_n(length: int) -> None:
     """SAGA §3.2, ReAct: P(next) = 1 - p_term. At any depth p_term is 1 / n, so n - 1 calls are left after one."""
     template = learned(chain(*["a"] * length))
-    ageless = template.graph.lumped(lambda step: step.ageless)
-    assert ageless.chances(Step("", ("a",)))[None] == pytest.approx(1 / length)
-    left = template.left(Step("", ("a",)))
+    any_depth = template.graph.lumped(lambda node: node.any_depth)
+    assert any_depth.chances(Node("", ("a",)))[None] == pytest.approx(1 / length)
+    left = template.left(Node("", ("a",)))
     assert left is not None
     assert left.after.calls.mean == pytest.approx(length - 1)
     assert left.with_call.service_s.mean == pytest.approx(length)
@@ -204,22 +204,22 @@ def test_a_chain_of_n_steps_ends_with_chance_1_in_n(length: int) -> None:
 def test_what_is_left_has_the_mean_and_the_spread_of_a_geometric_chain() -> None:
     """Chains that go on with chance 1/2: 1 more call on average, with the deviation √2, and each takes 3 ± 1 s."""
     counts = ExecutionGraph()
-    step = Step("loop")
+    node = Node("loop")
     for _ in range(512):
-        counts.visit(step, [], Cost(2.0))
-        counts.visit(step, [(step, True, 1.0)], Cost(4.0))
-        counts.end(step)
+        counts.visit(node, [], Cost(2.0))
+        counts.visit(node, [(node, True, 1.0)], Cost(4.0))
+        counts.end(node)
     counts.check_integrity()
-    left = learned(counts).left(step)
+    left = learned(counts).left(node)
     assert left is not None
     assert left.after.calls == pytest.approx((1, math.sqrt(2)), rel=0.01)
     assert left.after.service_s == pytest.approx((3, math.sqrt(1 * 1 + 2 * 9)), rel=0.01)
 
 
 def test_the_depth_of_a_call_tells_how_much_is_left() -> None:
-    """Programs of exactly 8 calls: after the first there are 7, after the eighth none, though all steps are alike."""
+    """Programs of exactly 8 calls: after the first there are 7, after the eighth none, though all nodes are alike."""
     template = learned(chain(*["a"] * 8))
-    lefts = [template.left(Step.of("", ["a"], before)) for before in (0, 1, 4)]
+    lefts = [template.left(Node.of("", ["a"], before)) for before in (0, 1, 4)]
     means = [each.after.calls.mean for each in lefts if each is not None]
     assert means == sorted(means, reverse=True)
     assert means[0] == pytest.approx(7, abs=0.5)
@@ -228,7 +228,7 @@ def test_the_depth_of_a_call_tells_how_much_is_left() -> None:
 def test_a_step_that_was_never_seen_is_taken_for_any() -> None:
     """A new tool says nothing, and the program is still one of its name."""
     template = learned(chain("", "a", "b"))
-    found, left = template.forecast(Step("", ("new",), 3)), template.left(Step("", ("new",), 3))
+    found, left = template.forecast(Node("", ("new",), 3)), template.left(Node("", ("new",), 3))
     assert found is not None
     assert left is not None
     assert left.after.calls.mean == pytest.approx(2)
@@ -254,7 +254,7 @@ def test_what_is_left_of_a_program_is_that_of_its_threads() -> None:
     assert left == pytest.approx((14.0, 0.0), abs=0.2)
     assert graphs.remaining_service(ProgramId(program), served_s=9.0) == pytest.approx((5.0, 0.0), abs=0.2)
     found = graphs.successors(ProgramId(program))
-    assert [each.likeliest for each in found.values()] == [Step("join")] * 2
+    assert [each.likeliest for each in found.values()] == [Node("join")] * 2
 
 
 def test_programs_that_are_unknown_or_cold_have_no_forecast() -> None:
@@ -273,7 +273,7 @@ def test_learning_the_same_programs_gives_the_same_forecasts() -> None:
 
     def forecasts() -> list[Forecast | None]:
         template = learned(chain("", "a", "b"), chain("", "b"), chain("a"))
-        return [template.forecast(Step("", (tool,), 1)) for tool in "ab"]
+        return [template.forecast(Node("", (tool,), 1)) for tool in "ab"]
 
     assert forecasts() == forecasts()
 
@@ -295,37 +295,37 @@ def test_a_static_graph_forecasts_before_any_program_has_ended() -> None:
     template = Template()
     template.use_hint(PLAN)
     assert template.tier is Tier.HINTS
-    found = template.forecast(Step("write", ("tool",), 3))
+    found = template.forecast(Node("write", ("tool",), 3))
     assert found is not None
-    assert [(each.step, each.chance) for each in found.successors] == [(Step("plan"), 0.5)]
+    assert [(each.node, each.chance) for each in found.successors] == [(Node("plan"), 0.5)]
     assert found.end == 0.5
-    assert template.forecast(Step("elsewhere")) is None
-    assert template.left(Step("write")) is None, "what a call costs is not known"
+    assert template.forecast(Node("elsewhere")) is None
+    assert template.left(Node("write")) is None, "what a call costs is not known"
     for _ in range(COLD_PROGRAMS):
         template.learn(chain("", "a"))
     assert template.tier is Tier.INFERRED
 
 
 def test_what_a_static_graph_leaves_is_counted_in_calls_that_were_seen() -> None:
-    """After one program of another step: 4 calls a round, and half of the rounds are followed by one more."""
+    """After one program of another node: 4 calls a round, and half of the rounds are followed by one more."""
     template = Template()
     template.use_hint(PLAN)
     template.learn(chain("", service_s=2.0))
-    left = template.left(Step("plan"))
+    left = template.left(Node("plan"))
     assert left is not None
     assert left.after.calls.mean == pytest.approx(3 + 4)
     assert left.after.service_s.mean == pytest.approx(14)
 
 
 def test_a_loop_without_an_end_leaves_nothing_to_say_how_much_is_left() -> None:
-    """The next step is still known."""
+    """The next node is still known."""
     template = Template()
     template.use_hint(StaticGraph({"a": Targets(always=("b",)), "b": Targets(always=("a",))}))
     template.learn(chain(""))
-    assert template.left(Step("a")) is None
-    found = template.forecast(Step("a"))
+    assert template.left(Node("a")) is None
+    found = template.forecast(Node("a"))
     assert found is not None
-    assert found.likeliest == Step("b")
+    assert found.likeliest == Node("b")
 
 
 def test_nodes_that_make_no_call_are_left_out_once_programs_have_shown_it() -> None:
@@ -336,24 +336,24 @@ def test_nodes_that_make_no_call_are_left_out_once_programs_have_shown_it() -> N
             {"a": Targets(always=("route",)), "route": Targets(one_of=("b", "")), "b": Targets(), "c": Targets()}
         )
     )
-    found = template.forecast(Step("a"))
+    found = template.forecast(Node("a"))
     assert found is not None
-    assert found.likeliest == Step("route")
+    assert found.likeliest == Node("route")
     cursors = ProgramCursors()
     cursors.arrive(identity("1"), "b", [], 0.0)
     cursors.leave(CallId("1"), Cost(), 0.0)
     counts = cursors.finish()
     for _ in range(3):
         template.learn(counts)
-    found = template.forecast(Step("a"))
+    found = template.forecast(Node("a"))
     assert found is None, "a was not seen either"
     cursors = ProgramCursors()
     cursors.arrive(identity("1"), "a", [], 0.0)
     cursors.leave(CallId("1"), Cost(), 0.0)
     template.learn(cursors.finish())
-    found = template.forecast(Step("a", ("tool",)))
+    found = template.forecast(Node("a", ("tool",)))
     assert found is not None
-    assert [(each.step, each.chance) for each in found.successors] == [(Step("b"), 0.5)]
+    assert [(each.node, each.chance) for each in found.successors] == [(Node("b"), 0.5)]
 
 
 def test_the_counts_of_a_step_that_was_seen_outweigh_a_static_graph() -> None:
@@ -362,6 +362,6 @@ def test_the_counts_of_a_step_that_was_seen_outweigh_a_static_graph() -> None:
     template.use_hint(StaticGraph({"": Targets(one_of=("x", "y"))}))
     for _ in range(3):
         template.learn(chain("", "a"))
-    found = template.forecast(Step(""))
+    found = template.forecast(Node(""))
     assert found is not None
-    assert found.likeliest == Step("", ("a",))
+    assert found.likeliest == Node("", ("a",))

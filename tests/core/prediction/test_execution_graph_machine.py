@@ -16,7 +16,7 @@ from weft.core.prediction.template import COLD_PROGRAMS
 from weft.core.process_table import CallIdentity
 
 MOST_CALLS = 12
-MOST_STEPS = 10
+MOST_NODES = 10
 MOST_EDGES = 14
 MOST_NEW = 3
 
@@ -34,13 +34,13 @@ class NaiveProgram:
 
 
 class Programs(RuleBasedStateMachine):
-    """The bounds are so small that names, steps, edges and calls beyond them are usual."""
+    """The bounds are so small that names, nodes, edges and calls beyond them are usual."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(cursors, "MOST_CALLS", MOST_CALLS)
-        self.patch.setattr(execution_graph, "MOST_STEPS", MOST_STEPS)
+        self.patch.setattr(execution_graph, "MOST_NODES", MOST_NODES)
         self.patch.setattr(execution_graph, "MOST_EDGES", MOST_EDGES)
         self.patch.setattr(foresight, "_MOST_NEW", MOST_NEW)
         self.graphs = ExecutionGraphs()
@@ -119,7 +119,7 @@ class Programs(RuleBasedStateMachine):
         for name, template in self.graphs.templates:
             if self.learned[name] < 10**6 and not name.startswith("made up"):  # these may have been forgotten
                 assert template.ended == self.learned[name]
-                assert sum(node.visits for node in template.graph.nodes.values()) == self.visits[name]
+                assert sum(tally.visits for tally in template.graph.nodes.values()) == self.visits[name]
 
     @invariant()
     def cursors_are_the_calls_that_none_follows(self) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weft.core.errors import HistoryError
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.policies.history import History
-from weft.core.prediction import Cost, ExecutionGraphs, Step, Tier, saved_graphs
+from weft.core.prediction import Cost, ExecutionGraphs, Node, Tier, saved_graphs
 from weft.core.process_table import CallIdentity
 
 
@@ -39,9 +39,9 @@ def past(programs: int = 40) -> History:
 
 def forecasts(graphs: ExecutionGraphs) -> Any:
     return [
-        (name, template.ended, template.forecast(step), template.left(step))
+        (name, template.ended, template.forecast(node), template.left(node))
         for name, template in graphs.templates
-        for step in [*template.graph, Step("new")]
+        for node in [*template.graph, Node("new")]
     ]
 
 
@@ -98,16 +98,16 @@ DAMAGES: dict[str, Any] = {
     "no list": lambda data: data.update(names=3),
     "a row that is no object": lambda data: data.update(names=["chat"]),
     "a name that is none": lambda data: data["names"][0].update(name=None),
-    "no steps": lambda data: data["names"][0].pop("steps"),
+    "no nodes": lambda data: data["names"][0].pop("nodes"),
     "more weight than programs": lambda data: data["names"][0].update(weight=10**9),
     "no programs": lambda data: data["names"][0].update(ended=0),
-    "a lost visit": lambda data: data["names"][0]["steps"][0].__setitem__(3, 0.5),
-    "a lost end": lambda data: data["names"][0]["steps"][0].__setitem__(5, 99),
-    "an edge to nowhere": lambda data: data["names"][0]["steps"][0][8].append([999, 1, 1]),
-    "a count below 0": lambda data: data["names"][0]["steps"][0].__setitem__(4, -1),
-    "a count that is none": lambda data: data["names"][0]["steps"][0].__setitem__(4, float("nan")),
-    "a step that is there twice": lambda data: data["names"][0]["steps"].append(data["names"][0]["steps"][0]),
-    "costs that are missing": lambda data: data["names"][0]["steps"][0].__setitem__(6, []),
+    "a lost visit": lambda data: data["names"][0]["nodes"][0].__setitem__(3, 0.5),
+    "a lost end": lambda data: data["names"][0]["nodes"][0].__setitem__(5, 99),
+    "an edge to nowhere": lambda data: data["names"][0]["nodes"][0][8].append([999, 1, 1]),
+    "a count below 0": lambda data: data["names"][0]["nodes"][0].__setitem__(4, -1),
+    "a count that is none": lambda data: data["names"][0]["nodes"][0].__setitem__(4, float("nan")),
+    "a node that is there twice": lambda data: data["names"][0]["nodes"].append(data["names"][0]["nodes"][0]),
+    "costs that are missing": lambda data: data["names"][0]["nodes"][0].__setitem__(6, []),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import weft
 from weft.core.errors import CallError
-from weft.core.prediction import StaticGraph, Step, Tier
+from weft.core.prediction import Node, StaticGraph, Tier
 from weft.core.prediction.static_graph import Targets
 from weft.core.prediction.template import COLD_PROGRAMS
 from weft.testing import ScriptedEngine
@@ -45,7 +45,7 @@ def test_an_engine_forecasts_from_the_30th_program_of_a_name_on() -> None:
             call(engine, program, "plan")
             (found,) = engine.forecasts.successors(program.program_id).values()
             left = engine.forecasts.remaining(program.program_id)
-        assert found.likeliest == Step("act")
+        assert found.likeliest == Node("act")
         assert left is not None
         assert left.calls.mean == pytest.approx(2, abs=0.3)
         assert len(engine.forecasts) == 0
@@ -57,12 +57,12 @@ def test_a_program_that_hands_over_its_graph_is_forecast_from_the_start() -> Non
     with ScriptedEngine(lambda _body: "hello") as engine:
 
         @weft.program(graph=graph)
-        def agent(program: weft.Program) -> Step | None:
+        def agent(program: weft.Program) -> Node | None:
             call(engine, program, "plan")
             (found,) = engine.forecasts.successors(program.program_id).values()
             return found.likeliest
 
-        assert agent() == Step("act")
+        assert agent() == Node("act")
         assert engine.forecasts.tier("agent") is Tier.HINTS
 
 
