@@ -559,7 +559,16 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
             "num_output_placeholders",
         ),
         written=("num_computed_tokens",),
-        passed=("block_hasher", "pooling_params", "priority", "resumable", "sampling_params", "session_id"),
+        passed=(
+            "block_hasher",
+            "cache_salt",
+            "lora_request",
+            "pooling_params",
+            "priority",
+            "resumable",
+            "sampling_params",
+            "session_id",
+        ),
     ),
     "vllm.v1.core.kv_cache_utils": Uses(
         called={
@@ -616,6 +625,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.outputs.CompletionOutput": Uses(read=("finish_reason", "index", "logprobs", "stop_reason", "text")),
     "vllm.logprobs.Logprob": Uses(read=("decoded_token", "logprob", "rank")),
+    "vllm.lora.request.LoRARequest": Uses(passed=("lora_int_id", "lora_name", "lora_path")),
     "vllm.sampling_params.RequestOutputKind": Uses(read=("CUMULATIVE",)),
     "vllm.sampling_params.StructuredOutputsParams": Uses(passed=("choice", "json", "regex")),
     "vllm.sampling_params.SamplingParams": Uses(

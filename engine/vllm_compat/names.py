@@ -31,6 +31,7 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.renderers import renderer_from_config
@@ -81,6 +82,7 @@ __all__ = [
     "KVConnectorWorkerMetadata",
     "KVTransferConfig",
     "LLMEngine",
+    "LoRARequest",
     "LoggingConfig",
     "ModelRunnerOutput",
     "OnlineRenderer",

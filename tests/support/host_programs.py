@@ -44,20 +44,27 @@ def start_tool(h: Any, program: str, tool: str) -> None:
     happened(h, "tool_started", program, tool)
 
 
-def call(h: Any, name: str, prompt: list[int], program: str, *, max_tokens: int = 1) -> int:
+def call(h: Any, name: str, prompt: list[int], program: str, *, max_tokens: int = 1, **options: Any) -> int:
     """Run a call alone and check its tokens. Returns the tokens of its prompt that it did not compute."""
     from scheduler_harness import expected_output
 
-    h.add(name, prompt=prompt, max_tokens=max_tokens, program_id=program, program_name=program)
+    h.add(name, prompt=prompt, max_tokens=max_tokens, program_id=program, program_name=program, **options)
     entry = h.scheduler._entries[name].call
     h.run()
     assert h.tokens[name] == expected_output(prompt, max_tokens)
     return int(entry.cached_tokens)
 
 
+def reset(h: Any) -> None:
+    """Reset the prefix cache as vLLM does when the weights change."""
+    h.drain()
+    h.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert h.scheduler._swap.stats().used == 0
+
+
 def play(make: Make, seed: int, **options: Any) -> Any:
-    """Programs with several calls, tools between them, aborts and resets, in memories that are too small for them.
-    Every call's tokens are checked."""
+    """Programs with several calls, tools between them, aborts and resets, in memories that are too small for them. Some
+    have a cache salt or an adapter of their own. Every call's tokens are checked."""
     from scheduler_harness import expected_output
 
     rng = random.Random(seed)
@@ -65,6 +72,7 @@ def play(make: Make, seed: int, **options: Any) -> Any:
     h = make(**{"blocks": 16, "swap_blocks": 40, "batched_tokens": 48, **options})
     h.worker.fails = lambda: rng.random() < fails
     contexts: dict[str, list[int]] = {}
+    isolated: dict[str, dict[str, str]] = {}  # salts and adapters, by program
     calls: dict[str, tuple[str, list[int], int]] = {}  # under way, with program, prompt and number of tokens
     started = 0
     while started < 60 or calls:
@@ -87,10 +95,12 @@ def play(make: Make, seed: int, **options: Any) -> Any:
                 program = f"p{started}"
                 prompt = [5] * rng.choice((0, 20)) + [rng.randrange(50, 900) for _ in range(rng.randrange(10, 90))]
                 contexts.setdefault(program, [])
+                isolated[program] = rng.choice(({}, {}, {"cache_salt": "x"}, {"adapter": "y"}))
             started += 1
             name, count = f"call-{started}", rng.randrange(1, 20)
             calls[name] = program, prompt, count
-            h.add(name, prompt=prompt, max_tokens=count, program_id=program, program_name=program[:1])
+            who = {"program_id": program, "program_name": program[:1]}
+            h.add(name, prompt=prompt, max_tokens=count, **isolated[program], **who)
         if calls and rng.random() < 0.02:
             name = rng.choice(sorted(calls))
             if name not in h.finished:
@@ -99,9 +109,7 @@ def play(make: Make, seed: int, **options: Any) -> Any:
                 del contexts[program]
                 end(h, program)
         if resets and rng.random() < 0.02:
-            h.drain()
-            h.scheduler.reset_prefix_cache(reset_running_requests=True)
-            assert h.scheduler._swap.stats().used == 0
+            reset(h)
         h.step()
     for program in contexts:
         end(h, program)

@@ -21,6 +21,7 @@ from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
     KVConnectorOutput,
+    LoRARequest,
     ModelRunnerOutput,
     Request,
     RequestStatus,
@@ -33,6 +34,7 @@ from weft.engine.vllm_compat.names import (
 from weft.engine.wire.reports import read_report
 
 BLOCK_TOKENS = 16
+_MARK = 1_000_000  # more than any token
 _BLOCK_BYTES = 2 * BLOCK_TOKENS * 2  # key and value of one layer, one head and one bfloat16
 
 
@@ -60,6 +62,7 @@ class FakeWorker:
         self.fails: Callable[[], bool] = lambda: False  # whether the next copy of a block fails
         self.failures = 0
         self._lost: set[int] = set()  # slots that hold nothing valid
+        self.isolation: dict[str, int] = {}  # by request: calls with different numbers may share no KV
 
     def swap(self, plan: SwapPlan) -> KVConnectorOutput | None:
         """Copy blocks to and from host memory as a plan says, except those that `fails` names."""
@@ -116,12 +119,12 @@ class FakeWorker:
 
     def _run(self, request_id: str, start: int, count: int) -> list[int]:
         tokens, blocks = self._tokens[request_id], self._blocks[request_id]
-        end = start + count
+        end, marked = start + count, _MARK * self.isolation.get(request_id, 0)
         for position in range(start, end):
-            self._slots[blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = tokens[position]
+            self._slots[blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = tokens[position] + marked
         if end < len(tokens):  # a chunk of a prefill
             return []
-        context = [self._slots[blocks[p // BLOCK_TOKENS], p % BLOCK_TOKENS] for p in range(end)]
+        context = [self._slots[blocks[p // BLOCK_TOKENS], p % BLOCK_TOKENS] - marked for p in range(end)]
         tokens.append(next_token(context))
         return [tokens[-1]]
 
@@ -200,9 +203,11 @@ class SchedulerHarness:
         max_tokens: int = 4,
         session_id: str | None = None,
         resumable: bool = False,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
         **extra: Any,
     ) -> Request:
-        """Add a request with `extra` as its `extra_args`."""
+        """Add a request with `extra` as its `extra_args`. Requests with different salts or adapters share no KV."""
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra or None)
         request = Request(
             request_id,
@@ -211,8 +216,12 @@ class SchedulerHarness:
             pooling_params=None,
             session_id=session_id,
             resumable=resumable,
+            cache_salt=cache_salt,
+            lora_request=LoRARequest(lora_name=adapter, lora_int_id=1, lora_path=adapter) if adapter else None,
             block_hasher=self._block_hasher,
         )
+        if cache_salt or adapter:
+            self.worker.isolation[request_id] = 1 + zlib.crc32(f"{cache_salt} {adapter}".encode())
         self.tokens.setdefault(request_id, [])
         self.scheduler.add_request(request)
         return request

@@ -5,6 +5,7 @@ The worker reads the whole context of each token from the KV cache, so a block w
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,16 +134,33 @@ def test_a_reset_lets_go_of_what_is_being_fetched(make: Make) -> None:
     assert call(h, "a2", [*prompt_of(1, 64), 7, 8, 9], "a") == 0
 
 
+@pytest.mark.parametrize("other", [{}, {"cache_salt": "y"}, {"adapter": "z"}], ids=["none", "salt", "adapter"])
+def test_a_copy_is_found_under_its_own_salt_and_adapter_only(make: Make, other: dict[str, str]) -> None:
+    """vLLM's hashes of blocks include both. The same program and the same tokens make no difference."""
+    h = make()
+    prompt, salted = prompt_of(1, 64), {"cache_salt": "x"}
+    call(h, "a1", prompt, "a", **salted)
+    call(h, "b1", prompt_of(2, 170), "b")
+    end(h, "b")
+    h.settle()
+    assert call(h, "a2", [*prompt, 7, 8, 9], "a", **other) == 0
+    call(h, "b2", prompt_of(3, 170), "b")
+    assert call(h, "a3", [*prompt, 7, 8, 9], "a", **salted) == 64
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("policy", KEEPING)
 def test_no_token_changes_however_small_the_memories_are(make: Make, policy: str, in_flight: int) -> None:
     """With every rule on, under a scheduler that preempts, all calls yield what they yield alone. Most contexts are
-    evicted between two calls, and host memory is too small for all of them."""
-    loaded = 0
+    evicted between two calls, and host memory is too small for all of them. Contexts are loaded and fetched ahead, and
+    preempted calls are swapped."""
+    done: Counter[str] = Counter()
     for seed in range(4):
-        h = play(make, seed, kv_policy=policy, weft_policy="atlas", in_flight=in_flight)
-        loaded += h.scheduler._swap.counts.loaded_tokens
-    assert loaded > 0
+        swap = play(make, seed, kv_policy=policy, weft_policy="atlas", in_flight=in_flight).scheduler._swap
+        stats, counts = swap.stats(), swap.counts
+        done.update(loaded=counts.loaded_tokens, fetched=counts.fetched_tokens)
+        done.update(swapped=stats.swaps_in, evicted=stats.evicted)
+    assert len(+done) == 4, done
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
