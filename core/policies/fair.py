@@ -30,6 +30,16 @@ PATIENCE_S: Final = 0.5
 _MOST_TASKS: Final = 64  # of a tenant that an epoch looks at
 
 
+@dataclass(eq=False, slots=True)
+class _Progress:
+    """What is known of a program that has not ended."""
+
+    done_tokens: float = 0.0  # the work that it has had
+    calls: int = 0  # that wait or run
+    away_s: float = 0.0  # the time in which it had none: tools and humans
+    away_since_s: float = math.nan
+
+
 @dataclass(frozen=True, slots=True)
 class FairParameters:
     """The parameters of fair shares.
@@ -98,7 +108,8 @@ class Fair(Policy):
         make: Callable[[], Any] = type(inner.waiting)
         self.queue = ByTenant(make, lambda tenant: weights.get(tenant, 1.0), self._work)
         self.waiting = inner.waiting = self.queue
-        self._done_tokens: dict[ProgramView, float] = {}  # of programs that have not ended
+        self._programs: dict[ProgramView, _Progress] = {}
+        self._now_s = -math.inf  # as far as the driver has said
         self._next_epoch_s = -math.inf
 
     @classmethod
@@ -131,8 +142,12 @@ class Fair(Policy):
         self.inner.learn(past)
 
     def arrive(self, call: Call, now_s: float) -> None:
+        if call not in self.queue.entered:
+            program = self._programs.setdefault(call.program, _Progress())
+            if program.calls == 0 and not math.isnan(program.away_since_s):
+                program.away_s += max(0.0, now_s - program.away_since_s)
+            program.calls += 1
         self.queue.enter(call, now_s)
-        self._done_tokens.setdefault(call.program, 0.0)
         self.inner.arrive(call, now_s)
 
     def start(self, call: Call, now_s: float) -> None:
@@ -143,6 +158,7 @@ class Fair(Policy):
         tenant.served_at_s, tenant.is_owed = now_s, False
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        self._now_s = now_s
         self.inner.charge(call, model_time_s, now_s, recomputed=recomputed)
 
     def preempt(self, call: Call, now_s: float) -> None:
@@ -158,9 +174,15 @@ class Fair(Policy):
 
     def leave(self, call: Call) -> None:
         self.inner.leave(call)
+        has_entered = call in self.queue.entered
         self.queue.exit(call)
-        if call.program in self._done_tokens:
-            self._done_tokens[call.program] += self._work(call)
+        program = self._programs.get(call.program)
+        if program is None or not has_entered:  # its program had ended before
+            return
+        program.done_tokens += self._work(call)
+        program.calls -= 1
+        if program.calls == 0:
+            program.away_since_s = self._now_s
 
     def program_changed(self, program: ProgramView) -> None:
         self.inner.program_changed(program)
@@ -174,16 +196,17 @@ class Fair(Policy):
         self._end(program, is_known=False)
 
     def _end(self, program: ProgramView, *, is_known: bool) -> None:
-        done_tokens = self._done_tokens.pop(program, None)
-        if done_tokens is None:
+        progress = self._programs.pop(program, None)
+        if progress is None:
             return
         if is_known:
-            self._remaining.ended(program, done_tokens)
+            self._remaining.ended(program, progress.done_tokens)
         self.queue.end(program)
 
     # -- what the driver asks
 
     def decide(self, now_s: float) -> list[Call]:
+        self._now_s = now_s
         changed = self.inner.decide(now_s)
         if self._has_several and now_s >= self._next_epoch_s:
             self._next_epoch_s = now_s + EPOCH_S
@@ -196,8 +219,9 @@ class Fair(Policy):
         self._remaining.refresh()
         tenants = [tenant for tenant in self.queue.tenants.values() if tenant.programs or tenant.calls]
         needs = [Tenant(tenant.weight, demand(map(self._task, self._urgent(tenant)), now_s)) for tenant in tenants]
+        weights = math.fsum(tenant.weight for tenant in tenants)  # so that tenants between two epochs are comparable
         for tenant, share in zip(tenants, shares(needs), strict=True):
-            tenant.share = share
+            tenant.share = max(share * weights, tenant.weight)  # who needs little pays no more for a call
             tenant.is_owed = len(tenant.waiting) > 0 and now_s >= tenant.served_at_s + PATIENCE_S
 
     def _urgent(self, tenant: TenantQueue) -> list[ProgramView]:
@@ -205,8 +229,10 @@ class Fair(Policy):
         return list(itertools.islice(tenant.programs, _MOST_TASKS))
 
     def _task(self, program: ProgramView) -> Task:
-        left = self._remaining.remaining_tokens(program, self._done_tokens[program])
-        alone_s = self._remaining.remaining_tokens(program, 0.0) * (self.costs.fixed_s + self.costs.decode_token_s)
+        progress = self._programs[program]
+        left = self._remaining.remaining_tokens(program, progress.done_tokens)
+        served_s = self._remaining.remaining_tokens(program, 0.0) * (self.costs.fixed_s + self.costs.decode_token_s)
+        alone_s = served_s + progress.away_s
         deadline_s = min(program.deadline_s, program.arrival_s + self._slo * alone_s)
         return Task(left * self.costs.token_s, deadline_s, alone_s)
 
@@ -216,16 +242,23 @@ class Fair(Policy):
     def is_settled(self, worst: Rank) -> bool:
         if not self._has_several:
             return self.inner.is_settled(worst)
-        return all(call.rank >= worst for call in self.queue.heads()) and not self._is_next_owed()
+        return all(call.rank >= worst for call in self.queue.heads()) and not self._may_next_displace()
 
-    def _is_next_owed(self) -> bool:
-        return len(self.queue) > 0 and self.queue.of(self.queue.peek()).is_owed
+    def _may_next_displace(self) -> bool:
+        """Whether the next call may take the place of another tenant's."""
+        if len(self.queue) == 0:
+            return False
+        return self._may_displace(self.queue.of(self.queue.peek()))
+
+    def _may_displace(self, tenant: TenantQueue) -> bool:
+        """Whether a tenant's call may take the place of another tenant's."""
+        return tenant.is_owed or self.queue.has_credit(tenant)
 
     def outranks(self, call: Call, running: Call) -> bool:
         if not self._has_several:
             return self.inner.outranks(call, running)
         tenant = self.queue.of(call)
-        if tenant.is_owed:
+        if self._may_displace(tenant):
             return True
         return self.inner.preempts and any(self.inner.outranks(call, own) for own in tenant.running)
 
@@ -237,8 +270,8 @@ class Fair(Policy):
         ready: Callable[[Call], bool] = lambda _call: True,
         room: Room | None = None,
     ) -> list[Call]:
-        """As in `Policy`, but a call displaces those of its own tenant by the inner policy, and those of another tenant
-        only if its own has been kept waiting for `PATIENCE_S`, and would still have had less than its share."""
+        """As in `Policy`, but a call displaces those of its own tenant by the inner policy, and those of another
+        tenant if its own has credit or has been kept waiting for `PATIENCE_S`, and would still have had less."""
         if not self._has_several:
             return self.inner.victims(running, free_slots, ready=ready, room=room)
         room = room or UnlimitedRoom()
@@ -270,7 +303,7 @@ class Fair(Policy):
             own = next((call for call in reversed(list(left)) if self.queue.of(call) is ours), None)
             if own is not None and self.inner.outranks(candidate, own):
                 return own
-        if not ours.is_owed:
+        if not self._may_displace(ours):
             return None
         others = [call for call in left if self.queue.of(call) is not ours]
         if not others:

@@ -2,7 +2,8 @@
 queueing).
 
 Each tenant has a virtual time, which grows by the work of its calls divided by its share. The tenant with the least
-goes next. A call's work is known when it has left, so an estimate counts from its start on.
+goes next. A call's work is known when it has left, so an estimate counts from its start on. A tenant that asked for
+less than its share has credit for a few calls, so that one of short programs need not wait its turn for each call.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from weft.core.policies.waiting import RankHeap, WaitingCalls
 
 MOST_IDLE: Final = 4096  # tenants without a program that are remembered
 _PRIOR_TOKENS: Final = 256.0  # of a call, before any has left
+CREDIT_CALLS: Final = 4  # of its share that a tenant may keep for later, at most
 _WINDOW: Final = 128  # calls that the mean follows
 
 
@@ -37,7 +39,7 @@ class TenantQueue:
     number: int  # in the order of arrival
     waiting: WaitingCalls
     weight: float = 1.0
-    share: float = 1.0
+    share: float = 1.0  # its weight, until an epoch gives it more or less
     passed: float = 0.0  # its virtual time
     reserved: float = 0.0  # of it, what its running calls are expected to take
     calls: dict[Call, None] = field(default_factory=dict)  # that wait or run
@@ -78,7 +80,7 @@ class ByTenant(WaitingCalls):
         self._make, self._weight_of, self._work_of = make, weight_of, work_of
         self._ready: RankHeap[TenantQueue] = RankHeap()  # those with waiting calls
         self._reserved: dict[Call, Reserved] = {}
-        self._of: dict[Call, TenantQueue] = {}  # a program's tenant may be named after its first call
+        self.entered: dict[Call, TenantQueue] = {}  # a program's tenant may be named after its first call
         self._of_program: dict[ProgramView, TenantQueue] = {}
         self._count = 0
         self._numbers = itertools.count()
@@ -86,26 +88,35 @@ class ByTenant(WaitingCalls):
 
     def of(self, call: Call) -> TenantQueue:
         """The tenant of a call that has entered and not left."""
-        return self._of[call]
+        return self.entered[call]
 
     def _tenant(self, name: str) -> TenantQueue:
         found = self.tenants.get(name)
         if found is None:
             found = self.tenants[name] = TenantQueue(name, next(self._numbers), self._make(), self._weight_of(name))
-            found.share, found.passed = found.weight, self._virtual
+            found.share = found.weight
+            found.passed = self._with_credit(found)
         return found
+
+    def _with_credit(self, tenant: TenantQueue) -> float:
+        """The virtual time of a tenant that had kept all the credit that it may."""
+        return self._virtual - CREDIT_CALLS * tenant.mean_tokens / tenant.share
+
+    def has_credit(self, tenant: TenantQueue) -> bool:
+        """Whether a tenant will have had less than its share also after a further call."""
+        return tenant.passed + tenant.mean_tokens / tenant.share <= self._virtual
 
     # -- calls come and go
 
     def enter(self, call: Call, now_s: float) -> None:
-        """A call arrives. A tenant that had none keeps no credit for the time in which it asked for nothing."""
-        if call in self._of:  # the next input of a streaming session
+        """A call arrives. A tenant that had none keeps little credit for the time in which it asked for nothing."""
+        if call in self.entered:  # the next input of a streaming session
             self.settle(call)
             return
         tenant = self._of_program.get(call.program) or self._tenant(call.program.tenant or "")
-        self._of[call] = self._of_program[call.program] = tenant
+        self.entered[call] = self._of_program[call.program] = tenant
         if not tenant.calls:
-            self._move(tenant, max(tenant.passed, self._virtual))
+            self._move(tenant, max(tenant.passed, self._with_credit(tenant)))
         if not tenant.waiting:
             tenant.served_at_s = now_s
         tenant.calls[call] = tenant.programs[call.program] = None
@@ -144,10 +155,10 @@ class ByTenant(WaitingCalls):
 
     def exit(self, call: Call) -> None:
         """A call leaves the engine."""
-        if call not in self._of:
+        if call not in self.entered:
             return
         self.settle(call)
-        tenant = self._of.pop(call)
+        tenant = self.entered.pop(call)
         tenant.running.pop(call, None)
         del tenant.calls[call]
         tenant.work_tokens += self._work_of(call)
@@ -162,10 +173,10 @@ class ByTenant(WaitingCalls):
             del tenant.programs[program]
 
     def forget(self) -> None:
-        """Forget tenants that have nothing here and owe nothing, and of very many the oldest."""
+        """Forget tenants that have nothing here and would return with all credit, and of very many the oldest."""
         idle = [each for each in self.tenants.values() if not (each.calls or each.programs)]
         for number, tenant in enumerate(idle):
-            if tenant.passed <= self._virtual or len(idle) - number > MOST_IDLE:
+            if tenant.passed <= self._with_credit(tenant) or len(idle) - number > MOST_IDLE:
                 del self.tenants[tenant.name]
 
     def _move(self, tenant: TenantQueue, passed: float) -> None:
@@ -227,7 +238,7 @@ class ByTenant(WaitingCalls):
             raise AssertionError(f"{self._count} calls wait, and {counted} are in tenants' queues")
 
     def __contains__(self, member: object) -> bool:
-        tenant = self._of.get(member) if isinstance(member, Call) else None
+        tenant = self.entered.get(member) if isinstance(member, Call) else None
         return tenant is not None and member in tenant.waiting
 
     def __len__(self) -> int:
@@ -235,16 +246,17 @@ class ByTenant(WaitingCalls):
 
     def __iter__(self) -> Iterator[Call]:
         """In the order in which the calls would start, if all could."""
-        turns: list[tuple[float, int, TenantQueue, Iterator[Call]]] = []
+        turns: list[tuple[Rank, TenantQueue, Iterator[Call]]] = []
         for tenant in self._ready:
             self._follow_clock(tenant)
-            turns.append((tenant.passed, tenant.number, tenant, iter(tenant.waiting)))
+            turns.append((tenant.rank, tenant, iter(tenant.waiting)))
         heapq.heapify(turns)
         while turns:
-            passed, number, tenant, calls = turns[0]
+            rank, tenant, calls = turns[0]
             call = next(calls, None)
             if call is None:
                 heapq.heappop(turns)
                 continue
             yield call
-            heapq.heapreplace(turns, (passed + tenant.mean_tokens / tenant.share, number, tenant, calls))
+            later = rank._replace(order=rank.order + tenant.mean_tokens / tenant.share)
+            heapq.heapreplace(turns, (later, tenant, calls))

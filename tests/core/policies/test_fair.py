@@ -22,6 +22,7 @@ from weft.core.policies import Call, Fair, PolicyConfig, ProgramView
 from weft.core.policies.fair import EPOCH_S, PATIENCE_S
 from weft.core.policies.fairness import Task, Tenant, demand, shares
 from weft.core.policies.remaining import LearnedRemaining
+from weft.core.policies.stride import CREDIT_CALLS
 from weft.core.sim import SimSettings, simulate
 from weft.core.trace.workloads import generate, poisson
 
@@ -149,8 +150,9 @@ def test_in_the_long_run_tenants_are_served_by_weight() -> None:
     assert {tenant: round(8 * count / total, 1) for tenant, count in engine.served.items()} == {"a": 1, "b": 2, "c": 5}
 
 
-def test_a_tenant_that_returns_has_no_credit_and_no_debt_for_idle_time() -> None:
-    """After a thousand calls of another tenant a newcomer takes turns with it; it does not get a thousand first."""
+def test_a_tenant_that_returns_has_little_credit_and_no_debt_for_idle_time() -> None:
+    """After a thousand calls of another tenant a newcomer gets its credit of calls first, not a thousand. Then the two
+    take turns."""
     engine = Engine({}, slots=1)
     for _ in range(1100):
         engine.arrive("a")
@@ -164,12 +166,21 @@ def test_a_tenant_that_returns_has_no_credit_and_no_debt_for_idle_time() -> None
     for _ in range(20):
         engine.fill()
         engine.finish(engine.running[0])
-    assert engine.served["b"] in (10, 11)
+    assert engine.served["b"] - CREDIT_CALLS in (8, 9)  # of the other 16
 
 
 def test_a_tenant_that_is_kept_waiting_preempts_the_one_with_more_than_its_share() -> None:
-    """Not before half a second, nor at the cost of a tenant that has had no more than its share."""
+    """Without credit not before half a second, nor at the cost of a tenant that has had no more than its share."""
     engine = Engine({}, slots=4)
+    arrive = engine.arrive
+
+    def arrive_without_credit(tenant: str) -> Call:
+        call = arrive(tenant)
+        queue = engine.policy.queue
+        queue._move(queue.tenants[tenant], max(queue.tenants[tenant].passed, 0.0))
+        return call
+
+    engine.arrive = arrive_without_credit  # type: ignore[method-assign,assignment]
     for _ in range(4):
         engine.arrive("a")
     engine.policy.queue.tenants["a"].share = 0.5
@@ -187,6 +198,27 @@ def test_a_tenant_that_is_kept_waiting_preempts_the_one_with_more_than_its_share
     engine.arrive("b")
     engine.now_s += PATIENCE_S + EPOCH_S
     assert engine.preempt() == []  # both run two calls
+
+
+def test_a_tenant_with_credit_preempts_at_once() -> None:
+    """A tenant that has asked for less than its share does not wait for a slot, until its credit is used up."""
+    engine = Engine({}, slots=2)
+    for _ in range(40):
+        engine.arrive("a")
+    for _ in range(20):
+        engine.fill()
+        engine.finish(engine.running[0])
+    engine.fill()
+    waits = []
+    for _ in range(2 * CREDIT_CALLS):
+        call = engine.arrive("b")
+        waits.append(not engine.preempt())
+        engine.fill()
+        if call in engine.running:
+            engine.finish(call)
+        engine.fill()
+    assert not any(waits[: CREDIT_CALLS - 1])
+    assert any(waits[CREDIT_CALLS:])
 
 
 def test_a_call_preempts_those_of_its_own_tenant_as_the_inner_policy_says() -> None:
@@ -295,10 +327,10 @@ class FairMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_starves(self) -> None:
         """A tenant's virtual time grows by at most 256 tokens over a quarter of its weight's part with each of its
-        calls, and those of others by at least 256."""
+        calls, and those of others by at least 256. Each of the others may have credit first."""
         total = sum(WEIGHTS.values())
         for tenant, count in self.passed_over.items():
-            assert count <= (len(WEIGHTS) - 1) * (4 * total / WEIGHTS[tenant] + 2 + self.engine.slots)
+            assert count <= (len(WEIGHTS) - 1) * (4 * total / WEIGHTS[tenant] + 2 + CREDIT_CALLS + self.engine.slots)
 
     @invariant()
     def state_is_bounded(self) -> None:
@@ -307,8 +339,8 @@ class FairMachine(RuleBasedStateMachine):
         calls = set(self.engine.running) | set(queue)
         assert {call for tenant in queue.tenants.values() for call in tenant.calls} == calls
         assert set(queue._reserved) == {call for t in queue.tenants.values() for call in t.running}
-        assert set(queue._of) == calls
-        assert set(self.engine.policy._done_tokens) == {call.program for call in calls}
+        assert set(queue.entered) == calls
+        assert set(self.engine.policy._programs) == {call.program for call in calls}
 
     def teardown(self) -> None:
         """When all have ended, tenants that owe nothing are forgotten."""

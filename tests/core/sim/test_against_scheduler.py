@@ -42,8 +42,8 @@ CONFIGS: list[dict[str, Any]] = [
 
 
 def workload(seed: int, output_tokens: tuple[int, int] = (1, 9), prompt_tokens: int = 40) -> list[TraceProgram]:
-    """Twelve programs of three names and four tenants, of up to eight calls with random parents, and prompts of up to
-    `prompt_tokens` tokens. Gaps, which the first calls do not have, and arrivals are whole seconds."""
+    """Twelve programs of three names and four tenants, most with deadlines, of up to eight calls with random parents,
+    and prompts of up to `prompt_tokens` tokens. Gaps, which first calls do not have, and arrivals are whole seconds."""
     rng = random.Random(seed)
     programs = []
     for number in range(12):
@@ -54,7 +54,8 @@ def workload(seed: int, output_tokens: tuple[int, int] = (1, 9), prompt_tokens: 
             output, prompt = rng.randint(*output_tokens), rng.randint(1, prompt_tokens)
             calls.append(TraceCall(f"c{index}", tuple(parents), output, prompt, gap_s if parents else 0.0))
         arrival_s, name = float(rng.randint(0, 40)), f"name-{number % 3}"
-        programs.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name, f"T{number % 7 // 2}"))
+        deadline_s = 20.0 * (number % 4) or None
+        programs.append(TraceProgram(f"P{number}", tuple(calls), arrival_s, name, f"T{number % 7 // 2}", deadline_s))
     return programs
 
 
@@ -94,6 +95,18 @@ class Contexts:
         return prompt
 
 
+def sent_with_calls(program: TraceProgram, now_s: float) -> dict[str, Any]:
+    """What the front end sends of a program with each of its calls."""
+    left_s = math.inf if program.deadline_s is None else max(0.0, program.arrival_s + program.deadline_s - now_s)
+    return {
+        "program_id": program.program,
+        "program_name": program.name,
+        "fingerprint": program.fingerprint,
+        "tenant": program.tenant,
+        "program_time_left_s": left_s,
+    }
+
+
 def schedule(
     programs: list[TraceProgram], config: dict[str, Any], folder: Path, **settings: Any
 ) -> tuple[list[set[str]], float, int]:
@@ -127,13 +140,7 @@ def schedule(
             add(name, call)
 
     def add(name: str, call: TraceCall) -> None:
-        ids = {
-            "program_id": name,
-            "call_id": call.call_id,
-            "program_name": by_name[name].name,
-            "fingerprint": by_name[name].fingerprint,
-            "tenant": by_name[name].tenant,
-        }
+        ids = {"call_id": call.call_id, **sent_with_calls(by_name[name], harness.clock() - begin_s)}
         prompt = contexts.prompt(name, call)
         harness.add(f"{name}/{call.call_id}", prompt=prompt, max_tokens=call.output_tokens, **ids)
 
