@@ -88,7 +88,15 @@ def rate_of(setting: Setting, seed: int, programs: int) -> float:
     """The rate in programs per second at which FCFS is at the setting's load; `CLOSED`: inf."""
     if setting.load == CLOSED:
         return math.inf
-    setting = setting._replace(kv_tokens=setting.arrivals_of_kv or setting.kv_tokens)
+    return _rate(
+        setting._replace(kv_tokens=setting.arrivals_of_kv or setting.kv_tokens, arrivals_of_kv=0, gaps=1.0),
+        seed,
+        programs,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _rate(setting: Setting, seed: int, programs: int) -> float:
     made, fcfs = programs_of(setting, seed, programs), setting.engine(PolicyConfig("fcfs"))
     allowed_s = setting.load * simulate(arriving(made, ALONE_PER_S, seed), fcfs).mean_latency
     return highest_rate(

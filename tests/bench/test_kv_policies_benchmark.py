@@ -18,6 +18,6 @@ def test_each_combination_is_compared_with_stock_fcfs(tmp_path: Path) -> None:
     rows = {(row["policy"], row["kv_policy"]): row for row in json.loads(out.read_text())["rows"][:24]}
     assert len(rows) == 3 * 8
     stock = rows["fcfs", "stock"]
-    assert stock["completion"] == 1.0
+    assert stock["completion"] == [1.0]
     assert rows["fcfs", "next-use+host"]["again_percent"] < stock["again_percent"]
     assert out.with_suffix(".svg").exists()
