@@ -63,18 +63,15 @@ def play(program: TraceProgram, cursors: ProgramCursors) -> Iterator[Moment]:
             children[parent].append(call)
     cost = {call.call_id: cost_of(call) for call in program.calls}
     left_s, done_s = sum(each.service_s for each in cost.values()), 0.0
-    depth: dict[str, int] = {}
     order = {call.call_id: number for number, call in enumerate(program.calls)}
     events: list[tuple[float, int, int, TraceCall]] = []  # time, 0 for an end and 1 for an arrival
 
     def arrives(call: TraceCall, at_s: float) -> None:
-        depth[call.call_id] = max((depth[parent] + 1 for parent in call.parents), default=0)
         heapq.heappush(events, (at_s + call.gap_s, 1, order[call.call_id], call))
 
     for call in program.calls:
         if not call.parents:
             arrives(call, 0.0)
-    ended_s: dict[str, float] = {}
     while events:
         now_s, kind, number, call = heapq.heappop(events)
         if kind == 1:
@@ -88,7 +85,6 @@ def play(program: TraceProgram, cursors: ProgramCursors) -> Iterator[Moment]:
             heapq.heappush(events, (now_s + cost[call.call_id].service_s, 0, number, call))
             continue
         cursors.leave(CallId(call.call_id), cost[call.call_id], now_s)
-        ended_s[call.call_id] = now_s
         left_s, done_s = left_s - cost[call.call_id].service_s, done_s + cost[call.call_id].service_s
         for child in children[call.call_id]:
             missing[child.call_id] -= 1
@@ -138,7 +134,7 @@ def measure(programs: Sequence[TraceProgram]) -> Found:
     errors: dict[str, list[float]] = defaultdict(list)
     truths, forecasts_s, within = [], [], 0
     frequent: Counter[Node | None] = Counter()
-    by_seen = {seen: list[float]() for seen in SEEN}
+    by_seen = {seen: list[tuple[float, float]]() for seen in SEEN}
     for program in programs:
         others = [each for each in programs if each.name == program.name and each is not program]
         template = learn([counts[each.program] for each in others])
@@ -164,7 +160,8 @@ def measure(programs: Sequence[TraceProgram]) -> Found:
             errors["mean"].append(abs(max(0.0, statistics.fmean(works) - moment.done_s) - moment.left_s))
             for seen, each in smaller.items():
                 if len(others) >= seen:
-                    by_seen[seen].append(abs(left_of(each, moment.cursors)[0] - moment.left_s))
+                    error = abs(left_of(each, moment.cursors)[0] - moment.left_s)
+                    by_seen[seen].append((error, moment.left_s))
     mean_left_s = statistics.fmean(truths)
     bins = binned(chances)
     return Found(
@@ -179,8 +176,13 @@ def measure(programs: Sequence[TraceProgram]) -> Found:
         left_error_by_mean=statistics.fmean(errors["mean"]) / mean_left_s,
         bias=statistics.fmean(forecasts_s) / mean_left_s,
         within_spread=within / len(truths),
-        by_seen={seen: statistics.fmean(found) / mean_left_s for seen, found in by_seen.items() if found},
+        by_seen={seen: ratio(found) for seen, found in by_seen.items() if found},
     )
+
+
+def ratio(found: Sequence[tuple[float, float]]) -> float:
+    """The sum of the first numbers ÷ that of the second."""
+    return sum(error for error, _ in found) / sum(truth for _, truth in found)
 
 
 def learn(counts: Sequence[Any]) -> Template:

@@ -22,7 +22,7 @@ MOST_NODES: Final = 256  # of one graph
 MOST_EDGES: Final = 1024
 MOST_LETTERS: Final = 128  # of a label or a tool; longer ones count as one if they begin alike
 _MOST_TOOLS: Final = 8  # of a node
-_MOST_DEPTH: Final = 22
+_MOST_DEPTH: Final = 24
 _RARE: Final = 0.75  # visits; what was seen once before the counts were halved is rare
 
 
@@ -46,11 +46,11 @@ class Node(NamedTuple):
 
 
 def _depth_class(calls_before: int) -> int:
-    """0, 1, 2 to 3, 4 to 7; then two classes for each power of two, because the ends of long chains matter most."""
+    """0, 1, 2 to 3, 4 to 7, 8 to 15; then two classes for each power of two, because long chains have the most left."""
     octave = calls_before.bit_length()
-    if octave < 4:
+    if octave < 5:
         return octave
-    return min(2 * octave - 4 + (calls_before >> (octave - 2) & 1), _MOST_DEPTH)
+    return min(2 * octave - 5 + (calls_before >> (octave - 2) & 1), _MOST_DEPTH)
 
 
 OTHER: Final = Node("\tother")  # all nodes beyond the bounds together

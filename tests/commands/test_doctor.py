@@ -18,7 +18,10 @@ from weft.commands import doctor
 from weft.commands.cli import app
 from weft.commands.doctor import Check, run_checks
 from weft.core.kv_cache.stats import SwapStats
+from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.policies.history import History, ProgramEnd
+from weft.core.prediction import Cost
+from weft.core.process_table import CallIdentity
 
 NAMES = [
     "Python",
@@ -267,6 +270,24 @@ def test_a_history_is_shown_class_by_class(monkeypatch: pytest.MonkeyPatch, tmp_
     assert 900 < int(rows["chat"][4]) <= int(rows["chat"][5]) < 1300
     assert rows["search"][6:] == ["least", "attained"]
     assert rows["new"][1:] == ["1", "0", "0", "atlas"]
+
+
+def test_a_history_shows_what_forecasts_of_each_name_rest_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its tier, how many programs have ended, and how many calls they had."""
+    history = History()
+    for number in range(31):
+        identity = CallIdentity(ProgramId(f"p{number}"), ThreadId("t"), CallId("c"))
+        history.graphs.arrive("chat" if number else "new", identity, now_s=0.0)
+        history.graphs.leave(identity.program_id, identity.call_id, Cost(), 0.0)
+        history.graphs.end(identity.program_id)
+    path = tmp_path / "h.json"
+    path.write_text(history.to_json())
+    result = shown(monkeypatch, path)
+    assert result.exit_code == 0, result.output
+    assert "execution graphs of 2 names" in " ".join(result.output.split())
+    rows = {line.split()[0]: line.split() for line in result.output.splitlines() if line.strip()}
+    assert rows["chat"] == ["chat", "inferred", "30", "1.0", "1"]
+    assert rows["new"] == ["new", "cold", "1", "1.0", "1"]
 
 
 @pytest.mark.parametrize(("content", "reason"), [("{}", "it is not a history of Weft"), (None, "No such file")])
