@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from weft.commands import doctor
 from weft.commands.cli import app
 from weft.commands.doctor import Check, run_checks
-from weft.core.kv_cache.stats import SwapStats
 from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies.history import History, ProgramEnd
 from weft.core.prediction import Cost
 from weft.core.process_table import CallIdentity
