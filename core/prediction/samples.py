@@ -39,6 +39,7 @@ class Samples(TimeEstimate):
     def __init__(self, prior: Samples | None = None, *, median: float = 1.0) -> None:
         self._prior = prior
         self._prior_log_mean = math.log(median)
+        self._assumed_mean = math.exp(self._prior_log_mean + _PRIOR_LOG_DEVIATION**2 / 2)
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
         self._sums: list[float] | None = None  # of the first so many of these; None: not summed up since they changed
@@ -70,9 +71,10 @@ class Samples(TimeEstimate):
     @property
     def mean_s(self) -> float:
         """The mean, with the prior's mean as one more sample while there are fewer than 20."""
-        if len(self) >= EMPIRICAL_FROM:
-            return self._sum / len(self)
-        return (self._sum + self._prior_mean()) / (len(self) + 1)
+        count = len(self._sorted)
+        if count >= EMPIRICAL_FROM:
+            return self._sum / count
+        return (self._sum + self._prior_mean()) / (count + 1)
 
     def quantile_s(self, part: float) -> float:
         """The quantile of the next sample.
@@ -115,7 +117,7 @@ class Samples(TimeEstimate):
     def _prior_mean(self) -> float:
         if self._prior is not None and len(self._prior) >= _FITTED_FROM:
             return self._prior.mean_s
-        return math.exp(self._prior_log_mean + _PRIOR_LOG_DEVIATION**2 / 2)
+        return self._assumed_mean
 
     def _fitted(self, part: float) -> float:
         count = len(self)
