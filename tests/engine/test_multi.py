@@ -98,7 +98,8 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
         balancer=weft.BalancerConfig("locality", threshold_tokens=THRESHOLD_TOKENS),
         max_calls=MAX_CALLS,
         hang_timeout_s=HANG_TIMEOUT_S,
-        swap=None,
+        swap=weft.SwapConfig(space_gib=0.1, min_tokens=0),  # what is there dies with a replica
+        kv_policy="next-use",
         **ENGINE_ARGS,
     )
     try:
