@@ -206,7 +206,7 @@ def binned(chances: Sequence[tuple[float, bool]]) -> list[tuple[float, float, in
 
 
 def plot(found: dict[str, Found], path: Path) -> None:
-    """How often forecasts were right over their chance, and the error of what is left beside simpler forecasts."""
+    """How often forecasts were right over their chance, and the error of what is left next to simpler forecasts."""
     plt = pyplot()
     plt.rcParams["svg.fonttype"] = "none"
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", width_ratios=(1, 1.5))
