@@ -5,7 +5,7 @@
 The baselines step alternately (A B C A B C ...), so that other load on the machine affects all of them alike. The
 result is the ratio of medians. Every step decodes one token for each running request, and no request ends. For Weft's
 scheduler, steps are 20 ms apart, whatever this machine takes for them. The requests belong to 1,000 programs of 1,000
-names. Learned policies know from a history what programs of each name need.
+names, and under fair to 32 tenants. Learned policies know from a history what programs of each name need.
 """
 
 from __future__ import annotations
@@ -46,10 +46,13 @@ BASELINES: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
     "weft atlas": (WeftScheduler, {"additional_config": {"weft": {"name": "atlas"}}}),
     "weft learned": (WeftScheduler, {"additional_config": {"weft": {"name": "learned"}}}),
     "weft auto": (WeftScheduler, {"additional_config": {"weft": {"name": "auto"}}}),
+    "weft astraea": (WeftScheduler, {"additional_config": {"weft": {"name": "astraea"}}}),
+    "weft fair": (WeftScheduler, {"additional_config": {"weft": {"name": "fair"}}}),
 }
 BLOCK_TOKENS = 16
 SETTLING_STEPS = 400  # after them all that has arrived is ranked
 NAMES = 1000
+TENANTS = 32
 ENDED = 20  # programs of each name in the history
 MEDIAN_TOKENS = 1_000_000.0  # of the work of waiting programs, over all names
 STEP_S = 0.02  # between the steps, by the scheduler's clock
@@ -91,6 +94,8 @@ class Bench:
                 "call_id": f"c{n}",
                 "service_s": 0.0 if n < running else rng.uniform(1, 100),
             }
+            if "fair" in baseline:
+                header["tenant"] = f"tenant-{program % TENANTS}"
             self._add(f"r{n}", header, 4000, priority=n if "priority" in baseline else 0)
             if n < running and n % 256 == 255:
                 self.step()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -27,7 +27,7 @@ from weft.core.registry import check_number
 
 EPOCH_S: Final = 0.1
 PATIENCE_S: Final = 0.5
-_MOST_TASKS: Final = 64  # of a tenant that an epoch looks at
+_MOST_TASKS: Final = 32  # of a tenant that an epoch looks at
 
 
 @dataclass(eq=False, slots=True)
@@ -111,6 +111,8 @@ class Fair(Policy):
         self._programs: dict[ProgramView, _Progress] = {}
         self._now_s = -math.inf  # as far as the driver has said
         self._next_epoch_s = -math.inf
+        self._heads = -1, Rank(0, 0.0)
+        self._displacing: tuple[int, TenantQueue | None, bool] = (-1, None, False)
 
     @classmethod
     def from_parameters(cls, parameters: Any) -> Self:
@@ -155,6 +157,7 @@ class Fair(Policy):
         self.queue.reserve(call)
         tenant = self.queue.of(call)
         tenant.running[call] = None
+        self.queue.changes += 1
         tenant.served_at_s, tenant.is_owed = now_s, False
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
@@ -164,6 +167,7 @@ class Fair(Policy):
     def preempt(self, call: Call, now_s: float) -> None:
         self.queue.settle(call)
         self.queue.of(call).running.pop(call, None)
+        self.queue.changes += 1
         self.inner.preempt(call, now_s)
 
     def stall(self, call: Call, now_s: float) -> None:
@@ -219,6 +223,7 @@ class Fair(Policy):
         self._remaining.refresh()
         tenants = [tenant for tenant in self.queue.tenants.values() if tenant.programs or tenant.calls]
         needs = [Tenant(tenant.weight, demand(map(self._task, self._urgent(tenant)), now_s)) for tenant in tenants]
+        self.queue.changes += 1
         weights = math.fsum(tenant.weight for tenant in tenants)  # so that tenants between two epochs are comparable
         for tenant, share in zip(tenants, shares(needs), strict=True):
             tenant.share = max(share * weights, tenant.weight)  # who needs little pays no more for a call
@@ -242,7 +247,17 @@ class Fair(Policy):
     def is_settled(self, worst: Rank) -> bool:
         if not self._has_several:
             return self.inner.is_settled(worst)
-        return all(call.rank >= worst for call in self.queue.heads()) and not self._may_next_displace()
+        if self._may_next_displace():
+            return False
+        return len(self.queue) == 0 or self._best_head() >= worst
+
+    def _best_head(self) -> Rank:
+        """The best inner rank among the first calls of the tenants. Most steps change nothing about it."""
+        changes, best = self._heads
+        if changes != self.queue.changes or self.order_follows_clock:
+            best = min(call.rank for call in self.queue.heads())
+            self._heads = self.queue.changes, best
+        return best
 
     def _may_next_displace(self) -> bool:
         """Whether the next call may take the place of another tenant's."""
@@ -251,8 +266,24 @@ class Fair(Policy):
         return self._may_displace(self.queue.of(self.queue.peek()))
 
     def _may_displace(self, tenant: TenantQueue) -> bool:
-        """Whether a tenant's call may take the place of another tenant's."""
-        return tenant.is_owed or self.queue.has_credit(tenant)
+        """Whether a tenant's call may take the place of another tenant's. Most steps change nothing about it."""
+        changes, asked, answer = self._displacing
+        if changes != self.queue.changes or asked is not tenant:
+            running = (call for each in self.queue.tenants.values() for call in each.running)
+            answer = self._displaced(tenant, running) is not None
+            self._displacing = self.queue.changes, tenant, answer
+        return answer
+
+    def _displaced(self, ours: TenantQueue, running: Iterable[Call]) -> Call | None:
+        """The call of another tenant whose place a call takes if its own tenant has credit or has been kept waiting."""
+        if not (ours.is_owed or self.queue.has_credit(ours)):
+            return None
+        others = [call for call in running if self.queue.of(call) is not ours]
+        if not others:
+            return None
+        worst = max(others, key=lambda call: (self.queue.of(call).passed, call.rank))
+        after = ours.passed + ours.mean_tokens / ours.share
+        return worst if after <= self.queue.without(worst) else None
 
     def outranks(self, call: Call, running: Call) -> bool:
         if not self._has_several:
@@ -303,14 +334,7 @@ class Fair(Policy):
             own = next((call for call in reversed(list(left)) if self.queue.of(call) is ours), None)
             if own is not None and self.inner.outranks(candidate, own):
                 return own
-        if not self._may_displace(ours):
-            return None
-        others = [call for call in left if self.queue.of(call) is not ours]
-        if not others:
-            return None
-        worst = max(others, key=lambda call: (self.queue.of(call).passed, call.rank))
-        after = ours.passed + ours.mean_tokens / ours.share
-        return worst if after <= self.queue.without(worst) else None
+        return self._displaced(ours, left)
 
     def has_level(self, level: int) -> bool:
         return self.inner.has_level(level)

@@ -84,6 +84,7 @@ class ByTenant(WaitingCalls):
         self._of_program: dict[ProgramView, TenantQueue] = {}
         self._count = 0
         self._numbers = itertools.count()
+        self.changes = 0  # counts what may change who may displace whom
         self._virtual = 0.0  # what the tenants have passed whose calls start, without calls that run; never falls
 
     def of(self, call: Call) -> TenantQueue:
@@ -181,6 +182,7 @@ class ByTenant(WaitingCalls):
 
     def _move(self, tenant: TenantQueue, passed: float) -> None:
         tenant.passed = passed
+        self.changes += 1
         self._ready.update(tenant)
 
     # -- the queue
@@ -190,6 +192,7 @@ class ByTenant(WaitingCalls):
         self._follow_clock(tenant)
         tenant.waiting.push(member)
         self._count += 1
+        self.changes += 1
         if tenant not in self._ready:
             self._ready.push(tenant)
         self._release(member)  # if it was taken out and did not start
@@ -197,6 +200,7 @@ class ByTenant(WaitingCalls):
     def update(self, member: Call) -> None:
         if member in self:
             self.of(member).waiting.update(member)
+            self.changes += 1
 
     def discard(self, member: Call) -> None:
         if member not in self:
@@ -204,6 +208,7 @@ class ByTenant(WaitingCalls):
         tenant = self.of(member)
         tenant.waiting.discard(member)
         self._count -= 1
+        self.changes += 1
         if not tenant.waiting:
             self._ready.discard(tenant)
 
@@ -247,11 +252,13 @@ class ByTenant(WaitingCalls):
     def __iter__(self) -> Iterator[Call]:
         """In the order in which the calls would start, if all could."""
         turns: list[tuple[Rank, TenantQueue, Iterator[Call]]] = []
-        for tenant in self._ready:
-            self._follow_clock(tenant)
-            turns.append((tenant.rank, tenant, iter(tenant.waiting)))
-        heapq.heapify(turns)
-        while turns:
+        in_order = iter(self._ready)
+        later_one = next(in_order, None)
+        while turns or later_one is not None:
+            while later_one is not None and (not turns or later_one.rank < turns[0][0]):
+                self._follow_clock(later_one)
+                heapq.heappush(turns, (later_one.rank, later_one, iter(later_one.waiting)))
+                later_one = next(in_order, None)
             rank, tenant, calls = turns[0]
             call = next(calls, None)
             if call is None:
