@@ -180,7 +180,7 @@ def main(
     running: Annotated[int, typer.Option(help="Requests that run.")] = 256,
     waiting: Annotated[int, typer.Option(help="Requests that wait.")] = 10_000,
     held_blocks: Annotated[int, typer.Option(help="Blocks of contexts that programs have left.")] = 10_000,
-    only: Annotated[str, typer.Option(help="Baselines to measure beside stock, with commas.")] = ",".join(BASELINES),
+    only: Annotated[str, typer.Option(help="Baselines to measure next to stock, with commas.")] = ",".join(BASELINES),
 ) -> None:
     """Measure, print a table, and write JSON."""
     results = {}
