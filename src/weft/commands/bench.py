@@ -15,7 +15,10 @@ from weft.core.kv_cache.policies import KV_POLICIES
 
 def bench(  # noqa: PLR0917  typer reads options off the signature
     source: Annotated[
-        str, typer.Argument(help="chat, tools, search, mixed, or a program trace (docs/reference/trace-format.md).")
+        str,
+        typer.Argument(
+            help="chat, tools, search, mixed, swe, web, tenants, intercepted, or a program trace (docs/reference/trace-format.md)."
+        ),
     ],
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, report.md and plots; the same folder resumes a benchmark.")
