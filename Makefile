@@ -21,12 +21,13 @@ STEP   ?=
 GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-core test-soak test-asan test-ubsan test-tsan gpu-check \
+.PHONY: help setup model demo demo-serve test test-core test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak \
   package lint docs docs-serve lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
+	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK"
 	@echo "make test       set up, then run every test (real vLLM included)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
@@ -78,6 +79,9 @@ model: setup
 
 demo: model
 	@$(BIN)/weft demo
+
+demo-serve: model
+	@$(BIN)/python examples/serve_clients.py
 
 test: model
 	@echo "==> $(or $(T),all tests); those marked 'engine' start a real vLLM engine once and share it"

@@ -37,6 +37,10 @@ class OpenPrograms:
     def __contains__(self, program_id: ProgramId) -> bool:
         return program_id in self._open
 
+    def of(self, scope: str) -> list[Program]:
+        """The programs of a key, the longest unused first."""
+        return [program for program_id, program in self._open.items() if program_id.startswith(f"{scope}/")]
+
     def enter(self, identity: Identity) -> Program:
         """The program of a call that arrives; `leave` follows. A new one if it is not open."""
         program_id = identity.program_id

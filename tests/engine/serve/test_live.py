@@ -77,6 +77,17 @@ def test_a_program_lives_from_call_to_call_until_it_is_ended(served: Served) -> 
     assert served.client.delete("/weft/programs/trip").status_code == 404
 
 
+def test_the_programs_of_a_key_are_listed(served: Served) -> None:
+    """With their calls and what they cost; other keys do not see them."""
+    for _ in range(2):
+        served.client.post("/v1/chat/completions", json=body(), headers={"weft-program-id": "listed"})
+    (row,) = [each for each in served.client.get("/weft/programs").json()["programs"] if each["program_id"] == "listed"]
+    assert (row["calls"], row["calls_in_flight"]) == (2, 0)
+    assert row["service_s"] > 0
+    with httpx.Client(base_url=served.url, headers={"authorization": "Bearer key-2"}) as other:
+        assert other.get("/weft/programs").json() == {"programs": []}
+
+
 def test_the_last_call_ends_its_program(served: Served) -> None:
     """`weft-program-end` on a call leaves nothing open."""
     headers = {"weft-program-id": "short", "weft-program-end": "true"}
@@ -185,7 +196,7 @@ def test_responses_are_continued(served: Served) -> None:
     request: dict[str, Any] = {"model": "tiny", "max_output_tokens": 8}
     told = [{"role": "user", "content": "Responses?"}]
     first = served.client.post("/v1/responses", json={**request, "input": told})
-    output = [{"role": "assistant", "content": each["content"]} for each in first.json()["output"]]
+    output = first.json()["output"]
     second = served.client.post(
         "/v1/responses", json={**request, "input": [*told, *output, {"role": "user", "content": "And?"}]}
     )
