@@ -17,7 +17,8 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     source: Annotated[
         str,
         typer.Argument(
-            help="chat, tools, search, mixed, swe, web, tenants, intercepted, or a program trace (docs/reference/trace-format.md)."
+            help="chat, tools, search, mixed, swe, web, tenants, intercepted, or a program trace "
+            "(docs/reference/trace-format.md)."
         ),
     ],
     out: Annotated[
