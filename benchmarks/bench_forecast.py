@@ -24,7 +24,7 @@ from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.prediction import Cost, Node, Tier
 from weft.core.prediction.cursors import Cursor, ProgramCursors
 from weft.core.prediction.template import Template
-from weft.core.process_table import CallIdentity
+from weft.core.process_rows import CallIdentity
 from weft.core.sim import StepTime
 from weft.core.trace.converters import convert
 from weft.core.trace.format import TraceCall, TraceProgram

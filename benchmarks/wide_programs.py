@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import weft
+from weft.core.accounts import Account
 from weft.core.ids import EngineId
-from weft.core.process_table import Account, CallIdentity, CallRow
+from weft.core.process_rows import CallIdentity, CallRow
 from weft.core.program.graph import CallState
 from weft.core.program.lineage import Content
 from weft.core.program.run_tree import RunKind

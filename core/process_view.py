@@ -11,9 +11,11 @@ from weft.core.tables import Cell, Table, seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weft.core.accounts import Account
     from weft.core.class_rows import ClassRow
     from weft.core.prediction import ForecastRow
-    from weft.core.process_table import Account, ProcessTable, ProgramRow
+    from weft.core.process_rows import ProgramRow
+    from weft.core.process_table import ProcessTable
 
 MOST_PROGRAMS: Final = 50
 _HEADINGS: Final = (

@@ -19,7 +19,7 @@ from weft.core.kv_cache.config import SwapConfig, check_swap
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
-from weft.core.process_table import ProgramInfo, ProgramState
+from weft.core.process_rows import ProgramInfo, ProgramState
 from weft.core.routing import BalancerConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S

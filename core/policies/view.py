@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from weft.core.accounts import Attained
 from weft.core.ids import ProgramId, SessionId
-from weft.core.process_table import Attained
 
 
 class Rank(NamedTuple):

@@ -15,7 +15,7 @@ _MOST_PARENTS: Final = 64  # of a call that are counted, the newest
 
 
 class CallIds(Protocol):
-    """The ids of a call: those of `weft.core.process_table.CallIdentity`."""
+    """The ids of a call: those of `weft.core.process_rows.CallIdentity`."""
 
     @property
     def program_id(self) -> ProgramId:

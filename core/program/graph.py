@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from weft.core.accounts import Account
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
-from weft.core.process_table import Account
 from weft.core.program import drawing, listing, picture
 from weft.core.tables import Table
 

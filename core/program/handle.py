@@ -13,11 +13,12 @@ from typing import Any
 
 from structlog.stdlib import BoundLogger
 
+from weft.core.accounts import Attained
 from weft.core.errors import ProgramEngineError
 from weft.core.ids import IdSource, ProgramId, SessionId, check_id
 from weft.core.log import get_logger
 from weft.core.prediction import read_static_graph
-from weft.core.process_table import Attained, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.graph import ProgramGraph
 from weft.core.program.reports import ReportedProgram
 from weft.core.program.run_tree import ROOT, RunKind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.core.ids import ProgramId
 from weft.core.locks import fork_safe
-from weft.core.process_table import ProgramState
+from weft.core.process_rows import ProgramState
 from weft.core.program.handle import Program
 
 

@@ -9,9 +9,10 @@ from typing import Final
 
 from structlog.stdlib import BoundLogger
 
+from weft.core.accounts import Account
 from weft.core.errors import ProgramEndedError
 from weft.core.ids import CallId, ProgramId
-from weft.core.process_table import Account, CallIdentity, ProgramState
+from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program.graph import CallNode, CallState
 from weft.core.program.lineage import NOTHING, Content, Inputs
 from weft.core.program.run_tree import RunKind

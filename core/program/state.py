@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from weft.core.ids import IdSource, ProgramId
 from weft.core.locks import fork_safe
-from weft.core.process_table import ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.ancestry import Calls
 from weft.core.program.code_runs import CodeRuns
 from weft.core.program.graph import Edge, ProgramGraph

@@ -6,9 +6,9 @@ import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
+from weft.core.accounts import Attained
 from weft.core.ids import ProgramId, SessionId
 from weft.core.policies import Call, ProgramView
-from weft.core.process_table import Attained
 from weft.core.sim.kv import Segment
 from weft.core.trace.format import TraceCall, TraceProgram
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, cast
 
+from weft.core.accounts import Account
 from weft.core.errors import SimulationError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import registration
-from weft.core.process_table import Account
 from weft.core.routing.balancer import Arrival, EngineLoad
 from weft.core.sim.blocks import share_full_blocks
 from weft.core.sim.calls import SimCall, SimProgram

@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from typing import Final
 
+from weft.core.accounts import Account
 from weft.core.ids import EngineId, ProgramId
-from weft.core.process_table import Account, CallIdentity, CallRow, ProcessTable, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId
 from weft.core.locks import fork_safe
-from weft.core.process_table import ProgramInfo
+from weft.core.process_rows import ProgramInfo
 from weft.core.program.graph import ProgramGraph
 from weft.core.trace.format import dump, from_graph
 from weft.core.trace.prefixes import TokenChain

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from weft.core.accounts import Account
 from weft.core.ids import CallId
 from weft.core.kv_cache.stats import SwapStats
-from weft.core.process_table import Account
 from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from weft.engine.wire.calls import decode_call
 from weft.engine.wire.reports import read_report

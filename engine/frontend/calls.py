@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.core.errors import EngineClosedError, ProgramEndedError, WeftError
 from weft.core.ids import EngineId
-from weft.core.process_table import CallIdentity, CallRow
+from weft.core.process_rows import CallIdentity, CallRow
 from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.routing.admission import Admission, Deadline

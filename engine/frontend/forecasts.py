@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from weft.core.accounts import Account
 from weft.core.ids import ProgramId
 from weft.core.prediction import Cost, ExecutionGraphs
-from weft.core.process_table import Account, CallIdentity, ProgramInfo, ProgramState
+from weft.core.process_rows import CallIdentity, ProgramInfo, ProgramState
 from weft.core.program.graph import ProgramGraph
 from weft.engine.frontend.history_file import HistoryFile
 from weft.engine.frontend.scheduler_messages import Batches

@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
+from weft.core.accounts import Account
 from weft.core.errors import (
     EngineClosedError,
     EngineError,
@@ -32,7 +33,8 @@ from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig, registration
 from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.tool_times import MOST_LETTERS
-from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_rows import CallIdentity, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.routing.admission import Deadline, check_max_calls, check_timeout, deadline

@@ -10,7 +10,8 @@ from typing import Final
 
 from weft.core.ids import ProgramId
 from weft.core.locks import fork_safe
-from weft.core.process_table import ProcessTable, ProgramState
+from weft.core.process_rows import ProgramState
+from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.idle import IdlePrograms
 from weft.engine.frontend.weak import weakly

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from weft.core.accounts import Account
 from weft.core.ids import CallId, EngineId, ProgramId
 from weft.core.locks import fork_safe
-from weft.core.process_table import Account, ProcessTable
+from weft.core.process_table import ProcessTable
 from weft.engine.frontend.calls import InFlight
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weft.core.ids import ProgramId
 from weft.core.locks import fork_safe
 from weft.core.log import get_logger
-from weft.core.process_table import CallRow, ProcessTable
+from weft.core.process_rows import CallRow
+from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.wire.answers import read_aborted

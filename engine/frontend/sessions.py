@@ -6,7 +6,7 @@ import threading
 
 from weft.core.ids import ProgramId, SessionId
 from weft.core.locks import fork_safe
-from weft.core.process_table import ProgramInfo
+from weft.core.process_rows import ProgramInfo
 
 
 class Sessions:

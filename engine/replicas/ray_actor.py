@@ -11,9 +11,9 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from weft.core.accounts import Account
 from weft.core.ids import CallId, EngineId
 from weft.core.kv_cache.stats import SwapStats
-from weft.core.process_table import Account
 from weft.engine.models.embedded import embedded_model
 from weft.engine.replicas.launcher import CORES_VARIABLE
 from weft.engine.replicas.local import LocalReplica

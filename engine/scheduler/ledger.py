@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.core.accounts import Account, Attained
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import Call, ProgramView
-from weft.core.process_table import Account, Attained
 from weft.engine.wire.reports import CallAccount, encode_account
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from weft.core.identity import Identity
 from weft.core.identity.idle import IdleTimes
 from weft.core.ids import IdSource, ProgramId, SessionId
-from weft.core.process_table import ProgramState
+from weft.core.process_rows import ProgramState
 from weft.core.program import Program
 
 MOST_PROGRAMS: Final = 10_000  # open at once; beyond them the longest idle ones end. And ended ones that are remembered

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from weft.core.accounts import Account
 from weft.core.class_rows import Branch, ClassRow, together
 from weft.core.ids import CallId
 from weft.core.kv_cache.stats import COUNTS, KvStats, ToolStats
 from weft.core.policies.history import ProgramEnd
-from weft.core.process_table import Account
 
 
 def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from weft.core.accounts import Attained
 from weft.core.errors import InvalidIdError, InvalidRequestError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId, check_id, is_id, shown
-from weft.core.process_table import Attained, CallIdentity
+from weft.core.process_rows import CallIdentity
 from weft.engine.wire.values import MAX_FIGURE, count, seconds, seconds_or_inf
 
 ExtraArgs = dict[str, str | int | float | list[str | int | float]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from weft.core.accounts import Account
 from weft.core.kv_cache.stats import SwapStats
-from weft.core.process_table import Account
 
 _ACCOUNT: Final = "weft"
 _SWAP: Final = "weft_swap"

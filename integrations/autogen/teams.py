@@ -13,7 +13,7 @@ from autogen_core import CancellationToken, ComponentBase
 from autogen_core.models import ChatCompletionClient
 
 from weft.core.errors import ArgumentTypeError, ProgramEndedError, ProgramError
-from weft.core.process_table import ProgramState
+from weft.core.process_rows import ProgramState
 from weft.core.program import Program
 from weft.integrations.arguments import check_program
 from weft.integrations.autogen.calls import Binding

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ensure_config
 
 from weft.core.errors import InvalidIdError, ProgramEndedError
-from weft.core.process_table import CallIdentity, ProgramState
+from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program import Position, Program, register_adapter, register_surroundings
 from weft.core.program.lineage import Inputs
 from weft.core.routing.admission import check_timeout

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from weft.core.ids import SessionId
 from weft.core.locks import fork_safe
-from weft.core.process_table import ProgramState
+from weft.core.process_rows import ProgramState
 from weft.core.program import Program
 from weft.core.program.idle import IdlePrograms
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weft.core.accounts import Account
 from weft.core.errors import WeftError
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.policies import PolicyConfig
-from weft.core.process_table import Account, ProcessTable, ProgramRow, ProgramState
+from weft.core.process_rows import ProgramRow, ProgramState
+from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.decorator import program
 from weft.core.routing import BalancerConfig

@@ -21,7 +21,7 @@ from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies.history import History, ProgramEnd
 from weft.core.prediction import Cost
-from weft.core.process_table import CallIdentity
+from weft.core.process_rows import CallIdentity
 
 NAMES = [
     "Python",

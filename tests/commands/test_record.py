@@ -20,7 +20,7 @@ WeftCommand = Callable[..., tuple[int, str, str]]
 AGENT = """
 import os, sys, time
 from weft.core.program.graph import CallNode, CallState
-from weft.core.process_table import Account
+from weft.core.accounts import Account
 from weft.core.program import Program
 from weft.core.trace.recorder import Recorder
 

@@ -15,19 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from operations import growth
 
+from weft.core.accounts import Account, Attained
 from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
-from weft.core.process_table import (
-    Account,
-    Attained,
-    CallIdentity,
-    CallRow,
-    FoldedThreads,
-    ProcessTable,
-    ProgramInfo,
-    ProgramRow,
-    ProgramState,
-)
+from weft.core.process_rows import CallIdentity, CallRow, FoldedThreads, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_table import ProcessTable
 from weft.core.testing import FakeClock
 
 ENGINE = EngineId("engine-0")
@@ -222,7 +214,7 @@ def test_a_call_costs_the_same_in_a_program_of_many_threads(shape: Callable[[int
 def test_threads_that_have_long_been_idle_are_folded_into_sums(it: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row keeps the threads with calls in flight and a number of others, so it does not grow for days. The sums stay,
     and a final account of an aborted call on a folded thread still counts."""
-    monkeypatch.setattr("weft.core.process_table.KEEP_IDLE_THREADS", 2)
+    monkeypatch.setattr("weft.core.process_rows.KEEP_IDLE_THREADS", 2)
     busy = it.arrive("busy", "busy")
     calls = [it.arrive(f"c{number}", f"t{number}") for number in range(5)]
     for call in calls:

@@ -9,9 +9,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
+from weft.core.accounts import Account
 from weft.core.class_rows import Branch, ClassRow, together
 from weft.core.ids import EngineId, ProgramId, SessionId, ThreadId
-from weft.core.process_table import Account, CallIdentity, ProcessTable, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_rows import CallIdentity, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_table import ProcessTable
 
 HOSTILE = "</td><script>alert(1)</script>[red]\x1b[31m\n[/oops]&"
 

@@ -14,6 +14,7 @@ from observers import ENDLESS_TOKENS, cancel_while_generating, vllm_requests, wa
 from polling import until
 
 import weft
+from weft.core.accounts import Account
 from weft.core.errors import (
     ContextLengthError,
     EngineClosedError,
@@ -30,7 +31,7 @@ from weft.core.errors import (
     UnsupportedVllmError,
     VllmUnavailableError,
 )
-from weft.core.process_table import Account, CallRow
+from weft.core.process_rows import CallRow
 from weft.core.testing import RecordingBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]

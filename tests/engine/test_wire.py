@@ -11,13 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from weft.core.accounts import Account, Attained
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
 from weft.core.policies.history import ProgramEnd
-from weft.core.process_table import Account, Attained, CallIdentity
+from weft.core.process_rows import CallIdentity
 from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned, read_aborted, read_kv_stats, read_learned
 from weft.engine.wire.calls import (
     FIELDS,

@@ -23,9 +23,11 @@ from observers import EndedPrograms
 from polling import until
 
 import weft
+from weft.core.accounts import Account
 from weft.core.errors import InvalidRequestError
 from weft.core.ids import EngineId, ProgramId
-from weft.core.process_table import Account, CallRow, ProcessTable, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_rows import CallRow, ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.program.lineage import NOTHING

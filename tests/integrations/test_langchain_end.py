@@ -30,7 +30,7 @@ from polling import until
 
 import weft
 from weft.core.errors import CallError, ProgramEndedError
-from weft.core.process_table import ProgramRow
+from weft.core.process_rows import ProgramRow
 from weft.integrations.langchain import ChatWeft, ProgramCallbackHandler
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]

@@ -20,7 +20,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
 import weft
-from weft.core.process_table import ProgramState
+from weft.core.process_rows import ProgramState
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 from weft.integrations.langchain import ChatWeft
 

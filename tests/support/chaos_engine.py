@@ -19,10 +19,10 @@ from typing import Any, cast
 from history import History, Lost
 
 import weft
+from weft.core.accounts import Account
 from weft.core.errors import EngineStartError, ReplicaError, ReplicaLostError
 from weft.core.ids import CallId, EngineId
 from weft.core.policies import DEFAULT_POLICY
-from weft.core.process_table import Account
 from weft.core.routing import LeastUsed
 from weft.core.routing.admission import Admission
 from weft.core.routing.liveness import Usage

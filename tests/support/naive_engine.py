@@ -6,9 +6,9 @@ import heapq
 import itertools
 from dataclasses import dataclass, replace
 
+from weft.core.accounts import Account, Attained
 from weft.core.policies import Call, Policy, ProgramView, StepCosts
 from weft.core.policies.step_costs import FIT_STEPS
-from weft.core.process_table import Account, Attained
 from weft.core.sim import ProgramResult, SimSettings, TraceCall, TraceProgram
 
 

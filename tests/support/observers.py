@@ -16,7 +16,7 @@ import pytest
 from polling import until
 
 import weft
-from weft.core.process_table import ProgramRow
+from weft.core.process_rows import ProgramRow
 
 ENDLESS_TOKENS: Final = 1900  # output tokens of a call that a test aborts; to generate them takes seconds
 TIMEOUT_S: Final = 3600.0  # a timeout that `expiring_timeouts` lets expire

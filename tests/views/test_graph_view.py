@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from weft.commands import cli
+from weft.core.accounts import Account
 from weft.core.errors import TraceError, WeftError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
-from weft.core.process_table import Account
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.views.graph import load, save
 

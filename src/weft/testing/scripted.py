@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
+from weft.core.accounts import Account
 from weft.core.errors import InvalidRequestError, ScriptError
 from weft.core.ids import CallId, ProgramId, ThreadId
-from weft.core.process_table import Account
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.testing import FakeClock
 from weft.engine.frontend.calls import ModelEndpoint

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.core.accounts import Attained
 from weft.core.policies import DEFAULT_BOUNDS_S, Atlas, Call, PolicyConfig, ProgramView
 from weft.core.policies.calibration import BoundsCalibration
-from weft.core.process_table import Attained
 
 
 def observed(services_s: Sequence[float], queues: int = 4) -> Sequence[float] | None:

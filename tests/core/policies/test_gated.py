@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from weft.core.accounts import Attained
 from weft.core.errors import PolicyError
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, Srpt, StepCosts
 from weft.core.policies.admission_gate import FILL
 from weft.core.policies.gated import Gated
-from weft.core.process_table import Attained
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=0.01, slots=16)

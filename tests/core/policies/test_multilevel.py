@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from weft.core.accounts import Account, Attained
 from weft.core.errors import PolicyError
 from weft.core.policies import Atlas, Call, Fcfs, MultilevelPolicy, Plas, Policy, ProgramView
-from weft.core.process_table import Account, Attained
 
 BOUNDS = (1.0, 3.0)  # Q_1 [0, 1), Q_2 [1, 3), Q_3 [3, oo): quanta of 1, 2 and no end
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.core.accounts import Account, Attained
 from weft.core.errors import PolicyError
 from weft.core.policies import (
     DEFAULT_BETA,
@@ -28,7 +29,6 @@ from weft.core.policies import (
     RoundRobin,
     Srpt,
 )
-from weft.core.process_table import Account, Attained
 
 # -- a discrete-time driver
 

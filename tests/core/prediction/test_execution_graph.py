@@ -16,7 +16,7 @@ from weft.core.prediction.execution_graph import MOST_EDGES, MOST_NODES, Executi
 from weft.core.prediction.foresight import MOST_NAMES, MOST_SIZE
 from weft.core.prediction.static_graph import StaticGraph, Targets
 from weft.core.prediction.template import COLD_PROGRAMS, Template
-from weft.core.process_table import CallIdentity
+from weft.core.process_rows import CallIdentity
 from weft.core.trace.workloads import generate, poisson
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.prediction import Cost, ExecutionGraphs, Tier, cursors, execution_graph, foresight
 from weft.core.prediction.template import COLD_PROGRAMS
-from weft.core.process_table import CallIdentity
+from weft.core.process_rows import CallIdentity
 
 MOST_CALLS = 12
 MOST_NODES = 10

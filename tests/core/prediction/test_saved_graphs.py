@@ -14,7 +14,7 @@ from weft.core.errors import HistoryError
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.policies.history import History
 from weft.core.prediction import Cost, ExecutionGraphs, Node, Tier, saved_graphs
-from weft.core.process_table import CallIdentity
+from weft.core.process_rows import CallIdentity
 
 
 def run(graphs: ExecutionGraphs, name: str, seed: int) -> None:

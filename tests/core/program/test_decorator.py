@@ -17,7 +17,7 @@ import pytest
 
 import weft
 from weft.core.errors import ProgramEndedError, ProgramParameterError
-from weft.core.process_table import ProgramState
+from weft.core.process_rows import ProgramState
 from weft.core.program import Program
 from weft.core.testing import RecordingBackend
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.core.accounts import Account
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
-from weft.core.process_table import Account
 from weft.core.program.graph import CallNode, CallState, Edge, FoldedCalls, Interception, ProgramGraph
 
 

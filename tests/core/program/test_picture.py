@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import weft
+from weft.core.accounts import Account
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
-from weft.core.process_table import Account
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.program.listing import MOST_CALLS
 from weft.core.program.picture import MOST_BOXES, MOST_ROWS

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from weft.core.accounts import Account, Attained
 from weft.core.errors import InvalidIdError, ProgramEndedError, ProgramEngineError
 from weft.core.ids import CallId, IdSource, ProgramId
-from weft.core.process_table import Account, Attained, CallIdentity, ProgramRow, ProgramState
+from weft.core.process_rows import CallIdentity, ProgramRow, ProgramState
 from weft.core.program import Backend, Program, register_adapter
 from weft.core.program import handle as program_module
 from weft.core.program.graph import CallState, Edge, ProgramGraph

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sim_programs import programs
 
+from weft.core.accounts import Account
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
-from weft.core.process_table import Account
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.trace.format import TraceCall, TraceProgram, dump, from_graph, parse, read, write
 

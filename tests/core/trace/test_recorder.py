@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sim_programs import programs
 
+from weft.core.accounts import Account
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
-from weft.core.process_table import Account, ProgramInfo
+from weft.core.process_rows import ProgramInfo
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 from weft.core.trace.format import read, write

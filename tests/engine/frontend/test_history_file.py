@@ -10,7 +10,7 @@ from weft.core.errors import HistoryError
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.policies.history import History, ProgramEnd
 from weft.core.prediction import Cost
-from weft.core.process_table import CallIdentity
+from weft.core.process_rows import CallIdentity
 from weft.engine.frontend.history_file import HistoryFile
 
 ENDS = [ProgramEnd(None, "chat", 100 + number, is_known=True) for number in range(5)]

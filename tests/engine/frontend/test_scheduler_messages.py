@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from polling import until
 
+from weft.core.accounts import Account
 from weft.core.errors import EngineDiedError
 from weft.core.ids import EngineId, ProgramId
-from weft.core.process_table import Account, ProcessTable
+from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.engine.frontend.scheduler_messages import AbortedCall, SchedulerMessages

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.core.accounts import Account
 from weft.core.ids import CallId, ProgramId
-from weft.core.process_table import Account
 from weft.engine.wire.answers import read_aborted
 from weft.engine.wire.control import AbortedCalls, ProgramsEnded, encode_control
 from weft.engine.wire.reports import encode_account

@@ -10,9 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from weft.core.accounts import Attained
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.policies import Fcfs, ProgramView
-from weft.core.process_table import Attained, CallIdentity
+from weft.core.process_rows import CallIdentity
 from weft.engine.wire.calls import CallHeader, program_of_request
 
 call_table = pytest.importorskip("weft.engine.scheduler.call_table", reason="its package imports vLLM")

@@ -7,7 +7,7 @@ import pytest
 from weft.core.identity import Identity, Source
 from weft.core.identity.idle import LONGEST_S, SHORTEST_S
 from weft.core.ids import ProgramId
-from weft.core.process_table import ProgramState
+from weft.core.process_rows import ProgramState
 from weft.core.testing import FakeClock
 from weft.engine.serve import programs
 from weft.engine.serve.programs import OpenPrograms

@@ -1,0 +1,222 @@
+"""The rows of the process table: programs, their threads, calls and tools. Times are seconds of the caller's clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from weft.core.accounts import Account, Attained
+from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
+from weft.core.prediction import StaticGraph
+from weft.core.process_view import facts
+from weft.core.tables import ShownAsTable, Table
+
+# A program that runs for days may use a new thread for each call. Older threads without a call are summed up.
+KEEP_IDLE_THREADS: Final = 256
+KEEP_TOOLS: Final = 256  # that run in a program at once, those that began last
+
+
+class ProgramState(StrEnum):
+    """The state of a program."""
+
+    IDLE = "idle"  # no call is in flight: before the first call, or during an interception (a tool, a human's answer)
+    ACTIVE = "active"  # at least one call waits or runs on an engine
+    FINISHED = "finished"  # the entrypoint returned
+    FAILED = "failed"  # the entrypoint raised
+    CANCELLED = "cancelled"  # the entrypoint was cancelled or its generator closed early
+    ABANDONED = "abandoned"  # nothing happened for the program's idle time-out, and nobody reported its end
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInfo:
+    """The facts about a program that are known when it starts."""
+
+    program_id: ProgramId
+    session_id: SessionId
+    name: str
+    tenant: str | None = None
+    timeout_s: float | None = None  # from its first call on; then its calls are aborted
+    deadline_s: float | None = None  # from its first call on; policies try to keep it
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    parent_program_id: ProgramId | None = None  # the program inside one of whose runs this program runs
+    graph: StaticGraph | None = None  # the steps that its author has drawn
+
+    @property
+    def due_after_s(self) -> float:
+        """Seconds from the program's first call on within which it should end; inf if it may take any time."""
+        return min(limit for limit in (self.timeout_s, self.deadline_s, math.inf) if limit is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class CallIdentity:
+    """The ids that travel with one call, passed explicitly from the program to the engine."""
+
+    program_id: ProgramId
+    thread_id: ThreadId
+    call_id: CallId
+    parents: tuple[CallId, ...] = ()  # the calls that had to finish first
+
+
+@dataclass(slots=True)
+class CallRow:
+    """A call in flight."""
+
+    identity: CallIdentity
+    engine_id: EngineId | None  # None until the call is assigned to an engine
+    arrival_s: float
+    inherited: Attained  # a copy of the program's values on arrival (Alg. 1 line 11)
+    account: Account = field(default_factory=Account)  # as of the call's latest output
+
+
+@dataclass(slots=True)
+class ThreadRow:
+    """A chain of calls of one program."""
+
+    thread_id: ThreadId
+    arrival_s: float  # of the thread's first call
+    active: dict[CallId, CallRow] = field(default_factory=dict)  # the calls in flight
+    calls: int = 0  # that have arrived so far
+    account: Account = field(default_factory=Account)  # sum over the calls that have left the engine
+
+
+class RunningTool(NamedTuple):
+    """A tool that a program waits for, or a human's answer ("human")."""
+
+    name: str
+    start_s: float
+    number: int = 0  # tells this run of a tool from others of the table
+
+
+@dataclass(slots=True)
+class FoldedThreads:
+    """The sums over the threads of a program that have no row of their own any more."""
+
+    threads: int = 0  # a thread that continues after it was folded counts again
+    calls: int = 0
+    account: Account = field(default_factory=Account)
+
+
+@dataclass(slots=True)
+class ProgramRow(ShownAsTable):
+    """The row of a program.
+
+    The six metrics of §4.2.1 are `attained` (service and wait), `engine_ids`, `threads`, `last_arrival_s` and
+    `last_completion_s`. The other fields are for users and traces. The time from a program's first call to its last
+    consists of service, wait, interception and the way to the engine.
+
+    `threads` has the threads with a call in flight and `KEEP_IDLE_THREADS` others, those that were last in use. The
+    older ones are in `folded`.
+    """
+
+    info: ProgramInfo
+    start_s: float
+    state: ProgramState = ProgramState.IDLE
+    attained: Attained = field(default_factory=Attained)
+    engine_ids: list[EngineId] = field(default_factory=list)  # engines that may hold its KV, in the order of first use
+    threads: dict[ThreadId, ThreadRow] = field(default_factory=dict)
+    folded: FoldedThreads = field(default_factory=FoldedThreads)
+    last_arrival_s: float = math.nan  # identifies stale programs; nan before the first call
+    last_completion_s: float = math.nan  # identifies long interceptions; nan before the first call has left
+    interception_s: float = 0.0  # time between calls, with none in flight: tools, humans, the program's own code
+    end_s: float = math.nan
+    calls: int = 0  # that have arrived so far
+    fingerprint: str = ""  # of the system prompt and the tools of its first call
+    account: Account = field(default_factory=Account)  # sum over the calls that have left the engine
+    in_flight: dict[CallId, CallRow] = field(default_factory=dict)  # over all threads; `active` is a copy
+    _idle: dict[ThreadId, None] = field(default_factory=dict, repr=False)  # without a call, the longest idle first
+    _tools: dict[Hashable, RunningTool] = field(default_factory=dict, repr=False)  # by run, the oldest first
+
+    @property
+    def active(self) -> dict[CallId, CallRow]:
+        """The calls in flight, over all threads."""
+        return dict(self.in_flight)  # a copy, because another thread may change the dictionary
+
+    @property
+    def due_s(self) -> float:
+        """The time by which the program should have ended; inf: any."""
+        return self.start_s + self.info.due_after_s
+
+    @property
+    def tools_running(self) -> tuple[RunningTool, ...]:
+        """The tools that the program waits for, those that began first first."""
+        return tuple(self._tools.copy().values())  # a copy, because another thread may change the dictionary
+
+    def start_tool(self, run: Hashable, tool: RunningTool) -> bool:
+        """A tool begins. Only the process table calls this. Returns whether it did not run yet."""
+        if run in self._tools:
+            return False
+        self._tools[run] = tool
+        if len(self._tools) > KEEP_TOOLS:
+            del self._tools[next(iter(self._tools))]
+        return True
+
+    def end_tools(self, runs: Collection[Hashable]) -> list[RunningTool]:
+        """Those of these tools that ran end. Only the process table calls this. Returns them."""
+        return [self._tools.pop(run) for run in runs if run in self._tools] if self._tools else []
+
+    @property
+    def thread_count(self) -> int:
+        """How many threads the program has had."""
+        return len(self.threads) + self.folded.threads
+
+    def to_table(self) -> Table:
+        return facts(self)
+
+    def enter(self, call: CallRow, now_s: float) -> None:
+        """Add a call that arrives. Only the process table calls this."""
+        thread_id, call_id = call.identity.thread_id, call.identity.call_id
+        thread = self.threads.get(thread_id)
+        if thread is None:
+            thread = self.threads[thread_id] = ThreadRow(thread_id, arrival_s=now_s)
+        self._idle.pop(thread_id, None)
+        thread.active[call_id] = self.in_flight[call_id] = call
+        thread.calls += 1
+        self.calls += 1
+
+    def exit(self, call: CallRow) -> bool:
+        """Remove a call that leaves, and add its account. Only the process table calls this.
+
+        Returns:
+            Whether the call was in flight. If not, nothing changes.
+        """
+        thread_id, call_id = call.identity.thread_id, call.identity.call_id
+        if self.in_flight.get(call_id) is not call:
+            return False
+        thread = self.threads[thread_id]
+        del self.in_flight[call_id], thread.active[call_id]
+        thread.account += call.account
+        self.account += call.account
+        if not thread.active:
+            self._idle[thread_id] = None
+            if len(self._idle) > KEEP_IDLE_THREADS:
+                self._fold(next(iter(self._idle)))
+        return True
+
+    def adds_up(self) -> bool:
+        """Whether the sums over calls, threads and the program agree. For tests."""
+        threads = self.threads.values()
+        summed = sum((thread.account for thread in threads), self.folded.account)
+        return (
+            self.calls == self.folded.calls + sum(thread.calls for thread in threads)
+            and self.in_flight == {call_id: call for thread in threads for call_id, call in thread.active.items()}
+            and set(self._idle) == {thread.thread_id for thread in threads if not thread.active}
+            and len(self._idle) <= KEEP_IDLE_THREADS
+            and math.isclose(self.account.service_s, summed.service_s, abs_tol=1e-6)
+            and math.isclose(self.account.wait_s, summed.wait_s, abs_tol=1e-6)
+            and math.isclose(self.attained.total_service_s, self.account.service_s, abs_tol=1e-6)
+            and math.isclose(self.attained.total_wait_s, self.account.wait_s, abs_tol=1e-6)
+            and self.attained.service_s <= self.attained.total_service_s + 1e-6
+            and self.attained.wait_s <= self.attained.total_wait_s + 1e-6
+            and (self.state is ProgramState.ACTIVE) == bool(self.in_flight)
+        )
+
+    def _fold(self, thread_id: ThreadId) -> None:
+        del self._idle[thread_id]
+        thread = self.threads.pop(thread_id)
+        self.folded.threads += 1
+        self.folded.calls += thread.calls
+        self.folded.account += thread.account
