@@ -185,6 +185,8 @@ def main(
     """Measure, print a table, and write JSON."""
     results = {}
     baselines = list(dict.fromkeys([BASE, *only.split(",")]))
+    if unknown := [name for name in baselines if name not in BASELINES]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(BASELINES)}.", param_hint="--only")
     table = Table(
         title=f"{running} running, {waiting} waiting, {held_blocks} held blocks; microseconds, ratio to stock"
     )
