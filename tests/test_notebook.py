@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from background import ROOT, TINY, CommandResult, script
@@ -31,7 +32,10 @@ def test_the_notebook_runs(command_result: CommandResult) -> None:
     outputs = json.loads(command_result.printed().splitlines()[-1])
     html = [output["text/html"] for output in outputs if "text/html" in output]
     (svg,) = [output["image/svg+xml"] for output in outputs if "image/svg+xml" in output]
-    assert html[0].count("<td style='text-align: left'>trip</td>") == 2
+    captions = re.findall(r"<caption[^>]*>([^<]*)</caption>", html[0])
+    tables = dict(zip(captions, html[0].split("<caption")[1:], strict=True))
+    trips = {name: table.count("<td style='text-align: left'>trip</td>") for name, table in tables.items()}
+    assert (trips["process table"], trips["forecasts"]) == (2, 1)  # two programs of one name
     assert "<svg " in html[1]
     for name in ("planner", "guide", "writer", "trip: 5 calls"):
         assert name in svg

@@ -391,9 +391,8 @@ class FrontEnd(ABC):
         """
         call_id = identity.call_id
         with ExitStack() as undo:
-            now_s = self._clock()
             if is_admitted:
-                undo.callback(endpoint.admission.leave, now_s)
+                undo.callback(endpoint.admission.leave, self._clock())
             self._check_new(call_id)
 
             def refused(_kind: object, error: BaseException | None, _trace: object) -> None:
@@ -404,6 +403,7 @@ class FrontEnd(ABC):
             if self._closed:
                 raise EngineClosedError
             program.bind(self)
+            now_s = self._clock()  # a program that begins with this call began before it
             self._idle.watch(program)
             ends = self._deadline(program, timeout_s, now_s)
             if not is_admitted:
