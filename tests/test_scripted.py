@@ -46,6 +46,25 @@ async def test_replies_come_in_order(scripted_engine: MakeEngine) -> None:
     assert engine.clock() == 4.5
 
 
+class TickingClock(FakeClock):
+    """No two readings are the same."""
+
+    def __call__(self) -> float:
+        self.advance(0.001)
+        return super().__call__()
+
+
+async def test_a_program_begins_before_its_first_call(scripted_engine: MakeEngine) -> None:
+    """A program that begins with a call is opened first, so its row and its graph agree about the order."""
+    with weft.Program("p") as program:
+        await ask(scripted_engine(["one"], clock=TickingClock()), program)
+        row = program.row
+    (call,) = program.graph.calls
+    assert row is not None
+    assert call.arrival_s is not None
+    assert row.start_s < call.arrival_s
+
+
 async def test_a_function_answers_by_the_request(scripted_engine: MakeEngine) -> None:
     """A function sees the request in OpenAI's format."""
 
