@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from host_programs import prompt_of
 from reranking import Shuffled
 
 pytestmark = pytest.mark.engine
@@ -21,11 +22,6 @@ def make(tmp_path: Path) -> Make:
     from scheduler_harness import SchedulerHarness
 
     return lambda weft, **options: SchedulerHarness(tmp_path, dict(weft), **options)
-
-
-def prompt_of(number: int, tokens: int) -> list[int]:
-    """A prompt that shares no prefix with others."""
-    return [100 + number, *range(200, 199 + tokens)]
 
 
 def held(h: Any) -> list[str]:

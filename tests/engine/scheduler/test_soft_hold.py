@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from host_programs import end, happened, prompt_of, start_tool
 
 from weft.core.errors import KvPolicyError
 from weft.core.kv_cache.policies import KV_POLICIES
@@ -32,23 +33,6 @@ def make(tmp_path: Path) -> Make:
         return SchedulerHarness(tmp_path, weft, **{"prefix_caching": True, "batched_tokens": 512, **options})
 
     return made
-
-
-def prompt_of(number: int, tokens: int) -> list[int]:
-    """A prompt that shares no prefix with others."""
-    return [100 + number, *range(200, 199 + tokens)]
-
-
-def end(h: Any, *programs: str) -> None:
-    h.scheduler({"type": "programs_ended", "program_ids": list(programs)})
-
-
-def happened(h: Any, kind: str, program: str, tool: str = "", took_s: float = 0.0) -> None:
-    h.scheduler({"type": "program_events", "events": [[kind, program, tool, 1, took_s]]})
-
-
-def start_tool(h: Any, program: str, tool: str) -> None:
-    happened(h, "tool_started", program, tool)
 
 
 def call(h: Any, name: str, prompt: list[int], program: str, *, program_name: str = "") -> int:
