@@ -1,0 +1,199 @@
+"""An engine as its programs see it: it registers them, hears of their tools, and ends them."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from weft.core.errors import EngineClosedError, EngineForkedError
+from weft.core.ids import ProgramId
+from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
+from weft.core.policies import PolicyConfig, registration
+from weft.core.prediction import ExecutionGraphs
+from weft.core.prediction.tool_times import MOST_LETTERS
+from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_table import ProcessTable
+from weft.core.program.observer import ProgramObserver
+from weft.core.routing.admission import check_timeout
+from weft.core.trace.recorder import Recorder
+from weft.engine.frontend.forecasts import Forecasts
+from weft.engine.frontend.history_file import HistoryFile
+from weft.engine.frontend.idle import IdleChecks
+from weft.engine.frontend.in_flight import InFlightCalls
+from weft.engine.frontend.learned import LearnedReports
+from weft.engine.frontend.observers import Observers
+from weft.engine.frontend.scheduler_messages import SchedulerMessages
+from weft.engine.frontend.sessions import Sessions
+from weft.engine.frontend.weak import weakly_async
+from weft.engine.processes.fork import survive_forks
+from weft.engine.processes.host import keep_exit_code_of_ctrl_c
+from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.wire.control import EventKind, ProgramEvent
+
+
+class ProgramBackend(ABC):
+    """What an engine knows of its programs, and the operations that programs call: `weft.core.program.state.Backend`.
+
+    Args: As for `FrontEnd`, which says what they mean and what is raised.
+    """
+
+    _closed: bool  # True also until the engine has started
+    _process: int  # the number of the process that started the engine
+
+    def __init__(
+        self,
+        *,
+        policy: str | PolicyConfig,
+        kv_policy: str | KvPolicyConfig | None,
+        program_timeout_s: float | None,
+        clock: Callable[[], float],
+        recorder: Recorder | None,
+        history: HistoryFile | None,
+    ) -> None:
+        self.policy = (policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)).check_live()
+        self._kv_policy = check_kv_policy(kv_policy)
+        self._program_timeout_s = check_timeout(program_timeout_s, "program_timeout_s")
+        self._clock = clock
+        self._recorder = recorder
+        self._history = history
+        self.table = ProcessTable()
+        self._sessions = Sessions()
+        self._in_flight = InFlightCalls(self.table, clock)
+        self._observers = Observers()
+
+    def _run_on(self, loop: LoopThread) -> None:
+        """Use this event loop, once all arguments have been checked."""
+        survive_forks(self)
+        keep_exit_code_of_ctrl_c()
+        self._loop = loop
+        self._idle = IdleChecks(loop, self.table, self._clock)
+        send = weakly_async(self._send_to_schedulers)
+        self._messages = messages = SchedulerMessages(loop, send, self.table)
+        graphs = self._history.graphs if self._history is not None else ExecutionGraphs()
+        self._forecasts = Forecasts(graphs, loop, self._history)
+        self.table.forecasts = graphs.rows
+        self._learned = (
+            LearnedReports(loop, send, self.table, self._history, lambda: messages.is_idle)
+            if registration(self.policy.name).kind.learns
+            else None
+        )
+
+    @abstractmethod
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
+        """Send a control message to every scheduler of the engine, on the engine's event loop.
+
+        Returns:
+            Their answers; None from a replica that does not run.
+        """
+
+    def _program_ended(self, info: ProgramInfo, state: ProgramState, *, session_ended: bool) -> None:
+        """A program has ended, and with it perhaps its session."""
+        del session_ended
+        self._messages.program_ended(info.program_id, is_abandoned=state is ProgramState.ABANDONED)
+        if self._learned is not None:
+            self._learned.touch()
+
+    def observe(self, observer: ProgramObserver) -> None:
+        """Tell an observer what happens to programs from now on."""
+        self._observers.add(observer)
+
+    def now_s(self) -> float:
+        """Monotonic seconds, by the engine's clock."""
+        return self._clock()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that started the engine."""
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        """Raise an error in a forked child. Every use of the engine calls this first, because it could hang there.
+
+        Raises:
+            EngineForkedError: This is a forked child.
+        """
+        if self._is_forked:
+            raise EngineForkedError(self._process)
+
+    def start_session(self, info: ProgramInfo) -> None:
+        """Register a program under its session. A session begins with its first program (Autellix §5).
+
+        Raises:
+            InvalidRequestError: the program's metadata have a time-out that is no time.
+        """
+        self._check_process()
+        if self._closed:
+            raise EngineClosedError
+        timeout_s = info.timeout_s
+        if timeout_s is None:
+            given = info.metadata.get("timeout_s", self._program_timeout_s)
+            timeout_s = check_timeout(given, "metadata['timeout_s']")
+        info = replace(info, timeout_s=timeout_s)
+        now_s = self._clock()
+        self.table.open(info, now_s)
+        self._forecasts.program_started(info)
+        if self._recorder is not None:
+            self._recorder.begin(info)
+        self._sessions.begin(info)
+        self._observers.program_started(info, now_s)
+
+    def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
+        """Abort a program's calls in flight and take its row out. A session ends with its last program.
+
+        Nothing happens in a forked child: the program goes on in the parent.
+        """
+        if self._is_forked:
+            return None
+        self._in_flight.abort(program_id)
+        self._idle.discard(program_id)
+        now_s = self._clock()
+        row = self.table.close(program_id, state, now_s)
+        if row is not None:
+            self._forecasts.program_ended(program_id, state)
+            self._program_ended(row.info, state, session_ended=self._sessions.end(row.info))
+            if self._recorder is not None:
+                self._recorder.end(program_id)
+            self._observers.program_ended(row, state, now_s)
+        return row
+
+    # What happens between two calls. The schedulers are told if their KV policy predicts anything. What is lost costs a
+    # guess. A forked child changes nothing.
+
+    def tool_started(self, program_id: ProgramId, run: Hashable, tool: str) -> None:
+        """A program waits for a tool from now on."""
+        if self._is_forked:
+            return
+        started = self.table.tool_started(program_id, run, tool, self._clock())
+        if started is None:
+            return
+        self._observers.tool_started(program_id, started)
+        if self._predicts:
+            name = tool[:MOST_LETTERS]
+            self._messages.happened(ProgramEvent(EventKind.TOOL_STARTED, program_id, name, started.number))
+
+    def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> None:
+        """Tools have returned."""
+        if self._is_forked:
+            return
+        now_s = self._clock()
+        for tool in self.table.tools_ended(program_id, runs):
+            self._observers.tool_ended(program_id, tool, now_s)
+            if self._predicts:
+                kind, name, took_s = EventKind.TOOL_ENDED, tool.name[:MOST_LETTERS], now_s - tool.start_s
+                self._messages.happened(ProgramEvent(kind, program_id, name, tool.number, took_s))
+
+    def call_announced(self, program_id: ProgramId) -> None:
+        """A program's next call comes soon."""
+        if self._predicts and not self._is_forked:
+            self._messages.happened(ProgramEvent(EventKind.PREFETCH, program_id))
+
+    @property
+    def _predicts(self) -> bool:
+        return self._kv_policy is not None and not self._kv_policy.follows_use
+
+    def row(self, program_id: ProgramId) -> ProgramRow | None:
+        """A running program's row."""
+        return self.table.get(program_id)
