@@ -43,6 +43,7 @@ class Policy(Registered, ABC):
     def __init__(self) -> None:
         self.waiting = WaitingCalls()  # the calls that may start
         self.held = WaitingCalls()  # waiting calls that may not start yet (`weft.core.policies.gated`)
+        self._promotions = 0
 
     # -- what the driver reports
 
@@ -120,6 +121,7 @@ class Policy(Registered, ABC):
             The calls whose rank has changed, promoted ones first.
         """
         changed = self.promote(now_s)
+        self._promotions += len(changed)
         for call, rank in self.rerank(now_s):
             call.rank = rank
             self.waiting.update(call)
@@ -130,6 +132,11 @@ class Policy(Registered, ABC):
         """Move the calls that have starved to Q_1 and return them (lines 24-30)."""
         del now_s
         return []
+
+    @property
+    def promotions(self) -> int:
+        """How many calls were promoted so far."""
+        return self._promotions
 
     def rerank(self, now_s: float) -> Iterable[tuple[Call, Rank]]:
         """Yield the calls whose rank has changed since the last decision, waiting or running, with their new ranks.

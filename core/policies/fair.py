@@ -209,6 +209,10 @@ class Fair(Policy):
 
     # -- what the driver asks
 
+    @property
+    def promotions(self) -> int:
+        return self.inner.promotions
+
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s
         changed = self.inner.decide(now_s)

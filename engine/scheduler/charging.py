@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from weft.core.policies import Policy
+from weft.core.policies.levels import Levels
 from weft.core.policies.step_cost_fit import StepCostFit
 from weft.core.policies.step_costs import FIT_STEPS, StepCosts
 from weft.engine.kv_cache.store import HostStore
@@ -64,6 +65,7 @@ class StepCharges:
         self._steps = 0
         self._fit = StepCostFit()
         self.costs = StepCosts()  # as last fitted
+        self.levels = Levels()
 
     def note_prompt(self, request: Request, entry: Entry, scheduled_tokens: int) -> None:
         """The step that is being formed computes known tokens of a request. vLLM counts them as computed already."""
@@ -93,14 +95,15 @@ class StepCharges:
             if entry is None:  # aborted while the step ran
                 continue
             request, part = self._requests[request_id], step.prompts.get(request_id)
-            ledger, service_s = entry.ledger, step_s
+            call, ledger, service_s = entry.call, entry.ledger, step_s
             if self._token_s is not None:
                 service_s = (scheduled_tokens if part is None else part.new_tokens) * self._token_s
                 ledger.service_s += service_s
+                self.levels.served(call.rank.level, service_s)
             elif ledger.last_step != self._steps:
                 ledger.last_step = self._steps
                 ledger.service_s += step_s
-            call = entry.call
+                self.levels.served(call.rank.level, step_s)
             if part is not None:
                 call.computed_tokens += part.prompt_tokens
             else:

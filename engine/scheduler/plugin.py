@@ -22,6 +22,7 @@ from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.log import get_logger
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView
 from weft.core.policies.history import History
+from weft.core.policies.levels import ScheduleStats
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.kv_cache.make_order import make_order
 from weft.engine.kv_cache.order import CallKv, KvOrder
@@ -45,7 +46,7 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned
+from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned, encode_schedule_stats
 from weft.engine.wire.calls import decode_call, figures_of
 from weft.engine.wire.control import (
     AbortedCalls,
@@ -55,6 +56,7 @@ from weft.engine.wire.control import (
     ProgramsEnded,
     TakeKvStats,
     TakeLearned,
+    TakeScheduleStats,
     UseHistory,
     decode_control,
 )
@@ -227,7 +229,15 @@ class WeftScheduler(AsyncScheduler):
             case TakeKvStats():
                 kv_policy = self._kv_policy_of(self.weft_policy).name
                 return encode_kv_stats(self._kv_accounts.stats(kv_policy, self._kv_order))
+            case TakeScheduleStats():
+                return encode_schedule_stats(self._schedule_stats())
         return {}
+
+    def _schedule_stats(self) -> ScheduleStats:
+        entries = self._entries.values()
+        running = (entry.call.rank.level for entry in entries if entry.running)
+        waiting = (entry.call.rank.level for entry in entries if not entry.running)
+        return self._charges.levels.stats(running, waiting, self.weft_policy.promotions)
 
     def _take_event(self, event: ProgramEvent, program: ProgramView, now_s: float) -> None:
         if event.kind is EventKind.TOOL_STARTED:
@@ -282,6 +292,8 @@ class WeftScheduler(AsyncScheduler):
         program = entry.call.program
         self._kv_accounts.call_began(request, entry, program, found)
         self._kv_order.call_began(request, program, program.name, found, now_s, level=entry.call.rank.level)
+        if entry.ledger.running == 0:
+            self._charges.levels.started(entry.call.rank.level, now_s - entry.ledger.waiting_since_s)
         entry.ledger.start(now_s)
         self.weft_policy.start(entry.call, now_s)
 

@@ -10,6 +10,7 @@ from weft.core.class_rows import Branch, ClassRow, together
 from weft.core.ids import CallId
 from weft.core.kv_cache.stats import COUNTS, KvStats, ToolStats
 from weft.core.policies.history import ProgramEnd
+from weft.core.policies.levels import LevelStats, ScheduleStats
 
 
 def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
@@ -82,3 +83,19 @@ def read_kv_stats(answer: Mapping[str, Any] | None) -> KvStats | None:
         answer: The answer. None: There was none, because the scheduler's process does not run.
     """
     return KvStats(**{**answer, "tools": tuple(ToolStats(*tool) for tool in answer["tools"])}) if answer else None
+
+
+def encode_schedule_stats(stats: ScheduleStats) -> dict[str, Any]:
+    """A scheduler's answer to `TakeScheduleStats`."""
+    return {"levels": [list(level) for level in stats.levels], "promotions": stats.promotions}
+
+
+def read_schedule_stats(answer: Mapping[str, Any] | None) -> ScheduleStats | None:
+    """Read a scheduler's answer to `TakeScheduleStats`.
+
+    Args:
+        answer: The answer. None: There was none, because the scheduler's process does not run.
+    """
+    if not answer:
+        return None
+    return ScheduleStats(tuple(LevelStats(*level) for level in answer["levels"]), answer["promotions"])

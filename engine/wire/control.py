@@ -68,16 +68,21 @@ class TakeKvStats(NamedTuple):
     """A control message: the scheduler answers with its `KvStats`."""
 
 
+class TakeScheduleStats(NamedTuple):
+    """A control message: the scheduler answers with its `ScheduleStats`."""
+
+
 class Ping(NamedTuple):
     """A control message: the scheduler is to answer. It does so between two steps."""
 
 
-Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeLearned | TakeKvStats
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeLearned | TakeKvStats | TakeScheduleStats
 
 
-_QUESTIONS: Final[dict[str, type[TakeKvStats | TakeLearned]]] = {
+_QUESTIONS: Final[dict[str, type[TakeKvStats | TakeLearned | TakeScheduleStats]]] = {
     "take_kv_stats": TakeKvStats,
     "take_learned": TakeLearned,
+    "take_schedule_stats": TakeScheduleStats,
 }
 
 

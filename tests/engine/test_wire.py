@@ -18,8 +18,18 @@ from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
 from weft.core.policies.history import ProgramEnd
+from weft.core.policies.levels import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
-from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned, read_aborted, read_kv_stats, read_learned
+from weft.engine.wire.answers import (
+    Learned,
+    encode_kv_stats,
+    encode_learned,
+    encode_schedule_stats,
+    read_aborted,
+    read_kv_stats,
+    read_learned,
+    read_schedule_stats,
+)
 from weft.engine.wire.calls import (
     FIELDS,
     SCOPE_LENGTH,
@@ -38,6 +48,7 @@ from weft.engine.wire.control import (
     ProgramsEnded,
     TakeKvStats,
     TakeLearned,
+    TakeScheduleStats,
     UseHistory,
     decode_control,
     encode_control,
@@ -269,6 +280,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
         UseHistory("{}"),
         TakeLearned(),
         TakeKvStats(),
+        TakeScheduleStats(),
     ],
 )
 def test_control_messages_reach_the_scheduler(message: Control) -> None:
@@ -326,6 +338,13 @@ def test_the_figures_of_the_kv_cache_come_back() -> None:
     tools = (ToolStats("search", 30, 2.5, 3.5), ToolStats("run", 9, 1.0, 2.0))
     assert KvStats.together([first, second]) == KvStats("ttl", 11, 22, 33, 44, 55, 66, 77, 88, tools)
     assert KvStats.together([]) is read_kv_stats(None) is None
+
+
+def test_the_figures_of_queues_come_back() -> None:
+    """They survive msgpack. A replica that does not run gives no answer."""
+    stats = ScheduleStats((LevelStats(0, 1, 2, 3, 4.5, 5.5), LevelStats(1, 0, 0, 1, 0.5, 9.0)), 7)
+    assert read_schedule_stats(json.loads(json.dumps(encode_schedule_stats(stats)))) == stats
+    assert read_schedule_stats(None) is None
 
 
 def test_a_session_travels_as_vllms_own() -> None:

@@ -1,0 +1,93 @@
+"""What the calls of each queue have had, for people who watch an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+MOST_LEVELS: Final = (
+    16  # that are told apart; `priority` has one for each program. Calls further down count as the last
+)
+
+
+@dataclass(slots=True)
+class LevelCounts:
+    """The sums of one queue so far.
+
+    Attributes:
+        starts: How often a call started from the queue, or started again after a preemption.
+        wait_s: The wait before these starts, in seconds.
+        service_s: The service of calls while they were in the queue, in seconds.
+    """
+
+    starts: int = 0
+    wait_s: float = 0.0
+    service_s: float = 0.0
+
+
+class LevelStats(NamedTuple):
+    """One queue: what it has now, and its sums so far, as in `LevelCounts`."""
+
+    level: int  # index of the queue, 0 is Q_1
+    running: int  # sequences; a call with n > 1 has several
+    waiting: int
+    starts: int
+    wait_s: float
+    service_s: float
+
+
+class ScheduleStats(NamedTuple):
+    """The queues of one scheduler, and how many calls it has promoted."""
+
+    levels: tuple[LevelStats, ...]
+    promotions: int
+
+
+class Levels:
+    """Sums up what happens to calls, by the queue that they are in."""
+
+    def __init__(self) -> None:
+        self._counts: list[LevelCounts] = []
+
+    def started(self, level: int, wait_s: float) -> None:
+        """A call starts from a queue after so many seconds of waiting."""
+        counts = self._at(level)
+        counts.starts += 1
+        counts.wait_s += wait_s
+
+    def served(self, level: int, service_s: float) -> None:
+        """A call in a queue had so many seconds of service."""
+        self._at(level).service_s += service_s
+
+    def stats(self, running: Iterable[int], waiting: Iterable[int], promotions: int) -> ScheduleStats:
+        """The figures now.
+
+        Args:
+            running: The levels of the calls that run.
+            waiting: Of those that wait.
+            promotions: Of the policy.
+        """
+        now_running, now_waiting = _per_level(running), _per_level(waiting)
+        for level in (*now_running, *now_waiting):
+            self._at(level)
+        found = (
+            LevelStats(level, now_running[level], now_waiting[level], each.starts, each.wait_s, each.service_s)
+            for level, each in enumerate(self._counts)
+        )
+        return ScheduleStats(tuple(found), promotions)
+
+    def _at(self, level: int) -> LevelCounts:
+        level = _bounded(level)
+        while level >= len(self._counts):
+            self._counts.append(LevelCounts())
+        return self._counts[level]
+
+
+def _bounded(level: int) -> int:
+    return min(max(level, 0), MOST_LEVELS - 1)
+
+
+def _per_level(levels: Iterable[int]) -> Counter[int]:
+    return Counter(map(_bounded, levels))
