@@ -12,6 +12,7 @@
     ├── TraceError                      (ValueError) a file or text that holds no graph or trace of a program
     ├── SimulationError                 (ValueError) invalid settings, or programs that do not fit the engines
     ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
+    ├── StateError                      (ValueError) a text that holds no state of an engine
     ├── HistoryError                    (ValueError) a file or text that holds no history of programs
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
     ├── KvPolicyError                   (ValueError) unknown KV policy or parameter, a weight out of range, ...
@@ -139,6 +140,10 @@ class BenchError(WeftError, ValueError):
 
 class HistoryError(WeftError, ValueError):
     """A file or text that holds no history of programs, or a file that cannot be read or written."""
+
+
+class StateError(WeftError, ValueError):
+    """A text holds no state of an engine."""
 
 
 class PolicyError(WeftError, ValueError):

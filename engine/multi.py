@@ -31,6 +31,7 @@ from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.progress import StartProgress
 from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, resolve_model, start_error, wait_unless
 from weft.engine.frontend.weak import weakly
+from weft.engine.live import WatchedReplica
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
@@ -309,6 +310,16 @@ class AsyncMultiLLMEngine(FrontEnd):
             model: [replace(each, log=group.supervisor.log(each.engine_id)) for each in group.states.health(now_s)]
             for model, group in self._groups.items()
         }
+
+    def watched(self) -> Sequence[WatchedReplica]:
+        now_s = self._clock()
+        return [
+            WatchedReplica(model, health, replica.send_to_scheduler)
+            for model, group in self._groups.items()
+            for healths in [{each.engine_id: each for each in group.states.health(now_s)}]
+            for replica in group.supervisor.replicas()
+            if (health := healths.get(replica.engine_id)) is not None
+        ]
 
     @property
     def swap_stats(self) -> SwapStats | None:

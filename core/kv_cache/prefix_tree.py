@@ -162,6 +162,19 @@ class PrefixTree:
             block = block.parent
         return count * self.block_tokens
 
+    def tokens_of(self, program: Hashable) -> int:
+        """The tokens of a program's contexts together, what they share counted once."""
+        seen: set[Block] = set()
+        ends = list(self._ends.get(program, {}).values())
+        if len(ends) == 1:
+            return (ends[0].depth + 1) * self.block_tokens
+        for end in ends:
+            block: Block | None = end
+            while block is not None and block not in seen:
+                seen.add(block)
+                block = block.parent
+        return len(seen) * self.block_tokens
+
     def drop_context(self, context: Context) -> Block | None:
         """Forget a context. Its blocks stay. Returns the block in which it ended."""
         ends = self._ends.get(context.program)

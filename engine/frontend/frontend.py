@@ -9,7 +9,7 @@ import queue
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import suppress
 from types import TracebackType
@@ -25,9 +25,11 @@ from weft.core.prediction import ExecutionGraphs
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.routing.admission import check_max_calls, check_timeout
+from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.call_path import END_OF_STREAM, CallPath
 from weft.engine.frontend.history_file import HistoryFile
+from weft.engine.live import WatchedReplica
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import check_main_guard
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
@@ -145,6 +147,16 @@ class FrontEnd(CallPath):
             found = (read_kv_stats(answer) for answer in answers)
             self._kv_stats = KvStats.together(each for each in found if each is not None) or self._kv_stats
         return self._kv_stats
+
+    def watched(self) -> Sequence[WatchedReplica]:
+        """Its replicas, for `LiveReader`. Call it on the engine's event loop."""
+        state = ReplicaState.READY if self.is_alive else ReplicaState.DOWN
+        health = ReplicaHealth(self.engine_id, state, calls=len(self._in_flight), deaths=0)
+        return [WatchedReplica(self.model, health, self._ask_scheduler)]
+
+    async def _ask_scheduler(self, message: Mapping[str, Any]) -> Any:
+        """The answer of the only scheduler; None: there is none."""
+        return next(iter(await self._send_to_schedulers(message)), None)
 
     @property
     def forecasts(self) -> ExecutionGraphs:

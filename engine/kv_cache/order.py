@@ -107,6 +107,15 @@ class KvOrder:
         """What is known of the times of tools."""
         return ()
 
+    @property
+    def knows_contexts(self) -> bool:
+        """Whether it knows what programs have between their calls."""
+        return False
+
+    def tokens_of(self, program: Hashable) -> tuple[int, int] | None:
+        """The tokens of a program's contexts on the device and in host memory; None: it does not know contexts."""
+        return None
+
     def check_integrity(self) -> None:
         """Assert that all sums agree. For tests.
 

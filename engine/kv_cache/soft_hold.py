@@ -152,6 +152,13 @@ class SoftHold(KvOrder):
             for name, samples in self.retention.tool_times.most_seen(_MOST_TOOLS)
         )
 
+    @property
+    def knows_contexts(self) -> bool:
+        return True
+
+    def tokens_of(self, program: Hashable) -> tuple[int, int] | None:
+        return self.retention.tree.tokens_of(program), 0
+
     # -- the order
 
     def before_step(self, step: NextStep, now_s: float) -> None:

@@ -113,6 +113,11 @@ class HostStore(SlotPlans):
         """How many tokens the latest start of a call loaded."""
         return self._loaded.get(key, 0)
 
+    def saved_tokens(self, key: str) -> int:
+        """How many tokens of a preempted call are in host memory."""
+        saved = self._saved.get(key)
+        return saved.context.host_tokens if saved is not None else 0
+
     def release(self, key: str) -> None:
         """A call has ended, or its copy is void: free the slots that nobody else needs."""
         self._loaded.pop(key, None)

@@ -59,6 +59,9 @@ class TieredHold(SoftHold):
     def wants_step(self) -> bool:
         return self._spills.wants_step or self._fetches.wants_step
 
+    def tokens_of(self, program: Hashable) -> tuple[int, int] | None:
+        return self.retention.tree.tokens_of(program), self._tiered.host.tree.tokens_of(program)
+
     def _context_changed(self, program: Hashable) -> None:
         super()._context_changed(program)
         self._fetches.looks = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -182,6 +182,10 @@ class CallTable:
         program = self._programs.get(program_id)
         idle = self._idle.get(program_id)
         return program.view if program is not None else idle.view if idle is not None else None
+
+    def idle_programs(self) -> Iterator[ProgramView]:
+        """The programs without a request, those that were used last first."""
+        return (idle.view for idle in reversed(self._idle.values()))
 
     @property
     def is_empty(self) -> bool:

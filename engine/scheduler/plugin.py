@@ -35,6 +35,7 @@ from weft.engine.scheduler.charging import StepCharges
 from weft.engine.scheduler.failed_loads import void_calls
 from weft.engine.scheduler.kv_accounts import KvAccounts
 from weft.engine.scheduler.ledger import Entry, Ledger
+from weft.engine.scheduler.live import LiveView
 from weft.engine.scheduler.queue import PolicyQueue
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
@@ -46,7 +47,7 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned, encode_schedule_stats
+from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned, encode_schedule_stats, encode_state
 from weft.engine.wire.calls import decode_call, figures_of
 from weft.engine.wire.control import (
     AbortedCalls,
@@ -54,9 +55,11 @@ from weft.engine.wire.control import (
     ProgramEvent,
     ProgramEvents,
     ProgramsEnded,
+    Question,
     TakeKvStats,
     TakeLearned,
     TakeScheduleStats,
+    TakeState,
     UseHistory,
     decode_control,
 )
@@ -105,6 +108,10 @@ class WeftScheduler(AsyncScheduler):
         self._charges = StepCharges(self._entries, self.requests, policy, self._token_s, self._swap)
         self._former = BatchFormer(self, policy, self._table, self._swap, self._can_start)
         self.waiting = PolicyQueue(policy, self._call_of, self._now_s)
+        manager = self.kv_cache_manager
+        self._live = LiveView(
+            policy, self._table, self._kv_order, manager=manager, block_tokens=self.block_size, store=self._swap
+        )
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock, in seconds, before the first request. vLLM makes schedulers itself and passes none in."""
@@ -207,7 +214,7 @@ class WeftScheduler(AsyncScheduler):
 
         Returns:
             By the message's type: how many of the programs that have ended were known here, the accounts of the
-            aborted calls that were asked for, or what the policy has learned.
+            aborted calls that were asked for, or the answer to a question.
         """
         match decode_control(message):
             case ProgramsEnded(ended, abandoned):
@@ -223,6 +230,12 @@ class WeftScheduler(AsyncScheduler):
                 return {"aborted": self._aborted.take(call_ids)}
             case UseHistory(history):
                 self._use_history(history)
+            case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:
+                return self._answer(question)
+        return {}
+
+    def _answer(self, question: Question) -> dict[str, Any]:
+        match question:
             case TakeLearned():
                 classes, ends = self.weft_policy.classes(), self.weft_policy.take_ends()
                 return encode_learned(Learned(self._model, tuple(classes), tuple(ends), self._has_history))
@@ -231,7 +244,8 @@ class WeftScheduler(AsyncScheduler):
                 return encode_kv_stats(self._kv_accounts.stats(kv_policy, self._kv_order))
             case TakeScheduleStats():
                 return encode_schedule_stats(self._schedule_stats())
-        return {}
+            case TakeState():
+                return encode_state(self._live.state(self._clock()))
 
     def _schedule_stats(self) -> ScheduleStats:
         entries = self._entries.values()

@@ -17,6 +17,7 @@ from weft.core.identity.lineage import Lineage
 from weft.core.ids import IdSource
 from weft.core.program.graph import CallState
 from weft.engine.frontend.calls import InFlight
+from weft.engine.live import LiveReader
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve.programs import OpenPrograms
 from weft.engine.server.http_errors import error_status
@@ -58,6 +59,7 @@ class ServedEngine(EngineClient):
     def __init__(self, engine: AsyncMultiLLMEngine) -> None:
         self.programs = OpenPrograms(engine.now_s)
         self.lineage = Lineage()
+        self.live = LiveReader(engine)
         self.call_timeout_s = engine.call_timeout_s
         self._engine = engine
         self._endpoint, self._llm = engine.served()

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from weft.core.ids import ProgramId
+from weft.core.live import to_json
 from weft.core.program import Program
 from weft.engine.serve.client import ServedEngine
 from weft.engine.server.http_errors import openai_error
@@ -33,6 +34,14 @@ def add_routes(app: FastAPI, served: ServedEngine, options: Namespace) -> None:
         """The open programs of the request's key: their calls, service and wait so far."""
         programs = served.programs.of(scope_of(request.headers.raw))
         return refusal(request) or JSONResponse({"programs": [_shown(program) for program in programs]})
+
+    @app.get("/weft/state")
+    async def state(request: fastapi.Request) -> Response:
+        """What the engine does now, with the programs of the request's key: a `weft.core.live.LiveState`."""
+        refused = refusal(request)
+        if refused is not None:
+            return refused
+        return JSONResponse(to_json(await served.live.read(f"{scope_of(request.headers.raw)}/")))
 
     @app.delete("/weft/programs/{program_id:path}")
     async def end_program(program_id: str, request: fastapi.Request) -> Response:

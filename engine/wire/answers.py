@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from weft.core.accounts import Account
 from weft.core.class_rows import Branch, ClassRow, together
-from weft.core.ids import CallId
+from weft.core.ids import CallId, ProgramId
 from weft.core.kv_cache.stats import COUNTS, KvStats, ToolStats
+from weft.core.live import LiveCall, ProgramKv, SchedulerState
 from weft.core.policies.history import ProgramEnd
 from weft.core.policies.levels import LevelStats, ScheduleStats
 
@@ -99,3 +100,27 @@ def read_schedule_stats(answer: Mapping[str, Any] | None) -> ScheduleStats | Non
     if not answer:
         return None
     return ScheduleStats(tuple(LevelStats(*level) for level in answer["levels"]), answer["promotions"])
+
+
+def encode_state(state: SchedulerState) -> dict[str, Any]:
+    """A scheduler's answer to `TakeState`."""
+    return {
+        "running": state.running,
+        "waiting": state.waiting,
+        "kv_used": state.kv_used,
+        "calls": [list(call) for call in state.calls],
+        "programs": [list(program) for program in state.programs],
+    }
+
+
+def read_state(answer: Mapping[str, Any] | None) -> SchedulerState | None:
+    """Read a scheduler's answer to `TakeState`.
+
+    Args:
+        answer: The answer. None: There was none, because the scheduler's process does not run.
+    """
+    if not answer:
+        return None
+    calls = (LiveCall(CallId(call_id), ProgramId(program_id), *rest) for call_id, program_id, *rest in answer["calls"])
+    programs = (ProgramKv(ProgramId(program_id), *rest) for program_id, *rest in answer["programs"])
+    return SchedulerState(answer["running"], answer["waiting"], answer["kv_used"], tuple(calls), tuple(programs))

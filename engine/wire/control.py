@@ -72,17 +72,23 @@ class TakeScheduleStats(NamedTuple):
     """A control message: the scheduler answers with its `ScheduleStats`."""
 
 
+class TakeState(NamedTuple):
+    """A control message: the scheduler answers with its `SchedulerState`."""
+
+
 class Ping(NamedTuple):
     """A control message: the scheduler is to answer. It does so between two steps."""
 
 
-Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeLearned | TakeKvStats | TakeScheduleStats
+Question = TakeLearned | TakeKvStats | TakeScheduleStats | TakeState
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | Question
 
 
-_QUESTIONS: Final[dict[str, type[TakeKvStats | TakeLearned | TakeScheduleStats]]] = {
+_QUESTIONS: Final[dict[str, type[Question]]] = {
     "take_kv_stats": TakeKvStats,
     "take_learned": TakeLearned,
     "take_schedule_stats": TakeScheduleStats,
+    "take_state": TakeState,
 }
 
 

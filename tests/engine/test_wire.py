@@ -17,6 +17,7 @@ from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
+from weft.core.live import LiveCall, ProgramKv, SchedulerState
 from weft.core.policies.history import ProgramEnd
 from weft.core.policies.levels import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
@@ -25,10 +26,12 @@ from weft.engine.wire.answers import (
     encode_kv_stats,
     encode_learned,
     encode_schedule_stats,
+    encode_state,
     read_aborted,
     read_kv_stats,
     read_learned,
     read_schedule_stats,
+    read_state,
 )
 from weft.engine.wire.calls import (
     FIELDS,
@@ -49,6 +52,7 @@ from weft.engine.wire.control import (
     TakeKvStats,
     TakeLearned,
     TakeScheduleStats,
+    TakeState,
     UseHistory,
     decode_control,
     encode_control,
@@ -281,6 +285,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
         TakeLearned(),
         TakeKvStats(),
         TakeScheduleStats(),
+        TakeState(),
     ],
 )
 def test_control_messages_reach_the_scheduler(message: Control) -> None:
@@ -345,6 +350,15 @@ def test_the_figures_of_queues_come_back() -> None:
     stats = ScheduleStats((LevelStats(0, 1, 2, 3, 4.5, 5.5), LevelStats(1, 0, 0, 1, 0.5, 9.0)), 7)
     assert read_schedule_stats(json.loads(json.dumps(encode_schedule_stats(stats)))) == stats
     assert read_schedule_stats(None) is None
+
+
+def test_the_state_of_a_scheduler_reaches_the_front_end() -> None:
+    """It survives msgpack. A scheduler that does not run has none."""
+    first = LiveCall(CallId("c"), ProgramId("p"), 2, True, 1.5, 0.5)
+    second = LiveCall(CallId("d"), ProgramId("q"), None, False, 0.0, 2.0)
+    state = SchedulerState(1, 1, 0.25, (first, second), (ProgramKv(ProgramId("p"), 32, 16),))
+    assert read_state(json.loads(json.dumps(encode_state(state)))) == state
+    assert read_state(None) is None
 
 
 def test_a_session_travels_as_vllms_own() -> None:

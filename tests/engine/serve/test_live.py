@@ -12,6 +12,8 @@ import openai
 import pytest
 from served import KEY, MAX_CALLS, Served
 
+from weft.engine.live import from_json
+
 pytestmark = pytest.mark.engine
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
@@ -75,6 +77,28 @@ def test_a_program_lives_from_call_to_call_until_it_is_ended(served: Served) -> 
         assert response.headers["weft-program-id"] == "trip"
     assert served.client.delete("/weft/programs/trip").status_code == 204
     assert served.client.delete("/weft/programs/trip").status_code == 404
+
+
+def test_the_state_shows_the_programs_of_a_key(served: Served) -> None:
+    """A program with its calls and tokens, the replica's queue, and nothing of other keys' programs."""
+    headers = {"weft-program-id": "seen"}
+    served.client.post("/v1/chat/completions", json=body(), headers=headers)
+    answer = served.client.get("/weft/state")
+    assert answer.status_code == 200, answer.text
+    state = from_json(answer.content)
+    assert (state.model, state.policy) == ("tiny", "atlas")
+    (replica,) = state.replicas
+    assert (replica.state, replica.running, replica.waiting, replica.calls) == ("ready", 0, 0, 0)
+    seen = next(each for each in state.programs if each.program_id == "seen")
+    assert (seen.state, seen.calls, seen.output_tokens) == ("idle", 1, 4)
+    assert seen.service_s > 0
+    other = from_json(served.client.get("/weft/state", headers={"authorization": "Bearer key-2"}).content)
+    assert "seen" not in {each.program_id for each in other.programs}
+    assert httpx.get(f"{served.url}/weft/state").status_code == 401
+    assert served.client.delete("/weft/programs/seen").status_code == 204
+    ended = from_json(served.client.get("/weft/state").content).ended
+    assert ended[0].program_id == "seen"
+    assert ended[0].state == "finished"
 
 
 def test_the_programs_of_a_key_are_listed(served: Served) -> None:

@@ -1,0 +1,164 @@
+"""The state of an engine, put together from its process table and what its schedulers say."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from weft.core.ids import CallId, ProgramId
+from weft.core.live.documents import LiveProgram, LiveReplica, LiveState
+from weft.core.live.schedulers import LiveCall, SchedulerState
+from weft.core.process_rows import CallRow, ProgramRow, ProgramState
+from weft.core.routing.replicas import ReplicaHealth
+
+MOST_PROGRAMS: Final = 500  # open ones in a document, those that were used last
+MOST_ENDED: Final = 50
+_MOST_TOOLS: Final = 16
+_MOST_LETTERS: Final = 200  # of a name
+
+
+class LiveRow(NamedTuple):
+    """A replica with its scheduler's answer."""
+
+    model: str
+    health: ReplicaHealth
+    scheduler: SchedulerState | None  # None: it did not answer
+
+
+class _Known(NamedTuple):
+    """What all schedulers together know."""
+
+    calls: Mapping[CallId, LiveCall]
+    kv_tokens: Mapping[ProgramId, int]
+    are_all: bool  # that there are, so that a call which none of them has waits
+
+
+def compose(
+    open_rows: Sequence[ProgramRow],
+    ended_rows: Sequence[ProgramRow],
+    replicas: Sequence[LiveRow],
+    *,
+    now_s: float,
+    model: str,
+    policy: str,
+    scope: str = "",
+) -> LiveState:
+    """Put a document together. The rows may change meanwhile: it takes no lock.
+
+    Args:
+        open_rows: Of the programs that are open.
+        ended_rows: Of those that have ended, the newest first.
+        replicas: All replicas.
+        now_s: The time.
+        model: The name of the (first) model.
+        policy: The scheduling policy's name.
+        scope: Only of programs whose id begins so, which is then left out of all ids.
+    """
+    mine = [row for row in open_rows if row.info.program_id.startswith(scope)]
+    shown = sorted(heapq.nlargest(MOST_PROGRAMS, mine, key=_used_s), key=lambda row: row.start_s)
+    known = _known(replicas)
+    ended = [row for row in ended_rows if row.info.program_id.startswith(scope)][:MOST_ENDED]
+    return LiveState(
+        at_s=now_s,
+        model=model,
+        policy=policy,
+        replicas=tuple(map(_replica, replicas)),
+        programs=tuple(_program(row, known, now_s, scope) for row in shown),
+        programs_total=len(mine),
+        ended=tuple(_program(row, known, now_s, scope) for row in ended),
+    )
+
+
+def _used_s(row: ProgramRow) -> float:
+    return row.start_s if math.isnan(row.last_arrival_s) else row.last_arrival_s
+
+
+def _known(replicas: Sequence[LiveRow]) -> _Known:
+    answers = [row.scheduler for row in replicas if row.scheduler is not None]
+    kv_tokens: dict[ProgramId, int] = {}
+    for answer in answers:
+        for program_id, device_tokens, host_tokens in answer.programs:
+            kv_tokens[program_id] = kv_tokens.get(program_id, 0) + device_tokens + host_tokens
+    calls = {call.call_id: call for answer in answers for call in answer.calls}
+    are_all = bool(replicas) and len(answers) == len(replicas) and not any(answer.is_cut for answer in answers)
+    return _Known(calls, kv_tokens, are_all)
+
+
+def _replica(row: LiveRow) -> LiveReplica:
+    health, scheduler = row.health, row.scheduler
+    return LiveReplica(
+        engine_id=health.engine_id,
+        model=row.model,
+        state=str(health.state),
+        running=scheduler.running if scheduler is not None else None,
+        waiting=scheduler.waiting if scheduler is not None else None,
+        calls=health.calls,
+        deaths=health.deaths,
+        kv_used=scheduler.kv_used if scheduler is not None else None,
+    )
+
+
+def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LiveProgram:
+    info, account, attained = row.info, row.account, row.attained
+    calls = list(row.active.values())
+    at_schedulers = [found for call in calls if (found := _at_scheduler(call, known)) is not None]
+    accounts = [call.account for call in calls]
+    tools = tuple(dict.fromkeys(cut(tool.name) for tool in row.tools_running))[:_MOST_TOOLS]
+    levels = [call.level for call in at_schedulers if call.level is not None]
+    figures = [_figures(call, known) for call in calls]
+    chains_s = [call.inherited.service_s + service_s for call, (service_s, _) in zip(calls, figures, strict=True)]
+    has_ended = not math.isnan(row.end_s)
+    pause_s = now_s - row.last_completion_s if row.calls and not calls and not has_ended else 0.0
+    return LiveProgram(
+        program_id=info.program_id.removeprefix(scope),
+        name=cut(info.name),
+        session_id=info.session_id.removeprefix(scope),
+        tenant=info.tenant and info.tenant.removeprefix(scope),
+        state=str(row.state) if has_ended else _state(calls, at_schedulers, tools, known),
+        tools=tools,
+        level=min(levels, default=None),
+        threads=row.thread_count,
+        calls=row.calls,
+        calls_in_flight=len(calls),
+        prompt_tokens=account.prompt_tokens + sum(each.prompt_tokens for each in accounts),
+        output_tokens=account.output_tokens + sum(each.output_tokens for each in accounts),
+        service_s=max([attained.service_s, *chains_s]),
+        wait_s=attained.total_wait_s + sum(wait_s for _, wait_s in figures),
+        tools_s=row.interception_s + (pause_s if pause_s > 0 else 0.0),
+        kv_tokens=None if has_ended else known.kv_tokens.get(info.program_id),
+        preemptions=account.preemptions + sum(each.preemptions for each in accounts),
+        engine_ids=tuple(map(str, row.engine_ids[:_MOST_TOOLS])),
+        age_s=(row.end_s if has_ended else now_s) - row.start_s,
+        due_in_s=None if has_ended or math.isinf(row.due_s) else row.due_s - now_s,
+        parent_program_id=info.parent_program_id and info.parent_program_id.removeprefix(scope),
+        ended_ago_s=now_s - row.end_s if has_ended else None,
+    )
+
+
+def _at_scheduler(call: CallRow, known: _Known) -> LiveCall | None:
+    """The call at its scheduler. Two programs may have chosen the same id for their calls."""
+    found = known.calls.get(call.identity.call_id)
+    return found if found is not None and found.program_id == call.identity.program_id else None
+
+
+def _figures(call: CallRow, known: _Known) -> tuple[float, float]:
+    """Service and wait of a call in flight, in seconds: its scheduler's figures, or those of its latest output."""
+    found = _at_scheduler(call, known)
+    if found is None:
+        return call.account.service_s, call.account.wait_s
+    return max(found.service_s, call.account.service_s), max(found.wait_s, call.account.wait_s)
+
+
+def _state(calls: Sequence[CallRow], found: Sequence[LiveCall], tools: Sequence[str], known: _Known) -> str:
+    if not calls:
+        return "tool" if tools else str(ProgramState.IDLE)
+    if any(call.runs for call in found) or any(call.account.output_tokens for call in calls if not found):
+        return "running"
+    return "waiting" if found or known.are_all else "running"
+
+
+def cut(text: str) -> str:
+    """A name that may be very long, of at most 200 letters."""
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"

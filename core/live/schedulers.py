@@ -1,0 +1,43 @@
+"""What a scheduler says of its calls and of the KV of its programs."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from weft.core.ids import CallId, ProgramId
+
+MOST_CALLS: Final = 10_000  # in one answer of a scheduler; and as many programs
+
+
+class LiveCall(NamedTuple):
+    """A call that waits or runs."""
+
+    call_id: CallId
+    program_id: ProgramId
+    level: int | None  # of the policy's queue, 0 is served first; None: the policy has one queue only
+    runs: bool
+    service_s: float  # so far
+    wait_s: float  # so far, the present wait included
+
+
+class ProgramKv(NamedTuple):
+    """The KV that a program holds, in tokens: that of its calls, and if the KV policy knows it, that between them."""
+
+    program_id: ProgramId
+    device_tokens: int
+    host_tokens: int
+
+
+class SchedulerState(NamedTuple):
+    """The state of one scheduler between two steps."""
+
+    running: int  # calls, all of them
+    waiting: int
+    kv_used: float  # share of the device's KV cache that is in use, 0 to 1
+    calls: tuple[LiveCall, ...]  # the earliest `MOST_CALLS`
+    programs: tuple[ProgramKv, ...]  # as far as anything is known; at most `MOST_CALLS`, those with calls first
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there are more calls than `calls` has."""
+        return self.running + self.waiting > len(self.calls)

@@ -1,0 +1,102 @@
+"""Reads the state of an engine, without delay for its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from weft.core.errors import EngineError
+from weft.core.live import LiveRow, LiveState, SchedulerState, compose
+from weft.core.policies import PolicyConfig
+from weft.core.process_table import ProcessTable
+from weft.core.routing.replicas import ReplicaHealth
+from weft.engine.processes.loop_thread import in_thread
+from weft.engine.wire.answers import read_state
+from weft.engine.wire.control import TakeState, encode_control
+
+_ANSWER_S: Final = 2.0  # for a scheduler; a step of a big model takes less
+_FRESH_S: Final = 0.2  # schedulers are asked at most so often, however many look on
+
+
+class WatchedReplica(NamedTuple):
+    """A replica, and how its scheduler is asked."""
+
+    model: str
+    health: ReplicaHealth
+    ask: Callable[[Mapping[str, Any]], Awaitable[Any]]  # sends a control message; None: no scheduler answers
+
+
+class WatchedEngine(Protocol):
+    """What is read of an engine."""
+
+    table: ProcessTable
+    policy: PolicyConfig
+
+    @property
+    def models(self) -> list[str]:
+        """The names of its models."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+
+    def watched(self) -> Sequence[WatchedReplica]:
+        """Its replicas. Called on the engine's event loop."""
+
+
+class LiveReader:
+    """Reads an engine's state. Use it on the engine's event loop.
+
+    Args:
+        engine: The engine.
+    """
+
+    def __init__(self, engine: WatchedEngine) -> None:
+        self._engine = engine
+        self._rows: list[LiveRow] = []
+        self._read_s = -math.inf
+        self._lock = asyncio.Lock()
+
+    async def replicas(self) -> list[LiveRow]:
+        """The replicas with the states of their schedulers, which are at most 0.2 s old."""
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            if loop.time() >= self._read_s + _FRESH_S:
+                self._rows = await self._ask()
+                self._read_s = loop.time()
+            return self._rows
+
+    async def _ask(self) -> list[LiveRow]:
+        watched = self._engine.watched()
+        states = await asyncio.gather(*(_state_of(each) for each in watched))
+        return [LiveRow(each.model, each.health, state) for each, state in zip(watched, states, strict=True)]
+
+    async def read(self, scope: str = "") -> LiveState:
+        """The state now.
+
+        Args:
+            scope: Only of programs whose id begins so, which is then left out of all ids.
+        """
+        engine = self._engine
+        rows = await self.replicas()
+        make = partial(
+            compose,
+            list(engine.table),
+            engine.table.ended(),
+            rows,
+            now_s=engine.now_s(),
+            model=engine.models[0],
+            policy=engine.policy.name,
+            scope=scope,
+        )
+        return await in_thread(make)  # calls are served on this one
+
+
+async def _state_of(replica: WatchedReplica) -> SchedulerState | None:
+    with suppress(EngineError, TimeoutError):  # it has died, or is busy: then nobody knows
+        async with asyncio.timeout(_ANSWER_S):
+            return read_state(await replica.ask(encode_control(TakeState())))
+    return None
