@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from weft.core.class_rows import ClassRow
 from weft.core.errors import PolicyError
+from weft.core.policies.around import PolicyAround
 from weft.core.policies.base import Policy
 from weft.core.policies.fairness import Task, Tenant, demand, shares
-from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.core.policies.registry import register, registration
 from weft.core.policies.remaining import LearnedRemaining, RemainingWork
 from weft.core.policies.room import Room, UnlimitedRoom
@@ -77,7 +76,7 @@ class FairParameters:
 
 
 @register("fair", "fair shares of tenants by weight and deadlines, over another policy", FairParameters)
-class Fair(Policy):
+class Fair(PolicyAround):
     """Serves the tenant whose share is least used, and of a tenant the call that the inner policy puts first.
 
     With one tenant it is the inner policy.
@@ -96,12 +95,7 @@ class Fair(Policy):
         slo: float,
         remaining: RemainingWork | None = None,
     ) -> None:
-        super().__init__()
-        self.inner = inner
-        self.learns = inner.learns
-        self.evicts_ended_first = inner.evicts_ended_first
-        self.ranks_follow_steps = inner.ranks_follow_steps
-        self.order_follows_clock = inner.order_follows_clock
+        super().__init__(inner)
         self.costs = StepCosts()
         self._slo = slo
         self._remaining = remaining if remaining is not None else LearnedRemaining()
@@ -137,12 +131,6 @@ class Fair(Policy):
         self.costs = costs
         self.inner.use_costs(costs)
 
-    def use_kv(self, tokens: float) -> None:
-        self.inner.use_kv(tokens)
-
-    def learn(self, past: ModelHistory) -> None:
-        self.inner.learn(past)
-
     def arrive(self, call: Call, now_s: float) -> None:
         if call not in self.queue.entered:
             program = self._programs.setdefault(call.program, _Progress())
@@ -170,12 +158,6 @@ class Fair(Policy):
         self.queue.changes += 1
         self.inner.preempt(call, now_s)
 
-    def stall(self, call: Call, now_s: float) -> None:
-        self.inner.stall(call, now_s)
-
-    def go_on(self, call: Call, now_s: float) -> None:
-        self.inner.go_on(call, now_s)
-
     def leave(self, call: Call) -> None:
         self.inner.leave(call)
         has_entered = call in self.queue.entered
@@ -187,9 +169,6 @@ class Fair(Policy):
         program.calls -= 1
         if program.calls == 0:
             program.away_since_s = self._now_s
-
-    def program_changed(self, program: ProgramView) -> None:
-        self.inner.program_changed(program)
 
     def program_ended(self, program: ProgramView) -> None:
         self.inner.program_ended(program)
@@ -208,10 +187,6 @@ class Fair(Policy):
         self.queue.end(program)
 
     # -- what the driver asks
-
-    @property
-    def promotions(self) -> int:
-        return self.inner.promotions
 
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s
@@ -339,18 +314,3 @@ class Fair(Policy):
             if own is not None and self.inner.outranks(candidate, own):
                 return own
         return self._displaced(ours, left)
-
-    def has_level(self, level: int) -> bool:
-        return self.inner.has_level(level)
-
-    def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
-        return self.inner.displaces(call, rank, cost_s)
-
-    def standing(self, call: Call) -> Rank:
-        return self.inner.standing(call)
-
-    def classes(self) -> list[ClassRow]:
-        return self.inner.classes()
-
-    def take_ends(self) -> list[ProgramEnd]:
-        return self.inner.take_ends()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from weft.core.class_rows import ClassRow
 from weft.core.policies.admission_gate import AdmissionGate, Resident
+from weft.core.policies.around import PolicyAround
 from weft.core.policies.base import Policy
-from weft.core.policies.history import ModelHistory, ProgramEnd
 from weft.core.policies.learned import RETURN
-from weft.core.policies.room import Room
 from weft.core.policies.step_costs import StepCosts
-from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.policies.view import Call, ProgramView
 
 
-class Gated(Policy):
+class Gated(PolicyAround):
     """Holds back the calls of programs that are not open.
 
     - Calls of open programs always pass.
@@ -31,24 +29,14 @@ class Gated(Policy):
         inner: The policy, without calls.
     """
 
-    evicts_ended_first = True
-
     def __init__(self, inner: Policy) -> None:
-        super().__init__()
+        super().__init__(inner)
         self.name = inner.name  # type: ignore[misc]  # it goes by the name of what it gates
-        self.inner = inner
-        self.waiting = inner.waiting  # the calls that may start
+        self.evicts_ended_first = True
         self.gate = AdmissionGate(inner.standing)
-        self.learns = inner.learns
-        self.ranks_follow_steps = inner.ranks_follow_steps
-        self.order_follows_clock = inner.order_follows_clock
         self._prefill_token_s = StepCosts().prefill_token_s
         self._now_s = -math.inf
         self._is_recounted = False  # contexts or ranks have changed since the last decision
-
-    @property
-    def preempts(self) -> bool:  # type: ignore[override]
-        return self.inner.preempts
 
     # -- what the driver reports
 
@@ -86,12 +74,6 @@ class Gated(Policy):
         self.inner.preempt(call, now_s)
         self._hold(call, self.gate[call.program])
 
-    def stall(self, call: Call, now_s: float) -> None:
-        self.inner.stall(call, now_s)
-
-    def go_on(self, call: Call, now_s: float) -> None:
-        self.inner.go_on(call, now_s)
-
     def leave(self, call: Call) -> None:
         self.inner.leave(call)
         self.held.discard(call)
@@ -99,9 +81,6 @@ class Gated(Policy):
         self._is_recounted = True
         if self.held and not self.gate.is_busy():  # do not wait for a decision, which may be steps away
             self._open(self._now_s)
-
-    def program_changed(self, program: ProgramView) -> None:
-        self.inner.program_changed(program)
 
     def program_ended(self, program: ProgramView) -> None:
         self.inner.program_ended(program)
@@ -112,10 +91,6 @@ class Gated(Policy):
         self._end(program)
 
     # -- what the driver asks
-
-    @property
-    def promotions(self) -> int:
-        return self.inner.promotions
 
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s
@@ -135,34 +110,9 @@ class Gated(Policy):
             return -math.inf
         return min(self.inner.next_change_s(), self._idle_until_s())
 
-    def has_level(self, level: int) -> bool:
-        return self.inner.has_level(level)
-
-    def learn(self, past: ModelHistory) -> None:
-        self.inner.learn(past)
-
-    def take_ends(self) -> list[ProgramEnd]:
-        return self.inner.take_ends()
-
     def classes(self) -> list[ClassRow]:
         held = Counter((program.tenant, program.name) for program in {call.program for call in self.held})
         return [replace(row, held=held[row.tenant, row.name]) for row in self.inner.classes()]
-
-    def is_settled(self, worst: Rank) -> bool:
-        return self.inner.is_settled(worst)
-
-    def outranks(self, call: Call, running: Call) -> bool:
-        return self.inner.outranks(call, running)
-
-    def victims(
-        self,
-        running: Sequence[Call],
-        free_slots: int,
-        *,
-        ready: Callable[[Call], bool] = lambda _call: True,
-        room: Room | None = None,
-    ) -> list[Call]:
-        return self.inner.victims(running, free_slots, ready=ready, room=room)
 
     # -- the gate
 
