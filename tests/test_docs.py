@@ -237,7 +237,10 @@ def test_every_command_of_the_documents_exists(document: str, words: list[str]) 
         words = words[: words.index("--")]
     known = {option for parameter in command.params for option in parameter.opts}
     if command.context_settings.get("ignore_unknown_options"):  # the others are vLLM's
-        known |= {f"--{name.replace('_', '-')}" for name in (*VllmArgs.__annotations__, "host", "port")}
+        known |= {
+            f"--{name.replace('_', '-')}"
+            for name in (*VllmArgs.__annotations__, "host", "port", "ssl_certfile", "ssl_keyfile")
+        }
     assert [word for word in words if word.startswith("--") and word.split("=")[0] not in known] == []
 
 

@@ -12,7 +12,7 @@ All digests begin with the scope of the request's API key, so no key finds anoth
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -23,7 +23,6 @@ from weft.core.ids import IdSource, ProgramId
 MOST_STATES: Final = 30_000  # and traces, and responses; those unused for longest are forgotten
 _MOST_OWNERS: Final = 64  # of a state
 
-K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
@@ -58,9 +57,9 @@ class Lineage:
     """
 
     def __init__(self, most_states: int = MOST_STATES) -> None:
-        self._states: _Recent[Digest, _State] = _Recent(most_states)
-        self._traces: _Recent[Digest, ProgramId] = _Recent(most_states)
-        self._responses: _Recent[Digest, ProgramId] = _Recent(most_states)
+        self._states: _Recent[_State] = _Recent(most_states)
+        self._traces: _Recent[ProgramId] = _Recent(most_states)
+        self._responses: _Recent[ProgramId] = _Recent(most_states)
         self._ids = IdSource()
 
     def __len__(self) -> int:
@@ -82,7 +81,7 @@ class Lineage:
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
         if evidence.trace_id is not None:
-            self._traces.put(digest_of(b"trace", scope, evidence.trace_id), program_id)
+            self._traces.put(scope, digest_of(b"trace", scope, evidence.trace_id), program_id)
         identity = Identity(
             source,
             program_id,
@@ -105,15 +104,15 @@ class Lineage:
         """
         program_id = placed.identity.program_id
         if response_id is not None:
-            self._responses.put(digest_of(b"response", scope, response_id), program_id)
+            self._responses.put(scope, digest_of(b"response", scope, response_id), program_id)
         for answer in answers:
             digests = list(chain(placed.prompt, answer))
             if not digests:
                 continue  # an empty answer: the prompt is no state, or each request would continue itself
-            state = self._states.get(digests[-1])
+            state = self._states.get(scope, digests[-1])
             if state is None:
                 state = _State()
-                self._states.put(digests[-1], state)
+                self._states.put(scope, digests[-1], state)
             if len(state.owners) < _MOST_OWNERS:
                 state.waiting[program_id] = placed.peer
                 if program_id not in state.owners:
@@ -123,18 +122,18 @@ class Lineage:
         self, evidence: Evidence, digests: list[Digest], prompt: Digest, scope: str, peer: str
     ) -> tuple[Source, ProgramId | None]:
         if evidence.previous_response_id is not None:
-            found = self._responses.get(digest_of(b"response", scope, evidence.previous_response_id))
+            found = self._responses.get(scope, digest_of(b"response", scope, evidence.previous_response_id))
             if found is not None:
                 return Source.PREVIOUS_RESPONSE, found
         for digest in reversed(digests):
-            state = self._states.get(digest)
+            state = self._states.get(scope, digest)
             if state is not None:
                 found = _continued(state, prompt, peer)
                 if found is not None:
                     return Source.LINEAGE, found
                 break
         if evidence.trace_id is not None:
-            return Source.TRACE, self._traces.get(digest_of(b"trace", scope, evidence.trace_id))
+            return Source.TRACE, self._traces.get(scope, digest_of(b"trace", scope, evidence.trace_id))
         return Source.NEW, None
 
 
@@ -154,24 +153,33 @@ def _continued(state: _State, prompt: Digest, peer: str) -> ProgramId | None:
     return program_id
 
 
-class _Recent(Generic[K, V]):
-    """A mapping that forgets what was unused for longest."""
+class _Recent(Generic[V]):
+    """A mapping that forgets what was unused for longest, of the scope that has the most, so that no API key makes
+    another one's entries forgotten."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._values: OrderedDict[K, V] = OrderedDict()
+        self._count = 0
+        self._of_scope: dict[str, OrderedDict[Digest, V]] = {}
 
     def __len__(self) -> int:
-        return len(self._values)
+        return self._count
 
-    def get(self, key: K) -> V | None:
-        value = self._values.get(key)
-        if value is not None:
-            self._values.move_to_end(key)
+    def get(self, scope: str, digest: Digest) -> V | None:
+        values = self._of_scope.get(scope)
+        value = values.get(digest) if values is not None else None
+        if values is not None and value is not None:
+            values.move_to_end(digest)
         return value
 
-    def put(self, key: K, value: V) -> None:
-        self._values[key] = value
-        self._values.move_to_end(key)
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
+    def put(self, scope: str, digest: Digest, value: V) -> None:
+        values = self._of_scope.setdefault(scope, OrderedDict())
+        self._count += digest not in values
+        values[digest] = value
+        values.move_to_end(digest)
+        if self._count > self._most:
+            fullest = max(self._of_scope, key=lambda each: len(self._of_scope[each]))
+            self._of_scope[fullest].popitem(last=False)
+            self._count -= 1
+            if not self._of_scope[fullest]:
+                del self._of_scope[fullest]

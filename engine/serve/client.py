@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
-from weft.core.errors import EngineClosedError, InvalidRequestError, WeftError
+from weft.core.accounts import Attained
+from weft.core.errors import EngineClosedError, InvalidRequestError, OverloadedError, WeftError
 from weft.core.identity import Identity, Source
 from weft.core.identity.lineage import Lineage
-from weft.core.ids import IdSource
+from weft.core.ids import IdSource, ProgramId
+from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.engine.frontend.calls import InFlight
 from weft.engine.live import LiveReader
 from weft.engine.multi import AsyncMultiLLMEngine
+from weft.engine.serve.keys import ApiKey
+from weft.engine.serve.limits import CallsOfKeys
 from weft.engine.serve.programs import OpenPrograms
 from weft.engine.server.http_errors import error_status
 from weft.engine.vllm_compat.names import EngineDeadError, RequestOutput, SamplingParams
 from weft.engine.vllm_compat.server_names import EngineClient, GracefulHTTPError
-from weft.engine.wire.calls import FIELDS, decode_call, encode_call
+from weft.engine.wire.calls import FIELDS, CallHeader, decode_call, encode_call
 from weft.engine.wire.reports import attach_account, encode_account
 
 REQUEST: Final = "weft_request"  # in `vllm_xargs`: the key of the HTTP request that a call belongs to
@@ -35,17 +39,21 @@ class ServedRequest:
     """An HTTP request that makes calls.
 
     Attributes:
+        key: Who sent it.
         identity: Which program it belongs to.
         timeout_s: Seconds that a call of it may take; None: no limit.
         fingerprint: Of its system prompt and tools.
         is_reserved: It was admitted as one call, and no call has taken the place yet.
+        is_call: It is one call that no HTTP request is known of; its program ends with it.
         failure: The error with which a call of it ended.
     """
 
+    key: ApiKey
     identity: Identity
     timeout_s: float | None
     fingerprint: Callable[[], str]
     is_reserved: bool = True
+    is_call: bool = False
     failure: WeftError | None = None
 
 
@@ -54,9 +62,12 @@ class ServedEngine(EngineClient):
 
     Args:
         engine: The engine.
+        has_keys: Whether only clients with an API key are served.
     """
 
-    def __init__(self, engine: AsyncMultiLLMEngine) -> None:
+    def __init__(self, engine: AsyncMultiLLMEngine, *, has_keys: bool = False) -> None:
+        self._has_keys = has_keys
+        self._calls_of_keys = CallsOfKeys()
         self.programs = OpenPrograms(engine.now_s)
         self.lineage = Lineage()
         self.live = LiveReader(engine)
@@ -80,12 +91,19 @@ class ServedEngine(EngineClient):
             request: The request.
 
         Raises:
-            OverloadedError: There are too many calls.
+            OverloadedError: There are too many calls, or too many of the key.
             EngineClosedError: The server stops.
         """
         if self._is_stopping:
             raise EngineClosedError
-        self._endpoint.admission.enter(self._engine.now_s())
+        self.programs.check_room(request.identity, request.key.max_programs)
+        now_s = self._engine.now_s()
+        self._calls_of_keys.enter(request.key, now_s)
+        try:
+            self._endpoint.admission.enter(now_s)
+        except OverloadedError:
+            self._calls_of_keys.leave(request.key, now_s)
+            raise
         self._requests[key] = request
 
     def request(self, key: str) -> ServedRequest | None:
@@ -98,7 +116,9 @@ class ServedEngine(EngineClient):
         if request is None:
             return
         if request.is_reserved:
-            self._endpoint.admission.leave(self._engine.now_s())
+            now_s = self._engine.now_s()
+            self._endpoint.admission.leave(now_s)
+            self._calls_of_keys.leave(request.key, now_s)
         if request.identity.ends:
             self.programs.end_after_calls(request.identity.program_id)
 
@@ -143,24 +163,28 @@ class ServedEngine(EngineClient):
         if self._is_stopping:
             raise EngineClosedError
         arguments = sampling_params.extra_args or {}
-        given = decode_call(arguments, request_id, kwargs.get("session_id"), is_trusted=False)
-        is_unknown = request is None
-        if request is None:  # of a route that is not admitted as one call, such as vLLM's /invocations
-            identity = Identity(Source.NEW, IdSource().program(), ends=True)
-            request = ServedRequest(identity, self.call_timeout_s, str, is_reserved=False)
-        program = self.programs.enter(request.identity)
+        if request is None:
+            if self._has_keys:
+                raise InvalidRequestError(
+                    "this server has API keys, and cannot tell whose call this is: beam search and routes of their own "
+                    "kind carry no identity. Send the request without beam search, to one of vLLM's usual routes."
+                )
+            identity = Identity(Source.NEW, ProgramId(f"-/{IdSource().program()}"), ends=True)
+            request = ServedRequest(ApiKey("-"), identity, self.call_timeout_s, str, is_reserved=False, is_call=True)
+        given = decode_call(arguments, request_id, kwargs.get("session_id"), is_trusted=request.key.is_trusted)
         run = object()
-        try:
+        with self._entered(request) as (program, is_admitted):
             call_ids = program.start_call(run)
             if request.identity.thread_id is not None:
                 call_ids = replace(call_ids, thread_id=request.identity.thread_id)
-            is_admitted, request.is_reserved = request.is_reserved, False
             call, header = self._engine.enter_call(
                 self._endpoint, program, call_ids, request.timeout_s, request.fingerprint, is_admitted=is_admitted
             )
             header = replace(
                 header, tool_ended=given.tool_ended, tool_started=given.tool_started, prefetch=given.prefetch
             )
+            if request.key.is_trusted:
+                header = _with_figures(header, given)
             params = copy.copy(sampling_params)
             others = {name: value for name, value in arguments.items() if name not in _OURS}
             params.extra_args = {**others, **encode_call(header)}
@@ -170,10 +194,33 @@ class ServedEngine(EngineClient):
                     if output.finished:
                         program.end_call(run, call_ids)
                     yield output
+
+    @contextmanager
+    def _entered(self, request: ServedRequest) -> Iterator[tuple[Program, bool]]:
+        """Count a call of a request. Gives its program, and whether the model's endpoint has admitted the call before.
+
+        Raises:
+            KeyLimitError: The request makes more calls than its key may.
+        """
+        is_admitted, request.is_reserved = request.is_reserved, False
+        now_s = self._engine.now_s
+        if not is_admitted:
+            self._calls_of_keys.enter(request.key, now_s())
+        try:
+            try:
+                program = self.programs.enter(request.identity, request.key.max_programs)
+            except WeftError:
+                if is_admitted:
+                    self._endpoint.admission.leave(now_s())
+                raise
+            try:
+                yield program, is_admitted
+            finally:
+                self.programs.leave(program)
+                if request.is_call:
+                    self.programs.end_after_calls(program.program_id)
         finally:
-            self.programs.leave(program)
-            if is_unknown:
-                self.programs.end_after_calls(program.program_id)
+            self._calls_of_keys.leave(request.key, now_s())
 
     async def _outputs(
         self, call: InFlight, prompt: Any, params: SamplingParams, request_id: str, kwargs: dict[str, Any]
@@ -286,3 +333,20 @@ class ServedEngine(EngineClient):
 
     start_profile = stop_profile = reset_mm_cache = reset_encoder_cache = reset_prefix_cache = _refused
     sleep = wake_up = release_kv_cache_memory = pause_generation = resume_generation = add_lora = _refused
+
+
+def _with_figures(header: CallHeader, given: CallHeader) -> CallHeader:
+    """What the scheduler is told if the client is believed: it may know of service elsewhere, and of deadlines."""
+    ours, theirs = header.attained, given.attained
+    return replace(
+        header,
+        attained=Attained(
+            service_s=max(ours.service_s, theirs.service_s),
+            total_service_s=max(ours.total_service_s, theirs.total_service_s),
+            wait_s=max(ours.wait_s, theirs.wait_s),
+            total_wait_s=max(ours.total_wait_s, theirs.total_wait_s),
+        ),
+        program_calls=max(header.program_calls, given.program_calls),
+        time_left_s=min(header.time_left_s, given.time_left_s),
+        program_time_left_s=min(header.program_time_left_s, given.program_time_left_s),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -15,12 +16,25 @@ from weft.core.identity.messages import items_of_answer, items_of_request
 from weft.core.routing.admission import check_timeout
 from weft.engine.frontend.fingerprint import fingerprint
 from weft.engine.serve.answers import AnswerReader
+from weft.engine.serve.auth import key_of, path_of
 from weft.engine.serve.client import REQUEST, ServedEngine, ServedRequest
-from weft.engine.server.check_ids import App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
-from weft.engine.server.http_errors import error_body, error_headers, openai_error
+from weft.engine.serve.keys import ApiKey
+from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
+from weft.engine.server.http_errors import error_code, error_for, error_headers
 
-# One call at least. Other routes either make no call, or are admitted when they do.
-_ADMITTED: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+_TOKENS: Final = "/inference/v1/generate"
+# These make one call at least.
+_ADMITTED: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/invocations",
+        _TOKENS,
+    }
+)
 _RESPONSES: Final = "/v1/responses"
 _TIMEOUT: Final = b"weft-timeout-s"
 PROGRAM: Final = b"weft-program-id"
@@ -38,17 +52,38 @@ class ServeRequests(CheckIds):
         super().__init__(app)
         self._engine = engine
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and key_of(scope) is None:  # an open path, which reads nothing that a client sent
+            await self._app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
     def make_exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
-        return _ServedExchange(scope, receive, send, self._max_body_bytes, self._engine)
+        key = key_of(scope)
+        assert key is not None  # noqa: S101  see __call__
+        limit = min(self._max_body_bytes, key.max_body_bytes or self._max_body_bytes)
+        return _ServedExchange(scope, receive, send, limit, engine=self._engine, client=key)
 
 
 class _ServedExchange(Exchange):
     """A request to the server."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int, engine: ServedEngine) -> None:
-        super().__init__(scope, receive, send, max_body_bytes)
-        self._takes_figures = False
-        self._path = scope["path"].removeprefix(scope.get("root_path", ""))
+    trust_advice = 'trust an API key by "trusted = true" in the file of --api-key-file'
+    limit_advice = f"raise {LIMIT_VARIABLE}, or the key's max_body_bytes"
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body_bytes: int,
+        *,
+        engine: ServedEngine,
+        client: ApiKey,
+    ) -> None:
+        super().__init__(scope, receive, send, max_body_bytes, id_scope=client.scope, takes_figures=client.is_trusted)
+        self._client = client
+        self._path = path_of(scope)
         self._engine = engine
         self._key = secrets.token_hex(8)  # a client that knew another's key could make calls as its program
         self._peer = str(scope.get("client"))
@@ -59,19 +94,41 @@ class _ServedExchange(Exchange):
         self._refused_by: WeftError | None = None
 
     def identify(self, request: dict[str, Any]) -> bool:
-        arguments = request.get("vllm_xargs")
-        if self._path not in _ADMITTED or not (arguments is None or isinstance(arguments, dict)):
+        if self._path not in _ADMITTED:
             return False
-        found = identity_of(self._headers, request, self._id_scope)
+        of_tokens = self._path == _TOKENS
+        holder, name = (request.get("sampling_params"), "extra_args") if of_tokens else (request, "vllm_xargs")
+        arguments = holder.get(name) if isinstance(holder, dict) else None
+        if not isinstance(holder, dict) or not (arguments is None or isinstance(arguments, dict)):
+            return False  # vLLM refuses it
+        found = identity_of(self._headers, {**request, "vllm_xargs": arguments}, self._id_scope)
+        found = replace(found, tenant=self._tenant(found.tenant))
         if isinstance(found, Identity):
             self._placed = Placed(found, b"", "")
         else:
             items = items_of_request(request)
             self._placed = self._engine.lineage.place(found, items, self._id_scope, self._peer)
             self._reads_answers = bool(items)
-        self._found = ServedRequest(self._placed.identity, self._timeout_s(), partial(fingerprint, request))
-        request["vllm_xargs"] = {**(arguments or {}), REQUEST: self._key}
+        make_fingerprint = partial(fingerprint, request)
+        self._found = ServedRequest(self._client, self._placed.identity, self._timeout_s(), make_fingerprint)
+        holder[name] = {**(arguments or {}), REQUEST: self._key}
         return True
+
+    def _tenant(self, scoped: str | None) -> str | None:
+        """The tenant of a request's program. The scheduler divides its time among tenants, so who may name any tenant
+        may take any share.
+
+        Raises:
+            InvalidRequestError: The client names one, and is not trusted.
+        """
+        if self._client.tenant is None or scoped is None:
+            return scoped or self._client.tenant
+        if not self._client.is_trusted:
+            raise InvalidRequestError(
+                "this API key has a tenant of its own: leave out weft-tenant and tenant. The server's operator can "
+                f"{self.trust_advice}."
+            )
+        return self._client.tenant_of(scoped.partition("/")[2])
 
     def take(self, request: dict[str, Any]) -> Refusal | None:
         del request
@@ -112,14 +169,8 @@ class _ServedExchange(Exchange):
             self._engine.lineage.answered(self._placed, items, self._id_scope, name if isinstance(name, str) else None)
 
     def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
-        if self._path.startswith("/v1/messages"):
-            kind = "rate_limit_error" if status is HTTPStatus.TOO_MANY_REQUESTS else "invalid_request_error"
-            return {"type": "error", "error": {"type": kind, "message": message}}
-        return (
-            error_body(self._refused_by)
-            if self._refused_by is not None
-            else openai_error(status.value, message, "invalid_request")
-        )
+        code = error_code(self._refused_by) if self._refused_by is not None else "invalid_request"
+        return error_for(self._path, status.value, message, code)
 
     def end(self) -> None:
         self._engine.end_request(self._key)

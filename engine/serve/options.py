@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import EngineStartError
+from weft.core.log import get_logger
+from weft.core.policies import PolicyConfig
+from weft.engine.serve.keys import KeyRing, make_key_ring
 from weft.engine.vllm_compat.engine_args import VllmArgs
 
 EMBEDDED_NAME: Final = "smollm2-135m-instruct"
@@ -63,3 +68,36 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
         if name in VllmArgs.__annotations__ and name not in _OURS and value != getattr(defaults, name)
     }
     return options, for_engine
+
+
+def take_keys(options: Namespace, file: Path | None) -> KeyRing:
+    """The API keys that the server takes. They are taken off vLLM's options and out of the environment, because vLLM
+    would ask for them a second time, and so that no process that the server starts has them.
+
+    Args:
+        options: vLLM's.
+        file: See `make_key_ring`.
+
+    Raises:
+        KeyFileError: The keys make no sense.
+        EngineStartError: vLLM would show a client's stored answers to other keys.
+    """
+    of_environment = os.environ.pop("VLLM_API_KEY", None)
+    plain = [key for key in (options.api_key or [of_environment]) if key]
+    options.api_key = None
+    keys = make_key_ring(plain, file)
+    if len(keys) > 1 and os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0") not in ("", "0"):
+        raise EngineStartError(
+            "VLLM_ENABLE_RESPONSES_API_STORE is set: vLLM shows stored responses to every key that knows their id. "
+            "Unset it, or run a server for each key."
+        )
+    return keys
+
+
+def with_weights(policy: str, keys: KeyRing) -> PolicyConfig:
+    """A policy, with the weights of the keys' tenants if it is one that shares by tenant."""
+    if policy == "fair":
+        return PolicyConfig(policy, weights=keys.weights)
+    if keys.weights:
+        get_logger().warning(f"the weights of API keys have no effect under {policy}: pass --policy fair")
+    return PolicyConfig(policy)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity
 from weft.core.identity.idle import IdleTimes
 from weft.core.ids import IdSource, ProgramId, SessionId
@@ -14,6 +15,7 @@ from weft.core.process_rows import ProgramState
 from weft.core.program import Program
 
 MOST_PROGRAMS: Final = 10_000  # open at once; beyond them the longest idle ones end. And ended ones that are remembered
+_RETRY_S: Final = 1.0
 
 
 class OpenPrograms:
@@ -27,7 +29,8 @@ class OpenPrograms:
         self._clock = clock
         self._times = IdleTimes()
         self._left_s: OrderedDict[ProgramId, float] = OrderedDict()  # the last call, also of programs given up
-        self._open: OrderedDict[ProgramId, Program] = OrderedDict()  # the longest unused first
+        self._open: dict[ProgramId, Program] = {}
+        self._of_scope: dict[str, OrderedDict[ProgramId, None]] = {}  # the open ones of a key, the longest unused first
         self._calls: dict[ProgramId, int] = {}  # in flight
         self._ending: set[ProgramId] = set()  # with their calls in flight
 
@@ -39,13 +42,35 @@ class OpenPrograms:
 
     def of(self, scope: str) -> list[Program]:
         """The programs of a key, the longest unused first."""
-        return [program for program_id, program in self._open.items() if program_id.startswith(f"{scope}/")]
+        return [self._open[program_id] for program_id in self._of_scope.get(scope, ())]
 
-    def enter(self, identity: Identity) -> Program:
-        """The program of a call that arrives; `leave` follows. A new one if it is not open."""
+    def check_room(self, identity: Identity, limit: int | None) -> None:
+        """Check that a program may be opened if it is not open: one of the same key that is idle makes room.
+
+        Raises:
+            KeyLimitError: All programs that the key may have are busy.
+        """
+        others = self._of_scope.get(_scope_of(identity.program_id), ())
+        if limit is None or identity.program_id in self._open or len(others) < limit:
+            return
+        if all(each in self._calls for each in others):
+            raise KeyLimitError("programs with calls in flight", limit, _RETRY_S)
+
+    def enter(self, identity: Identity, limit: int | None = None) -> Program:
+        """The program of a call that arrives; `leave` follows. A new one if it is not open.
+
+        Args:
+            identity: Of the call.
+            limit: How many programs the key may have open; None: as many as there may be in all.
+
+        Raises:
+            KeyLimitError: See `check_room`.
+        """
+        self.check_room(identity, limit)
         program_id = identity.program_id
         program = self._open.get(program_id)
-        kind = f"{program_id.partition('/')[0]}/{identity.program_name or identity.source}"
+        scope = _scope_of(program_id)
+        kind = f"{scope}/{identity.program_name or identity.source}"
         left_s = self._left_s.pop(program_id, None)
         if left_s is not None:
             self._times.note(kind, self._clock() - left_s)
@@ -56,9 +81,13 @@ class OpenPrograms:
                 ids=_GivenIds(program_id, identity.session_id),
             )
             program.end_when_idle(self._times.timeout_s(kind), partial(self.abandon, program_id))
+            if limit is not None and len(self._of_scope.get(scope, ())) >= limit:
+                self._end_unused(scope)
             self._open[program_id] = program
-            self._end_unused()
-        self._open.move_to_end(program_id)
+            self._of_scope.setdefault(scope, OrderedDict())[program_id] = None
+            if len(self._open) > MOST_PROGRAMS:  # those of the key that has the most, so that no key ends another's
+                self._end_unused(max(self._of_scope, key=lambda each: len(self._of_scope[each])))
+        self._of_scope[scope].move_to_end(program_id)
         self._calls[program_id] = self._calls.get(program_id, 0) + 1
         return program
 
@@ -99,18 +128,27 @@ class OpenPrograms:
     def _forget(self, program_id: ProgramId) -> Program | None:
         self._calls.pop(program_id, None)
         self._ending.discard(program_id)
+        scope = _scope_of(program_id)
+        of_scope = self._of_scope.get(scope)
+        if of_scope is not None:
+            of_scope.pop(program_id, None)
+            if not of_scope:
+                del self._of_scope[scope]
         return self._open.pop(program_id, None)
 
     def abandon(self, program_id: ProgramId) -> None:
         """A program was idle for its time, and has ended."""
         self._forget(program_id)
 
-    def _end_unused(self) -> None:
-        while len(self._open) > MOST_PROGRAMS:
-            idle = next((each for each in self._open if each not in self._calls), None)
-            if idle is None:  # their number is limited by that of calls
-                return
+    def _end_unused(self, scope: str) -> None:
+        """End the longest idle program of a key, if one is idle. The calls in flight bound the number of the others."""
+        idle = next((each for each in self._of_scope[scope] if each not in self._calls), None)
+        if idle is not None:
             self.end(idle, ProgramState.ABANDONED)
+
+
+def _scope_of(program_id: ProgramId) -> str:
+    return program_id.partition("/")[0]
 
 
 class _GivenIds(IdSource):

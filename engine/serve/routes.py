@@ -2,54 +2,36 @@
 
 from __future__ import annotations
 
-import os
-from argparse import Namespace
 from typing import Any
 
-import fastapi
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from weft.core.ids import ProgramId
 from weft.core.live import to_json
 from weft.core.program import Program
+from weft.engine.serve.auth import RequestKey
 from weft.engine.serve.client import ServedEngine
 from weft.engine.server.http_errors import openai_error
-from weft.engine.server.identity import scope_of
-from weft.engine.vllm_compat.server_names import AuthenticationMiddleware
 
 
-def add_routes(app: FastAPI, served: ServedEngine, options: Namespace) -> None:
-    """Add them. They take the keys that vLLM's `--api-key` names, which vLLM itself asks for under `/v1` only."""
-    keys = [key for key in (options.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
-    guard = AuthenticationMiddleware(app, keys)
-
-    def refusal(request: fastapi.Request) -> Response | None:
-        if not keys or guard.verify_token(request.headers):
-            return None
-        return JSONResponse(openai_error(401, "this needs an API key of the server.", "unauthorized"), 401)
+def add_routes(app: FastAPI, served: ServedEngine) -> None:
+    """Add them. `Authenticate` guards them, as it does vLLM's."""
 
     @app.get("/weft/programs")
-    async def list_programs(request: fastapi.Request) -> Response:
+    async def list_programs(key: RequestKey) -> Response:
         """The open programs of the request's key: their calls, service and wait so far."""
-        programs = served.programs.of(scope_of(request.headers.raw))
-        return refusal(request) or JSONResponse({"programs": [_shown(program) for program in programs]})
+        return JSONResponse({"programs": [_shown(program) for program in served.programs.of(key.scope)]})
 
     @app.get("/weft/state")
-    async def state(request: fastapi.Request) -> Response:
+    async def state(key: RequestKey) -> Response:
         """What the engine does now, with the programs of the request's key: a `weft.core.live.LiveState`."""
-        refused = refusal(request)
-        if refused is not None:
-            return refused
-        return JSONResponse(to_json(await served.live.read(f"{scope_of(request.headers.raw)}/")))
+        return JSONResponse(to_json(await served.live.read(f"{key.scope}/")))
 
     @app.delete("/weft/programs/{program_id:path}")
-    async def end_program(program_id: str, request: fastapi.Request) -> Response:
+    async def end_program(program_id: str, key: RequestKey) -> Response:
         """End a program of the request's key. Its calls in flight are aborted, and its KV is released."""
-        refused = refusal(request)
-        if refused is not None:
-            return refused
-        if served.programs.end(ProgramId(f"{scope_of(request.headers.raw)}/{program_id}")):
+        if served.programs.end(ProgramId(f"{key.scope}/{program_id}")):
             return Response(status_code=204)
         return JSONResponse(
             openai_error(404, f"no program {program_id!r:.80} of this key is open.", "program_not_open"), 404

@@ -18,8 +18,10 @@ import uvicorn
 
 from weft.core.errors import EngineStartError
 from weft.engine.multi import AsyncMultiLLMEngine
+from weft.engine.serve.auth import Authenticate
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.exchange import ServeRequests
+from weft.engine.serve.keys import KeyRing
 from weft.engine.serve.routes import add_routes
 from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
 
@@ -29,7 +31,10 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(
-    options: Namespace, engine_options: Mapping[str, Any], on_ready: Callable[[AsyncMultiLLMEngine, str], None]
+    options: Namespace,
+    engine_options: Mapping[str, Any],
+    keys: KeyRing,
+    on_ready: Callable[[AsyncMultiLLMEngine, str], None],
 ) -> None:
     """Start an engine, and serve it over HTTP until SIGTERM or SIGINT. Call it on the main thread.
 
@@ -39,6 +44,7 @@ def serve(
     Args:
         options: vLLM's, of its application.
         engine_options: The arguments of `AsyncMultiLLMEngine`.
+        keys: Of the clients that are served.
         on_ready: Called with the engine and the server's address when the server takes requests.
 
     Raises:
@@ -51,7 +57,7 @@ def serve(
         _Signals() as signals,
         AsyncMultiLLMEngine(**engine_options) as engine,
     ):
-        served, server = engine.submit(_make(engine, options)).result()
+        served, server = engine.submit(_make(engine, options, keys)).result()
         running = engine.submit(server.serve(sockets=[bound]))
         signals.are_counted = True
         while not server.started and not running.done():
@@ -67,17 +73,17 @@ def serve(
         running.result()
 
 
-async def _make(engine: AsyncMultiLLMEngine, options: Namespace) -> tuple[ServedEngine, uvicorn.Server]:
+async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) -> tuple[ServedEngine, uvicorn.Server]:
     """vLLM's application over the engine, and a server for it. The server leaves signals to the main thread."""
-    served = ServedEngine(engine)
+    served = ServedEngine(engine, has_keys=len(keys) > 0)
     options.model = options.model or served.model_config.model
     tasks = await served.get_supported_tasks()
     app = build_app(options, tasks, served.model_config)
     await init_app_state(served, app.state, options, tasks)
-    add_routes(app, served, options)
+    add_routes(app, served)
     log_config = get_uvicorn_log_config(options)
     config = uvicorn.Config(
-        ServeRequests(app, served),  # outermost, as vLLM's --middleware is
+        Authenticate(ServeRequests(app, served), keys, options.root_path or ""),  # outside all that vLLM adds
         **({} if log_config is None else {"log_config": log_config}),
         log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from weft.core.errors import EngineStartError, InvalidIdError, InvalidRequestError
 from weft.engine.server.identity import (
     fields_of_form,
+    figures_of_request,
     scope_headers,
     scope_of,
     scope_request,
@@ -34,7 +35,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
+LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
 _DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
 _FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 
@@ -45,10 +46,10 @@ def read_limit(environment: Mapping[str, str]) -> int:
     Raises:
         EngineStartError: The variable is not a positive whole number.
     """
-    text = environment.get(_LIMIT_VARIABLE, str(_DEFAULT_LIMIT_BYTES))
+    text = environment.get(LIMIT_VARIABLE, str(_DEFAULT_LIMIT_BYTES))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) > 0):
         raise EngineStartError(
-            f"{_LIMIT_VARIABLE} must be a number of bytes, at least 1, not {text!r:.80}. Write {_DEFAULT_LIMIT_BYTES} "
+            f"{LIMIT_VARIABLE} must be a number of bytes, at least 1, not {text!r:.80}. Write {_DEFAULT_LIMIT_BYTES} "
             "for 64 MiB, or leave it out."
         )
     return int(text)
@@ -101,12 +102,25 @@ class Refusal(NamedTuple):
 class Exchange:
     """One request and its response, between the server and the application."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+    # What an operator does so that a client's figures count, and so that larger bodies are taken.
+    trust_advice = 'trust all clients by "trust_clients": true in the scheduler\'s settings'
+    limit_advice = f"raise {LIMIT_VARIABLE}"
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body_bytes: int,
+        *,
+        id_scope: str | None = None,
+        takes_figures: bool | None = None,
+    ) -> None:
         self._receive, self._send = receive, send
         self._max_body_bytes = max_body_bytes
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
-        self._id_scope = scope_of(self._headers)
-        self._takes_figures = server_takes_figures(scope.get("app"))
+        self._id_scope = scope_of(self._headers) if id_scope is None else id_scope
+        self._takes_figures = server_takes_figures(scope.get("app")) if takes_figures is None else takes_figures
         self._has_read = False  # the body
         self._has_begun = False  # the application's response
         self.has_refused = False
@@ -162,8 +176,8 @@ class Exchange:
         limit = self._max_body_bytes
         too_large = Refusal(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the request's body has more than {limit} bytes. Send less, or ask the server's operator to raise "
-            f"{_LIMIT_VARIABLE}.",
+            f"the request's body has more than {limit} bytes. Send less, or ask the server's operator to "
+            f"{self.limit_advice}.",
         )
         announced = self._header(b"content-length").lstrip(b"0")
         if announced.isdigit() and (len(announced) > len(str(limit)) or int(announced) > limit):
@@ -188,7 +202,9 @@ class Exchange:
             if isinstance(request, dict):
                 # vLLM reads what is written here, not what was sent. So both agree on keys that occur twice.
                 has_changed = self.identify(request)
-                has_changed |= scope_request(request, self._id_scope, takes_figures=self._takes_figures)
+                if not self._takes_figures:
+                    self._refuse_figures(request)
+                has_changed |= scope_request(request, self._id_scope)
                 refusal = self.take(request)
                 return refusal or (json.dumps(request).encode() if has_changed else body)
         except (InvalidIdError, InvalidRequestError) as error:
@@ -200,6 +216,19 @@ class Exchange:
         except ValueError:
             pass  # the server refuses broken JSON itself, and other routes take other bodies
         return body
+
+    def _refuse_figures(self, request: dict[str, Any]) -> None:
+        """Tell the client of figures that the scheduler would ignore.
+
+        Raises:
+            InvalidRequestError: There are some.
+        """
+        figures = figures_of_request(request)
+        if figures:
+            raise InvalidRequestError(
+                f"this server takes no figures from this client: leave out {', '.join(figures)}. The server's operator "
+                f"can {self.trust_advice}."
+            )
 
     async def _check_form(self, body: bytes) -> None:
         """Refuse ids in a form, as routes for audio take it: they could not be put into their scope.

@@ -12,6 +12,7 @@ from weft.core.errors import (
     EngineClosedError,
     EngineDiedError,
     InvalidRequestError,
+    KeyLimitError,
     NoReplicaError,
     OverloadedError,
     ProgramEndedError,
@@ -28,6 +29,7 @@ _ERRORS: Final[tuple[tuple[type[WeftError], int, str], ...]] = (
     (InvalidRequestError, 400, "invalid_request"),
     (ProgramEndedError, 409, "program_ended"),
     (ProgramEngineError, 409, "program_engine"),
+    (KeyLimitError, 429, "rate_limit_exceeded"),  # OpenAI's own code, too
     (OverloadedError, 429, "overloaded"),
     (DeadlineError, 504, "deadline_exceeded"),
     (ReplicaLostError, 503, "replica_lost"),
@@ -37,6 +39,13 @@ _ERRORS: Final[tuple[tuple[type[WeftError], int, str], ...]] = (
     (CallFailedError, 500, "call_failed"),
     (WeftError, 500, "weft_error"),
 )
+_ANTHROPIC_KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 _MAY_SUCCEED_LATER: Final = (CallFailedError, OverloadedError, ReplicaLostError, NoReplicaError)
 
 
@@ -56,6 +65,11 @@ def error_body(error: WeftError) -> dict[str, Any]:
     return openai_error(status, str(error), code)
 
 
+def error_code(error: WeftError) -> str:
+    """Return the code of an error in OpenAI's JSON."""
+    return _status_and_code(error)[1]
+
+
 def error_status(error: WeftError) -> int:
     """Return the HTTP status that OpenAI's API would answer with."""
     return _status_and_code(error)[0]
@@ -68,3 +82,16 @@ def error_headers(error: WeftError) -> dict[str, str]:
         headers["retry-after-ms"] = f"{error.retry_after_s * 1e3:.0f}"  # read by OpenAI's SDK
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     return headers
+
+
+def anthropic_error(status: int, message: str) -> dict[str, Any]:
+    """Return an error in Anthropic's JSON."""
+    kind = _ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def error_for(path: str, status: int, message: str, code: str) -> dict[str, Any]:
+    """Return an error as the clients of a path read it: Anthropic's Messages have a form of their own."""
+    if path.startswith("/v1/messages"):
+        return anthropic_error(status, message)
+    return openai_error(status, message, code)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from weft.core.errors import InvalidRequestError, PolicyError
+from weft.core.errors import PolicyError
 from weft.core.ids import check_id
 from weft.engine.wire.calls import FIELDS, SCOPE_LENGTH, check_call, figures_of
 from weft.engine.wire.scheduler_config import decode_config
@@ -59,31 +59,29 @@ def without_session(headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name != _SESSION_HEADER]
 
 
-def scope_request(request: dict[str, Any], scope: str, *, takes_figures: bool) -> bool:
+def figures_of_request(request: Mapping[str, Any]) -> list[str]:
+    """The names of the figures in a JSON request, which only a trusted client should send."""
+    return [name for arguments in _arguments_of(request) for name in figures_of(arguments)]
+
+
+def scope_request(request: dict[str, Any], scope: str) -> bool:
     """Check the ids and figures of a JSON request, and put its ids into their scope.
 
     Args:
         request: The request, which is changed.
         scope: See `scope_of`.
-        takes_figures: Whether the scheduler trusts the client with figures.
 
     Returns:
         Whether the request has changed.
 
     Raises:
         InvalidIdError: An id is malformed.
-        InvalidRequestError: Another field is malformed, or there are figures, which would be ignored.
+        InvalidRequestError: Another field is malformed.
     """
     has_changed = _scope_ids(request, ("session_id",), scope)
     for arguments in _arguments_of(request):
         has_changed |= _scope_ids(arguments, _SCOPED, scope)
         check_call({name: value for name, value in arguments.items() if name not in _SCOPED})
-        figures = figures_of(arguments)
-        if figures and not takes_figures:
-            raise InvalidRequestError(
-                f"this server takes no figures from clients: leave out {', '.join(figures)}. The server's operator can "
-                'trust all clients by "trust_clients": true in the scheduler\'s settings.'
-            )
     return has_changed
 
 

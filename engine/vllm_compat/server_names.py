@@ -12,12 +12,10 @@ from vllm.entrypoints.launchers.app import build_app  # noqa: E402
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: E402
 from vllm.entrypoints.launchers.launcher import setup_server  # noqa: E402
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config  # noqa: E402
-from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware  # noqa: E402
 from vllm.exceptions import GracefulHTTPError  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
 __all__ = [
-    "AuthenticationMiddleware",
     "EngineClient",
     "FlexibleArgumentParser",
     "GracefulHTTPError",

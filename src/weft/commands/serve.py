@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,15 +34,19 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     max_calls: Annotated[
         int, typer.Option(min=1, help="Calls in flight on an engine; further ones get status 429.")
     ] = DEFAULT_MAX_CALLS,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="TOML with API keys, each with a tenant, a weight and limits.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI and Anthropic do: weft serve [MODEL], then any options of `vllm serve`.
 
     Without MODEL it serves the embedded one. SIGTERM lets the calls in flight end, for --shutdown-timeout seconds.
     """
     check_vllm()
-    from weft.engine.serve.options import parse_options
+    from weft.engine.serve.options import parse_options, take_keys, with_weights
 
     options, engine_args = parse_options(context.args)
+    keys = take_keys(options, api_key_file)
     if options.model is None and not is_embedded_model_ready():
         fetch_model()
     from weft.engine.multi import ServedModel
@@ -49,13 +54,13 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
 
     engine_options: dict[str, Any] = {
         "models": [ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
-        "policy": policy,
+        "policy": with_weights(policy, keys),
         "balancer": balancer,
         "backend": backend,
         "max_calls": max_calls,
         **engine_args,
     }
-    run(options, engine_options, _announce)
+    run(options, engine_options, keys, _announce)
 
 
 def _announce(engine: AsyncMultiLLMEngine, address: str) -> None:

@@ -150,6 +150,16 @@ def test_memory_is_bounded() -> None:
     assert server.send(said("0", "b", "c")).identity.source is Source.NEW
 
 
+def test_a_key_that_sends_much_forgets_its_own() -> None:
+    """A flood of one key's conversations must not break those of another key."""
+    server = Server(most_states=10)
+    theirs = server.call(said("quiet"), "b", scope="quiet")
+    for number in range(100):
+        server.call(said(str(number)), "b", scope="loud")
+    assert server.call(said("quiet", "b", "c"), "d", scope="quiet") == theirs
+    assert len(server.lineage) == 10
+
+
 class LineageMachine(RuleBasedStateMachine):
     """Programs with connections of their own talk at once. The naive model knows which program sent each request."""
 

@@ -122,11 +122,59 @@ def test_the_last_call_ends_its_program(served: Served) -> None:
 def test_another_key_does_not_end_a_program(served: Served) -> None:
     """Ids are scoped by key, and without a key nothing is done."""
     served.client.post("/v1/chat/completions", json=body(), headers={"weft-program-id": "mine"})
-    for key, status in (("key-2", 404), ("no key", 401)):
-        with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {key}"}) as other:
-            assert other.delete("/weft/programs/mine").status_code == status
-            assert key == "key-2" or other.post("/v1/chat/completions", json=body()).status_code == 401
+    with httpx.Client(base_url=served.url, headers={"x-api-key": "key-2"}) as other:
+        assert other.delete("/weft/programs/mine").status_code == 404
     assert served.client.delete("/weft/programs/mine").status_code == 204
+
+
+def test_either_header_carries_the_key(served: Served) -> None:
+    """Anthropic's clients send `x-api-key`; the program is the same one for both."""
+    with httpx.Client(base_url=served.url, timeout=120, headers={"x-api-key": KEY}) as other:
+        response = other.post("/v1/messages", json={**body(), "max_tokens": 4}, headers={"weft-program-id": "both"})
+        assert response.status_code == 200, response.text
+    assert served.client.delete("/weft/programs/both").status_code == 204
+
+
+@pytest.mark.parametrize("credential", [{}, {"authorization": "Bearer no key"}, {"x-api-key": "no key"}])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/messages"),
+        ("GET", "/v1/models"),
+        ("POST", "/tokenize"),
+        ("POST", "/invocations"),
+        ("GET", "/weft/programs"),
+        ("GET", "/version"),
+        ("GET", "/openapi.json"),
+        ("OPTIONS", "/v1/models"),
+        ("GET", "/no/such/path"),
+    ],
+)
+def test_no_route_answers_without_a_key(served: Served, credential: dict[str, str], method: str, path: str) -> None:
+    """vLLM's own server guards some routes only. The answer has the form of the route's API."""
+    response = httpx.request(
+        method, f"{served.url}{path}", headers=credential, content=b"{" if method == "POST" else b""
+    )
+    assert response.status_code == 401
+    error = response.json()["error"]
+    assert error["type"] == ("authentication_error" if path == "/v1/messages" else "invalid_request_error")
+    assert "API key" in error["message"]
+
+
+def test_probes_and_metrics_need_no_key(served: Served) -> None:
+    """As under vLLM's server. A browser's question before a request gets vLLM's answer, which allows no page."""
+    for path in ("/health", "/ping", "/metrics"):
+        assert httpx.get(f"{served.url}{path}", follow_redirects=True).status_code == 200
+    asked = {"origin": "http://page", "access-control-request-method": "POST"}
+    assert "CORS" in httpx.options(f"{served.url}/v1/chat/completions", headers=asked).text
+
+
+def test_an_untrusted_key_names_no_tenant(served: Served) -> None:
+    """A client that could choose its tenant could choose its share."""
+    response = served.client.post("/v1/chat/completions", json=body(), headers={"weft-tenant": "boss"})
+    assert response.status_code == 400
+    assert "trusted = true" in response.json()["error"]["message"]
 
 
 def test_an_ended_program_aborts_its_calls(served: Served) -> None:

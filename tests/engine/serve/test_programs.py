@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity, Source
 from weft.core.identity.idle import LONGEST_S, SHORTEST_S
 from weft.core.ids import ProgramId
@@ -58,6 +59,38 @@ def test_too_many_programs_end_the_longest_idle_one(monkeypatch: pytest.MonkeyPa
         opened.leave(opened.enter(identity(name)))
     assert len(opened) == 2
     assert {busy.program_id, "-/c"} == {each for each in ("-/busy", "-/a", "-/b", "-/c") if ProgramId(each) in opened}
+
+
+def test_a_key_with_many_programs_ends_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other key's only program has been idle for longer, and stays open."""
+    monkeypatch.setattr(programs, "MOST_PROGRAMS", 3)
+    opened = OpenPrograms(FakeClock())
+    theirs = opened.enter(identity("theirs", "quiet"))
+    opened.leave(theirs)
+    for number in range(10):
+        opened.leave(opened.enter(identity(str(number), "loud")))
+    assert theirs.program_id in opened
+    assert [program.program_id for program in opened.of("loud")] == ["loud/8", "loud/9"]
+
+
+def test_a_key_at_its_limit_ends_its_longest_idle_program() -> None:
+    """Most programs are never ended by their clients, so a refusal would last for minutes."""
+    opened = OpenPrograms(FakeClock())
+    busy = opened.enter(identity("busy"), 2)
+    for name in "ab":
+        opened.leave(opened.enter(identity(name), 2))
+    assert [program.program_id for program in opened.of("-")] == [busy.program_id, "-/b"]
+
+
+def test_a_key_whose_programs_are_all_busy_opens_no_other() -> None:
+    """A further call of an open one is taken, and so is another key's program."""
+    opened = OpenPrograms(FakeClock())
+    opened.enter(identity("busy"), 1)
+    with pytest.raises(KeyLimitError, match="1 programs with calls in flight"):
+        opened.enter(identity("more"), 1)
+    opened.enter(identity("busy"), 1)
+    opened.enter(identity("busy", "other"), 1)
+    assert len(opened) == 2
 
 
 def test_the_idle_time_is_learned_from_gaps() -> None:

@@ -1,0 +1,199 @@
+"""The API keys of a server: who may use it, for which tenant, and within which limits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from weft.core.errors import InvalidIdError, KeyFileError
+from weft.core.ids import check_id
+from weft.core.log import get_logger
+from weft.engine.server.identity import scope_of
+
+_OPERATOR: Final = "-"  # the scope of tenants' names, which the operator chooses and several keys may share
+_MOST_BYTES: Final = 16 << 20
+_EXAMPLE: Final = "docs/how-to/serve.md#api-keys shows such a file."
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """Who sends a request. It holds nothing secret.
+
+    Attributes:
+        scope: What the ids of its programs and sessions begin with; no two keys have the same.
+        tenant: For whom its programs run, as the scheduler gets it; None: the client may say.
+        weight: Of the tenant's share under the policy `fair`.
+        is_trusted: Whether its figures and its tenants are believed.
+        max_calls: How many calls it may have in flight; None: as many as the server.
+        max_programs: How many programs it may have open; None: as many as the server.
+        max_body_bytes: Of a request; None: the server's limit.
+    """
+
+    scope: str
+    tenant: str | None = None
+    weight: float = 1.0
+    is_trusted: bool = False
+    max_calls: int | None = None
+    max_programs: int | None = None
+    max_body_bytes: int | None = None
+
+    def tenant_of(self, name: str) -> str:
+        """The tenant that a trusted client names, as the scheduler gets it."""
+        return f"{_OPERATOR}/{name}"
+
+
+class KeyRing:
+    """The keys that a server takes.
+
+    Args:
+        keys: By their secrets. With none, everybody is served, in the scope of whatever key they send.
+    """
+
+    def __init__(self, keys: Mapping[str, ApiKey]) -> None:
+        self._pepper = secrets.token_bytes(32)  # with it nobody learns from the time of a look-up which digests exist
+        self._keys = {self._digest(secret.encode()): key for secret, key in keys.items()}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[ApiKey]:
+        return iter(self._keys.values())
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights of the tenants that have one, for the policy `fair`."""
+        return {key.tenant: key.weight for key in self if key.tenant is not None and key.weight != 1.0}
+
+    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey | None:
+        """The key of a request; None: it has none of ours. Takes the same time however much of a key is right."""
+        secret = _secret_of(headers)
+        if not self._keys:
+            return ApiKey(_scope_of(secret) if secret is not None else scope_of(()))
+        return self._keys.get(self._digest(secret)) if secret is not None else None
+
+    def _digest(self, secret: bytes) -> bytes:
+        return hashlib.blake2b(secret, key=self._pepper).digest()
+
+
+def _secret_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The key that a request carries: as OpenAI's clients send it, or else as Anthropic's do. The first one counts."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        found.setdefault(name, value)
+    scheme, _, token = found.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else found.get(b"x-api-key")
+
+
+def _scope_of(secret: bytes) -> str:
+    return scope_of([(b"authorization", b"bearer " + secret)])
+
+
+class _Entry(BaseModel):
+    """A key in the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    key: SecretStr
+    tenant: str | None = None
+    weight: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    trusted: bool = False
+    max_calls: Annotated[int, Field(ge=1)] | None = None
+    max_programs: Annotated[int, Field(ge=1)] | None = None
+    max_body_bytes: Annotated[int, Field(ge=1)] | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    key: Annotated[list[_Entry], Field(min_length=1)]
+
+
+def make_key_ring(plain: Sequence[str] = (), file: str | os.PathLike[str] | None = None) -> KeyRing:
+    """The keys of vLLM's `--api-key`, which have defaults for all else, and those of a file.
+
+    Raises:
+        KeyFileError: The file cannot be read, makes no sense, or has a key twice.
+    """
+    entries = [_Entry(key=SecretStr(secret)) for secret in dict.fromkeys(plain)]
+    if file is not None:
+        entries += _read(Path(file))
+    weights = _weights(entries)
+    keys: dict[str, ApiKey] = {}
+    for number, entry in enumerate(entries, 1):
+        secret, tenant = entry.key.get_secret_value(), entry.tenant or f"key-{number}"
+        if not (secret.isascii() and secret.isprintable() and secret and " " not in secret):
+            raise KeyFileError(f"API key {number} is empty, or has characters that no header carries. Use plain ASCII.")
+        if secret in keys:
+            raise KeyFileError(f"API key {number} was given before. Leave one of them out.")
+        try:
+            check_id(tenant, "tenant")
+        except InvalidIdError as error:
+            raise KeyFileError(f"API key {number}: {error}") from error
+        keys[secret] = ApiKey(
+            scope=_scope_of(secret.encode()),
+            tenant=f"{_OPERATOR}/{tenant}",
+            weight=weights.get(tenant, 1.0),
+            is_trusted=entry.trusted,
+            max_calls=entry.max_calls,
+            max_programs=entry.max_programs,
+            max_body_bytes=entry.max_body_bytes,
+        )
+    return KeyRing(keys)
+
+
+def _weights(entries: Iterable[_Entry]) -> dict[str, float]:
+    """By tenant. Of several keys of a tenant one is enough to name its weight."""
+    weights: dict[str, float] = {}
+    for entry in entries:
+        if entry.weight is None:
+            continue
+        if entry.tenant is None:
+            raise KeyFileError("a key has a weight and no tenant. Name the tenant whose share it is.")
+        if weights.setdefault(entry.tenant, entry.weight) != entry.weight:
+            raise KeyFileError(
+                f"the tenant {entry.tenant!r:.60} has the weights {weights[entry.tenant]:g} and {entry.weight:g}. "
+                "Give it one."
+            )
+    return weights
+
+
+def _read(path: Path) -> list[_Entry]:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise KeyFileError(f"the API keys in {path} cannot be read: {error.strerror or error}.") from error
+    if len(data) > _MOST_BYTES:
+        raise KeyFileError(f"{path} has more than {_MOST_BYTES >> 20} MiB. Is it the file of API keys?")
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        get_logger().warning(
+            f"other users of this machine may read the API keys in {path}: run chmod 600 {path}", mode=oct(mode & 0o777)
+        )
+    try:
+        found = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        # tomllib names the place; it quotes a character at most, never a key
+        raise KeyFileError(f"{path} is not TOML in UTF-8 ({type(error).__name__}{_place(error)}). {_EXAMPLE}") from None
+    try:
+        return _File.model_validate(found).key
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
+        raise KeyFileError(f"{path}: {place}: {first['msg']}. {_EXAMPLE}") from None
+
+
+def _place(error: Exception) -> str:
+    """Where TOML is broken. The error's own text may quote what is there."""
+    found = re.search(r"\(at (line \d+, column \d+|end of document)\)", str(error))
+    return f", {found[1]}" if found else ""
