@@ -14,9 +14,25 @@ from served import KEY, MAX_CALLS, Served, url_of
 from threads import ONE_THREAD
 
 
-@pytest.fixture(scope="module")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the test that ends the server be the last one that uses it."""
+    places = [place for place, item in enumerate(items) if "served" in getattr(item, "fixturenames", ())]
+    users = sorted(
+        (items[place] for place in places), key=lambda item: "last_served" in getattr(item, "fixturenames", ())
+    )
+    for place, item in zip(places, users, strict=True):
+        items[place] = item
+
+
+@pytest.fixture
+def last_served(served: Served) -> Served:
+    """The server, for a test that ends it."""
+    return served
+
+
+@pytest.fixture(scope="package")
 def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server for the tests of a module."""
+    """One server for the tests of this folder, because it takes half a minute to start."""
     log = tmp_path_factory.mktemp("serve") / "log"
     command = [
         *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--max-calls", str(MAX_CALLS), "--policy", "atlas"),

@@ -290,8 +290,9 @@ def test_the_ids_of_agents_name_programs(served: Served, headers: dict[str, str]
     assert served.client.delete(f"/weft/programs/{found.pop()}").status_code == 204
 
 
-def test_a_sigterm_lets_calls_end(served: Served) -> None:
+def test_a_sigterm_lets_calls_end(last_served: Served) -> None:
     """The stream that is open ends as it would have, then the server ends with exit code 0."""
+    served = last_served
     with served.client.stream("POST", "/v1/chat/completions", json=body(400, stream=True)) as stream:
         lines = stream.iter_lines()
         next(lines)
