@@ -22,6 +22,7 @@ from weft.engine.serve.auth import Authenticate
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import KeyRing
+from weft.engine.serve.protocol import limited_http
 from weft.engine.serve.routes import add_routes
 from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
 
@@ -92,7 +93,7 @@ async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) 
         ssl_ca_certs=options.ssl_ca_certs,
         ssl_cert_reqs=options.ssl_cert_reqs,
         ssl_ciphers=options.ssl_ciphers,
-        h11_max_incomplete_event_size=options.h11_max_incomplete_event_size,
+        http=limited_http(options.h11_max_incomplete_event_size, options.h11_max_header_count),
     )
     return served, uvicorn.Server(config)
 
