@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MOST_WAITS: Final = 16  # whose places in a call are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,9 @@ class Account:
     # computed, and what the call itself had computed before a preemption.
     recomputed_tokens: int = 0
     fetched_tokens: int = 0  # of `cached_tokens`, those whose KV was copied from host memory when the call began
+    # Of a call that waited after it had begun to run, its first waits: each the seconds from the call's arrival at the
+    # scheduler, and its length in seconds. A sum of accounts has none.
+    waits: tuple[tuple[float, float], ...] = ()
 
     @property
     def found_tokens(self) -> int:

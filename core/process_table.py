@@ -137,7 +137,7 @@ class ProcessTable(ShownAsTable):
             sums = row.threads.get(call.identity.thread_id, row.folded)
             sums.account += more
             row.account += more
-            call.account += more
+            call.account = replace(call.account + more, waits=account.waits)
 
     def tool_started(self, program_id: ProgramId, run: Hashable, name: str, now_s: float) -> RunningTool | None:
         """A program waits for a tool from now on.

@@ -12,7 +12,7 @@ from weft.core.ids import CallId
 from weft.core.kv_cache.stats import SwapStats
 from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from weft.engine.wire.calls import decode_call
-from weft.engine.wire.reports import read_report
+from weft.engine.wire.reports import decode_account, read_report
 
 OnAccount = Callable[[CallId, Account], None]
 
@@ -65,8 +65,8 @@ class AccountingLLM(AsyncLLM):
                 report = read_report(output.kv_transfer_params)
                 output.kv_transfer_params = None  # otherwise it would show up in the OpenAI response
                 if report.account is not None:
-                    account = Account(
-                        **report.account,
+                    account = decode_account(
+                        report.account,
                         prompt_tokens=len(output.prompt_token_ids or ()),
                         output_tokens=output_tokens.total,
                         cached_tokens=output.num_cached_tokens or 0,

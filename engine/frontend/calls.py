@@ -95,7 +95,8 @@ class InFlight:
 
     def report(self) -> dict[str, Any]:
         """Ids and account, as they go back with the answer."""
-        return {**asdict(self.identity), **asdict(self.row.account)}
+        account = {name: value for name, value in asdict(self.row.account).items() if name != "waits"}  # for timelines
+        return {**asdict(self.identity), **account}
 
     @asynccontextmanager
     async def in_time(self, clock: Callable[[], float], *, is_stream: bool) -> AsyncIterator[None]:

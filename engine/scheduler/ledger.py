@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from weft.core.accounts import Account, Attained
+from weft.core.accounts import MOST_WAITS, Account, Attained
 from weft.core.ids import CallId, ProgramId
 from weft.core.policies import Call, ProgramView
 from weft.engine.wire.reports import CallAccount, encode_account
@@ -41,17 +41,33 @@ class Ledger:
     swapped_tokens: int = 0
     recomputed_tokens: int = 0
     last_step: int = -1  # the last step that was charged
+    arrived_s: float = field(init=False)
+    waits: tuple[tuple[float, float], ...] = ()  # see Account.waits
+
+    def __post_init__(self) -> None:
+        self.arrived_s = self.waiting_since_s
 
     def start(self, now_s: float) -> None:
         """A sequence starts to run."""
         if self.running == 0:
-            self.wait_s += now_s - self.waiting_since_s
+            length_s = now_s - self.waiting_since_s
+            self._note_wait(length_s)
+            self.wait_s += length_s
         self.running += 1
 
     def stop(self, now_s: float) -> None:
         """A sequence stops."""
         self.running -= 1
         self.waiting_since_s = now_s
+
+    def _note_wait(self, length_s: float) -> None:
+        start_s = self.waiting_since_s - self.arrived_s
+        if not start_s or length_s <= 0:
+            return
+        if not self.waits and self.wait_s:
+            self.waits = ((0.0, self.wait_s),)
+        if len(self.waits) < MOST_WAITS:
+            self.waits = (*self.waits, (start_s, length_s))
 
     def account(self) -> Account:
         """The call's account; the scheduler does not know the numbers of prompt and output tokens."""
@@ -62,6 +78,7 @@ class Ledger:
             fetched_tokens=self.fetched_tokens,
             swapped_tokens=self.swapped_tokens,
             recomputed_tokens=self.recomputed_tokens,
+            waits=self.waits,
         )
 
     def encode(self) -> CallAccount:

@@ -12,6 +12,7 @@ from weft.core.kv_cache.stats import COUNTS, KvStats, ToolStats
 from weft.core.live import LiveCall, ProgramKv, SchedulerState
 from weft.core.policies.history import ProgramEnd
 from weft.core.policies.levels import LevelStats, ScheduleStats
+from weft.engine.wire.reports import decode_account
 
 
 def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
@@ -21,7 +22,7 @@ def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
         answer: The answer. None: There was none, because the scheduler's process does not run.
     """
     accounts = (answer or {}).get("aborted") or {}
-    return {CallId(call_id): Account(**account) for call_id, account in accounts.items()}
+    return {CallId(call_id): decode_account(account) for call_id, account in accounts.items()}
 
 
 class Learned(NamedTuple):

@@ -26,7 +26,7 @@ _NO_REPORT: Final = Report(None, None)
 
 def encode_account(account: Account) -> CallAccount:
     """The part of an account that only the scheduler knows."""
-    return {
+    encoded: CallAccount = {
         "service_s": account.service_s,
         "wait_s": account.wait_s,
         "preemptions": account.preemptions,
@@ -34,6 +34,15 @@ def encode_account(account: Account) -> CallAccount:
         "recomputed_tokens": account.recomputed_tokens,
         "fetched_tokens": account.fetched_tokens,
     }
+    if account.waits:  # few calls have any
+        encoded["waits"] = [list(wait) for wait in account.waits]
+    return encoded
+
+
+def decode_account(encoded: CallAccount, **tokens: int) -> Account:
+    """The account, with the numbers of tokens that the scheduler does not know."""
+    waits = tuple((start_s, length_s) for start_s, length_s in encoded.get("waits", ()))
+    return Account(**{**encoded, **tokens, "waits": waits})
 
 
 def attach_account(params: dict[str, Any] | None, account: CallAccount) -> dict[str, Any]:

@@ -57,7 +57,7 @@ from weft.engine.wire.control import (
     decode_control,
     encode_control,
 )
-from weft.engine.wire.reports import attach_account, attach_swap, encode_account, read_report
+from weft.engine.wire.reports import attach_account, attach_swap, decode_account, encode_account, read_report
 from weft.engine.wire.scheduler_config import SchedulerConfig, decode_config, encode_config
 from weft.engine.wire.values import MAX_FIGURE
 
@@ -246,10 +246,11 @@ def test_settings_that_are_no_settings_are_refused(weft: object) -> None:
 
 def test_an_account_comes_back() -> None:
     """The scheduler's part of an account survives the journey back."""
-    account = Account(1.5, 2.5, 3, swapped_tokens=4, recomputed_tokens=5)
+    account = Account(1.5, 2.5, 3, swapped_tokens=4, recomputed_tokens=5, waits=((0.0, 1.0), (2.0, 1.5)))
     report = read_report(attach_account(None, encode_account(account)))
     assert report.account is not None
-    assert Account(**report.account) == account
+    assert decode_account(report.account) == account
+    assert decode_account(encode_account(Account(1.0)), output_tokens=3) == Account(1.0, output_tokens=3)
     assert report.swap is None
 
 

@@ -163,6 +163,17 @@ def test_wait_counts_the_time_spent_preempted(make: Make) -> None:
     assert spent(h, "a") == {"service_s": 4.0, "wait_s": 2.0, "preemptions": 1}
 
 
+def test_an_account_says_when_a_preempted_call_waited(make: Make) -> None:
+    """Seconds from its arrival on, and how long. A call that waits at first only needs no such list."""
+    h = make(slots=1)
+    h.add("a", program_id="a", max_tokens=4, service_s=5.0)
+    h.step()
+    h.add("b", program_id="b", max_tokens=2)
+    h.run()
+    assert h.accounts["a"]["waits"] == [[1.0, 2.0]]
+    assert "waits" not in h.accounts["b"]
+
+
 def test_overlapping_steps_are_charged_once(make: Make) -> None:
     """With two steps in flight (asynchronous scheduling) a call is charged the time that passed, not twice as much."""
     h = make(FCFS, slots=1, in_flight=2)
