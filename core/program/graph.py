@@ -10,19 +10,20 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from weft.core.accounts import Account
+from weft.core.accounts import MOST_WAITS, Account
 from weft.core.errors import TraceError
-from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
+from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.program import drawing, listing, picture
 from weft.core.tables import Table
 
 FORMAT: Final = "weft.graph"
 VERSION: Final = 1
 KEEP_CALLS: Final = 20_000  # beyond which the older half is folded
+_SUMS: Final = tuple(each.name for each in fields(Account) if each.name != "waits")
 
 
 class CallState(StrEnum):
@@ -56,6 +57,7 @@ class CallNode:
     completion_s: float | None = None
     account: Account = field(default_factory=Account)
     folded_s: float = 0.0  # service of the longest chain of folded calls before the call
+    engine_id: EngineId | None = None  # the engine that it was on when it left
 
     @property
     def service_s(self) -> float:
@@ -130,11 +132,16 @@ class ProgramGraph:
         if call_id in self._calls:
             self._calls[call_id] = replace(self[call_id], state=CallState.RUNNING, arrival_s=now_s)
 
-    def leave(self, call_id: CallId, now_s: float, account: Account, state: CallState) -> None:
+    def leave(
+        self, call_id: CallId, now_s: float, account: Account, state: CallState, engine_id: EngineId | None = None
+    ) -> None:
         """Note that a call leaves the engine, or that the engine refuses it. An unknown call changes nothing."""
         if call_id in self._calls:
             left_s = None if self[call_id].arrival_s is None else now_s
-            self._calls[call_id] = replace(self[call_id], state=state, completion_s=left_s, account=account)
+            node = self[call_id]
+            self._calls[call_id] = replace(
+                node, state=state, completion_s=left_s, account=account, engine_id=engine_id or node.engine_id
+            )
 
     def settle(self, call_id: CallId, account: Account) -> None:
         """Replace the account of a call that has left. An unknown call changes nothing."""
@@ -279,7 +286,9 @@ class ProgramGraph:
                         "service_s", "wait_s", "preemptions",
                         "prompt_tokens", "output_tokens", "cached_tokens",
                         "swapped_tokens", "recomputed_tokens", "fetched_tokens",
-                        "folded_s"}]}                                # only if folded calls came before the call
+                        "folded_s",                                  # only if folded calls came before the call
+                        "engine_id",                                 # only if it was on one
+                        "waits"}]}                                   # only if it waited after it had begun to run
 
         Times are seconds of the engine's monotonic clock. Keys are in this order, and calls are in the order in which
         they started.
@@ -288,7 +297,7 @@ class ProgramGraph:
         if self.parent_program_id is not None:
             program["parent_program_id"] = self.parent_program_id
         if self.folded.calls:
-            sums = asdict(self.folded.account)
+            sums = _sums(self.folded.account)
             program["folded"] = {"calls": self.folded.calls, "path_s": self.folded.path_s, **sums}
         calls = [
             {
@@ -300,8 +309,10 @@ class ProgramGraph:
                 "tools": node.tools,
                 "arrival_s": node.arrival_s,
                 "completion_s": node.completion_s,
-                **asdict(node.account),
+                **_sums(node.account),
                 **({"folded_s": node.folded_s} if node.folded_s else {}),
+                **({"engine_id": node.engine_id} if node.engine_id is not None else {}),
+                **({"waits": node.account.waits} if node.account.waits else {}),
             }
             for node in self.calls
         ]
@@ -383,6 +394,7 @@ def _node(data: dict[str, Any]) -> CallNode:
         **times,
         account=_account(data),
         folded_s=_typed(data.get("folded_s", 0.0), float, int),
+        engine_id=_typed(data.get("engine_id"), str, type(None)),
     )
 
 
@@ -395,7 +407,13 @@ def _folded(data: dict[str, Any] | None) -> FoldedCalls:
 def _account(data: dict[str, Any]) -> Account:
     # Weft wrote no fetched tokens before it had them.
     found = {"fetched_tokens": 0} | data
-    return Account(**{each.name: _typed(found[each.name], float, int) for each in fields(Account)})
+    pairs = data.get("waits", [])[:MOST_WAITS]
+    waits = tuple((_typed(start_s, float, int), _typed(length_s, float, int)) for start_s, length_s in pairs)
+    return Account(**{name: _typed(found[name], float, int) for name in _SUMS}, waits=waits)
+
+
+def _sums(account: Account) -> dict[str, Any]:
+    return {name: getattr(account, name) for name in _SUMS}
 
 
 def _typed(value: Any, *kinds: type) -> Any:

@@ -11,7 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from weft.core.accounts import Account
 from weft.core.errors import ProgramEndedError
-from weft.core.ids import CallId, ProgramId
+from weft.core.ids import CallId, EngineId, ProgramId
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program.graph import CallNode, CallState
 from weft.core.program.lineage import NOTHING, Content, Inputs
@@ -243,11 +243,13 @@ class ReportedProgram:
             self._shared.reports += 1
             self._shared.graph.arrive(call_id, now_s)
 
-    def call_left(self, call_id: CallId, now_s: float, account: Account, state: CallState) -> None:
+    def call_left(
+        self, call_id: CallId, now_s: float, account: Account, state: CallState, engine_id: EngineId | None = None
+    ) -> None:
         """Report that a call left the engine, or that the engine refused it, before the caller gets the result."""
         with self._shared.lock:
             self._shared.reports += 1
-            self._shared.graph.leave(call_id, now_s, account, state)
+            self._shared.graph.leave(call_id, now_s, account, state, engine_id)
             if state in (CallState.FAILED, CallState.CANCELLED):
                 self._shared.tree.drop_call(call_id)
 

@@ -1,0 +1,189 @@
+"""Makes the timeline of a program from its graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from weft.core.accounts import Account
+from weft.core.ids import CallId, EngineId, ThreadId
+from weft.core.program.graph import CallNode, CriticalPath, Interception, ProgramGraph
+from weft.core.timeline.document import Gap, Lane, Parent, Path, Span, Timeline, TimelineCall, TimelineTool
+from weft.core.timeline.lanes import rows
+
+MOST_CALLS: Final = 2_000  # of a timeline, the newest
+MOST_TOOLS: Final = 2_000
+MOST_LETTERS: Final = 200  # of a name
+_MOST_PARENTS: Final = 64  # of a call, the newest
+
+
+class ToolRun(NamedTuple):
+    """A run of a tool, in seconds of the engine's clock."""
+
+    name: str
+    start_s: float
+    end_s: float | None = None
+
+
+class Live(NamedTuple):
+    """A call in flight as of its latest output."""
+
+    account: Account
+    engine_id: EngineId | None
+
+
+def timeline(
+    graph: ProgramGraph,
+    *,
+    now_s: float = math.nan,
+    start_s: float = math.nan,
+    end_s: float | None = None,
+    state: str = "",
+    tools: Iterable[ToolRun] | None = None,
+    tools_forgotten: int = 0,
+    live: Mapping[CallId, Live] | None = None,
+) -> Timeline:
+    """Return the timeline of a program.
+
+    Args:
+        graph: of the program. It may go on meanwhile.
+        now_s: the time on the engine's clock. Default: the last end of a call.
+        start_s: when the program started. Default: when its first call arrived.
+        end_s: when it ended; None: it has not, or its end is not known.
+        state: of the program.
+        tools: the runs of its tools. None: not known; those that the graph names between calls are taken.
+        tools_forgotten: how many more runs there were.
+        live: accounts of calls in flight. The others' are in the graph.
+    """
+    graph = graph.copy()
+    timed = [node for node in graph.calls if node.arrival_s is not None]
+    shown = timed[-MOST_CALLS:]
+    if math.isnan(start_s):
+        start_s = min((_start(node) for node in shown), default=0.0)
+    if math.isnan(now_s):
+        now_s = max((node.completion_s or _start(node) for node in shown), default=start_s)
+    last_s = now_s if end_s is None else end_s
+    path = graph.critical_path()
+    gaps = [gap for node in shown if (gap := graph.interception(node.call_id)) is not None]
+    calls, lanes = _calls(shown, path, start_s, last_s, live or {})
+    runs = list(_named(gaps) if tools is None else tools)
+    return Timeline(
+        program_id=graph.program_id,
+        name=graph.name[:MOST_LETTERS],
+        state=state,
+        parent_program_id=graph.parent_program_id,
+        length_s=max(0.0, last_s - start_s),
+        is_open=end_s is None,
+        lanes=lanes,
+        calls=calls,
+        tools=_tools(runs[-MOST_TOOLS:], start_s, last_s),
+        gaps=tuple(
+            Gap(gap.before, gap.start_s - start_s, gap.end_s - start_s, _cut(gap.tools))
+            for gap in gaps
+            if gap.end_s > gap.start_s
+        ),
+        critical_path=Path(
+            path.service_s, sum(graph[call_id].account.wait_s for call_id in path.calls), path.calls[-MOST_CALLS:]
+        ),
+        calls_left_out=len(graph) - len(shown) + graph.folded.calls,
+        tools_left_out=tools_forgotten + max(0, len(runs) - MOST_TOOLS),
+    )
+
+
+def _calls(
+    nodes: Sequence[CallNode], path: CriticalPath, start_s: float, last_s: float, live: Mapping[CallId, Live]
+) -> tuple[tuple[TimelineCall, ...], tuple[Lane, ...]]:
+    threads: dict[ThreadId, list[CallNode]] = {}
+    for node in nodes:
+        threads.setdefault(node.thread_id, []).append(node)
+    lane_of = {thread_id: number for number, thread_id in enumerate(threads)}
+    row_of: dict[CallId, int] = {}
+    lanes = []
+    for thread_id, members in threads.items():
+        members.sort(key=_start)
+        spans = ((_start(node), math.inf if node.completion_s is None else node.completion_s) for node in members)
+        numbers = rows(spans)
+        row_of |= {node.call_id: row for node, row in zip(members, numbers, strict=True)}
+        lanes.append(Lane(thread_id, max(numbers) + 1))
+    critical = set(path.calls)
+    calls = []
+    for node in nodes:
+        known = live.get(node.call_id) if node.completion_s is None else None
+        account = node.account if known is None else known.account
+        begin, end = _start(node) - start_s, None if node.completion_s is None else node.completion_s - start_s
+        waits, services = _split(Span(begin, last_s - start_s if end is None else end), account)
+        calls.append(
+            TimelineCall(
+                call_id=node.call_id,
+                lane=lane_of[node.thread_id],
+                row=row_of[node.call_id],
+                label=node.label[:MOST_LETTERS],
+                state=str(node.state),
+                replica=node.engine_id if known is None else known.engine_id,
+                parents=tuple(Parent(edge.parent, edge.exact) for edge in node.parents[-_MOST_PARENTS:]),
+                is_critical=node.call_id in critical,
+                start_s=begin,
+                end_s=end,
+                waits=waits,
+                services=services,
+                is_placed=_is_placed(account),
+                wait_s=account.wait_s,
+                service_s=account.service_s,
+                preemptions=account.preemptions,
+                prompt_tokens=account.prompt_tokens,
+                output_tokens=account.output_tokens,
+                cached_tokens=account.cached_tokens,
+            )
+        )
+    return tuple(calls), tuple(lanes)
+
+
+def _split(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """The waits and the services within a call's bar. The service fills the time between waits, up to its sum."""
+    places = account.waits or (((0.0, account.wait_s),) if account.wait_s > 0 else ())
+    waits, services = [], []
+    at_s, left_s = bar.start_s, account.service_s
+    for start_s, length_s in (*places, (math.inf, 0.0)):
+        wait = Span(max(at_s, min(bar.start_s + start_s, bar.end_s)), min(bar.start_s + start_s + length_s, bar.end_s))
+        served_s = min(wait.start_s - at_s, left_s)
+        if served_s > 0:
+            services.append(Span(at_s, at_s + served_s))
+            left_s -= served_s
+        if wait.end_s > wait.start_s:
+            waits.append(wait)
+        at_s = max(at_s, wait.end_s)
+    return tuple(waits), tuple(services)
+
+
+def _is_placed(account: Account) -> bool:
+    """Whether it is known when a call waited: at first only, or as its scheduler reports."""
+    if account.waits:
+        return math.isclose(sum(length_s for _, length_s in account.waits), account.wait_s, abs_tol=1e-6)
+    return not account.preemptions
+
+
+def _named(gaps: Iterable[Interception]) -> list[ToolRun]:
+    """The tools that a graph names between calls: a run for each gap, however many calls follow it."""
+    found = {(gap.start_s, gap.end_s, gap.tools) for gap in gaps if gap.tools and gap.end_s > gap.start_s}
+    return [ToolRun(", ".join(tools), start_s, end_s) for start_s, end_s, tools in sorted(found)]
+
+
+def _tools(runs: Sequence[ToolRun], start_s: float, last_s: float) -> tuple[TimelineTool, ...]:
+    ordered = sorted(runs, key=lambda run: run.start_s)
+    numbers = rows((run.start_s, max(last_s, run.start_s) if run.end_s is None else run.end_s) for run in ordered)
+    return tuple(
+        TimelineTool(
+            run.name[:MOST_LETTERS], row, run.start_s - start_s, None if run.end_s is None else run.end_s - start_s
+        )
+        for run, row in zip(ordered, numbers, strict=True)
+    )
+
+
+def _cut(tools: Sequence[str]) -> tuple[str, ...]:
+    return tuple(tool[:MOST_LETTERS] for tool in islice(tools, _MOST_PARENTS))
+
+
+def _start(node: CallNode) -> float:
+    return node.arrival_s if node.arrival_s is not None else math.inf

@@ -1,0 +1,136 @@
+"""The Perfetto trace keeps the rules of the JSON trace event format.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from timeline_parts import run, think_and_sum
+
+from weft.core.accounts import Account
+from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
+from weft.core.program.graph import CallNode, ProgramGraph
+from weft.core.timeline import timeline
+from weft.core.timeline.make import ToolRun
+from weft.core.timeline.perfetto import perfetto
+
+
+def check(trace: dict[str, Any]) -> None:
+    """Assert the rules of the format that Perfetto's importer relies on."""
+    data = json.loads(json.dumps(trace, allow_nan=False))
+    assert data["displayTimeUnit"] in ("ms", "ns")
+    named = set()
+    slices: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    flows: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for event in data["traceEvents"]:
+        track = (event["pid"], event["tid"])
+        assert all(type(number) is int for number in track)
+        assert isinstance(event["name"], str)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name", "process_sort_index", "thread_sort_index")
+            assert list(event["args"]) == ["sort_index" if event["name"].endswith("index") else "name"]
+            named.add((event["name"], *track))
+            continue
+        assert event["ph"] in ("X", "i", "s", "f")
+        assert ("process_name", event["pid"], 0) in named
+        assert ("thread_name", *track) in named
+        assert type(event["ts"]) is int
+        assert event["ts"] >= 0
+        assert isinstance(event["cat"], str)
+        if event["ph"] == "X":
+            assert type(event["dur"]) is int
+            assert event["dur"] >= 0
+            slices[track].append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] == "i":
+            assert event["s"] == "t"
+        else:
+            assert event["ph"] not in flows[event["id"]]
+            assert event["ph"] == "s" or event["bp"] == "e"
+            flows[event["id"]][event["ph"]] = event
+    for spans in slices.values():
+        check_nesting(spans)
+    for pair in flows.values():
+        assert sorted(pair) == ["f", "s"]
+        assert pair["s"]["ts"] <= pair["f"]["ts"]
+        assert (pair["s"]["name"], pair["s"]["cat"]) == (pair["f"]["name"], pair["f"]["cat"])
+        for event in pair.values():  # a flow binds to the slice around it
+            spans = slices[event["pid"], event["tid"]]
+            assert any(start <= event["ts"] <= end for start, end in spans)
+
+
+def check_nesting(spans: list[tuple[int, int]]) -> None:
+    """Slices of a thread lie inside each other or apart."""
+    around: list[int] = []
+    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        while around and around[-1] <= start:
+            around.pop()
+        assert not around or end <= around[-1], (start, end, around)
+        around.append(end)
+
+
+def test_a_program_is_a_process_with_its_threads() -> None:
+    """The critical path and the tools have threads of their own, above those of the calls."""
+    trace = perfetto([(timeline(think_and_sum()), 0.0)])
+    check(trace)
+    names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert [names[tid] for tid in sorted(names)] == ["critical path", "tools", "thread 1", "thread 2"]
+    slices = [(e["tid"], e["name"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert (1, "label of compute", 4_000_000, 8_000_000) in slices
+    assert (2, "web", 4_000_000, 1_000_000) in slices
+    assert (1000, "wait", 0, 1_000_000) in slices
+    assert (1000, "service", 1_000_000, 3_000_000) in slices
+
+
+def test_programs_begin_when_they_arrived() -> None:
+    """Each is a process, and its start shifts its slices."""
+    trace = perfetto([(timeline(think_and_sum()), 0.0), (timeline(think_and_sum()), 2.5)])
+    check(trace)
+    starts = [e["ts"] for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == 2]
+    assert min(starts) == 2_500_000
+
+
+def test_a_preempted_call_says_when_it_stopped() -> None:
+    """An instant event is at the beginning of each wait after the first."""
+    graph = ProgramGraph(ProgramId("p"), SessionId("s"), "p")
+    run(graph, "a", (0.0, 9.0), account=Account(4.0, 4.0, 2, waits=((0.0, 1.0), (3.0, 2.0), (6.0, 1.0))))
+    trace = perfetto([(timeline(graph), 0.0)])
+    check(trace)
+    assert [e["ts"] for e in trace["traceEvents"] if e["ph"] == "i"] == [3_000_000, 6_000_000]
+
+
+def test_a_sum_that_is_drawn_first_says_so() -> None:
+    """A note stands with a call whose waits are not known."""
+    graph = ProgramGraph(ProgramId("p"), SessionId("s"), "p")
+    run(graph, "a", (0.0, 9.0), account=Account(4.0, 4.0, 2))
+    (call,) = (e for e in perfetto([(timeline(graph), 0.0)])["traceEvents"] if e.get("cat", "").startswith("call"))
+    assert "only the sums are known" in call["args"]["note"]
+
+
+times = st.floats(0, 1e5, allow_nan=False)
+
+
+@given(st.lists(st.tuples(times, times, times, times, st.booleans(), st.sampled_from("abc")), max_size=8), times)
+def test_any_program_makes_a_valid_trace(
+    calls: list[tuple[float, float, float, float, bool, str]], offset_s: float
+) -> None:
+    """Calls overlap, end at once, wait and are served longer than they took, or have not ended."""
+    graph = ProgramGraph(ProgramId("p"), SessionId("s"), "p\ud800<b>")
+    for number, (start_s, took_s, service_s, wait_s, has_ended, thread) in enumerate(sorted(calls)):
+        parents = " ".join(f"c{other}" for other in range(max(0, number - 2), number))
+        waits = ((0.0, wait_s / 2), (took_s / 2, wait_s / 2))
+        account = Account(service_s, wait_s, 1, waits=waits)
+        if has_ended:
+            run(graph, f"c{number}", (start_s, start_s + took_s), parents, thread, account)
+        else:
+            graph.open(CallNode(CallId(f"c{number}"), ThreadId(thread)))
+            graph.arrive(CallId(f"c{number}"), start_s)
+    now_s = max((start_s + took_s for start_s, took_s, *_ in calls), default=0.0)
+    tools = [ToolRun("web", start_s, end_s) for start_s, end_s in [(now_s, None), (0.0, math.nextafter(1.0, 2.0))]]
+    check(perfetto([(timeline(graph, start_s=0.0, now_s=now_s, tools=tools), offset_s)]))
