@@ -2,7 +2,7 @@
 
     {"version": 1, "program": "A", "arrival_s": 0.0, "name": null, "tenant": null, "deadline_s": null,
      "calls": [{"id": "a1", "parents": [], "prompt_tokens": 0, "output_tokens": 4, "gap_s": 0.0, "tool": null,
-                "prompt": null, "shared_prefix_tokens": 0}]}
+                "prompt": null, "shared_prefix_tokens": 0, "measured": null}]}
 
 Only `program` is required, and for each call `id` and `output_tokens`. docs/reference/trace-format.md describes the
 keys.
@@ -11,21 +11,22 @@ keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
 from weft.core.program.graph import ProgramGraph
+from weft.core.trace.fields import object_of, seconds, text, whole
+from weft.core.trace.measured import Measured, dump_measured, measured_of, read_measured
 
-VERSION: Final = 1
-
-_MOST: Final = 10**15  # tokens of a call, and seconds: larger numbers would overflow, or lose their digits, in sums
+VERSION: Final = 2  # since calls may have `measured`; a program without them is written as version 1
 
 _PROGRAM_KEYS: Final = ("version", "program", "arrival_s", "name", "tenant", "deadline_s", "calls")
 _CALL_KEYS: Final = (
-    "id", "parents", "prompt_tokens", "output_tokens", "gap_s", "tool", "prompt", "shared_prefix_tokens"
+    "id", "parents", "prompt_tokens", "output_tokens", "gap_s", "tool", "prompt", "shared_prefix_tokens",
+    "measured",
 )  # fmt: skip
 
 
@@ -43,6 +44,7 @@ class TraceCall:
     # The length of the prompt's prefix that equals the beginning of the first parent's prompt and output. For a call
     # without parents: the length of the prefix that it shares with other programs of the same `name`.
     shared_prefix_tokens: int = 0
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,14 @@ def parse(line: str, where: str) -> TraceProgram:
     except (ValueError, RecursionError) as error:
         detail = " ".join(str(error).split())
         raise TraceError(f"{where}: not JSON ({detail:.100}); write one program on each line.") from None
-    data = _object(data, where, _PROGRAM_KEYS)
+    data = object_of(data, where, _PROGRAM_KEYS)
     version = data.get("version", VERSION)
-    if type(version) is not int or version != VERSION:
-        raise TraceError(f"{where}: version is {version!r:.40}; this Weft reads version {VERSION}.")
-    program = _text(data, "program", where, required=True)
-    arrival_s = _number(data, "arrival_s", where)
-    name, tenant = _text(data, "name", where), _text(data, "tenant", where)
-    deadline_s = _number(data, "deadline_s", where) if data.get("deadline_s") is not None else None
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise TraceError(f"{where}: version is {version!r:.40}; this Weft reads versions 1 to {VERSION}.")
+    program = text(data, "program", where, required=True)
+    arrival_s = seconds(data, "arrival_s", where)
+    name, tenant = text(data, "name", where), text(data, "tenant", where)
+    deadline_s = seconds(data, "deadline_s", where) if data.get("deadline_s") is not None else None
     where = f"{where}: program {program!r:.80}"
     rows = data.get("calls")
     if not isinstance(rows, list) or not rows:
@@ -142,7 +144,8 @@ def write(programs: Iterable[TraceProgram], path: Path) -> None:
 
 def dump(program: TraceProgram) -> str:
     """Return a program as one line of JSON."""
-    row: dict[str, Any] = {"version": VERSION, "program": program.program, "arrival_s": program.arrival_s}
+    version = VERSION if any(call.measured is not None for call in program.calls) else 1
+    row: dict[str, Any] = {"version": version, "program": program.program, "arrival_s": program.arrival_s}
     row |= {key: value for key in ("name", "tenant", "deadline_s") if (value := getattr(program, key)) is not None}
     row["calls"] = list(_rows(program.calls))
     return json.dumps(row)
@@ -173,6 +176,7 @@ def from_graph(
     graph = graph.copy()  # the program may go on
     kept: dict[str, tuple[str, ...]] = {}  # for each call, the parents that its children get in the trace
     calls: list[TraceCall] = []
+    threads: dict[str, str] = {}
     arrivals = [node.arrival_s for node in graph.calls if node.arrival_s is not None and node.account.output_tokens > 0]
     if not arrivals:
         raise TraceError(
@@ -195,6 +199,7 @@ def from_graph(
                 gap_s=max(0.0, node.arrival_s - max(ends, default=min(arrivals))),
                 tool=", ".join(node.tools) or None,
                 shared_prefix_tokens=min(account.cached_tokens, account.prompt_tokens),
+                measured=measured_of(node, threads, min(arrivals)),
             )
         )
     arrival_s = max(0.0, min(arrivals) - start_s)
@@ -205,8 +210,8 @@ def from_graph(
 
 
 def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
-    data = _object(row, where, _CALL_KEYS)
-    call_id = _text(data, "id", where, required=True) or ""
+    data = object_of(row, where, _CALL_KEYS)
+    call_id = text(data, "id", where, required=True) or ""
     where = f"{where} ({call_id!r:.80})"
     default = [previous.call_id] if previous else []
     parents = data.get("parents", default)
@@ -214,8 +219,8 @@ def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
         raise TraceError(f"{where}: parents is {parents!r:.60}; give a list of ids of calls of this program.")
     if len(set(parents)) < len(parents):
         raise TraceError(f"{where}: a parent occurs twice in {parents!r:.60}; name each parent once.")
-    prompt_tokens = _whole(data, "prompt_tokens", where)
-    shared = _whole(data, "shared_prefix_tokens", where)
+    prompt_tokens = whole(data, "prompt_tokens", where)
+    shared = whole(data, "shared_prefix_tokens", where)
     if shared > prompt_tokens:
         raise TraceError(
             f"{where}: shared_prefix_tokens is {shared}, but the prompt has only {prompt_tokens} tokens; "
@@ -224,12 +229,13 @@ def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
     return TraceCall(
         call_id=call_id,
         parents=tuple(parents),
-        output_tokens=_whole(data, "output_tokens", where, least=1, required=True),
+        output_tokens=whole(data, "output_tokens", where, least=1, required=True),
         prompt_tokens=prompt_tokens,
-        gap_s=_number(data, "gap_s", where),
-        tool=_text(data, "tool", where),
-        prompt=_text(data, "prompt", where, empty=True),
+        gap_s=seconds(data, "gap_s", where),
+        tool=text(data, "tool", where),
+        prompt=text(data, "prompt", where, empty=True),
         shared_prefix_tokens=shared,
+        measured=read_measured(data["measured"], where) if data.get("measured") is not None else None,
     )
 
 
@@ -292,37 +298,7 @@ def _rows(calls: tuple[TraceCall, ...]) -> Iterator[dict[str, Any]]:
             if value := getattr(call, key):
                 row[key] = value
         row |= {key: value for key in ("tool", "prompt") if (value := getattr(call, key)) is not None}
+        if call.measured is not None:
+            row["measured"] = dump_measured(call.measured)
         yield row
         previous = (call.call_id,)
-
-
-def _object(data: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    if not isinstance(data, dict):
-        raise TraceError(f"{where}: {data!r:.40} is not an object; give an object with the keys {', '.join(keys)}.")
-    unknown = [key for key in data if key not in keys]
-    if unknown:
-        raise TraceError(f"{where}: there is no key {unknown[0]!r:.40}; the keys are {', '.join(keys)}.")
-    return data
-
-
-def _text(data: Mapping[str, Any], key: str, where: str, *, required: bool = False, empty: bool = False) -> str | None:
-    value = data.get(key)
-    if (value is None and not required) or (isinstance(value, str) and (value or empty)):
-        return value
-    raise TraceError(f"{where}: {key} is {value!r:.40}; give a text{'' if required else ' or null'}.")
-
-
-def _whole(data: Mapping[str, Any], key: str, where: str, *, least: int = 0, required: bool = False) -> int:
-    value = data.get(key, None if required else 0)
-    if type(value) is not int or not least <= value <= _MOST:
-        raise TraceError(
-            f"{where}: {key} is {value!r:.40}; give a whole number of at least {least} and at most {_MOST:.0e}."
-        )
-    return value
-
-
-def _number(data: Mapping[str, Any], key: str, where: str) -> float:
-    value = data.get(key, 0.0)
-    if type(value) not in (int, float) or not 0 <= value <= _MOST:
-        raise TraceError(f"{where}: {key} is {value!r:.40}; give seconds, 0 or more and at most {_MOST:.0e}.")
-    return float(value)

@@ -9,8 +9,9 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from timeline_parts import think_and_sum
 
-from weft.core.trace.format import read
+from weft.core.trace.format import from_graph, read, write
 
 WeftCommand = Callable[..., tuple[int, str, str]]
 
@@ -127,6 +128,38 @@ def test_a_generated_trace(weft: WeftCommand, tmp_path: Path) -> None:
     assert "and 5 more" in out
     assert "of prompt tokens in the prefix cache" in out
     assert "95 %" in out
+
+
+def test_the_short_form_makes_a_trace_too(weft: WeftCommand, tmp_path: Path) -> None:
+    """`weft trace SOURCE` is `weft trace make SOURCE`, with options before and after the source."""
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    assert weft("trace", "make", "chat", "--programs", 3, "--out", paths[0])[0] == 0
+    assert weft("trace", "--programs", 3, "chat", "--out", paths[1])[0] == 0
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_recording_is_exported_for_perfetto(weft: WeftCommand, tmp_path: Path) -> None:
+    """Of a trace with measured times, and of a file of graphs. tests/core/timeline checks what is in it."""
+    graph, out = think_and_sum(), tmp_path / "out.json"
+    recording, graphs = tmp_path / "trace.jsonl", tmp_path / "graph.json"
+    write([from_graph(graph)], recording)
+    graphs.write_text(f"{graph.to_json()}\n{graph.to_json()}\n")
+    for file, programs in ((recording, "1 program"), (graphs, "2 programs")):
+        code, printed, err = weft("trace", "export", file, "--perfetto", out)
+        assert (code, err) == (0, "")
+        assert printed.startswith(f"{out}: {programs};")
+        slices = [event["name"] for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
+        assert {"label of sum", "wait", "service", "web"} <= set(slices)
+
+
+def test_a_trace_without_times_cannot_be_exported(weft: WeftCommand, tmp_path: Path) -> None:
+    """The error says what is missing, and what to do."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 3}]}\n')
+    code, _, err = weft("trace", "export", trace, "--perfetto", tmp_path / "out.json")
+    assert code == 1
+    assert "not when they ran" in err
+    assert "weft record" in err
 
 
 def test_a_public_trace(weft: WeftCommand, tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ def seeds() -> list[bytes]:
         {"program": "p", "arrival_s": 10**400, "calls": rows},
         {"program": "\ud800", "calls": [{"id": "\ud800", "output_tokens": 10**400}]},
         {"version": 2},
+        {
+            "program": "p",
+            "calls": [{"id": "a", "output_tokens": 1, "measured": {"thread": "0", "waits": [[0, 1], [2]]}}],
+        },
         {"calls": [], "more": 1},
         [whole],
         7,

@@ -20,7 +20,7 @@ from weft.commands.model import model_app
 from weft.commands.record import record
 from weft.commands.serve import CONTEXT, serve
 from weft.commands.sim import sim
-from weft.commands.trace import trace
+from weft.commands.trace import trace_app
 from weft.core.errors import WeftError
 
 app = typer.Typer(
@@ -48,9 +48,10 @@ def _options(
     pass
 
 
-for _command in (demo, graph, sim, trace, bench, record, doctor):  # in the order of `weft --help`
+for _command in (demo, graph, sim, bench, record, doctor):  # in the order of `weft --help`
     app.command()(_command)
 app.command(context_settings=CONTEXT)(serve)
+app.add_typer(trace_app, name="trace")
 app.add_typer(model_app, name="model")
 
 

@@ -1,15 +1,36 @@
-"""`weft trace`: make a program trace for `weft sim` and `weft bench`."""
+"""`weft trace`: make a program trace for `weft sim` and `weft bench`, or export one.
+
+`weft trace SOURCE` is the short form of `weft trace make SOURCE`, which was the only form once.
+"""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 
-def trace(  # noqa: PLR0917  typer reads options off the signature
+class _MakeUnlessNamed(TyperGroup):
+    """Its first command where the first argument is the name of no command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+            args = ["make", *args]
+        return super().parse_args(ctx, args)
+
+
+trace_app = typer.Typer(
+    cls=_MakeUnlessNamed,
+    no_args_is_help=True,
+    help="Make a program trace, or export a recorded one. `weft trace SOURCE` is short for `weft trace make SOURCE`.",
+)
+
+
+@trace_app.command()
+def make(  # noqa: PLR0917  typer reads options off the signature
     source: Annotated[
         str,
         typer.Argument(
@@ -35,3 +56,17 @@ def trace(  # noqa: PLR0917  typer reads options off the signature
         made = convert(Path(source), arrivals)[:programs]
     write(made, out)
     typer.echo(out)
+
+
+@trace_app.command()
+def export(
+    file: Annotated[
+        Path, typer.Argument(help="A trace that `weft record` wrote, or graphs written with program.graph.to_json().")
+    ],
+    perfetto: Annotated[Path, typer.Option(help="The file to write, in the format that ui.perfetto.dev opens.")],
+) -> None:
+    """Export recorded programs for Perfetto: threads, calls with their waits and services, tools, the critical path."""
+    from weft.views.perfetto import export as write
+
+    programs = write(file, perfetto)
+    typer.echo(f"{perfetto}: {programs} program{'s'[: programs != 1]}; open it on https://ui.perfetto.dev")

@@ -27,6 +27,20 @@ def load(path: Path, program: str | None = None) -> ProgramGraph:
     Raises:
         TraceError: The file cannot be read, holds something else, or has no such program.
     """
+    graphs = load_all(path)
+    wanted = [graph for graph in graphs if program is None or program in (graph.program_id, graph.name)]
+    if not wanted:
+        there = ", ".join(f"{graph.program_id} ({graph.name})" for graph in graphs[:20]) or "none"
+        raise TraceError(f"{path} has no program {program or ''}. Choose one that it has: {there}.")
+    return wanted[0]
+
+
+def load_all(path: Path) -> list[ProgramGraph]:
+    """Read all graphs of a file, as `load` does.
+
+    Raises:
+        TraceError: The file cannot be read, or holds something else.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -43,11 +57,7 @@ def load(path: Path, program: str | None = None) -> ProgramGraph:
             graphs.append(ProgramGraph.from_json(each))
         except TraceError as error:
             raise TraceError(f"{path}, line {number}: {error}") from None
-    wanted = [graph for graph in graphs if program is None or program in (graph.program_id, graph.name)]
-    if not wanted:
-        there = ", ".join(f"{graph.program_id} ({graph.name})" for graph in graphs[:20]) or "none"
-        raise TraceError(f"{path} has no program {program or ''}. Choose one that it has: {there}.")
-    return wanted[0]
+    return graphs
 
 
 def save(graph: ProgramGraph, out: Path) -> None:

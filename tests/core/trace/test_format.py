@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.trace.format import TraceCall, TraceProgram, dump, from_graph, parse, read, write
+from weft.core.trace.measured import Measured
 
 FULL = (
     '{"version": 1, "program": "A", "arrival_s": 1.5, "name": "answer", "tenant": "acme", "deadline_s": 60, "calls": ['
@@ -29,6 +31,11 @@ FULL = (
 def calls(*rows: dict[str, Any], **program: Any) -> str:
     """Return the line of a program A with these calls."""
     return json.dumps({"program": "A", "calls": rows} | program)
+
+
+def measured(**values: Any) -> str:
+    """Return the line of a program with a call that was measured."""
+    return calls({"id": "x", "output_tokens": 1, "measured": {"thread": "0"} | values}, version=2)
 
 
 # -- reading and writing
@@ -87,7 +94,14 @@ def test_a_file(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[" * 10_000, "not JSON"),
         ("[1]", "is not an object; give an object with the keys version, program"),
-        (calls({"id": "x", "output_tokens": 1}, version=2), "version is 2; this Weft reads version 1"),
+        (calls({"id": "x", "output_tokens": 1}, version=3), "version is 3; this Weft reads versions 1 to 2"),
+        (measured(more=1), "measured: there is no key 'more'"),
+        (measured(thread=None), "measured: thread is None"),
+        (measured(arrival_s=2.0, end_s=1.0), "end_s is 1, before arrival_s, 2"),
+        (measured(state="lost"), "state is 'lost'; give one of named, running"),
+        (measured(waits=[[0.0]]), r"a wait is \[0.0\]; give its start and its length"),
+        (measured(waits=[[0.0, -1.0]]), "length is -1.0"),
+        (measured(waits=[[0.0, 0.0]] * 17), "give a list of at most 16 waits"),
         (calls({"id": "x", "output_tokens": 1}, version=True), "version is True"),
         (calls({"id": "x", "output_tokens": 1}, arrival=1), "there is no key 'arrival'; the keys are .*arrival_s"),
         ('{"calls": [{"id": "x", "output_tokens": 1}]}', "program is None; give a text"),
@@ -170,7 +184,10 @@ def test_a_graph_becomes_a_trace() -> None:
             graph.arrive(CallId(call), arrival_s)
         account = Account(prompt_tokens=10 * tokens, output_tokens=tokens, cached_tokens=tokens)
         graph.leave(CallId(call), end_s, account, CallState.FINISHED if tokens else CallState.FAILED)
-    assert from_graph(graph, start_s=90.0, tenant="acme", deadline_s=60.0) == TraceProgram(
+    made = from_graph(graph, start_s=90.0, tenant="acme", deadline_s=60.0)
+    times = [(call.measured.arrival_s, call.measured.end_s) for call in made.calls if call.measured is not None]
+    assert times == [(0.0, 1.0), (1.5, 2.0), (4.0, 5.0), (0.25, 1.0)]
+    assert replace(made, calls=tuple(replace(call, measured=None) for call in made.calls)) == TraceProgram(
         "prog-1",
         (
             TraceCall("think", (), 5, 50, shared_prefix_tokens=5),
@@ -183,6 +200,15 @@ def test_a_graph_becomes_a_trace() -> None:
         "acme",
         60.0,
     )
+
+
+def test_what_was_measured_is_read_back() -> None:
+    """Each value is, and a program with any has the version of the format in which they came."""
+    values = Measured("0", 0.5, 4.0, 2.0, 1.0, 2, 16, "plan", "engine-1", "cancelled", ((0.0, 0.5), (2.0, 0.5)))
+    program = TraceProgram("A", (TraceCall("x", (), 1, measured=values),))
+    assert parse(dump(program), "here") == program
+    assert json.loads(dump(program))["version"] == 2
+    assert json.loads(dump(TraceProgram("A", (TraceCall("x", (), 1),))))["version"] == 1
 
 
 def test_a_graph_without_an_output_token_has_no_trace() -> None:
