@@ -36,6 +36,7 @@
         ├── ModelNotFoundError          (ValueError) the model is neither a folder nor known to the hub
         ├── ModelPrepareError           the embedded model could not be fetched or converted
         ├── EngineStartError            the engine did not start
+        ├── ListenError                 (ValueError) an engine cannot listen at this address
         ├── EngineClosedError           a call on an engine that was shut down
         ├── EngineForkedError           a use of an engine in a fork of the process that started it
         ├── EngineDiedError             an engine process ended by itself
@@ -324,6 +325,21 @@ class ModelPrepareError(EngineError):
 
 class EngineStartError(EngineError):
     """The engine did not start."""
+
+
+class ListenError(EngineError, ValueError):
+    """An engine cannot listen at an address.
+
+    Args:
+        listen: the address, as it was given.
+        reason: a sentence.
+    """
+
+    def __init__(self, listen: str, reason: str) -> None:
+        super().__init__(
+            f"an engine cannot listen at {listen!r:.200}: {reason} Give a unix socket, such as "
+            '"unix:/run/user/1000/weft.sock", or a port of this host, such as "127.0.0.1:8001".'
+        )
 
 
 class EngineClosedError(EngineError):

@@ -196,6 +196,10 @@ class ProcessTable(ShownAsTable):
         """Return the row of a running program, None if the program is not in the table."""
         return self._rows.get(program_id)
 
+    def last(self, program_id: ProgramId) -> ProgramRow | None:
+        """Return the last row of a program that has ended, None if it is not there any more."""
+        return next((row for row in self.ended() if row.info.program_id == program_id), None)
+
     def ended(self) -> list[ProgramRow]:
         """Return the last rows of programs that have ended, the newest first."""
         with self._lock:

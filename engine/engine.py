@@ -61,6 +61,8 @@ class Engine(FrontEnd):
             by WEFT_RECORD in the environment, if any.
         history: A file in which the engine keeps what programs did, such as "weft-history.json", so that the next one
             begins with it: execution graphs, and their work if the policy learns. None: it is forgotten at the end.
+        listen: Where the engine serves its state over HTTP, for `weft top`: "unix:/path", or "127.0.0.1:8001"; port 0
+            is any free one, and `engine.url` says which. Those who connect can see and end programs. None: nowhere.
         **engine_args: vLLM's `AsyncEngineArgs`, e.g. `max_model_len=4096`, `max_num_seqs=16`.
 
     Raises:
@@ -68,6 +70,7 @@ class Engine(FrontEnd):
             ReplicaError: See `weft.core.errors`.
         TraceError: `record` cannot be written, or holds something other than a trace.
         HistoryError: `history` cannot be read or written.
+        ListenError: The engine cannot listen there; only loopback addresses and unix sockets will do.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Engine(FrontEnd):
         clock: Callable[[], float] = time.monotonic,
         record: str | os.PathLike[str] | None = None,
         history: str | os.PathLike[str] | None = None,
+        listen: str | None = None,
         **engine_args: Unpack[VllmArgs],
     ) -> None:
         super().__init__(
@@ -97,6 +101,7 @@ class Engine(FrontEnd):
             record=record,
             history=history,
             kv_policy=kv_policy,
+            listen=listen,
         )
         check_engine_args(engine_args, Engine.__init__)
         check_swap(swap)
@@ -122,6 +127,7 @@ class Engine(FrontEnd):
                     others=[engine.engine_id for engine in _engines if engine.is_alive],
                 )
             except BaseException:
+                self._stop_listening()
                 self._loop.stop()
                 if log is not None:
                     log.close()

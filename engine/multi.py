@@ -99,14 +99,15 @@ class AsyncMultiLLMEngine(FrontEnd):
         hang_timeout_s: Seconds after which a replica is killed that does not answer and uses no CPU time, and which is
             then treated like one that died; None: never.
         policy, swap, kv_policy, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, history,
-            **engine_args: As for `weft.Engine`.
+            listen, **engine_args: As for `weft.Engine`.
 
     Raises:
         ReplicaError: Zero replicas or calls, two models of one name, or arguments that do not go together.
         ClusterError: Ray is not installed, or its cluster does not answer.
         BalancerError: An unknown balancer.
         ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError, PolicyError, TraceError,
-            HistoryError: See `weft.core.errors`. If a replica did not become ready in time, the message names its log.
+            HistoryError, ListenError: See `weft.core.errors`. If a replica did not become ready in time, the message
+            names its log.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         clock: Callable[[], float] = time.monotonic,
         record: str | os.PathLike[str] | None = None,
         history: str | os.PathLike[str] | None = None,
+        listen: str | None = None,
         **engine_args: Unpack[VllmArgs],
     ) -> None:
         super().__init__(
@@ -144,6 +146,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             record=record,
             history=history,
             kv_policy=kv_policy,
+            listen=listen,
         )
         for given in (engine_args, *(each.engine_args for each in models)):
             check_engine_args(given, AsyncMultiLLMEngine.__init__)
@@ -182,6 +185,7 @@ class AsyncMultiLLMEngine(FrontEnd):
                 progress.ready(", ".join(self._groups))
         except BaseException:
             self._launcher.keep_logs = True  # the error names a log
+            self._stop_listening()
             self._finalizer()
             raise
         self._has_started()

@@ -143,6 +143,8 @@ class ProgramBackend(ABC):
     def end_session(self, program_id: ProgramId, state: ProgramState) -> ProgramRow | None:
         """Abort a program's calls in flight and take its row out. A session ends with its last program.
 
+        Returns the last row, also of a program that `end_program` has ended.
+
         Nothing happens in a forked child: the program goes on in the parent.
         """
         if self._is_forked:
@@ -157,7 +159,17 @@ class ProgramBackend(ABC):
             if self._recorder is not None:
                 self._recorder.end(program_id)
             self._observers.program_ended(row, state, now_s)
-        return row
+        return row or self.table.last(program_id)
+
+    def end_program(self, program_id: ProgramId) -> bool:
+        """End a program from outside: its calls in flight and those to come raise `ProgramEndedError`.
+
+        Returns:
+            Whether it was open.
+        """
+        is_open = self.table.get(program_id) is not None
+        self.end_session(program_id, ProgramState.CANCELLED)
+        return is_open
 
     # What happens between two calls. The schedulers are told if their KV policy predicts anything. What is lost costs a
     # guess. A forked child changes nothing.

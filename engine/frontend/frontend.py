@@ -29,7 +29,7 @@ from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.call_path import END_OF_STREAM, CallPath
 from weft.engine.frontend.history_file import HistoryFile
-from weft.engine.live import WatchedReplica
+from weft.engine.live import Listener, WatchedReplica
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import check_main_guard
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
@@ -54,8 +54,11 @@ class FrontEnd(CallPath):
         record: The trace file that programs are recorded into; None: the file named by WEFT_RECORD in the environment,
             if any.
         history: The file in which the engine keeps what programs did; None: it forgets at the end.
+        listen: Where the engine serves its state over HTTP, see `Listener`; None: nowhere.
 
     Raises:
+        ListenError: The engine cannot listen there.
+        MissingPackageError: `listen` needs Starlette and uvicorn, which come with vLLM.
         PolicyError: The policy makes no sense, or runs in simulation only.
         HistoryError: `history` cannot be read or written.
         ReplicaError: `max_calls` is not above 0.
@@ -88,6 +91,7 @@ class FrontEnd(CallPath):
         record: str | os.PathLike[str] | None,
         history: str | os.PathLike[str] | None = None,
         kv_policy: str | KvPolicyConfig | None = None,
+        listen: str | None = None,
     ) -> None:
         check_main_guard()
         path = record if record is not None else os.environ.get(VARIABLE) or None
@@ -105,16 +109,26 @@ class FrontEnd(CallPath):
         self._hang_timeout_s = check_timeout(hang_timeout_s, "hang_timeout_s")
         self._kv_stats: KvStats | None = None
         self._log = get_logger().bind(engine_id=self.engine_id)
+        self._listener = Listener(listen) if listen is not None else None
 
     def _start_loop(self, loop: LoopThread | None = None) -> None:
         """Start the engine's event loop, once all arguments have been checked; or use this one."""
+        if self._listener is not None:
+            self._listener.bind()
         self._run_on(loop or LoopThread(self.engine_id))
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.stop()
 
     def _has_started(self) -> None:
         """Take calls from now on."""
         self._closed = False
         if self._learned is not None:
             self._learned.begin()
+        if self._listener is not None:
+            self._listener.serve(self, self._loop)
+            self._log.info("engine listens", url=self._listener.url)
         if self._history is not None:  # for an engine that is not shut down
             weakref.finalize(self, not_in_forks(self._history.save))
 
@@ -124,6 +138,11 @@ class FrontEnd(CallPath):
     def models(self) -> list[str]:
         """The names of the models that the engine serves; a request that names none gets the first."""
         return [self.model]
+
+    @property
+    def url(self) -> str | None:
+        """Where the engine listens, as `weft top` takes it; None: it does not."""
+        return self._listener.url if self._listener is not None else None
 
     @property
     def is_alive(self) -> bool:
@@ -287,6 +306,7 @@ class FrontEnd(CallPath):
             self._learned.close()
         if self._history is not None:
             self._history.save()
+        self._stop_listening()
         self._finalizer()
         self._log.info("engine shut down")
 

@@ -80,6 +80,7 @@ class ScriptedEngine(FrontEnd):
             own, `engine.clock`, and advances it by the latency of each answer, so that nothing waits.
         max_calls: As for `weft.Engine`.
         max_model_len: The context length, in words.
+        listen: As for `weft.Engine`.
 
     Attributes:
         calls: The calls that have arrived, in order.
@@ -87,6 +88,7 @@ class ScriptedEngine(FrontEnd):
 
     Raises:
         ReplicaError: `max_calls` is not above 0.
+        ListenError: As for `weft.Engine`.
     """
 
     model = "scripted"
@@ -99,6 +101,7 @@ class ScriptedEngine(FrontEnd):
         clock: FakeClock | None = None,
         max_calls: int = DEFAULT_MAX_CALLS,
         max_model_len: int = 4096,
+        listen: str | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
         super().__init__(
@@ -109,6 +112,7 @@ class ScriptedEngine(FrontEnd):
             hang_timeout_s=None,
             clock=self.clock,
             record=None,
+            listen=listen,
         )
         self.calls: list[ScriptedCall] = []
         self._start_loop()
@@ -123,7 +127,7 @@ class ScriptedEngine(FrontEnd):
         )
         self._only_endpoint = ModelEndpoint(cast("Any", self._chat), Admission(lambda: max_calls), self.engine_id)
         self._finalizer = weakref.finalize(self, self._loop.stop)
-        self._closed = False
+        self._has_started()
 
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""

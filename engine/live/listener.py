@@ -1,0 +1,128 @@
+"""An engine that listens: its state over HTTP, for `weft top`, from the process that made the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from weft.core.errors import EngineClosedError
+from weft.core.ids import ProgramId
+from weft.core.program.state import nothing
+from weft.engine.live.address import Bound, bind, close_in_fork, parse
+from weft.engine.live.reader import LiveReader, WatchedEngine
+from weft.engine.processes.fork import not_in_forks
+from weft.engine.processes.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_STOP_S: Final = 5.0
+_MOST_CONNECTIONS: Final = 64
+
+
+class ListeningEngine(WatchedEngine, Protocol):
+    """What a listener asks of an engine."""
+
+    def end_program(self, program_id: ProgramId) -> bool:
+        """End a program. Returns whether it was open."""
+
+
+class Listener:
+    """Serves an engine's state. The engine lives no longer because of it.
+
+    Args:
+        listen: See `parse`.
+
+    Raises:
+        ListenError: The address is no loopback address and no unix socket.
+        MissingPackageError: Starlette or uvicorn are not installed.
+    """
+
+    def __init__(self, listen: str) -> None:
+        from weft.engine.live.routes import check_packages  # they take long to import, and need packages
+
+        self._address = parse(listen)
+        check_packages()
+        self._bound: Bound | None = None
+        self._serving: Future[None] | None = None
+        self._close: Callable[[], object] = nothing
+
+    @property
+    def url(self) -> str | None:
+        """Where it listens, as `weft top` takes it; None: nowhere yet."""
+        return self._bound.url if self._bound is not None else None
+
+    def bind(self) -> None:
+        """Listen from now on. Those who connect wait until `serve`.
+
+        Raises:
+            ListenError: The address is in use, or this process may not listen there.
+        """
+        self._bound = bind(self._address)
+        self._close = weakref.finalize(self, not_in_forks(Bound.close), self._bound)
+        _listeners.add(self)
+
+    def serve(self, engine: ListeningEngine, loop: LoopThread) -> None:
+        """Serve the state of an engine on its event loop from now on."""
+        from weft.engine.live.routes import make_app
+
+        alive = cast("ListeningEngine", weakref.proxy(engine))
+        app = make_app(LiveReader(alive), alive, checks_host=self._address.path is None)
+        if self._bound is not None:
+            self._serving = loop.submit(_serve(app, self._bound))
+
+    def stop(self) -> None:
+        """End, and remove the file of a unix socket. May be called more than once."""
+        if self._serving is not None:
+            self._serving.cancel()
+            with suppress(TimeoutError, CancelledError, EngineClosedError):
+                self._serving.result(_STOP_S)
+        self._close()
+
+    def forget(self) -> None:
+        """This is a forked child, which does not serve."""
+        if self._bound is not None:
+            close_in_fork(self._bound)
+
+
+async def _serve(app: ASGIApp, bound: Bound) -> None:
+    """Serve an application until this is cancelled.
+
+    uvicorn's own server would look around ten times a second, and configure the loggers of the process, which are its
+    user's.
+    """
+    import uvicorn
+    from uvicorn.server import ServerState
+
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", limit_concurrency=_MOST_CONNECTIONS)
+    config.load()
+    state = ServerState()
+
+    def connect() -> asyncio.Protocol:
+        make: Any = config.http_protocol_class
+        protocol: Any = make(config=config, server_state=state, app_state={})
+        protocol.access_log = False  # a line a second for each viewer
+        return cast("asyncio.Protocol", protocol)
+
+    server = await asyncio.get_running_loop().create_server(connect, sock=bound.socket)
+    try:
+        await server.serve_forever()
+    finally:
+        for connection in list(state.connections):
+            cast("Any", connection).transport.abort()
+
+
+_listeners: Final[weakref.WeakSet[Listener]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for listener in list(_listeners):
+        listener.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
