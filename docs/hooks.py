@@ -4,6 +4,7 @@ A comment in a page is replaced by generated Markdown:
 
 - `<!-- registry: PACKAGE -->`: the policies or balancers that are registered in PACKAGE, with their parameters.
 - `<!-- cli -->`: every command of `weft` with its arguments and options.
+- `<!-- metrics -->`: the metrics for Prometheus.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ import typer.main
 from mkdocs.exceptions import PluginError
 
 from weft.commands.cli import app
+from weft.engine.telemetry.metrics import METRICS
 
 _REGISTRY = re.compile(r"<!-- registry: ([\w.]+) -->")
 _CLI = "<!-- cli -->"
+_METRICS = "<!-- metrics -->"
 _LOADED = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?https?:|<link[^>]+href=\"?https?:[^>]+rel=\"?stylesheet")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the comments in a page by what they stand for."""
     markdown = _REGISTRY.sub(lambda found: registry_table(found[1]), markdown)
+    if _METRICS in markdown:
+        markdown = markdown.replace(_METRICS, metrics_table())
     return markdown.replace(_CLI, cli_reference()) if _CLI in markdown else markdown
 
 
@@ -46,6 +51,15 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     if found := _LOADED.search(output):
         raise PluginError(f"{page.file.src_uri} loads something over the network: {found[0]!r}. Put it into docs/.")
     return output
+
+
+def metrics_table() -> str:
+    """The metrics for Prometheus as a table."""
+    rows = (
+        f"| `{each.name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} | {each.meaning} |"
+        for each in METRICS
+    )
+    return "\n".join(("| name | kind | labels | what it says |", "|---|---|---|---|", *rows))
 
 
 def registry_table(package: str) -> str:

@@ -262,6 +262,10 @@ class AsyncMultiLLMEngine(FrontEnd):
     def _endpoint(self, model: str | None) -> ModelEndpoint:
         return self._group(model).endpoint
 
+    @property
+    def admissions(self) -> dict[str, Admission]:
+        return {model: group.endpoint.admission for model, group in self._groups.items()}
+
     def _group(self, model: str | None) -> _ReplicaGroup:
         group = self._groups.get(model or self.model)
         if group is None:
@@ -286,14 +290,6 @@ class AsyncMultiLLMEngine(FrontEnd):
         """The endpoint of a model (None: of the first) and the router to its replicas, for the engine's event loop."""
         group = self._group(model)
         return group.endpoint, group.llm
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the engine's event loop. Cancelling the future cancels the coroutine.
-
-        Raises:
-            EngineClosedError: The engine was shut down.
-        """
-        return self._loop.submit(coroutine)
 
     # -- replicas
 

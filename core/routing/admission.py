@@ -24,12 +24,16 @@ class Admission:
 
     Args:
         limit: returns how many calls may be in flight at once. The value may change.
+
+    Attributes:
+        refusals: how many calls were refused so far.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
         self._lock = fork_safe(threading.Lock())
         self._calls = 0
+        self.refusals = 0
         self._refused = 0  # calls that were refused, less one for each departure since
         self._departures_s: deque[float] = deque(maxlen=_WINDOW)
 
@@ -37,6 +41,11 @@ class Admission:
     def calls(self) -> int:
         """The number of admitted calls that have not left."""
         return self._calls
+
+    @property
+    def limit(self) -> int:
+        """How many calls may be in flight at once now."""
+        return self._limit()
 
     def enter(self, now_s: float) -> None:
         """Admit a call; `leave` ends it.
@@ -52,6 +61,7 @@ class Admission:
             limit = self._limit()
             if self._calls >= limit:
                 self._refused += 1
+                self.refusals += 1
                 raise OverloadedError(self._calls, limit, self._retry_after_s(now_s))
             self._calls += 1
 

@@ -9,11 +9,12 @@ import queue
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from weft.core.errors import EngineClosedError, EngineError
 from weft.core.ids import EngineId, ProgramId, SessionId
@@ -24,7 +25,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.prediction import ExecutionGraphs
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
-from weft.core.routing.admission import check_max_calls, check_timeout
+from weft.core.routing.admission import Admission, check_max_calls, check_timeout
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.frontend.call_path import END_OF_STREAM, CallPath
@@ -38,6 +39,8 @@ from weft.engine.wire.control import TakeKvStats, encode_control
 
 _counter = itertools.count()
 _ANSWER_S: Final = 5.0
+
+T = TypeVar("T")
 
 
 class FrontEnd(CallPath):
@@ -131,6 +134,21 @@ class FrontEnd(CallPath):
             self._log.info("engine listens", url=self._listener.url)
         if self._history is not None:  # for an engine that is not shut down
             weakref.finalize(self, not_in_forks(self._history.save))
+
+    # -- what servers and monitors ask
+
+    @property
+    def admissions(self) -> Mapping[str, Admission]:
+        """By model, what admits its calls."""
+        return {self.model: self._endpoint(None).admission}
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the engine's event loop. Cancelling the future cancels the coroutine.
+
+        Raises:
+            EngineClosedError: The engine was shut down.
+        """
+        return self._loop.submit(coroutine)
 
     # -- what users ask
 

@@ -28,6 +28,7 @@ _OTHERS: Final = {
     "middleware": "put a proxy in front of the server instead",
     "scheduler_cls": "the scheduler is Weft's; --policy chooses its order",
 }
+_MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"  # of Prometheus' client library
 _OURS: Final = frozenset({"model", "served_model_name", "scheduler_cls"})  # set by the engine
 
 
@@ -38,9 +39,14 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
         vLLM's options, for its application, and those of them for the engine that differ from vLLM's defaults.
 
     Raises:
-        EngineStartError: An option makes no sense for several replicas.
+        EngineStartError: An option makes no sense for several replicas, or PROMETHEUS_MULTIPROC_DIR is set.
         SystemExit: An option is unknown or malformed; vLLM's parser has printed why.
     """
+    if _MULTIPROCESS in os.environ:
+        raise EngineStartError(
+            f"with {_MULTIPROCESS} the route /metrics would serve files of other processes and nothing of Weft, which "
+            "has one server process; unset the variable."
+        )
     from weft.engine.vllm_compat.server_names import (
         FlexibleArgumentParser,
         make_arg_parser,

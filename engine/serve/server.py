@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 import uvicorn
+from prometheus_client import REGISTRY
 
 from weft.core.errors import EngineStartError
 from weft.engine.multi import AsyncMultiLLMEngine
@@ -24,6 +25,7 @@ from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import KeyRing
 from weft.engine.serve.protocol import limited_http
 from weft.engine.serve.routes import add_routes
+from weft.engine.telemetry.collector import MetricsCollector
 from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
 
 _POLL_S: Final = 0.2
@@ -57,6 +59,7 @@ def serve(
         _socket(options) as (address, bound),
         _Signals() as signals,
         AsyncMultiLLMEngine(**engine_options) as engine,
+        _metrics(engine),
     ):
         served, server = engine.submit(_make(engine, options, keys)).result()
         running = engine.submit(server.serve(sockets=[bound]))
@@ -108,6 +111,17 @@ def _wait(running: Future[None], is_over: Callable[[], bool], timeout_s: float |
     while not running.done() and not is_over() and (end_s is None or time.monotonic() < end_s):
         with suppress(FutureTimeoutError):
             running.exception(timeout=_POLL_S)
+
+
+@contextmanager
+def _metrics(engine: AsyncMultiLLMEngine) -> Iterator[None]:
+    """Weft's metrics are in the registry that vLLM's route `/metrics` serves."""
+    collector = MetricsCollector(engine)
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
 
 
 @contextmanager

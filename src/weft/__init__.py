@@ -1,8 +1,8 @@
 """Weft: program-aware LLM serving for people who build agents.
 
 Decorate the entrypoint of an agent with `@weft.program`, and pass the program on to its models. Stock vLLM then
-schedules the calls of each run as one program. Importing `weft` needs neither vLLM nor torch: the engines and
-`weft.openai_client` are imported when they are first used.
+schedules the calls of each run as one program. Importing `weft` needs neither vLLM nor torch: the engines,
+`weft.MetricsCollector` and `weft.openai_client` are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from weft.core.routing import BalancerConfig
 if TYPE_CHECKING:
     from weft.engine.engine import Engine
     from weft.engine.multi import AsyncMultiLLMEngine, ServedModel
+    from weft.engine.telemetry.collector import MetricsCollector
     from weft.integrations.openai import openai_client
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "AsyncMultiLLMEngine",
     "BalancerConfig",
     "Engine",
+    "MetricsCollector",
     "PolicyConfig",
     "ProcessTable",
     "Program",
@@ -54,6 +56,10 @@ def __getattr__(name: str) -> Any:
         from weft.engine import multi
 
         return getattr(multi, name)
+    if name == "MetricsCollector":
+        from weft.engine.telemetry.collector import MetricsCollector
+
+        return MetricsCollector
     if name == "openai_client":
         from weft.integrations.openai import openai_client
 
