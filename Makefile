@@ -12,8 +12,9 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 T      ?=
 TORCH_HINT := The CPU build of torch is not on PyPI. Name an index or a folder that has it, such as PyTorch's own: \
   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
-# Of `make soak` and of `make fuzz`.
+# Of `make soak`, `make soak-serve` and `make fuzz`.
 HOURS  ?= 4
+MINUTES ?= 30
 SEED   ?= 0
 SECONDS ?= 600
 # Of `make gpu-check`: build, tests, sanitizer, benchmark, or several in quotes; without it, all of them.
@@ -22,7 +23,7 @@ GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo demo-serve test test-core test-soak test-asan test-ubsan test-tsan gpu-check \
-  gpu-check-wheels fuzz soak \
+  gpu-check-wheels fuzz soak soak-serve \
   package lint docs docs-serve lock clean
 
 help:
@@ -38,6 +39,7 @@ help:
 	@echo "make gpu-check-wheels  packages to bring along to a machine with a GPU and no network (GPU_PYTHON=3.12)"
 	@echo "make fuzz       fuzz targets for SECONDS=600 each, guided by coverage; T=trace for one (findings in build/fuzz)"
 	@echo "make soak       clients of every kind for HOURS=4; memory must stay flat; results in build/soak"
+	@echo "make soak-serve a thousand programs over HTTP for MINUTES=30; memory must stay flat; results in build/soak-serve"
 	@echo "                test, test-core, test-soak: only some paths with T=, such as T=tests/core/policies"
 	@echo "make package    build the sdist and the wheel in dist, and try both in clean environments (three minutes)"
 	@echo "make lint       ruff, mypy (strict), import-linter, make docs"
@@ -148,6 +150,9 @@ fuzz: setup build/fuzz/packages/.installed
 
 soak: setup
 	@PYTHONPATH=tests/support $(BIN)/python tests/soak/soak.py --hours $(HOURS) --seed $(SEED)
+
+soak-serve: setup
+	@PYTHONPATH=tests/support $(BIN)/python tests/soak/serve_soak.py --minutes $(MINUTES) --seed $(SEED)
 
 # The wheel is built from the sdist, so the sdist is complete.
 package: model

@@ -43,8 +43,9 @@ def main(
 ) -> None:
     """Run the clients, sample, judge, report."""
     os.environ |= {"VLLM_CONFIGURE_LOGGING": "1", "VLLM_LOGGING_LEVEL": "CRITICAL", "PYTHONWARNINGS": "ignore"}
+    import psutil
     from rich.console import Console
-    from soak_samples import Meter
+    from soak_samples import Meter, table_sizes
     from threads import one_thread
     from tiny_engine import ENGINE_ARGS, make_tiny_llama
 
@@ -62,7 +63,8 @@ def main(
         with console.status("starting an engine"), one_thread():
             engine = weft.Engine(model, swap=weft.SwapConfig(space_gib=1 / 32), record=out / "trace.jsonl", **arguments)
         with engine:
-            soak = Soak(engine, Meter(engine), out / "samples.jsonl", every_s)
+            meter = Meter(psutil.Process(), lambda: table_sizes(engine))
+            soak = Soak(engine, meter, out / "samples.jsonl", every_s)
             problems = asyncio.run(soak.run(hours, seed, clients, console))
     sys.exit(report(out, soak.tally, problems, {"hours": hours, "seed": seed, "clients": clients}, console))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,15 +23,18 @@ JUDGED: Final = {"rss_mb": _MEMORY_MB, "threads": _HANDLES, "files": _HANDLES}
 
 
 class Meter:
-    """Reads the processes of an engine and the sizes of its tables.
+    """Reads the processes of an engine, or of a server, and the sizes of its tables.
+
+    Args:
+        host: The process that started the engine's.
+        tables: Gives the sizes.
 
     Raises:
         RuntimeError: The engine's processes cannot be told apart by their names.
     """
 
-    def __init__(self, engine: weft.Engine) -> None:
-        self._engine = engine
-        host = psutil.Process()
+    def __init__(self, host: psutil.Process, tables: Callable[[], dict[str, int]]) -> None:
+        self._tables = tables
         self._processes = {"host": host}
         for process in host.children(recursive=True):
             for name, title in (("core", "VLLM::EngineCore"), ("worker", "VLLM::Worker")):
@@ -53,7 +56,7 @@ class Meter:
             "at_s": round(time.monotonic() - self._start_s, 1),
             "calls": calls,
             **figures,
-            "tables": table_sizes(self._engine),
+            "tables": self._tables(),
         }
 
 
