@@ -251,9 +251,12 @@ class Replica:
         tokens = batch.divide_step(self._settings.chunk_tokens)
         while waiting and len(batch.ranks) < self._settings.batch_size:
             call = cast("SimCall", waiting.peek())
-            if not tokens.left_for(call if self.policy.preempts else None):
+            left = tokens.left_for(call if self.policy.preempts else None)
+            if not left:
                 break
             segment, hit = self._kv.find(call.prefixes()) if self._settings.shares_prefixes else (None, 0)
+            if batch.ranks and left < call.tokens_to_compute(hit) and not self._settings.chunked_prefill:
+                break
             if batch.ranks and self._kv.cost(segment, hit, call.context_tokens) > self._free_tokens():
                 break
             self._start(call, segment, hit, now_s)

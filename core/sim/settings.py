@@ -36,6 +36,8 @@ class SimSettings:
     fetches_ahead: bool = True  # copies begin before the call starts that needs them; False for comparisons
     knows_pauses: bool = False  # an oracle: KV policies know how long each tool takes, and which context is continued
     chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts
+    # False: a prompt waits until a step has room for all of it, so a step should have room for the longest call.
+    chunked_prefill: bool = True
     preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a preempted call
     swap_token_s: float = 5e-6  # time to copy a token's KV to host memory or back; preempted calls have no limit there
     step_time: StepTime = field(default_factory=StepTime)

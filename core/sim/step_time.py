@@ -58,6 +58,7 @@ class StepTime:
 
         The most negative coefficient is set to zero and the others are fitted again, until none is negative. A number
         of tokens that is the same in all samples cannot be distinguished from `fixed_s`, so its coefficient is zero.
+        If a few very slow steps leave neither `fixed_s` nor `decode_token_s`, all steps take the mean.
 
         Raises:
             SimulationError: There are fewer than two samples, a sample is not finite, or the steps took no time.
@@ -74,6 +75,8 @@ class StepTime:
             if fitted[lowest] >= 0:
                 break
             used.remove(lowest)
+        if not fitted.get(0) and not fitted.get(1):
+            return cls(math.fsum(row[-1] for row in rows) / len(rows), 0.0, 0.0, 0.0)
         return cls(*(fitted.get(column, 0.0) for column in range(4)))
 
 

@@ -13,7 +13,7 @@ from background import CommandResult, script
 
 OPTIONS = (
     "chat --programs 10 --scale 0.03 --rates 3 --closed --rounds 2 --seed 5 --batch-size 2 --kv-tokens 600 "
-    "--baselines stock-fcfs,atlas,stock-again,atlas+next-use"
+    "--baselines stock-fcfs,atlas,stock-again,atlas+next-use,stock-plain"
 )
 LOADS = ("3", "closed")
 
@@ -68,18 +68,21 @@ def test_the_files_of_a_session(out: Path) -> None:
     assert (found["settings"]["seed"], found["settings"]["kv_tokens"]) == (5, 576)
     assert [(each["load"], each["number"]) for each in found["rounds"]] == [(n, k) for n in LOADS for k in (0, 1)]
     for each in found["rounds"]:
-        assert list(each["measurements"]) == ["stock-fcfs", "atlas", "stock-again", "atlas+next-use"]
-        for measurement in each["measurements"].values():
+        assert list(each["measurements"]) == ["stock-fcfs", "atlas", "stock-again", "atlas+next-use", "stock-plain"]
+        for name, measurement in each["measurements"].items():
             assert {program["program"] for program in measurement["programs"]} == {f"p{n}" for n in range(10)}
             assert all(program["steps"] >= program["unloaded_steps"] > 0 for program in measurement["programs"])
             counts = measurement["counts"]
             assert counts["computed_tokens"] >= sum(program["tokens"] for program in measurement["programs"])
-            assert 0 < counts["cached_tokens"] < counts["prompt_tokens"]
+            assert 0 <= counts["cached_tokens"] < counts["prompt_tokens"]
+            assert (counts["cached_tokens"] == 0) == (name == "stock-plain")
     page = (out / "report.md").read_text()
-    for plot in ("latency", "tail", "distribution", "makespan", "simulated"):
+    for plot in ("latency", "tail", "distribution", "breakdown", "makespan", "simulated"):
         assert f"({plot}.svg)" in page
         assert (out / f"{plot}.svg").read_text().startswith("<?xml")
     assert "## A closed batch" in page
+    assert page.count("| time of a call in the engine |") == page.count("| within 1.5 times the time alone |") == 2
+    assert list(found["in_time"]["3"]) == list(found["rounds"][0]["measurements"])
     assert page.count("| srpt, simulated |") == len(LOADS)
 
 
@@ -91,7 +94,7 @@ def test_the_baselines_serve_the_same_programs(out: Path) -> None:
     assert repeatable(first["stock-fcfs"]) == repeatable(first["stock-again"])
     assert repeatable(first["stock-fcfs"])[2] != repeatable(first["atlas"])[2]
     tokens = [{each["program"]: each["tokens"] for each in found["programs"]} for found in first.values()]
-    assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
+    assert all(each == tokens[0] for each in tokens)
 
 
 def test_tokens_that_a_program_computes_again_are_counted(out: Path) -> None:

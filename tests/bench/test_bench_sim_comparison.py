@@ -50,7 +50,7 @@ def test_the_simulator_agrees_with_a_simple_engine(tmp_path: Path) -> None:
 def test_host_memory_is_simulated_where_the_engine_uses_it(name: str, has_host: bool) -> None:
     """Without a KV policy it is for preempted calls only. Without host memory a KV policy copies nothing."""
     settings = BenchSettings("tools", baselines=(name,))
-    engine = simulated_engine(settings, baseline_of(name), StepTime())
+    engine = simulated_engine(settings, baseline_of(name), StepTime(), 1024)
     assert (engine.host_kv_tokens > 0) == has_host
     assert engine.swaps == name.startswith("atlas-swap")
 
@@ -59,6 +59,6 @@ def test_on_the_clock_of_steps_copies_take_no_time() -> None:
     """An engine copies inside its steps, which are counted as they are."""
     for clock in ("steps", "seconds"):
         settings = BenchSettings("tools", clock=clock, baselines=("atlas-swap",))
-        assert (simulated_engine(settings, baseline_of("atlas-swap"), StepTime()).swap_token_s == 0) == (
+        assert (simulated_engine(settings, baseline_of("atlas-swap"), StepTime(), 1024).swap_token_s == 0) == (
             clock == "steps"
         )

@@ -19,6 +19,7 @@ class Baseline:
     policy: PolicyConfig | None = None
     swaps: bool = False  # There is host memory: for every preempted call, and as a KV policy says between calls.
     kv_policy: KvPolicyConfig | None = None  # What is evicted next; None: as the policy says.
+    plain: bool = False  # No call finds a prefix of another, and a prompt is computed in one step.
 
     @property
     def simulated(self) -> PolicyConfig:
@@ -31,10 +32,11 @@ class Baseline:
 BASELINES: Final[dict[str, Baseline]] = {
     "stock-fcfs": Baseline(stock="fcfs"),
     "stock-again": Baseline(stock="fcfs"),  # The difference between it and stock-fcfs is noise.
+    "stock-plain": Baseline(stock="fcfs", plain=True),
     # A user of stock vLLM can give a program's position in the order of arrival as the priority of its calls.
     "stock-priority": Baseline(stock="priority"),
     **{name: Baseline(policy=PolicyConfig(name)) for name in POLICIES},
-    **{f"{name}-swap": Baseline(policy=PolicyConfig(name), swaps=True) for name in ("fcfs", "atlas", "auto")},
+    **{f"{name}-swap": Baseline(policy=PolicyConfig(name), swaps=True) for name in ("fcfs", "mlfq", "atlas", "auto")},
 }
 DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "mlfq", "plas", "atlas", "auto")
 

@@ -24,6 +24,9 @@ LATENCIES: Final[dict[str, Callable[[Outcome], float]]] = {
     "times_unloaded": lambda program: program.steps / program.unloaded_steps,
 }
 
+# What the time of a call in an engine is made of (Autellix Fig. 17), as `Counts` defines it.
+CALL_PARTS: Final = ("waiting", "copying", "scheduling", "computing")
+
 Figures = Mapping[str, Any]  # the figures of one measurement, from `figures_of`
 FiguresByLoad = Mapping[str, Mapping[str, Sequence[Figures]]]  # by load and baseline, one for each round
 
@@ -50,6 +53,7 @@ def figures_of(measurement: Measurement) -> dict[str, Any]:
     counts = measurement.counts
     tokens = sum(program.tokens for program in measurement.programs)
     unloaded = sum(program.unloaded_steps for program in measurement.programs)
+    calls = max(1, counts.calls)
     return {
         **{name: summarise([of(program) for program in measurement.programs]) for name, of in LATENCIES.items()},
         # The load factor is a ratio of sums over all programs; `times_unloaded` is a mean of ratios.
@@ -66,6 +70,8 @@ def figures_of(measurement: Measurement) -> dict[str, Any]:
         "recomputed_tokens": counts.recomputed_tokens,
         "swapped_tokens": counts.swapped_tokens,
         "computed_tokens": counts.computed_tokens,
+        "call_steps": {part: getattr(counts, f"{part}_steps") / calls for part in ("waiting", "running")},
+        "call_seconds": {part: getattr(counts, f"{part}_s") / calls for part in CALL_PARTS},
     }
 
 

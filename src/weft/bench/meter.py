@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from weft.bench.clock import Clock
@@ -27,14 +27,19 @@ class Meter:
         self._computed: dict[str, int] = {}  # by request: the most tokens that it has had in the KV cache
         self._blocks: dict[str, set[Any]] = {}  # by program: the hashes of the blocks that it has had in the KV cache
         self._step: tuple[int, int, int] | None = None  # decode, prefill and context tokens of the step under way
+        self._calls = 0, 0  # that wait during the step under way, and that are in it
+        self._scheduling_s = self._copying_s = 0.0  # in the step under way
 
     def note_scheduled(self, output: SchedulerOutput, requests: Mapping[str, Request], schedule_s: float) -> None:
         """A step has been scheduled, in so many seconds."""
         counts = self.counts
         counts.schedule_s += schedule_s
+        self._scheduling_s += schedule_s
+        self._calls = len(requests) - len(output.num_scheduled_tokens), len(output.num_scheduled_tokens)
         for request_id in output.finished_req_ids:
             self._computed.pop(request_id, None)
         for request in output.scheduled_new_reqs:
+            counts.calls += 1
             counts.prompt_tokens += len(request.prompt_token_ids or ())
             counts.cached_tokens += request.num_computed_tokens
         if not output.total_num_scheduled_tokens:
@@ -75,9 +80,22 @@ class Meter:
     def note_updated(self, update_s: float) -> None:
         """The scheduler has processed a step's output, in so many seconds."""
         self.counts.update_s += update_s
+        self._scheduling_s += update_s
+
+    def note_copied(self, copy_s: float) -> None:
+        """KV has been copied between the KV cache and host memory, in so many seconds."""
+        self._copying_s += copy_s
 
     def end_step(self, step_s: float) -> None:
         """The engine's step has ended, after so many seconds."""
+        counts, (waiting, running) = self.counts, self._calls
+        counts.waiting_steps += waiting
+        counts.running_steps += running
+        counts.waiting_s += waiting * step_s
+        counts.copying_s += running * self._copying_s
+        counts.scheduling_s += running * self._scheduling_s
+        counts.computing_s += running * (step_s - self._copying_s - self._scheduling_s)
+        self._calls, self._scheduling_s, self._copying_s = (0, 0), 0.0, 0.0
         if self._step is not None:
             self.samples.append(StepSample(*self._step, step_s))
             self._step = None
@@ -89,6 +107,18 @@ def _present_tokens(output: SchedulerOutput) -> Iterator[tuple[str, int]]:
         yield request.req_id, request.num_computed_tokens
     cached = output.scheduled_cached_reqs
     yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+
+
+def timed(copies: Callable[..., Any], meter: Meter) -> Callable[..., Any]:
+    """A method of the worker's connector that reports to a meter how long it took."""
+
+    def timed_copies(*args: Any, **kwargs: Any) -> Any:
+        began_s = time.perf_counter()
+        result = copies(*args, **kwargs)
+        meter.note_copied(time.perf_counter() - began_s)
+        return result
+
+    return timed_copies
 
 
 def metered(base: Any, meter: Meter, clock: Clock, *, is_weft: bool) -> Any:

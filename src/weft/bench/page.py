@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.bench.attainment import ALL, SLO, in_time
 from weft.bench.clock import STEP_S
 from weft.bench.load import AS_RECORDED, CLOSED
-from weft.bench.measures import STATISTICS, Figures, FiguresByLoad, Spread, figure, gains, ratio
+from weft.bench.measures import CALL_PARTS, STATISTICS, Figures, FiguresByLoad, Spread, figure, gains, ratio
 from weft.bench.records import Round
 from weft.bench.settings import BenchSettings
 from weft.bench.sim_comparison import SimComparison
@@ -45,6 +46,10 @@ def page(results: Results, plots: Sequence[str]) -> Iterator[str]:
         yield from _latencies(settings, baselines)
         yield ""
         yield from _costs(baselines)
+        yield ""
+        yield from _call_times(baselines)
+        yield ""
+        yield from _in_time(results.rounds, load, list(baselines))
         if "atlas" in baselines:
             yield ""
             srpt = [
@@ -144,6 +149,39 @@ def _costs(baselines: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
             yield name, *(format(_median(figures, path) * unit, spec) for path, unit, spec in columns.values())
 
     yield from _table(("", *columns), rows())
+
+
+def _call_times(baselines: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
+    """Where the time of a call goes (Autellix Fig. 17)."""
+    columns = {f"{part}, ms": (f"call_seconds.{part}", 1e3) for part in CALL_PARTS}
+    columns |= {f"{part}, steps": (f"call_steps.{part}", 1) for part in ("waiting", "running")}
+
+    def rows() -> Iterator[Sequence[str]]:
+        for name, figures in baselines.items():
+            yield (
+                name,
+                *(_spread(Spread.of([unit * figure(row, path) for row in figures])) for path, unit in columns.values()),
+            )
+
+    yield from _table(("time of a call in the engine", *columns), rows())
+
+
+def _in_time(rounds: Sequence[Round], load: str, baselines: Sequence[str]) -> Iterator[str]:
+    """SLO attainment, of all rounds together; for all programs also by round."""
+    found = {name: in_time(rounds, load, name) for name in baselines}
+    groups = list(found[baselines[0]])
+
+    def rows() -> Iterator[Sequence[str]]:
+        for name, shares in found.items():
+            by_round = shares[ALL].rounds
+            yield (
+                name,
+                *(f"{shares[group].share:.0%}" for group in groups),
+                f"{by_round.lowest:.0%} to {by_round.highest:.0%}",
+            )
+
+    counted = (f"{group} ({found[baselines[0]][group].programs})" for group in groups)
+    yield from _table((f"within {SLO:g} times the time alone", *counted, "all, by round"), rows())
 
 
 def _atlas_ratios(baselines: Mapping[str, Sequence[Figures]], srpt: Sequence[Figures]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.load import CLOSED
-from weft.bench.measures import FiguresByLoad, figure, rates_of
+from weft.bench.measures import CALL_PARTS, FiguresByLoad, figure, rates_of
 from weft.bench.records import Round
 from weft.bench.sim_comparison import SimComparison
 from weft.core.errors import BenchError
@@ -37,6 +37,7 @@ def save_plots(
         "latency.svg": _latency_over_rates(plt, figures, ("mean",)),
         "tail.svg": _latency_over_rates(plt, figures, ("p95", "p99")),
         "distribution.svg": _distributions(plt, rounds),
+        "breakdown.svg": _breakdown(plt, figures),
         "makespan.svg": _makespans(plt, figures),
         "simulated.svg": _simulated_latency(plt, comparisons),
     }
@@ -84,6 +85,27 @@ def _distributions(plt: Any, rounds: Sequence[Round]) -> Any:
         xscale="log",
     )
     axis.legend()
+    return plot
+
+
+def _breakdown(plt: Any, figures: FiguresByLoad) -> Any:
+    """Where the time of a call goes, one panel for each load: medians over rounds of the mean call, and their range."""
+    baselines = list(next(iter(figures.values())))
+    plot, axes = plt.subplots(
+        1, len(figures), figsize=(5 * len(figures), 1 + 0.4 * len(baselines)), layout="constrained", squeeze=False
+    )
+    for (load, rows), axis in zip(figures.items(), axes[0], strict=True):
+        ends = [0.0] * len(baselines)
+        for part in CALL_PARTS:
+            widths = [statistics.median(1e3 * row["call_seconds"][part] for row in rows[name]) for name in baselines]
+            axis.barh(baselines, widths, left=ends, label=part)
+            ends = [end + width for end, width in zip(ends, widths, strict=True)]
+        for index, name in enumerate(baselines):
+            totals = [1e3 * sum(row["call_seconds"].values()) for row in rows[name]]
+            axis.plot((min(totals), max(totals)), (index, index), color="black", lw=1, marker="|")
+        axis.invert_yaxis()
+        axis.set(xlabel="milliseconds of a call in the engine", title=load)
+    axes[0][0].legend(fontsize="small")
     return plot
 
 

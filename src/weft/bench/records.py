@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from weft.core.sim.step_time import StepSample
 
-FORMAT: Final = 3  # version of the journal and of results.json
+FORMAT: Final = 4  # version of the journal and of results.json
 
 
 class Outcome(NamedTuple):
@@ -21,11 +21,15 @@ class Outcome(NamedTuple):
     tokens: int  # output tokens of all calls
     path_tokens: int  # output tokens on the critical path
     unloaded_steps: int  # steps that the program takes when it is alone
+    tenant: str | None = None
 
 
 @dataclass(slots=True)
 class Counts:
-    """The work of an engine in one round, in tokens of prompts and outputs, and seconds of its scheduler."""
+    """The work of an engine in one round, in tokens of prompts and outputs, and seconds of its scheduler.
+
+    The seconds of calls are those of the steps: each step counts once for each call that waits during it, or is in it.
+    """
 
     steps: int = 0  # steps that computed at least one token
     schedule_s: float = 0.0  # time in schedule()
@@ -36,6 +40,13 @@ class Counts:
     recomputed_tokens: int = 0  # the part of `computed_tokens` that the same program had computed before
     swapped_tokens: int = 0  # tokens whose KV came back from host memory
     preemptions: int = 0
+    calls: int = 0  # that have started
+    waiting_steps: int = 0  # steps of calls that were not in them
+    running_steps: int = 0  # steps of calls that were in them
+    waiting_s: float = 0.0  # seconds of calls that were not in the step
+    copying_s: float = 0.0  # seconds of calls in the step, while KV was copied to host memory or back
+    scheduling_s: float = 0.0  # seconds of calls in the step, in schedule() and update_from_output()
+    computing_s: float = 0.0  # the other seconds of calls in the step: the model, and the rest of vLLM
 
 
 @dataclass(slots=True)

@@ -207,6 +207,7 @@ class Replay:
                 tokens=sum(call.output_tokens for call in program.spec.calls),
                 path_tokens=path_tokens(program.spec.calls),
                 unloaded_steps=self._unloaded_steps[program.spec.program],
+                tenant=program.spec.tenant,
             )
         )
 

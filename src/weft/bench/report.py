@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from weft.bench.attainment import in_time
 from weft.bench.clock import STEP_S
 from weft.bench.measures import LATENCIES, STATISTICS, Figures, FiguresByLoad, by_load, figure, gains, ratio
 from weft.bench.page import Results, page
@@ -61,6 +62,10 @@ def _to_json(results: Results) -> dict[str, Any]:
         "equal_latency": {
             name: [each._asdict() | {"gain": each.gain} for each in found]
             for name, found in gains(settings.baselines[0], figures).items()
+        },
+        "in_time": {
+            load: {name: in_time(results.rounds, load, name) for name in baselines}
+            for load, baselines in figures.items()
         },
         "step_time": asdict(results.step_time),
         "simulated": [

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from weft.bench.baselines import Baseline, baseline_of
 from weft.bench.clock import STEP_S
@@ -18,6 +18,8 @@ from weft.bench.settings import BLOCK_TOKENS, BenchSettings
 from weft.core.policies import PolicyConfig
 from weft.core.sim import Batch, SimSettings, StepTime, TraceProgram, simulate
 from weft.core.trace.format import path_tokens
+
+_SRPT: Final = Baseline(policy=PolicyConfig("srpt"))
 
 
 class SimComparison(NamedTuple):
@@ -77,14 +79,14 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
         step_time = fit_step_time([round_])
         programs = programs_of_round(settings, round_.load, round_.number, round_.max_call_tokens).programs
         for name, measurement in round_.measurements.items():
-            simulated_s, figures = _simulate(settings, programs, baseline_of(name), step_time)
+            simulated_s, figures = _simulate(settings, round_, programs, baseline_of(name), step_time)
             engine_s = statistics.fmean(program.seconds for program in measurement.programs)
             engine_steps = statistics.fmean(program.steps for program in measurement.programs)
             comparisons.append(
                 SimComparison(round_.load, round_.number, name, engine_s, simulated_s, engine_steps, figures)
             )
             advance()
-        simulated_s, figures = _simulate(settings, programs, Baseline(policy=PolicyConfig("srpt")), step_time)
+        simulated_s, figures = _simulate(settings, round_, programs, _SRPT, step_time)
         comparisons.append(SimComparison(round_.load, round_.number, "srpt", None, simulated_s, None, figures))
         advance()
     return comparisons
@@ -92,6 +94,7 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
 
 def _simulate(
     settings: BenchSettings,
+    round_: Round,
     programs: Sequence[TraceProgram],
     baseline: Baseline,
     step_time: StepTime,
@@ -106,7 +109,7 @@ def _simulate(
         them, otherwise None.
     """
     by_steps = settings.clock == "steps"
-    engine = simulated_engine(settings, baseline, EQUAL_STEPS if by_steps else step_time)
+    engine = simulated_engine(settings, baseline, EQUAL_STEPS if by_steps else step_time, round_.max_call_tokens)
     result = simulate(programs, engine, batches=by_steps)
     if not by_steps:
         return result.mean_latency, None
@@ -118,15 +121,23 @@ def _simulate(
     return latency_s, {"steps": summarise(steps), "steps_per_token": summarise(per_token)}
 
 
-def simulated_engine(settings: BenchSettings, baseline: Baseline, step_time: StepTime) -> SimSettings:
+def simulated_engine(
+    settings: BenchSettings, baseline: Baseline, step_time: StepTime, max_call_tokens: int
+) -> SimSettings:
     """The engine of a baseline as the simulator has it. Host memory is never full. On the clock of steps copies take no
-    time, since they are part of a step."""
+    time, since they are part of a step.
+
+    Args:
+        max_call_tokens: the most tokens of a call, which without chunks is the least that a step can compute.
+    """
     engine = SimSettings(
         policy=baseline.simulated,
         batch_size=settings.batch_size,
         kv_tokens=settings.kv_capacity_tokens,
         block_tokens=BLOCK_TOKENS,
-        chunk_tokens=settings.chunk_tokens,
+        chunk_tokens=max(settings.chunk_tokens, max_call_tokens) if baseline.plain else settings.chunk_tokens,
+        chunked_prefill=not baseline.plain,
+        prefix_cache=not baseline.plain,
         preemption="swap" if baseline.swaps else "recompute",
         kv_policy=baseline.kv_policy,
         host_kv_tokens=math.inf if baseline.swaps and baseline.kv_policy is not None else 0,

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.bench.baselines import Baseline
 from weft.bench.clock import Clock
-from weft.bench.meter import Meter, metered
+from weft.bench.meter import Meter, metered, timed
 from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.ids import ProgramId
@@ -99,7 +99,7 @@ class Stepper:
         self.meter = Meter()
         self._baseline = baseline
         self._tools = 0  # that have started
-        arguments = capacity.engine_args(model, max_model_len) | self._scheduling_args()
+        arguments = capacity.engine_args(model, max_model_len) | self._scheduling_args(capacity, max_model_len)
         # vLLM keeps one KV connector per process, in a global variable. `activate` sets it to this engine's connector.
         self._transfer: Any = kv_transfer_state
         self._transfer._KV_CONNECTOR_AGENT = None  # noqa: SLF001
@@ -111,9 +111,20 @@ class Stepper:
         except Exception as error:
             raise start_error(str(model), error) from error
         self._connector = self._transfer._KV_CONNECTOR_AGENT  # noqa: SLF001
+        if self._connector is not None:
+            for name in ("handle_preemptions", "start_load_kv"):
+                setattr(self._connector, name, timed(getattr(self._connector, name), self.meter))
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
 
-    def _scheduling_args(self) -> dict[str, Any]:
+    def _scheduling_args(self, capacity: EngineCapacity, max_model_len: int) -> dict[str, Any]:
+        if self._baseline.plain:
+            # Without chunks, vLLM requires that a step can compute the longest call.
+            return {
+                "scheduling_policy": self._baseline.stock,
+                "enable_prefix_caching": False,
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(capacity.chunk_tokens, max_model_len),
+            }
         if self._baseline.policy is None:
             return {"scheduling_policy": self._baseline.stock}
         from weft.engine.scheduler import WeftScheduler

@@ -475,3 +475,14 @@ def test_programs_that_cannot_be_served_are_refused() -> None:
     with pytest.raises(SimulationError, match=r"'c' of program 'A' has 110 tokens.*holds 109; .*kv_tokens"):
         simulate([one_call(100, 10)], SimSettings(kv_tokens=109))
     assert simulate([one_call(100, 10)], SimSettings(kv_tokens=110)).counts.preemptions == 0
+
+
+def test_without_chunks_a_prompt_waits_for_a_step_that_has_room_for_all_of_it() -> None:
+    """Steps take a second and compute 10 tokens. The prompt of 8 does not fit behind that of 6. In chunks it begins in
+    the first step, and whole it waits. So does the prompt of 2 behind it, for which there would be room."""
+    made = [TraceProgram(f"p{tokens}", (TraceCall("a", (), 1, tokens),)) for tokens in (6, 8, 2)]
+    engine = SimSettings("fcfs", batch_size=4, chunk_tokens=10, step_time=StepTime(1.0, 0.0, 0.0, 0.0))
+    chunks = simulate(made, engine).programs.values()
+    whole = simulate(made, replace(engine, chunked_prefill=False)).programs.values()
+    assert [row.wait for row in chunks] == [0.0, 0.0, 1.0]
+    assert [row.wait for row in whole] == [0.0, 1.0, 1.0]

@@ -61,3 +61,10 @@ def test_samples_that_cannot_be_fitted_are_refused() -> None:
         StepTime.fit([StepSample(1, 0, 0, 0.0), StepSample(2, 0, 0, 0.0)])
     with pytest.raises(SimulationError, match="at least 0"):
         StepTime(prefill_token_s=-1.0)
+
+
+def test_a_stall_of_the_machine_leaves_the_mean() -> None:
+    """One step with a long prompt that took eight seconds makes both coefficients of a step without prompts negative. A
+    session's report must not be lost for that, so every step takes the mean."""
+    made = [StepSample(4 - tokens % 2, tokens, 0, 0.01) for tokens in range(1000)] + [StepSample(3, 3000, 0, 8.0)]
+    assert StepTime.fit(made).step_s(4, 3000, 0) == StepTime.fit(made).fixed_s == pytest.approx(0.018, rel=0.01)
