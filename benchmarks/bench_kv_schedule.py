@@ -133,6 +133,7 @@ class Bench:
         before_s = time.thread_time()
         output = self.scheduler.schedule()
         schedule_s = time.thread_time() - before_s
+        self.scheduler.get_grammar_bitmask(output)  # as vLLM's engine does once the workers have the step
         ids = list(output.num_scheduled_tokens)
         ran = ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, [[5]] * len(ids))
         if isinstance(copies := output.kv_connector_metadata, StepPlan) and copies.plan.number:

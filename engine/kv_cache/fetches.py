@@ -75,29 +75,39 @@ class Fetches:
         """Whether an engine without calls should look what can be fetched."""
         return self.looks and bool(self._store.tier.slots) and self._store.copy_token_s < math.inf
 
-    def before_step(self, most_blocks: int, running: Collection[RunningCall], *, is_idle: bool) -> None:
+    def plan(self, most_blocks: int, running: Collection[RunningCall], *, is_idle: bool) -> bool:
         """Plan what is due.
 
         Args:
-            most_blocks: The most blocks that the step can take.
+            most_blocks: The most blocks that the next step can take.
             running: The calls that run.
             is_idle: No call runs or waits. Then everything is due that has room: there is nothing better to do.
+
+        Returns:
+            Whether it took blocks.
         """
-        now_s, pool = self._store.now_s, self._pool
-        most_blocks += 1 + len(pool.blocks) // _WATERMARK
-        if self._under_way and pool.get_num_free_blocks() < most_blocks:
-            self.let_go()
+        self.let_go_if_short(most_blocks)
+        now_s = self._store.now_s
         if self._under_way or not (now_s >= self._next_s or (is_idle and self.looks)):
-            return
+            return False
         self._next_s, self.looks = now_s + _EVERY_S, False
         copy_token_s = self._store.copy_token_s
         if not self._store.tier.slots or copy_token_s == math.inf:
-            return
-        left = min(self._step_blocks, pool.get_num_free_blocks() - most_blocks)
+            return False
+        left = min(self._step_blocks, self._pool.get_num_free_blocks() - self._spared(most_blocks))
         for context in self._due(running, copy_token_s, LEAD_S if not is_idle else math.inf):
             if left <= 0:
                 break
             left -= self._fetch(context, left)
+        return bool(self._under_way)
+
+    def let_go_if_short(self, most_blocks: int) -> None:
+        """Give back the blocks of all fetches under way if the next step may need them."""
+        if self._under_way and self._pool.get_num_free_blocks() < self._spared(most_blocks):
+            self.let_go()
+
+    def _spared(self, most_blocks: int) -> int:
+        return most_blocks + 1 + len(self._pool.blocks) // _WATERMARK
 
     def let_go(self) -> None:
         """Give back the blocks of all fetches under way, as if there had been none. The workers may still write to

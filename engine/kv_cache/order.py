@@ -29,7 +29,7 @@ class NextStep(Protocol):
     """What is known of a step before vLLM forms it. Each answer takes time, and is only asked for if it matters."""
 
     def most_blocks(self) -> int:
-        """The most KV blocks that the step can take."""
+        """The most KV blocks that the step can take. While another step runs: as far as calls do not end meanwhile."""
 
     def queue(self) -> Iterator[tuple[Hashable, int]]:
         """The programs of the calls that wait and the levels of their queues, the call that starts next first."""
@@ -81,6 +81,10 @@ class KvOrder:
 
     def before_step(self, step: NextStep, now_s: float) -> None:
         """vLLM is about to allocate the blocks of a step."""
+
+    def while_step_runs(self, step: NextStep, now_s: float) -> None:
+        """The workers compute a step. What is done for the next one now delays nobody. vLLM may leave this call out,
+        and then `before_step` has to do it."""
 
     def let_go(self) -> None:
         """Give back what blocks it has taken: vLLM is about to empty its prefix cache."""

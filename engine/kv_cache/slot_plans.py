@@ -182,8 +182,8 @@ class SlotPlans:
 
     @property
     def awaits_report(self) -> bool:
-        """Whether the workers have not reported on a plan yet."""
-        return bool(self._sent)
+        """Whether the workers have not reported on a plan yet, or there is one that they do not have."""
+        return bool(self._sent or self._out) or not self._plan.is_empty
 
     @property
     def reported(self) -> int:

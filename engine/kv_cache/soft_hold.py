@@ -27,6 +27,7 @@ _QUEUE_S: Final = 0.1
 _MOST_TURNS: Final = 1000  # in the queue, looked at in each epoch; later ones are too far away to tell
 _NEXT_TURNS: Final = 100  # looked at between two epochs
 _MOST_TOOLS: Final = 100  # in the figures
+_FRESH_S: Final = 0.1  # so long a step may use what was prepared before it
 _LEAST_MOVED: Final = 32  # blocks at a time, so that steps that take one each do not each move one
 
 
@@ -63,13 +64,16 @@ class SoftHold(KvOrder):
         self._spare: dict[int, Any] = {block.block_id: block.block_hash for block in pool.blocks if block.block_hash}
         self._running: dict[str, RunningCall] = {}  # by request
         self._waiting_since_s: dict[str, float] = {}  # by request
-        self._moved: list[tuple[Hashable, _Cached]] = []  # at the front of the free list, or taken from there
+        self._front: list[_Cached] = []  # of the free list when it was made, and what these blocks held
+        self._moved: list[tuple[Hashable, _Cached]] = []  # those of them that can be found
         self._has_changed = False  # the order, since then, in a way that matters to these
         self._to_revisit = Rotation(self.retention.to_revisit, _EPOCH_S)
         self._to_check = Rotation[Hashable](lambda: self._cached, _CHECK_S)  # whether they are still there
         self._next_queue_s = self._next_epoch_s = -math.inf
         self._programs_moved: set[Hashable] = set()  # whose blocks these are
         self._most_blocks = 0  # that the step can take
+        self._prepared_s = -math.inf  # when that was done last that need not be done just before a step
+        self._at_front = 0  # blocks of `_front` that are there yet, as counted then
         self.moves = 0  # of blocks so far
 
     # -- what happens
@@ -136,6 +140,8 @@ class SoftHold(KvOrder):
         self._cached = {key: at for key, at in self._cached.items() if key in self.retention.tree and at.is_there}
         self._spare.clear()
         self._moved.clear()
+        self._front.clear()
+        self._at_front = 0
         self._has_changed = True
 
     @property
@@ -163,17 +169,33 @@ class SoftHold(KvOrder):
 
     def before_step(self, step: NextStep, now_s: float) -> None:
         """Move as many blocks to the front as the step can take, if it can take those that are not there yet."""
+        self._most_blocks = step.most_blocks()
+        if now_s >= self._prepared_s + _FRESH_S:
+            self._prepare(step, now_s)
+        self._prepared_s = -math.inf
+        self._fill_front(1, now_s)
+
+    def while_step_runs(self, step: NextStep, now_s: float) -> None:
+        """Do what is due, and have twice as many blocks at the front as the next step takes if no call ends before."""
+        self._most_blocks = step.most_blocks()
+        self._prepare(step, now_s)
+        self._fill_front(2, now_s)
+        self._prepared_s = now_s
+
+    def _prepare(self, step: NextStep, now_s: float) -> None:
         self.retention.observe_memory(self._memory())
         self._do_part_of_epoch(step, now_s)
-        self._most_blocks = step.most_blocks()
+        self._at_front = sum(1 for at in self._front if at.is_there and not at.block.ref_cnt)
+
+    def _fill_front(self, times: int, now_s: float) -> None:
+        """Make the front of the free list again if that is out of date, or if the step can take more. Then move so many
+        times that."""
         most = min(self._most_blocks, self._pool.get_num_free_blocks())
-        if most <= 0:
-            return
-        left = [(key, at) for key, at in self._moved if at.is_there and not at.block.ref_cnt]
-        if not self._has_changed and len(left) >= most:
+        if most <= 0 or (not self._has_changed and self._at_front >= most):
             return
         self._forget_all([key for key, at in self._moved if not at.is_there and self._cached.get(key) is at], now_s)
-        self._move(max(most, _LEAST_MOVED), now_s)
+        self._move(max(times * most, _LEAST_MOVED), now_s)
+        self._at_front = len(self._front)
         self._has_changed = False
 
     def _do_part_of_epoch(self, step: NextStep, now_s: float) -> None:
@@ -200,15 +222,18 @@ class SoftHold(KvOrder):
         queue = self._pool.free_block_queue
         free = itertools.islice(queue.iter_blocks_after(None), count)
         front = list(itertools.takewhile(lambda block: block.block_hash is None, free))
-        front += self._take_spare(count - len(front))
-        self._moved = self._next(count - len(front), now_s)
-        blocks = (self.retention.tree.get(key) for key, _ in self._moved)
-        self._programs_moved = {block.program for block in blocks if block is not None}
-        front += (at.block for _, at in self._moved)
-        for block in front:
-            queue.remove(block)
-        queue.prepend_n(front)
-        self.moves += len(front)
+        self._moved, self._programs_moved = [], set()
+        if len(front) < count:
+            front += self._take_spare(count - len(front))
+            self._moved = self._next(count - len(front), now_s)
+            blocks = (self.retention.tree.get(key) for key, _ in self._moved)
+            self._programs_moved = {block.program for block in blocks if block is not None}
+            front += (at.block for _, at in self._moved)
+            for block in front:
+                queue.remove(block)
+            queue.prepend_n(front)
+            self.moves += len(front)
+        self._front = [_Cached(block, block.block_hash) for block in front]
 
     def _take_spare(self, count: int) -> list[KVCacheBlock]:
         """At most `count` free blocks that no call will find. Those in use follow when they are free."""

@@ -46,6 +46,7 @@ class Spills:
         self._forget = forget
         self._watched: dict[int, tuple[Hashable, Any]] = {}  # by block: its key and its hash
         self._reused: dict[Hashable, int] = {}  # in this step: blocks by key
+        self._gone: list[Hashable] = []  # that vLLM has evicted, and nobody knows yet
         self._copying: deque[tuple[int, Context]] = deque()  # with the number of the plan that completes them
         self._step_blocks = max(1, int(_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         store.at_plan = self._spill_reused
@@ -60,7 +61,7 @@ class Spills:
         self._pool.touch(held)
         self._pool.unpin_blocks(held, self._on_reuse)  # the references are as before, only the watcher stays
 
-    def before_step(self) -> bool:
+    def plan(self) -> bool:
         """Plan copies of contexts that are to be spilled, as many as one step makes.
 
         Returns:
@@ -101,6 +102,7 @@ class Spills:
     def reset(self) -> None:
         """vLLM has emptied its prefix cache."""
         self._reused.clear()
+        self._gone.clear()
         self._copying.clear()
         self._retention.spills.clear()
 
@@ -119,30 +121,36 @@ class Spills:
             self._reused[key] = block.block_id
 
     def _spill_reused(self) -> None:
-        """Of the blocks that the step overwrites, plan to copy those of open programs' contexts."""
+        """Of the blocks that the step overwrites, plan to copy those of open programs' contexts. They are forgotten
+        later, since that delays the step."""
         reused, self._reused = self._reused, {}
         if not reused:
             return
-        tree = self._retention.tree
+        block_at, block_of = self._retention.tree.get, self._block_of
         lost: dict[Block, int] = {}
         ends: dict[Context, Block] = {}  # of the contexts that lose blocks and are not in host memory
         for key, number in reused.items():
-            block = tree.get(key)
-            at = self._block_of(key)
-            if block is None or block.pins or (at is not None and at.block_id != number):  # another holds the same
-                continue
+            block = block_at(key)
+            if block is None or block.pins or ((at := block_of(key)) is not None and at.block_id != number):
+                continue  # in the last case another holds the same
+            self._gone.append(key)
             lost[block] = number
             behind = [block]  # can still be read, and not be found
             for each in behind:
-                if each not in lost and (at := self._block_of(each.key)) is not None:
+                if each is not block and each not in lost and (at := block_of(each.key)) is not None:
                     lost[each] = at.block_id
-                ends.update((context, each) for context in each.contexts if not context.on_host)
-                behind += (child for child in each.children if child not in lost)
+                if each.contexts:
+                    ends.update((context, each) for context in each.contexts if not context.on_host)
+                if each.children:
+                    behind += (child for child in each.children if child not in lost)
         for context, end in ends.items():
             if self._pays(context):
                 chain = path(end)
-                blocks = {each.depth: lost[each] for each in chain if each in lost}
-                self._store.keep(context, [each.key for each in chain[: max(blocks) + 1]], blocks)
-        self._forget(
-            [key for key in reused if (block := tree.get(key)) is not None and block in lost], self._store.now_s
-        )
+                numbers = {each.depth: lost[each] for each in chain if each in lost}
+                self._store.keep(context, [each.key for each in chain[: max(numbers) + 1]], numbers)
+
+    def forget_reused(self) -> None:
+        """Forget what vLLM has evicted, unless it is there again."""
+        gone, self._gone = self._gone, []
+        if gone:
+            self._forget([key for key in gone if self._block_of(key) is None], self._store.now_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 from weft.core.kv_cache.policies import Memory
@@ -34,11 +35,25 @@ class TieredHold(SoftHold):
     def before_step(self, step: NextStep, now_s: float) -> None:
         """Order the device's blocks, and copy some to host memory and back."""
         self._store.now_s = now_s
-        self._has_changed |= self._tiered.host_changed(now_s)
+        if self._is_idle(step):
+            self._prepared_s = -math.inf  # such a step delays nobody
         super().before_step(step, now_s)
-        self._has_changed |= self._spills.before_step()
-        is_idle = not self._running and next(step.queue(), None) is None
-        self._fetches.before_step(self._most_blocks, self._running.values(), is_idle=is_idle)
+        self._fetches.let_go_if_short(self._most_blocks)
+
+    def while_step_runs(self, step: NextStep, now_s: float) -> None:
+        self._store.now_s = now_s
+        super().while_step_runs(step, now_s)
+
+    def _prepare(self, step: NextStep, now_s: float) -> None:
+        self._spills.forget_reused()
+        self._has_changed |= self._tiered.host_changed(now_s)
+        super()._prepare(step, now_s)
+        self._has_changed |= self._spills.plan()
+        if self._fetches.plan(self._most_blocks, self._running.values(), is_idle=self._is_idle(step)):
+            self._has_changed = True  # it took blocks from the front
+
+    def _is_idle(self, step: NextStep) -> bool:
+        return not self._running and next(step.queue(), None) is None
 
     def call_left(self, call: CallKv, now_s: float) -> None:
         super().call_left(call, now_s)

@@ -48,6 +48,7 @@ class BatchFormer:
         self._awaited: list[str] = []  # the waiting requests for which the step has room
         self._turned_away: set[str] = set()  # those of earlier steps that vLLM did not admit
         self._has_prompts = False
+        self._growing: int | None = None  # running calls whose last block is full; None: not counted since it changed
         # Models with Mamba layers compute prompts in chunks that end where vLLM says, and with a threshold vLLM itself
         # keeps long prompts from using up a step.
         self._divides_steps = not (
@@ -124,8 +125,11 @@ class BatchFormer:
         most = scheduler.max_num_scheduled_tokens // block_tokens + len(scheduler.running) + starting
         if self._swap is not None and starting:
             most += self._entries[waiting.peek().key].lost_tokens // block_tokens
-        # One that decodes takes a block each time when its last one is full.
-        blocks = sum(1 for request in scheduler.running if not request.num_computed_tokens % block_tokens)
+        # One that decodes takes a block each time when its last one is full. Calls that left since may be counted.
+        if self._growing is None:
+            full = [request for request in scheduler.running if not request.num_computed_tokens % block_tokens]
+            self._growing = len(full)
+        blocks = self._growing
         blocks += -(-ahead // block_tokens) * len(scheduler.running)
         if self._has_prompts:
             prompts = (request for request in scheduler.running if request.is_prefill_chunk)
@@ -145,6 +149,7 @@ class BatchFormer:
     def step_formed(self, output: SchedulerOutput, now_s: float) -> None:
         """vLLM has formed the step: note the calls that it turned away, and those that got no tokens for their prompts
         or get some again."""
+        self._growing = None
         if self._awaited:
             self._turned_away.update(key for key in self._awaited if not self._entries[key].running)
             self._awaited = []

@@ -296,6 +296,12 @@ class WeftScheduler(AsyncScheduler):
         self._charges.step_formed(output, now_s)
         return output
 
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        """vLLM asks when it has given the step to the workers. So this is the time to prepare the next one."""
+        bitmask = super().get_grammar_bitmask(scheduler_output)
+        self._kv_order.while_step_runs(self._former, self._clock())
+        return bitmask
+
     def _start(self, request: Request, entry: Entry, output: SchedulerOutput, now_s: float) -> None:
         self._former.batch_changed()
         entry.running = entry.computes_prompt = True

@@ -63,6 +63,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "_update_after_schedule": "(self, scheduler_output) -> None",
             "_update_request_with_output": "(self, request, new_token_ids, is_stale=False) -> tuple[list[int], bool]",
             "add_request": "(self, request) -> None",
+            "get_grammar_bitmask": "(self, scheduler_output) -> GrammarOutput | None",
             "reset_prefix_cache": "(self, reset_running_requests=False, reset_connector=False) -> bool",
             "schedule": "(self, throttle_prefills=False) -> SchedulerOutput",
             "update_from_output": "(self, scheduler_output, model_runner_output) -> dict[int, EngineCoreOutputs]",

@@ -64,10 +64,10 @@ def reset(h: Any) -> None:
 
 def play(make: Make, seed: int, **options: Any) -> Any:
     """Programs with several calls, tools between them, aborts and resets, in memories that are too small for them. Some
-    have a cache salt or an adapter of their own. Every call's tokens are checked."""
+    have a cache salt or an adapter of their own. Steps are fast and slow. Every call's tokens are checked."""
     from scheduler_harness import expected_output
 
-    rng = random.Random(seed)
+    rng, pace = random.Random(seed), random.Random(seed)
     fails, resets = options.pop("fails", 0.0), options.pop("resets", False)
     h = make(**{"blocks": 16, "swap_blocks": 40, "batched_tokens": 48, **options})
     h.worker.fails = lambda: rng.random() < fails
@@ -110,6 +110,7 @@ def play(make: Make, seed: int, **options: Any) -> Any:
                 end(h, program)
         if resets and rng.random() < 0.02:
             reset(h)
+        h.step_s, h.asks_meanwhile = pace.choice((0.02, 0.02, 1.0)), pace.random() < 0.9
         h.step()
     for program in contexts:
         end(h, program)

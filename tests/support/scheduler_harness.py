@@ -190,6 +190,7 @@ class SchedulerHarness:
         self.swaps = swap_blocks > 0
         self.in_flight = in_flight
         self.step_s = 1.0
+        self.asks_meanwhile = True  # for a grammar while a step runs, as vLLM does
         self.tokens: dict[str, list[int]] = {}
         self.accounts: dict[str, dict[str, Any]] = {}
         self.finished: list[str] = []
@@ -238,6 +239,8 @@ class SchedulerHarness:
         output = self.scheduler.schedule()
         copied = self.worker.swap(output.kv_connector_metadata.plan) if self.swaps else None
         if output.total_num_scheduled_tokens:
+            if self.asks_meanwhile:
+                self.scheduler.get_grammar_bitmask(output)
             executed = self.worker.execute(output)
             executed.kv_connector_output = copied
             self._pending.append((output, executed))

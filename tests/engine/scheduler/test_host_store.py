@@ -105,6 +105,22 @@ def test_a_context_comes_back_just_before_its_tool_returns(make: Make) -> None:
     assert call(h, "a2", [*prompt_of(1, 64), 7, 8, 9], "a") == 64
 
 
+def test_a_copy_that_is_planned_while_the_last_step_runs_is_made(make: Make) -> None:
+    """The last call ends in that step. vLLM steps again, since the workers do not have the plan yet."""
+    h = make()
+    h.step_s = 0.02
+    h.add("a1", prompt=prompt_of(1, 64), max_tokens=1, program_id="a")
+    h.add("b1", prompt=prompt_of(2, 20), max_tokens=2, program_id="b")
+    h.step()
+    end(h, "b")
+    h.step()
+    swap = h.scheduler._swap
+    assert not h.scheduler.has_unfinished_requests()
+    assert swap.awaits_report, "the plan that copies the context of the first call is not sent yet"
+    h.settle()
+    assert (swap.awaits_report, swap.stats().used) == (False, 4)
+
+
 def test_a_fetch_keeps_no_call_waiting(make: Make) -> None:
     """A call arrives that needs every block. It starts in the next step, whatever is being fetched."""
     h = lose_a_context(make)

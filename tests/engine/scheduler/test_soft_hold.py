@@ -359,6 +359,49 @@ def test_a_step_moves_no_more_blocks_than_it_can_take(make: Make) -> None:
     assert sum(count > 0 for count in per_step) < len(per_step) / 4
 
 
+def moves_in_steps(h: Any, steps: int) -> tuple[int, int]:
+    """The blocks that `schedule()` moves in so many steps, and those that are moved while the steps run."""
+    order, schedule, waited = h.scheduler._kv_order, h.scheduler.schedule, [0]
+
+    def counted() -> Any:
+        before = order.moves
+        output = schedule()
+        waited[0] += order.moves - before
+        return output
+
+    before, h.scheduler.schedule = order.moves, counted
+    for _ in range(steps):
+        h.step()
+    h.scheduler.schedule = schedule
+    return waited[0], order.moves - before - waited[0]
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 200])
+def test_the_order_is_made_while_steps_run(make: Make, swap_blocks: int) -> None:
+    """No step waits for it: `schedule()` moves nothing. Where vLLM does not say that a step runs, it has to."""
+    h = make("next-use", slots=4, blocks=100, swap_blocks=swap_blocks)
+    for number in range(20):
+        call(h, f"c{number}", prompt_of(number, 160), f"p{number}")
+    for number in range(4):
+        h.add(f"d{number}", prompt=prompt_of(30 + number, 16), max_tokens=400, program_id=f"d{number}")
+    h.step_s = 0.02
+    h.step()
+    assert (counts := moves_in_steps(h, 100))[0] == 0 < counts[1]
+    h.asks_meanwhile = False
+    assert (counts := moves_in_steps(h, 100))[1] == 0 < counts[0]
+    check_free_list(h)
+
+
+def test_nothing_is_moved_while_unused_blocks_come_first(make: Make) -> None:
+    """An engine whose KV cache was never full has nothing to put in order."""
+    h = make("next-use", slots=4, blocks=400)
+    for number in range(5):
+        call(h, f"c{number}", prompt_of(number, 160), f"p{number}")
+    h.add("one", prompt=prompt_of(70, 160), max_tokens=200, program_id="one")
+    h.run()
+    assert h.scheduler._kv_order.moves == 0
+
+
 @pytest.mark.parametrize("kv_policy", ["next_use", 7, {"quantile": 0.9}, {"name": "ttl", "quantile": 2}, ["ttl"]])
 def test_a_bad_kv_policy_is_refused_at_the_start(make: Make, kv_policy: object) -> None:
     """A scheduler of its own reads it from `additional_config`, and an engine refuses it before it starts anything."""
