@@ -105,7 +105,7 @@ def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LivePr
     calls = list(row.active.values())
     at_schedulers = [found for call in calls if (found := _at_scheduler(call, known)) is not None]
     accounts = [call.account for call in calls]
-    tools = tuple(dict.fromkeys(cut(tool.name) for tool in row.tools_running))[:_MOST_TOOLS]
+    tools = tuple(dict.fromkeys(cut(tool.name.removeprefix(scope)) for tool in row.tools_running))[:_MOST_TOOLS]
     levels = [call.level for call in at_schedulers if call.level is not None]
     figures = [_figures(call, known) for call in calls]
     chains_s = [call.inherited.service_s + service_s for call, (service_s, _) in zip(calls, figures, strict=True)]

@@ -13,7 +13,7 @@ from weft.core.accounts import Account
 from weft.core.errors import ProgramEndedError
 from weft.core.ids import CallId, EngineId, ProgramId
 from weft.core.process_rows import CallIdentity, ProgramState
-from weft.core.program.graph import CallNode, CallState
+from weft.core.program.graph import CallNode, CallState, Edge
 from weft.core.program.lineage import NOTHING, Content, Inputs
 from weft.core.program.run_tree import RunKind
 from weft.core.program.state import SharedState, nothing
@@ -219,6 +219,35 @@ class ReportedProgram:
             self._shared.until_call.clear()
         self.tools_ended(answered)
         return CallIdentity(self.program_id, thread_id, call_id, parents[-MOST_PARENTS_SENT:])
+
+    def adopt_call(self, identity: CallIdentity) -> bool:
+        """Report a call that another process has named, with the parents that it has inferred.
+
+        Args:
+            identity: its ids. Parents that are not known here are left out of the graph.
+
+        Returns:
+            Whether the call is new. Otherwise nothing has changed.
+
+        Raises:
+            ProgramEndedError: the program has ended.
+        """
+        graph = self._shared.graph
+        with self._shared.lock:
+            self._shared.reports += 1
+            self._check_running()
+            if identity.call_id in graph:
+                return False
+            self._shared.has_called = True
+            edges = tuple(Edge(parent, exact=True) for parent in identity.parents if parent in graph)
+            graph.open(CallNode(identity.call_id, identity.thread_id, edges))
+            graph.fold(self._shared.tree.knows)
+        return True
+
+    def note_alive(self) -> None:
+        """Report that the program goes on, although nothing else is reported."""
+        with self._shared.lock:
+            self._shared.reports += 1
 
     def end_call(self, run: Hashable, identity: CallIdentity, output: Content = NOTHING) -> None:
         """Report that a call has a result. The next call in the run comes after it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,12 +15,14 @@ from weft.core.accounts import Attained
 from weft.core.errors import EngineClosedError, InvalidRequestError, OverloadedError, WeftError
 from weft.core.identity import Identity, Source
 from weft.core.identity.lineage import Lineage
-from weft.core.ids import IdSource, ProgramId
+from weft.core.ids import CallId, IdSource, ProgramId
+from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.engine.frontend.calls import InFlight
 from weft.engine.live import LiveReader
 from weft.engine.multi import AsyncMultiLLMEngine
+from weft.engine.serve.events import note_events
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.limits import CallsOfKeys
 from weft.engine.serve.programs import OpenPrograms
@@ -31,7 +33,7 @@ from weft.engine.wire.calls import FIELDS, CallHeader, decode_call, encode_call
 from weft.engine.wire.reports import attach_account, encode_account
 
 REQUEST: Final = "weft_request"  # in `vllm_xargs`: the key of the HTTP request that a call belongs to
-_OURS: Final = (*FIELDS, "session_id", REQUEST)
+_OURS: Final = (*FIELDS, "session_id", "parent_program_id", REQUEST)
 
 
 @dataclass(slots=True)
@@ -45,7 +47,9 @@ class ServedRequest:
         fingerprint: Of its system prompt and tools.
         is_reserved: It was admitted as one call, and no call has taken the place yet.
         is_call: It is one call that no HTTP request is known of; its program ends with it.
+        deadline_s: Seconds after which its program should have ended; None: whenever.
         failure: The error with which a call of it ended.
+        call: The latest call of it.
     """
 
     key: ApiKey
@@ -54,7 +58,9 @@ class ServedRequest:
     fingerprint: Callable[[], str]
     is_reserved: bool = True
     is_call: bool = False
+    deadline_s: float | None = None
     failure: WeftError | None = None
+    call: InFlight | None = None
 
 
 class ServedEngine(EngineClient):
@@ -122,6 +128,10 @@ class ServedEngine(EngineClient):
         if request.identity.ends:
             self.programs.end_after_calls(request.identity.program_id)
 
+    def note(self, scope: str, message: Mapping[str, Any]) -> None:
+        """Take what a client says of its programs between two calls; see `note_events`."""
+        note_events(self._engine, self.programs, scope, message)
+
     def stop(self) -> None:
         """Abort the calls in flight, and take no more."""
         self._is_stopping = True
@@ -174,12 +184,11 @@ class ServedEngine(EngineClient):
         given = decode_call(arguments, request_id, kwargs.get("session_id"), is_trusted=request.key.is_trusted)
         run = object()
         with self._entered(request) as (program, is_admitted):
-            call_ids = program.start_call(run)
-            if request.identity.thread_id is not None:
-                call_ids = replace(call_ids, thread_id=request.identity.thread_id)
+            call_ids = self._named(program, request.identity, given.identity, arguments, run)
             call, header = self._engine.enter_call(
                 self._endpoint, program, call_ids, request.timeout_s, request.fingerprint, is_admitted=is_admitted
             )
+            request.call = call
             header = replace(
                 header, tool_ended=given.tool_ended, tool_started=given.tool_started, prefetch=given.prefetch
             )
@@ -208,7 +217,7 @@ class ServedEngine(EngineClient):
             self._calls_of_keys.enter(request.key, now_s())
         try:
             try:
-                program = self.programs.enter(request.identity, request.key.max_programs)
+                program = self.programs.enter(request.identity, request.key.max_programs, request.deadline_s)
             except WeftError:
                 if is_admitted:
                     self._endpoint.admission.leave(now_s())
@@ -221,6 +230,22 @@ class ServedEngine(EngineClient):
                     self.programs.end_after_calls(program.program_id)
         finally:
             self._calls_of_keys.leave(request.key, now_s())
+
+    @staticmethod
+    def _named(
+        program: Program, identity: Identity, given: CallIdentity, arguments: Mapping[str, Any], run: Hashable
+    ) -> CallIdentity:
+        """The ids of a call: those that a client of Weft's has inferred, or else inferred here."""
+        if identity.source is Source.WEFT and "call_id" in arguments:
+            scope = program.program_id.partition("/")[0]
+            call_id, *parents = (CallId(f"{scope}/{each}") for each in (given.call_id, *given.parents))
+            thread_id = identity.thread_id or given.thread_id
+            if program.adopt_call(CallIdentity(program.program_id, thread_id, call_id, tuple(parents))):
+                return CallIdentity(program.program_id, thread_id, call_id, tuple(parents))
+        call_ids = program.start_call(run)
+        if identity.thread_id is not None:
+            call_ids = replace(call_ids, thread_id=identity.thread_id)
+        return call_ids
 
     async def _outputs(
         self, call: InFlight, prompt: Any, params: SamplingParams, request_id: str, kwargs: dict[str, Any]

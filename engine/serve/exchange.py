@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,13 +15,15 @@ from weft.core.identity import Identity, identity_of
 from weft.core.identity.lineage import Placed
 from weft.core.identity.messages import items_of_answer, items_of_request
 from weft.core.routing.admission import check_timeout
+from weft.engine.frontend.calls import InFlight
 from weft.engine.frontend.fingerprint import fingerprint
 from weft.engine.serve.answers import AnswerReader
 from weft.engine.serve.auth import key_of, path_of
 from weft.engine.serve.client import REQUEST, ServedEngine, ServedRequest
 from weft.engine.serve.keys import ApiKey
+from weft.engine.serve.reports import add_report, add_report_to_events, ends_choice, replace_error, report_of
 from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
-from weft.engine.server.http_errors import error_code, error_for, error_headers
+from weft.engine.server.http_errors import error_body, error_code, error_for, error_headers
 
 _TOKENS: Final = "/inference/v1/generate"
 # These make one call at least.
@@ -36,7 +39,9 @@ _ADMITTED: Final = frozenset(
     }
 )
 _RESPONSES: Final = "/v1/responses"
+_REPORTING: Final = frozenset({"/v1/chat/completions", "/v1/completions"})  # their answers have the call's account
 _TIMEOUT: Final = b"weft-timeout-s"
+_DEADLINE: Final = b"weft-program-deadline-s"
 PROGRAM: Final = b"weft-program-id"
 
 
@@ -92,6 +97,8 @@ class _ServedExchange(Exchange):
         self._answers: AnswerReader | None = None
         self._found: ServedRequest | None = None
         self._refused_by: WeftError | None = None
+        self._held: Message | None = None  # the start of a whole response, until its length is known
+        self._whole = bytearray()
 
     def identify(self, request: dict[str, Any]) -> bool:
         if self._path not in _ADMITTED:
@@ -109,8 +116,13 @@ class _ServedExchange(Exchange):
             items = items_of_request(request)
             self._placed = self._engine.lineage.place(found, items, self._id_scope, self._peer)
             self._reads_answers = bool(items)
-        make_fingerprint = partial(fingerprint, request)
-        self._found = ServedRequest(self._client, self._placed.identity, self._timeout_s(), make_fingerprint)
+        self._found = ServedRequest(
+            self._client,
+            self._placed.identity,
+            self._seconds(_TIMEOUT) or self._engine.call_timeout_s,
+            partial(fingerprint, request),
+            deadline_s=self._seconds(_DEADLINE),
+        )
         holder[name] = {**(arguments or {}), REQUEST: self._key}
         return True
 
@@ -145,19 +157,59 @@ class _ServedExchange(Exchange):
         return None
 
     async def send(self, message: Message) -> None:
-        """Add the program's id; and to an error of a call whether, and when, to try again."""
+        """Add the program's id and the call's account; and to an error whether, and when, to try again."""
         request = self._engine.request(self._key)
         if request is not None and message["type"] == "http.response.start":
             more = [(PROGRAM, request.identity.program_id.partition("/")[2].encode("latin-1", "replace"))]
             if request.failure is not None and message["status"] >= 400:
                 more += _encoded(request.failure)
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            is_stream = kind.startswith(b"text/event-stream")
             if message["status"] == HTTPStatus.OK and (self._reads_answers or self._path == _RESPONSES):
-                kind = dict(message["headers"]).get(b"content-type", b"")
-                self._answers = AnswerReader(is_stream=kind.startswith(b"text/event-stream"))
+                self._answers = AnswerReader(is_stream=is_stream)
             message = {**message, "headers": [*message.get("headers", ()), *more]}
-        if self._answers is not None and message["type"] == "http.response.body":
-            self._note(self._answers.take(message.get("body", b""), is_last=not message.get("more_body", False)))
+            if self._path in _REPORTING and not is_stream:
+                self._held = message
+                return
+        if message["type"] == "http.response.body":
+            if self._answers is not None:
+                self._note(self._answers.take(message.get("body", b""), is_last=not message.get("more_body", False)))
+            if self._held is not None:
+                await self._send_whole(self._held, message, request)
+                return
+            if request is not None and self._path in _REPORTING:
+                message = {**message, "body": self._reported(message.get("body", b""), request)}
         await super().send(message)
+
+    async def _send_whole(self, start: Message, message: Message, request: ServedRequest | None) -> None:
+        """Send a response that is no stream, once all of it is there."""
+        self._whole += message.get("body", b"")
+        if message.get("more_body", False):
+            return
+        self._held, body = None, bytes(self._whole)
+        if request is not None and request.failure is not None and start["status"] >= 400:
+            body = json.dumps(self._failure(request.failure)).encode()
+        elif request is not None and request.call is not None and start["status"] == HTTPStatus.OK:
+            body = add_report(body, self._report(request.call))
+        headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+        await super().send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+        await super().send({**message, "body": body})
+
+    def _reported(self, events: bytes, request: ServedRequest) -> bytes:
+        """The events of a stream, with the account in those that end a choice, and Weft's errors."""
+        if request.failure is not None:
+            return replace_error(events, self._failure(request.failure))
+        if request.call is not None and ends_choice(events):
+            return add_report_to_events(events, self._report(request.call))
+        return events
+
+    def _report(self, call: InFlight) -> dict[str, Any]:
+        return report_of(call, self._id_scope)
+
+    def _failure(self, error: WeftError) -> dict[str, Any]:
+        """The body of an error, with ids as the client knows them."""
+        found: dict[str, Any] = json.loads(json.dumps(error_body(error)).replace(f"{self._id_scope}/", ""))
+        return found
 
     def _note(self, answers: list[Mapping[str, Any]]) -> None:
         """Note answers before the client gets them, because it may go on at once."""
@@ -175,15 +227,16 @@ class _ServedExchange(Exchange):
     def end(self) -> None:
         self._engine.end_request(self._key)
 
-    def _timeout_s(self) -> float | None:
-        text = self._header(_TIMEOUT).decode("latin-1")
+    def _seconds(self, name: bytes) -> float | None:
+        """The value of a header; None: it is not there."""
+        text = self._header(name).decode("latin-1")
         if not text:
-            return self._engine.call_timeout_s
+            return None
         try:
-            return check_timeout(float(text), "weft-timeout-s")
+            return check_timeout(float(text), name.decode())
         except ValueError:
             raise InvalidRequestError(
-                f"weft-timeout-s must be a number of seconds above 0, not {text!r:.80}."
+                f"{name.decode()} must be a number of seconds above 0, not {text!r:.80}."
             ) from None
 
 

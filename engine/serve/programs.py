@@ -56,12 +56,20 @@ class OpenPrograms:
         if all(each in self._calls for each in others):
             raise KeyLimitError("programs with calls in flight", limit, _RETRY_S)
 
-    def enter(self, identity: Identity, limit: int | None = None) -> Program:
+    def touch(self, program_id: ProgramId) -> bool:
+        """Hear that a program goes on. Returns whether it is open."""
+        program = self._open.get(program_id)
+        if program is not None:
+            program.note_alive()
+        return program is not None
+
+    def enter(self, identity: Identity, limit: int | None = None, deadline_s: float | None = None) -> Program:
         """The program of a call that arrives; `leave` follows. A new one if it is not open.
 
         Args:
             identity: Of the call.
             limit: How many programs the key may have open; None: as many as there may be in all.
+            deadline_s: Seconds after which a new program should have ended; None: whenever.
 
         Raises:
             KeyLimitError: See `check_room`.
@@ -78,6 +86,7 @@ class OpenPrograms:
             program = Program(
                 identity.program_name or "program",
                 tenant=identity.tenant,
+                deadline_s=deadline_s,
                 ids=_GivenIds(program_id, identity.session_id),
             )
             program.end_when_idle(self._times.timeout_s(kind), partial(self.abandon, program_id))

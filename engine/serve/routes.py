@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from weft.core.ids import ProgramId
@@ -36,6 +36,18 @@ def add_routes(app: FastAPI, served: ServedEngine) -> None:
         return JSONResponse(
             openai_error(404, f"no program {program_id!r:.80} of this key is open.", "program_not_open"), 404
         )
+
+    @app.post("/weft/events")
+    async def note_events(request: Request, key: RequestKey) -> Response:
+        """Hear of tools, ends and signs of life of the programs of the request's key, as `weft.connect` sends them."""
+        try:
+            message = await request.json()
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            return JSONResponse(openai_error(400, "events are a JSON object.", "invalid_request"), 400)
+        served.note(key.scope, message)
+        return Response(status_code=204)
 
 
 def _shown(program: Program) -> dict[str, Any]:

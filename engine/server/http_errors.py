@@ -53,6 +53,11 @@ def _status_and_code(error: WeftError) -> tuple[int, str]:
     return next((status, code) for kind, status, code in _ERRORS if isinstance(error, kind))
 
 
+def kind_of_code(code: str) -> type[WeftError] | None:
+    """The class of the errors with a code; None: it is not one of Weft's."""
+    return next((kind for kind, _status, own in _ERRORS if own == code), None)
+
+
 def openai_error(status: int, message: str, code: str) -> dict[str, Any]:
     """Return an error in OpenAI's JSON."""
     kind = "invalid_request_error" if status < 500 else "server_error"
@@ -60,9 +65,13 @@ def openai_error(status: int, message: str, code: str) -> dict[str, Any]:
 
 
 def error_body(error: WeftError) -> dict[str, Any]:
-    """Convert an error to OpenAI's JSON."""
+    """Convert an error to OpenAI's JSON. Its attributes are under "weft"."""
     status, code = _status_and_code(error)
-    return openai_error(status, str(error), code)
+    body = openai_error(status, str(error), code)
+    attributes = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float)}
+    if attributes:
+        body["error"]["weft"] = attributes
+    return body
 
 
 def error_code(error: WeftError) -> str:

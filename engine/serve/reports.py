@@ -1,0 +1,56 @@
+"""The account of a call in its answer: the member `"weft"`, in whole answers and in streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from weft.engine.frontend.calls import InFlight
+
+_ENDS: Final = b'"finish_reason":"'  # in a string the quotation marks would be escaped
+_EVENT: Final = b"data: {"
+_ERROR: Final = b'data: {"error"'
+
+
+def report_of(call: InFlight, scope: str) -> dict[str, Any]:
+    """A call's ids as its client knows them, and its account: seconds and tokens."""
+    identity, prefix = call.identity, f"{scope}/"
+    return {
+        **call.report(),
+        "program_id": identity.program_id.removeprefix(prefix),
+        "call_id": identity.call_id.removeprefix(prefix),
+        "parents": [parent.removeprefix(prefix) for parent in identity.parents],
+    }
+
+
+def add_report(answer: bytes, report: Mapping[str, Any]) -> bytes:
+    """Add a report to a JSON object. What is none stays as it is."""
+    body = answer.rstrip()
+    if not body.endswith(b"}") or body == b"{}":
+        return answer
+    return body[:-1] + b',"weft":' + _dumped(report) + b"}"
+
+
+def ends_choice(events: bytes) -> bool:
+    """Whether a choice of the answer ends with these events."""
+    return _ENDS in events
+
+
+def add_report_to_events(events: bytes, report: Mapping[str, Any]) -> bytes:
+    """Add a report to the events that end a choice."""
+    return b"\n\n".join(
+        add_report(event, report) if event.startswith(_EVENT) and _ENDS in event else event
+        for event in events.split(b"\n\n")
+    )
+
+
+def replace_error(events: bytes, body: Mapping[str, Any]) -> bytes:
+    """The events with another error in the place of theirs."""
+    return b"\n\n".join(
+        b"data: " + _dumped(body) if event.startswith(_ERROR) else event for event in events.split(b"\n\n")
+    )
+
+
+def _dumped(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
