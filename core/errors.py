@@ -43,6 +43,7 @@
         ├── ReplicaError                (ValueError) zero replicas, an unknown replica, ...
         ├── ClusterError                Ray is not installed, or its cluster does not answer
         ├── NoReplicaError              no replica of the model is ready
+        ├── ServerError                 the server of `weft.connect` is not there, refuses the client, or did not answer
         └── SwapError                   KV cannot be swapped between the engine's cache and the host pool
             ├── SwapArgumentError       (ValueError) blocks, slots or caches that cannot be swapped as given
             ├── SwapDeviceError         CUDA is missing, or reported an error
@@ -53,7 +54,7 @@ The errors that are also built-in exceptions (in brackets) are caught by code th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -62,6 +63,11 @@ def _restore(kind: type[WeftError], args: tuple[Any, ...], state: dict[str, Any]
     error.args = args  # TimeoutError is an OSError, whose __new__ leaves args to __init__
     error.__dict__.update(state)
     return error
+
+
+def restored(kind: type[WeftError], message: str, attributes: Mapping[str, Any]) -> WeftError:
+    """An error that another process has raised, from its message and its attributes."""
+    return _restore(kind, (message,), dict(attributes))
 
 
 class WeftError(Exception):
@@ -399,6 +405,26 @@ class NoReplicaError(EngineError):
             "call again when one is ready."
         )
         self.model = model
+
+
+class ServerError(EngineError):
+    """The server of `weft.connect` cannot be reached, refuses the client, or has not answered.
+
+    Args:
+        url: the server's address.
+        reason: what happened, as the rest of a sentence about the server.
+        advice: what to do.
+        status: the HTTP status of its answer; None: it gave none.
+        may_have_run: whether the call may have run there, so that the same call may run twice if it is sent again.
+    """
+
+    def __init__(
+        self, url: str, reason: str, advice: str, *, status: int | None = None, may_have_run: bool = False
+    ) -> None:
+        super().__init__(f"the server {url} {reason}. {advice}")
+        self.url = url
+        self.status = status
+        self.may_have_run = may_have_run
 
 
 class SwapError(EngineError):

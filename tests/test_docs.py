@@ -24,7 +24,8 @@ from weft.engine.vllm_compat.engine_args import VllmArgs
 
 DOCS = ROOT / "docs"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-RUN_ELSEWHERE = {"how-to/vllm-server.md"}  # tests/engine/server/test_standalone.py, against vLLM's server
+# In tests/engine/server/test_standalone.py, against vLLM's server, and in tests/engine/serve/test_connect.py.
+RUN_ELSEWHERE = {"how-to/vllm-server.md", "how-to/connect.md"}
 
 
 def named(document: Path) -> str:

@@ -2,7 +2,7 @@
 
 Decorate the entrypoint of an agent with `@weft.program`, and pass the program on to its models. Stock vLLM then
 schedules the calls of each run as one program. Importing `weft` needs neither vLLM nor torch: the engines,
-`weft.MetricsCollector` and `weft.openai_client` are imported when they are first used.
+`weft.MetricsCollector`, `weft.connect` and `weft.openai_client` are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from weft.core.routing import BalancerConfig
 if TYPE_CHECKING:
     from weft.engine.engine import Engine
     from weft.engine.multi import AsyncMultiLLMEngine, ServedModel
+    from weft.engine.remote.engine import connect
     from weft.engine.telemetry.collector import MetricsCollector
     from weft.integrations.openai import openai_client
 
@@ -42,6 +43,7 @@ __all__ = [
     "SwapConfig",
     "WeftError",
     "__version__",
+    "connect",
     "openai_client",
     "program",
 ]
@@ -60,6 +62,10 @@ def __getattr__(name: str) -> Any:
         from weft.engine.telemetry.collector import MetricsCollector
 
         return MetricsCollector
+    if name == "connect":
+        from weft.engine.remote.engine import connect
+
+        return connect
     if name == "openai_client":
         from weft.integrations.openai import openai_client
 

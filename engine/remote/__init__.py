@@ -1,0 +1,1 @@
+"""An engine in another process: `weft.connect` makes one that sends its calls to a `weft serve`."""

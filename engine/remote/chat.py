@@ -1,0 +1,150 @@
+"""Chat completions on a server, in the place of vLLM's chat endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import fields
+from typing import Any, Final
+
+from weft.core.accounts import Account
+from weft.core.errors import InvalidRequestError
+from weft.core.ids import CallId, ProgramId, is_id
+from weft.core.process_rows import ProgramInfo
+from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.remote.server import Server
+
+_CHAT: Final = "/v1/chat/completions"
+_TOKENIZE: Final = "/tokenize"
+# What a server is told of a call. The figures stay here: it has its own, and takes none from clients.
+_IDS: Final = ("program_id", "thread_id", "call_id", "parents", "program_name", "tenant")
+_TEMPLATE: Final = (
+    *("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
+    *("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs"),
+)
+_ACCOUNT: Final = frozenset(field.name for field in fields(Account))
+
+
+class Request:
+    """A chat request, with the attributes that the front end reads and sets."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self._body = body
+        self.request_id: str = body.get("request_id", "")
+        self.stream: bool = body.get("stream", False)
+        self.return_token_ids: bool = bool(body.get("return_token_ids"))
+        self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
+
+    def body(self, program: ProgramInfo | None) -> dict[str, Any]:
+        """What is sent."""
+        arguments = self.vllm_xargs or {}
+        own: dict[str, Any] = {name: arguments[name] for name in _IDS if name in arguments}
+        if not is_id(own.get("program_name")):  # nobody checks it in process, where it is only shown
+            own.pop("program_name", None)
+        if program is not None and program.parent_program_id is not None:
+            own["parent_program_id"] = program.parent_program_id
+        others = self._body.get("vllm_xargs") or {}
+        sent = {name: value for name, value in self._body.items() if name != "request_id"}
+        sent["vllm_xargs"] = {**others, **own}
+        if self.return_token_ids:
+            sent["return_token_ids"] = True
+        return sent
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """How long the call and its program may take from now on."""
+        arguments = self.vllm_xargs or {}
+        named = (("weft-timeout-s", "time_left_s"), ("weft-program-deadline-s", "program_time_left_s"))
+        # A time that has passed is one that has nearly passed: the server takes none of 0 seconds.
+        return {header: f"{max(arguments[name], 1e-3):.6f}" for header, name in named if name in arguments}
+
+    def template_body(self) -> dict[str, Any]:
+        """The part that decides over the prompt."""
+        return {name: self._body[name] for name in _TEMPLATE if self._body.get(name) is not None}
+
+
+class RemoteChat:
+    """What the front end asks of a model's endpoint.
+
+    Args:
+        server: The server.
+        loop: The engine's event loop, on which the server is asked.
+        max_model_len: The context length of the first model, in tokens.
+        on_account: Takes a call's account before its answer is delivered.
+        info_of: The program of an id, if it runs.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        loop: LoopThread,
+        *,
+        max_model_len: int,
+        on_account: Callable[[CallId, Account], None],
+        info_of: Callable[[ProgramId], ProgramInfo | None],
+    ) -> None:
+        self._server = server
+        self._loop = loop
+        self._on_account = on_account
+        self._info_of = info_of
+        self.max_model_len = max_model_len
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens. Blocks while the server is asked."""
+        body = {"prompt": text, "add_special_tokens": False}
+        answer = self._loop.submit(self._server.post(_TOKENIZE, body, may_run=False)).result()
+        return list(answer["tokens"])
+
+    @staticmethod
+    def make_request(body: dict[str, Any]) -> Request:
+        """Check what the front end reads of a request. The server checks the rest.
+
+        Raises:
+            InvalidRequestError: The request is malformed.
+        """
+        if not isinstance(body.get("messages"), list):
+            raise InvalidRequestError("the chat request is malformed: messages must be a list of messages.")
+        arguments = body.get("vllm_xargs")
+        if arguments is not None and not isinstance(arguments, dict):
+            raise InvalidRequestError("the chat request is malformed: vllm_xargs must be an object.")
+        return Request(body)
+
+    async def count_prompt_tokens(self, request: Request) -> int:
+        """The number of tokens of the rendered prompt."""
+        answer = await self._server.post(_TOKENIZE, request.template_body(), may_run=False)
+        return int(answer["count"])
+
+    async def complete(self, request: Request) -> dict[str, Any]:
+        """One answer, as an OpenAI `chat.completion` object."""
+        answer = await self._server.post(_CHAT, self._body(request), request.headers)
+        self._take_account(request, answer)
+        answer.pop("kv_transfer_params", None)
+        found = without_nulls(answer)
+        return dict(found)
+
+    async def stream(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
+        """The answer as OpenAI `chat.completion.chunk` objects."""
+        async with aclosing(self._server.stream(_CHAT, self._body(request), request.headers)) as chunks:
+            async for chunk in chunks:
+                self._take_account(request, chunk)
+                yield chunk
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        return request.body(self._info_of(ProgramId((request.vllm_xargs or {}).get("program_id", ""))))
+
+    def _take_account(self, request: Request, answer: dict[str, Any]) -> None:
+        report = answer.pop("weft", None)
+        if isinstance(report, Mapping):
+            known: dict[str, Any] = {
+                name: report[name] for name in _ACCOUNT if isinstance(report.get(name), int | float)
+            }
+            self._on_account(CallId(request.request_id), Account(**known))
+
+
+def without_nulls(value: Any) -> Any:
+    """A JSON value without the members that are null, as an engine in this process answers."""
+    if isinstance(value, dict):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [without_nulls(each) for each in value]
+    return value

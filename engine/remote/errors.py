@@ -1,0 +1,117 @@
+"""What a server answers instead of a result, as Weft's errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx2
+
+from weft.core.errors import (
+    CallFailedError,
+    ContextLengthError,
+    DeadlineError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    ProgramEndedError,
+    ServerError,
+    UnknownModelError,
+    WeftError,
+    restored,
+)
+from weft.engine.server.http_errors import kind_of_code
+
+# Where the code of the error says no more. What is missing is an error of the server.
+_BY_STATUS: Final[dict[int, type[WeftError]]] = {
+    400: InvalidRequestError,
+    404: UnknownModelError,
+    409: ProgramEndedError,
+    413: InvalidRequestError,
+    422: InvalidRequestError,
+    429: OverloadedError,
+    500: CallFailedError,
+    504: DeadlineError,
+}
+_ATTRIBUTES: Final[dict[type[WeftError], dict[str, Any]]] = {
+    DeadlineError: {"delivered_tokens": 0},
+    OverloadedError: {"retry_after_s": 1.0},
+    ProgramEndedError: {"program_id": ""},
+    UnknownModelError: {"model": ""},
+}
+_LENGTH: Final = ("context length", "maximum model length", "max_model_len")  # of vLLM's messages
+_UNCONNECTED: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+
+
+def failed_request(url: str, error: httpx2.HTTPError, *, may_run: bool) -> ServerError:
+    """The error of a request that got no answer.
+
+    Args:
+        url: The server's address.
+        error: What happened.
+        may_run: Whether the request would have run a call.
+    """
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, _UNCONNECTED):
+        return ServerError(
+            url, f"cannot be reached ({said})", "Compare the address, and see whether `weft serve` runs there."
+        )
+    advice = "Send the call again if it may run twice." if may_run else "Try again in a moment."
+    return ServerError(url, f"did not answer ({said})", advice, may_have_run=may_run)
+
+
+def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> WeftError:
+    """The error of a request that was answered with an error."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    error = found.get("error") if isinstance(found, Mapping) else None
+    if not isinstance(error, Mapping):
+        error = {"message": body[:200].decode(errors="replace")}
+    if status in (401, 403):
+        return ServerError(
+            url, f"refused the API key ({error.get('message')})", "Pass one of its keys as api_key.", status=status
+        )
+    return _error(url, status, error, _retry_after_s(headers))
+
+
+def failed_stream(url: str, error: object) -> WeftError:
+    """The error that ended a stream."""
+    error = error if isinstance(error, Mapping) else {"message": str(error)}
+    code = error.get("code")
+    return _error(url, code if isinstance(code, int) else 500, error, None)
+
+
+def _error(url: str, status: int, error: Mapping[str, Any], retry_after_s: float | None) -> WeftError:
+    message, code = str(error.get("message") or f"status {status}"), error.get("code")
+    kind = kind_of_code(code) if isinstance(code, str) else None
+    kind = kind or _BY_STATUS.get(status)
+    if kind is InvalidRequestError and any(words in message for words in _LENGTH):
+        kind = ContextLengthError
+    if kind is None or issubclass(kind, EngineError) or kind is WeftError:
+        stops = status == 503
+        return ServerError(
+            url,
+            f"answered with status {status} ({message})",
+            "Send the call again in a moment." if stops else "Its log says more.",
+            status=status,
+            may_have_run=status >= 500 and not stops,
+        )
+    attributes = {**_ATTRIBUTES.get(kind, {})}
+    given = error.get("weft")
+    if isinstance(given, Mapping):
+        attributes.update(given)
+    if kind is OverloadedError and retry_after_s is not None:
+        attributes["retry_after_s"] = retry_after_s
+    return restored(kind, message, attributes)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            return float(headers[name]) * unit_s
+        except (KeyError, ValueError):  # it may be a date as well
+            continue
+    return None

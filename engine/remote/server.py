@@ -1,0 +1,149 @@
+"""The connection to a `weft serve`: requests, answers and streams, with its errors as Weft's."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, cast
+
+import httpx2
+
+from weft.core.errors import InvalidRequestError, ServerError
+from weft.engine.remote.errors import failed_request, failed_stream, refused
+
+_CONNECT_S: Final = 10.0
+_SEND_S: Final = 60.0  # for a piece of a request that the server does not read
+_EXPIRY_S: Final = 2.0  # of an unused connection: less than the server's, or a call could meet its end
+_MOST_BYTES: Final = 64 << 20  # of an event
+
+# A host that has vanished is noticed after 2 minutes, also by a call that waits long in the server's queue.
+_KEEP_ALIVE: Final = tuple(
+    (level, getattr(socket, name), value)
+    for level, name, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 60),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 15),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+    )
+    if hasattr(socket, name)
+)
+
+
+def base_url(url: str) -> str:
+    """The server's address, with or without the `/v1` that clients of OpenAI's API write.
+
+    Raises:
+        InvalidRequestError: It is no address of HTTP.
+    """
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError) as error:
+        raise InvalidRequestError(f"{url!r:.200} is no address: {error}. Write it like http://host:8000.") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidRequestError(f"{url!r:.200} is no address of HTTP. Write it like http://host:8000.")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+class Server:
+    """A `weft serve`. Use it on one event loop. No request is repeated.
+
+    Args:
+        url: Its address.
+        api_key: One of its keys; None: it asks for none.
+    """
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url = base_url(url)
+        self._client = httpx2.AsyncClient(
+            base_url=self.url,
+            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
+            timeout=httpx2.Timeout(None, connect=_CONNECT_S, write=_SEND_S),
+            transport=httpx2.AsyncHTTPTransport(
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_EXPIRY_S), socket_options=_KEEP_ALIVE
+            ),
+        )
+
+    async def get(self, path: str) -> Any:
+        """The JSON at a path.
+
+        Raises:
+            ServerError: There is no answer, or another one than JSON.
+        """
+        return await self._answer("GET", path, None, {}, may_run=False)
+
+    async def post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, *, may_run: bool = True
+    ) -> Any:
+        """The JSON that a request is answered with; None: the answer has no body.
+
+        Args:
+            path: The route.
+            body: The request.
+            headers: Further ones.
+            may_run: Whether the request runs a call, which an error then must tell.
+
+        Raises:
+            WeftError: As the server says.
+            ServerError: There is no answer, or another one than JSON.
+        """
+        return await self._answer("POST", path, body, headers or {}, may_run=may_run)
+
+    async def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], *, may_run: bool
+    ) -> Any:
+        async with self._request(method, path, body, headers, may_run=may_run) as response:
+            data = await response.aread()
+        try:
+            return json.loads(data) if data else None
+        except ValueError:
+            raise ServerError(
+                self.url,
+                f"answered {method} {path} with something that is no JSON ({data[:80]!r})",
+                "Connect to a `weft serve`.",
+                status=response.status_code,
+                may_have_run=may_run,
+            ) from None
+
+    async def stream(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """The events that a call is answered with. Closing the iterator closes the connection, and so aborts the call.
+
+        Raises:
+            WeftError: As the server says, before the first event or later.
+            ServerError: The server, or the connection, ended before the stream did.
+        """
+        async with self._request("POST", path, body, headers, may_run=True) as response:
+            source = cast("AsyncGenerator[httpx2.ServerSentEvent]", aiter(httpx2.EventSource(response, _MOST_BYTES)))
+            async with aclosing(source) as events:
+                async for event in events:
+                    if event.data == "[DONE]":
+                        return
+                    chunk = json.loads(event.data)
+                    if "error" in chunk:
+                        raise failed_stream(self.url, chunk["error"])
+                    yield chunk
+        raise ServerError(
+            self.url, "ended a stream before its end", "Drop what came and send the call again.", may_have_run=True
+        )
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], *, may_run: bool
+    ) -> AsyncGenerator[httpx2.Response]:
+        content = None if body is None else json.dumps(body).encode()
+        headers = headers if content is None else {**headers, "content-type": "application/json"}
+        try:
+            async with self._client.stream(method, path, content=content, headers=headers) as response:
+                if response.status_code >= 400:
+                    raise refused(self.url, response.status_code, response.headers, await response.aread())
+                yield response
+        except httpx2.HTTPError as error:
+            raise failed_request(self.url, error, may_run=may_run) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
