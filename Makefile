@@ -28,7 +28,7 @@ GPU_PYTHON ?= 3.12
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
-	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK"
+	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK, seen by weft top"
 	@echo "make test       set up, then run every test (real vLLM included)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"

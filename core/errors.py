@@ -13,6 +13,7 @@
     ├── SimulationError                 (ValueError) invalid settings, or programs that do not fit the engines
     ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
     ├── StateError                      (ValueError) a text that holds no state of an engine
+    ├── NotReachableError               (ConnectionError) no Weft server answers at an address
     ├── HistoryError                    (ValueError) a file or text that holds no history of programs
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
     ├── KvPolicyError                   (ValueError) unknown KV policy or parameter, a weight out of range, ...
@@ -153,6 +154,21 @@ class HistoryError(WeftError, ValueError):
 
 class StateError(WeftError, ValueError):
     """A text holds no state of an engine."""
+
+
+class NotReachableError(WeftError, ConnectionError):
+    """No Weft server answers at an address.
+
+    Args:
+        url: the address, as it was given.
+        reason: a sentence.
+    """
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(
+            f"no Weft server answers at {url!r:.200}: {' '.join(reason.split()):.200} Give the address that "
+            "`weft serve` prints, or that of an engine with listen=..., which engine.url says."
+        )
 
 
 class PolicyError(WeftError, ValueError):

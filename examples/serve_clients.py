@@ -18,13 +18,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-import httpx
 import typer
 from anthropic import Anthropic
 from openai import OpenAI
 
-from weft.core.tables import Table
-from weft.examples._run import Model, console, tell
+from weft.examples._run import Model, tell
 
 QUESTIONS: Final = ("Name a river in Africa.", "And one in Europe?")
 TOKENS: Final = 24
@@ -85,12 +83,11 @@ def anthropic_sdk(url: str, model: str) -> list[str]:
 CLIENTS: Final[dict[str, Client]] = {"OpenAI SDK": openai_sdk, "curl": curl, "Anthropic SDK": anthropic_sdk}
 
 
-def programs(url: str) -> list[dict[str, Any]]:
-    """The programs that are open, as the server lists them."""
-    found: list[dict[str, Any]] = httpx.get(f"{url}/weft/programs", headers={"authorization": f"Bearer {KEY}"}).json()[
-        "programs"
-    ]
-    return found
+def show_programs(url: str) -> None:
+    """What the server knows of the clients' programs."""
+    command = [sys.executable, "-m", "weft", "top", url, "--api-key", KEY, "--once"]
+    tell(f"\n$ weft {' '.join(command[3:])}", "bold")
+    subprocess.run(command, check=True)  # noqa: S603  a fixed command
 
 
 def main(model: Model = None) -> None:
@@ -112,12 +109,7 @@ def main(model: Model = None) -> None:
         for client, future in running.items():
             for question, answer in zip(QUESTIONS, future.result(), strict=False):
                 tell(f"{client}: {question} {' '.join(answer.split())[:80]}")
-        rows = [
-            (each["program_id"], str(each["calls"]), f"{each['service_s']:.2f}", f"{each['wait_s']:.2f}")
-            for each in programs(url)
-        ]
-        console.print()
-        console.print(Table("programs", ("program", "calls", "service s", "wait s"), rows, frozenset({1, 2, 3})))
+        show_programs(url)
     finally:
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)

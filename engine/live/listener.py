@@ -6,8 +6,8 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from weft.core.errors import EngineClosedError
@@ -49,7 +49,8 @@ class Listener:
         self._address = parse(listen)
         check_packages()
         self._bound: Bound | None = None
-        self._serving: Future[None] | None = None
+        self._loop: LoopThread | None = None
+        self._server: _Server | None = None
         self._close: Callable[[], object] = nothing
 
     @property
@@ -74,14 +75,14 @@ class Listener:
         alive = cast("ListeningEngine", weakref.proxy(engine))
         app = make_app(LiveReader(alive), alive, checks_host=self._address.path is None)
         if self._bound is not None:
-            self._serving = loop.submit(_serve(app, self._bound))
+            self._loop, self._server = loop, _Server(app, self._bound)
+            loop.submit(self._server.begin()).result()
 
     def stop(self) -> None:
         """End, and remove the file of a unix socket. May be called more than once."""
-        if self._serving is not None:
-            self._serving.cancel()
-            with suppress(TimeoutError, CancelledError, EngineClosedError):
-                self._serving.result(_STOP_S)
+        if self._loop is not None and self._server is not None:
+            with suppress(TimeoutError, EngineClosedError):  # the loop hangs, or has ended
+                self._loop.submit(self._server.end()).result(_STOP_S)
         self._close()
 
     def forget(self) -> None:
@@ -90,30 +91,39 @@ class Listener:
             close_in_fork(self._bound)
 
 
-async def _serve(app: ASGIApp, bound: Bound) -> None:
-    """Serve an application until this is cancelled.
+class _Server:
+    """Serves an application.
 
     uvicorn's own server would look around ten times a second, and configure the loggers of the process, which are its
-    user's.
+    user's. So this takes its protocol only.
     """
-    import uvicorn
-    from uvicorn.server import ServerState
 
-    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", limit_concurrency=_MOST_CONNECTIONS)
-    config.load()
-    state = ServerState()
+    def __init__(self, app: ASGIApp, bound: Bound) -> None:
+        import uvicorn
+        from uvicorn.server import ServerState
 
-    def connect() -> asyncio.Protocol:
+        config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", limit_concurrency=_MOST_CONNECTIONS)
+        config.load()
         make: Any = config.http_protocol_class
-        protocol: Any = make(config=config, server_state=state, app_state={})
+        self._make = partial(make, config, app_state={})
+        self._state = ServerState()
+        self._bound = bound
+        self._server: asyncio.Server | None = None
+
+    async def begin(self) -> None:
+        """Take connections from now on."""
+        self._server = await asyncio.get_running_loop().create_server(self._connect, sock=self._bound.socket)
+
+    def _connect(self) -> asyncio.Protocol:
+        protocol = self._make(server_state=self._state)
         protocol.access_log = False  # a line a second for each viewer
         return cast("asyncio.Protocol", protocol)
 
-    server = await asyncio.get_running_loop().create_server(connect, sock=bound.socket)
-    try:
-        await server.serve_forever()
-    finally:
-        for connection in list(state.connections):
+    async def end(self) -> None:
+        """Take no more, and close those that are open."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
             cast("Any", connection).transport.abort()
 
 

@@ -20,6 +20,7 @@ from weft.commands.model import model_app
 from weft.commands.record import record
 from weft.commands.serve import CONTEXT, serve
 from weft.commands.sim import sim
+from weft.commands.top import top
 from weft.commands.trace import trace_app
 from weft.core.errors import WeftError
 
@@ -51,6 +52,7 @@ def _options(
 for _command in (demo, graph, sim, bench, record, doctor):  # in the order of `weft --help`
     app.command()(_command)
 app.command(context_settings=CONTEXT)(serve)
+app.command()(top)
 app.add_typer(trace_app, name="trace")
 app.add_typer(model_app, name="model")
 

@@ -1,0 +1,97 @@
+"""Asks a server, or an engine that listens, for its state."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import quote
+
+import httpx
+
+from weft.core.errors import NotReachableError, StateError
+from weft.core.live import LiveState
+from weft.engine.live.documents import from_json
+
+DEFAULT_URL: Final = "http://localhost:8000"  # where `weft serve` is, unless it is told otherwise
+_UNIX: Final = "unix:"
+_ANSWER_S: Final = 5.0
+_MOST_BYTES: Final = 32 << 20  # of an answer; a state has less than one MB
+
+
+class StateClient:
+    """A client of `GET /weft/state`. Use it on one event loop, in `async with`.
+
+    Args:
+        url: "http://host:8000", "host:8000", or "unix:/path".
+        api_key: One of the server's; None: it asks for none.
+
+    Raises:
+        NotReachableError: The address or the key makes no sense.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        is_unix = url.startswith(_UNIX)
+        base_url = "http://weft" if is_unix else self.url if "://" in url else f"http://{self.url}"
+        if api_key and not (api_key.isascii() and api_key.isprintable()):  # the error of a header would show it
+            raise NotReachableError(url, "the API key has characters that no header can have.")
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            transport = httpx.AsyncHTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
+            self._http = httpx.AsyncClient(
+                transport=transport,
+                base_url=base_url,
+                headers=headers,
+                timeout=_ANSWER_S,
+                trust_env=not is_unix,  # no proxy leads to a unix socket
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise NotReachableError(url, f"{error}.") from error
+
+    async def read(self) -> LiveState:
+        """The state now.
+
+        Raises:
+            NotReachableError: Nobody answers there, or no Weft server, or the key is wrong.
+        """
+        answer = await self._ask("GET", "/weft/state")
+        try:
+            return from_json(answer)
+        except StateError as error:
+            raise NotReachableError(self.url, str(error)) from error
+
+    async def end(self, program_id: str) -> None:
+        """End a program. One that has ended already is left as it is.
+
+        Raises:
+            NotReachableError: As for `read`.
+        """
+        await self._ask("DELETE", f"/weft/programs/{quote(program_id, safe='')}", may_be_gone=True)
+
+    async def _ask(self, method: str, path: str, *, may_be_gone: bool = False) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_ANSWER_S), self._http.stream(method, path) as answer:
+                if answer.is_success:
+                    async for part in answer.aiter_bytes():
+                        body += part
+                        if len(body) > _MOST_BYTES:
+                            raise NotReachableError(self.url, "the answer is too long to be an engine's state.")
+        except TimeoutError as error:
+            raise NotReachableError(self.url, f"no answer in {_ANSWER_S:.0f} s.") from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise NotReachableError(self.url, f"{str(error) or type(error).__name__}.") from error
+        if answer.status_code in (401, 403):
+            raise NotReachableError(self.url, "the server asks for another API key; give --api-key.")
+        if not answer.is_success and not (may_be_gone and answer.status_code == 404):
+            raise NotReachableError(self.url, f"{path} answers with status {answer.status_code}.")
+        return bytes(body)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()

@@ -1,0 +1,108 @@
+"""The screens that `weft top` shows over its table: one program, and the question before it is ended."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from weft.core.live import LiveProgram, LiveState
+from weft.core.tables import Table, one_line
+from weft.views.top_table import count, seconds, state_text
+
+_BOX = """
+{0} {{ align: center middle; background: transparent; }}
+{0} > VerticalScroll {{
+    width: 76; max-width: 100%; height: auto; max-height: 100%;
+    border: round ansi_blue; background: ansi_default; padding: 0 1;
+}}
+{0} Static {{ height: auto; }}
+"""
+
+
+class Inspect(ModalScreen[None]):
+    """All that is known of a program.
+
+    Args:
+        program: The program, as it is now.
+    """
+
+    CSS = _BOX.format("Inspect")
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "Back")]
+
+    def __init__(self, program: LiveProgram) -> None:
+        super().__init__()
+        self._program = program
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(facts(self._program), id="facts", markup=False)
+            yield Static("Escape: back", classes="hint", markup=False)
+
+    def show(self, state: LiveState) -> None:
+        """Show the program as it is by now."""
+        programs = (*state.programs, *state.ended)
+        found = next((each for each in programs if each.program_id == self._program.program_id), None)
+        if found is not None and self.is_mounted:
+            self._program = found
+            self.query_one("#facts", Static).update(facts(found))
+
+
+class ConfirmEnd(ModalScreen[bool]):
+    """Asks before a program is ended.
+
+    Args:
+        program: The program.
+    """
+
+    CSS = _BOX.format("ConfirmEnd")
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "End it"),
+        Binding("n,escape,q", "dismiss(False)", "Leave it"),
+    ]
+
+    def __init__(self, program: LiveProgram) -> None:
+        super().__init__()
+        self._program = program
+
+    def compose(self) -> ComposeResult:
+        program = self._program
+        calls = program.calls_in_flight
+        consequence = f" Its {calls} call{'' if calls == 1 else 's'} in flight will be aborted." if calls else ""
+        with VerticalScroll():
+            yield Static(
+                one_line(f"End {program.name:.60} ({program.program_id})?{consequence}"),
+                markup=False,
+            )
+            yield Static("y: end it   n: leave it", markup=False)
+
+
+def facts(program: LiveProgram) -> Table:
+    """What is known of a program, one fact a line."""
+    due_s = program.due_in_s
+    ended_s = program.ended_ago_s
+    pairs = {
+        "program": program.name,
+        "id": program.program_id,
+        "session": program.session_id,
+        "tenant": program.tenant or "",
+        "inside": program.parent_program_id or "",
+        "state": state_text(program) + (f", {seconds(ended_s)} ago" if ended_s is not None else ""),
+        "waits for": ", ".join(program.tools),
+        "queue": "" if program.level is None else f"Q{program.level + 1}",
+        "age": seconds(program.age_s),
+        "due": "" if due_s is None else f"in {seconds(due_s)}" if due_s >= 0 else f"{seconds(-due_s)} late",
+        "calls": f"{program.calls} in {program.threads} threads, {program.calls_in_flight} in flight",
+        "service": f"{seconds(program.service_s)} along the longest chain of calls",
+        "wait": f"{seconds(program.wait_s)} in queues, over all calls",
+        "tools": f"{seconds(program.tools_s)} between calls",
+        "tokens": f"{count(program.prompt_tokens)} in, {count(program.output_tokens)} out",
+        "KV": "" if program.kv_tokens is None else f"{count(program.kv_tokens)} tokens",
+        "preempted": count(program.preemptions),
+        "replicas": ", ".join(program.engine_ids),
+    }
+    return Table("", ("", ""), [(name, value) for name, value in pairs.items() if value], widest=60)
