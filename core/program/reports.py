@@ -15,7 +15,7 @@ from weft.core.ids import CallId, EngineId, ProgramId
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program.graph import CallNode, CallState, Edge
 from weft.core.program.lineage import NOTHING, Content, Inputs
-from weft.core.program.run_tree import RunKind
+from weft.core.program.runs import RunKind
 from weft.core.program.state import SharedState, nothing
 from weft.core.program.surroundings import Position, innermost, positions
 

@@ -15,62 +15,20 @@ if it would have recognized them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ThreadId
 from weft.core.program.ancestry import Ancestry, Calls, newest
 from weft.core.program.frontier import Front, Frontier, merged, still
 from weft.core.program.lineage import NOTHING, Content, Inputs, Lineage
+from weft.core.program.parents import ParentChoice
+from weft.core.program.runs import Run, RunKind
 
 ROOT: Final[Hashable] = ("weft", "root")
 _KEEP_ENDED: Final = 1000  # ended runs that are kept, because a run may still start inside them
 # Bounds for wide programs. A frontier has this many calls at most, the newest.
 MOST_IN_FRONTIER: Final = 16_384
-# Without a bound, calls of many strands that each come after all others would have edges by the square of their number.
-# A call has all of its parents as long as the calls so far have this many on average. Otherwise it has the newest,
-# certain ones rather than guesses. Calls with the same frontier share a tuple of parents, which counts once.
-PARENTS_A_CALL: Final = 16
-FEWEST_LISTED: Final = 64
-
-
-class RunKind(Enum):
-    """How a run was started. This decides which calls the run comes after, and which calls come after the run."""
-
-    # User code started the run. The code may run other things at the same time and need not wait for them.
-    CODE = "code"
-    # The run is a step of a sequence. It comes after the steps before it, even if it was opened before they ended: a
-    # sequence that streams opens all its steps at once.
-    STEP = "step"
-    # A framework started the run. It comes after all stages before it, and later stages wait for it.
-    STAGE = "stage"
-    # User code opened the run as a branch. What begins after its end comes after it, as far as the code uses branches
-    # only: runs that overlap with it may be strands that do not wait for it.
-    BRANCH = "branch"
-
-
-@dataclass(eq=False, slots=True)
-class _Run:
-    key: Hashable
-    parent: _Run | None
-    kind: RunKind
-    entry: Frontier | None = None  # None until the first call inside determines it
-    frontier: Frontier | None = None  # None: the same as the entry
-    is_open: bool = True
-    is_calling: bool = False  # a call has begun inside
-    calling_children: int = 0  # open runs directly inside in which a call has begun
-    calling_branches: int = 0  # those of them that are branches
-    follows_guesses: bool = False  # a call inside comes after guesses of the enclosing runs
-    tool: str | None = None
-    is_implicit: bool = False  # the framework did not report it; it ends with its last call
-    stage: Hashable = None  # the latest stage among the runs inside
-    stage_entry: Frontier | None = None  # the entry of all runs of that stage
-    task: Hashable = None  # what the run does, if a framework may do it again
-    attempts: dict[Hashable, Frontier] = field(default_factory=dict)  # by task of the stage: the last attempt's end
-    doubt: _Run | None = None  # the run may be anywhere inside that one
-    calls: set[CallId] = field(default_factory=set)  # the calls in flight that the run itself has made
 
 
 class Opened(NamedTuple):
@@ -90,14 +48,13 @@ class RunTree:
     """
 
     def __init__(self, new_thread: Callable[[], ThreadId]) -> None:
-        self._root = _Run(ROOT, None, RunKind.STAGE, entry=Frontier())
-        self._runs: dict[Hashable, _Run] = {ROOT: self._root}
-        self._ended: dict[Hashable, _Run] = {}  # for each ended run, the run that enclosed it
-        self._calls: dict[CallId, _Run] = {}  # the runs of the calls in flight
+        self._root = Run(ROOT, None, RunKind.STAGE, entry=Frontier())
+        self._runs: dict[Hashable, Run] = {ROOT: self._root}
+        self._ended: dict[Hashable, Run] = {}  # for each ended run, the run that enclosed it
+        self._calls: dict[CallId, Run] = {}  # the runs of the calls in flight
         self._lineage = Lineage()
         self._ancestry = Ancestry(new_thread)
-        self._started = 0  # calls
-        self._listed = 0  # parents, those that several calls share counted once
+        self._choice = ParentChoice(self._ancestry, self._lineage)
 
     # -- runs
 
@@ -139,7 +96,7 @@ class RunTree:
             for other in self._runs.values():
                 if self._is_inside(other, enclosing):
                     other.doubt = enclosing
-        self._runs[run] = node = _Run(run, enclosing, kind, task=task, doubt=doubt)
+        self._runs[run] = node = Run(run, enclosing, kind, task=task, doubt=doubt)
         if kind is not RunKind.STEP and enclosing.entry is not None:  # otherwise the first call inside determines it
             node.entry = self._frontier(enclosing)
         if kind is RunKind.STAGE and stage is not None:
@@ -175,23 +132,23 @@ class RunTree:
         if len(self._ended) > _KEEP_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def _innermost_open(self, run: Hashable | None, anchor: Hashable) -> _Run:
+    def _innermost_open(self, run: Hashable | None, anchor: Hashable) -> Run:
         """Return the run, or the anchor if the run is not known or encloses the anchor."""
         node, branch = self._nearest_open(run), self._nearest_open(anchor) or self._root
         return branch if node is None or self._is_inside(branch, node) else node
 
-    def _nearest_open(self, run: Hashable | None) -> _Run | None:
+    def _nearest_open(self, run: Hashable | None) -> Run | None:
         node = self._runs.get(run) or self._ended.get(run)
         return node if node is None or node.is_open else self._enclosing(node)
 
-    def _is_inside(self, node: _Run, outer: _Run | None) -> bool:
+    def _is_inside(self, node: Run, outer: Run | None) -> bool:
         """Whether a run is inside another one."""
         inside = node.parent
         while inside is not None and inside is not outer:
             inside = inside.parent
         return inside is not None
 
-    def _enclosing(self, node: _Run) -> _Run:
+    def _enclosing(self, node: Run) -> Run:
         """Return the nearest enclosing run that is open."""
         enclosing = node.parent
         while enclosing is not None and not enclosing.is_open:
@@ -200,14 +157,14 @@ class RunTree:
             node.parent = enclosing
         return enclosing or self._root
 
-    def _entry(self, node: _Run) -> Frontier:
+    def _entry(self, node: Run) -> Frontier:
         if node.entry is None and node.kind is RunKind.STEP:
             node.entry = self._frontier(self._enclosing(node))  # the present frontier of the sequence
         elif node.entry is None:  # no call had begun in the parent when this run started, so both have the same entry
             node.entry = self._entry(node.parent or self._root)
         return node.entry
 
-    def _frontier(self, node: _Run) -> Frontier:
+    def _frontier(self, node: Run) -> Frontier:
         return node.frontier or self._entry(node)
 
     # -- calls
@@ -233,10 +190,9 @@ class RunTree:
         node = self._runs[run]
         before = self._frontier(node)
         front = before.front if node.doubt is None else self._doubtful_front(node.doubt, before.front)
-        parents, proven = self._choose_parents(front, inputs)
-        self._started += 1
-        ordered, inexact = parents.listed = parents.listed or self._list(parents)
-        call_run = self._calls[call_id] = _Run(call_id, node, RunKind.CODE, entry=before, doubt=node.doubt)
+        parents, proven = self._choice.choose(front, inputs)
+        ordered, inexact = self._choice.listed(parents)
+        call_run = self._calls[call_id] = Run(call_id, node, RunKind.CODE, entry=before, doubt=node.doubt)
         node.calls.add(call_id)
         self._mark_calling(call_run)
         if parents.guesses:
@@ -248,25 +204,13 @@ class RunTree:
                 front.renumber(renumbered)
         return Opened(thread_id, ordered, inexact, before.tools)
 
-    def _doubtful_front(self, around: _Run, front: Front) -> Front:
+    def _doubtful_front(self, around: Run, front: Front) -> Front:
         """Return a frontier with those of a run and of all open runs inside it. Everything in it is a guess."""
         inside = (run for run in self._runs.values() if run.frontier is not None and self._is_inside(run, around))
         fronts = [front, self._frontier(around).front, *(run.frontier.front for run in inside if run.frontier)]
         past = functools.reduce(int.__or__, (each.past for each in fronts))
         calls = functools.reduce(int.__or__, (each.calls for each in fronts)) & ~past
         return Front(calls, calls, past=past, groups=still(sum((each.groups for each in fronts), ()), calls))
-
-    def _list(self, parents: Front) -> tuple[Calls, Calls]:
-        """Return the parents of a call, the oldest first, and those of them that are guesses, within the bounds."""
-        calls, most = parents.calls, max(FEWEST_LISTED, PARENTS_A_CALL * self._started - self._listed)
-        if calls.bit_count() > most:
-            certain = calls & ~parents.guesses
-            count = certain.bit_count()
-            calls = newest(certain, most) if count > most else certain | newest(parents.guesses, most - count)
-        ordered = self._ancestry.in_order(calls)
-        self._listed += len(ordered)
-        guesses = calls & parents.guesses
-        return ordered, ordered if guesses == calls else self._ancestry.in_order(guesses)
 
     def end_call(self, call_id: CallId, output: Content = NOTHING) -> None:
         """End a call that has a result: the next call in its run comes after it. Ignored if it is not in flight."""
@@ -293,7 +237,7 @@ class RunTree:
             if node.is_implicit and not node.calls:
                 self.end(node.key)
 
-    def _mark_calling(self, node: _Run) -> None:
+    def _mark_calling(self, node: Run) -> None:
         """Note that a call begins in a run, and therefore in the enclosing runs."""
         while not node.is_calling:
             node.is_calling = True
@@ -304,48 +248,13 @@ class RunTree:
             node.calling_children += 1
             node.calling_branches += is_branch
 
-    def _mark_guesses(self, node: _Run, guesses: int) -> None:
+    def _mark_guesses(self, node: Run, guesses: int) -> None:
         """Note that a call begins after guesses, in its run and in all enclosing runs that start with these guesses."""
         while node.entry is not None and node.entry.front.calls & guesses:
             node.follows_guesses = True
             node = self._enclosing(node)
 
-    def _choose_parents(self, frontier: Front, inputs: Inputs) -> tuple[Front, Calls]:
-        """Choose the parents of a call with their certainty, and return the calls that lineage proves as well.
-
-        Lineage is asked if the frontier has guesses or several calls, or if calls outside the frontier's past have
-        finished. If lineage names calls of the frontier, the other guesses are dropped, except those that it could not
-        recognize and those that ended together with a call that it names: a framework may have waited for calls whose
-        output the next call does not get. Other calls that it names are added.
-        """
-        ancestry = self._ancestry
-        is_single = not frontier.calls & (frontier.calls - 1)
-        if not frontier.guesses and is_single and ancestry.finished_count == frontier.covered.bit_count():
-            return frontier, ()
-        content = inputs() if callable(inputs) else inputs
-        if not content.texts and not content.ids:
-            return frontier, ()
-        proven = certain = self._lineage.certain(content)
-        if frontier.guesses or not frontier.calls:  # only then is a search inside longer texts worth its time
-            proven = self._lineage.origins(content, _Members(ancestry, frontier.calls) if frontier.calls else None)
-        named = ancestry.set_of(call for call in proven if ancestry.contains(frontier.calls, call))
-        calls, guesses, covered = frontier.calls, frontier.guesses & ~named, frontier.covered
-        if named and guesses:
-            unnamed = _Members(ancestry, guesses)
-            undecided = ancestry.set_of(iter(self._lineage.undecided(content, unnamed)))
-            undecided |= functools.reduce(int.__or__, (each & guesses for each in frontier.groups if each & named), 0)
-            calls &= ~(guesses & ~undecided)
-            guesses &= undecided
-        outside = [call for call in (certain if frontier.calls else proven) if ancestry.has_finished(call)]
-        added = [call for call in outside if not ancestry.contains(covered, call)]
-        if calls == frontier.calls and guesses == frontier.guesses and not added:
-            return frontier, proven
-        past = frontier.past if calls == frontier.calls else ancestry.past_of(calls)
-        implied = ancestry.past_of(ancestry.set_of(added))
-        calls = (calls | ancestry.set_of(added)) & ~implied
-        return Front(calls, guesses & calls, past=past | implied), proven
-
-    def _close(self, node: _Run) -> _Run:
+    def _close(self, node: Run) -> Run:
         """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry.
 
         Returns:
@@ -410,10 +319,10 @@ class RunTree:
 
     def _fronts(self) -> Iterator[Front]:
         """Yield the calls of each frontier that is in use, once."""
-        nodes: set[_Run] = set()
+        nodes: set[Run] = set()
         seen: set[Front] = set()
         for leaf in (*self._runs.values(), *self._calls.values()):
-            node: _Run | None = leaf
+            node: Run | None = leaf
             while node is not None and node not in nodes:
                 nodes.add(node)
                 for frontier in (node.entry, node.frontier, node.stage_entry, *node.attempts.values()):
@@ -421,19 +330,3 @@ class RunTree:
                         seen.add(frontier.front)
                         yield frontier.front
                 node = node.parent
-
-
-class _Members(Collection[CallId]):
-    """A set of calls as a collection."""
-
-    def __init__(self, ancestry: Ancestry, calls: int) -> None:
-        self._ancestry, self._calls = ancestry, calls
-
-    def __len__(self) -> int:
-        return self._calls.bit_count()
-
-    def __iter__(self) -> Iterator[CallId]:
-        return iter(self._ancestry.in_order(self._calls))
-
-    def __contains__(self, call_id: object) -> bool:
-        return isinstance(call_id, str) and self._ancestry.contains(self._calls, CallId(call_id))

@@ -19,7 +19,7 @@ from weft.core.program import Backend, Program, register_adapter
 from weft.core.program import handle as program_module
 from weft.core.program.graph import CallState, Edge, ProgramGraph
 from weft.core.program.lineage import Content
-from weft.core.program.run_tree import RunKind
+from weft.core.program.runs import RunKind
 from weft.core.testing import FakeClock, RecordingBackend
 
 

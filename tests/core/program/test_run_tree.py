@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from weft.core.ids import CallId, ThreadId
 from weft.core.program.lineage import NOTHING, Content, Inputs
-from weft.core.program.run_tree import ROOT, RunKind, RunTree
+from weft.core.program.run_tree import ROOT, RunTree
+from weft.core.program.runs import RunKind
 
 
 class Runs:

@@ -1,0 +1,102 @@
+"""Chooses the parents of a call from the calls that it may come after, with the help of lineage."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from weft.core.ids import CallId
+from weft.core.program.ancestry import Ancestry, Calls, newest
+from weft.core.program.frontier import Front
+from weft.core.program.lineage import Inputs, Lineage
+
+# Without a bound, calls of many strands that each come after all others would have edges by the square of their number.
+# A call has all of its parents as long as the calls so far have this many on average. Otherwise it has the newest,
+# certain ones rather than guesses. Calls with the same frontier share a tuple of parents, which counts once.
+PARENTS_A_CALL: Final = 16
+FEWEST_LISTED: Final = 64
+
+
+class ParentChoice:
+    """Chooses parents, and lists them.
+
+    Args:
+        ancestry: The calls of the program.
+        lineage: What they have said.
+    """
+
+    def __init__(self, ancestry: Ancestry, lineage: Lineage) -> None:
+        self._ancestry = ancestry
+        self._lineage = lineage
+        self._started = 0  # calls
+        self._listed = 0  # parents, those that several calls share counted once
+
+    def choose(self, frontier: Front, inputs: Inputs) -> tuple[Front, Calls]:
+        """Choose the parents of a call with their certainty, and return the calls that lineage proves as well.
+
+        Lineage is asked if the frontier has guesses or several calls, or if calls outside the frontier's past have
+        finished. If lineage names calls of the frontier, the other guesses are dropped, except those that it could not
+        recognize and those that ended together with a call that it names: a framework may have waited for calls whose
+        output the next call does not get. Other calls that it names are added.
+        """
+        ancestry = self._ancestry
+        is_single = not frontier.calls & (frontier.calls - 1)
+        if not frontier.guesses and is_single and ancestry.finished_count == frontier.covered.bit_count():
+            return frontier, ()
+        content = inputs() if callable(inputs) else inputs
+        if not content.texts and not content.ids:
+            return frontier, ()
+        proven = certain = self._lineage.certain(content)
+        if frontier.guesses or not frontier.calls:  # only then is a search inside longer texts worth its time
+            proven = self._lineage.origins(content, _Members(ancestry, frontier.calls) if frontier.calls else None)
+        named = ancestry.set_of(call for call in proven if ancestry.contains(frontier.calls, call))
+        calls, guesses, covered = frontier.calls, frontier.guesses & ~named, frontier.covered
+        if named and guesses:
+            unnamed = _Members(ancestry, guesses)
+            undecided = ancestry.set_of(iter(self._lineage.undecided(content, unnamed)))
+            undecided |= functools.reduce(int.__or__, (each & guesses for each in frontier.groups if each & named), 0)
+            calls &= ~(guesses & ~undecided)
+            guesses &= undecided
+        outside = [call for call in (certain if frontier.calls else proven) if ancestry.has_finished(call)]
+        added = [call for call in outside if not ancestry.contains(covered, call)]
+        if calls == frontier.calls and guesses == frontier.guesses and not added:
+            return frontier, proven
+        past = frontier.past if calls == frontier.calls else ancestry.past_of(calls)
+        implied = ancestry.past_of(ancestry.set_of(added))
+        calls = (calls | ancestry.set_of(added)) & ~implied
+        return Front(calls, guesses & calls, past=past | implied), proven
+
+    def listed(self, parents: Front) -> tuple[Calls, Calls]:
+        """Return the parents of a call, the oldest first, and those of them that are guesses, within the bounds."""
+        self._started += 1
+        if parents.listed is None:
+            parents.listed = self._list(parents)
+        return parents.listed
+
+    def _list(self, parents: Front) -> tuple[Calls, Calls]:
+        calls, most = parents.calls, max(FEWEST_LISTED, PARENTS_A_CALL * self._started - self._listed)
+        if calls.bit_count() > most:
+            certain = calls & ~parents.guesses
+            count = certain.bit_count()
+            calls = newest(certain, most) if count > most else certain | newest(parents.guesses, most - count)
+        ordered = self._ancestry.in_order(calls)
+        self._listed += len(ordered)
+        guesses = calls & parents.guesses
+        return ordered, ordered if guesses == calls else self._ancestry.in_order(guesses)
+
+
+class _Members(Collection[CallId]):
+    """A set of calls as a collection."""
+
+    def __init__(self, ancestry: Ancestry, calls: int) -> None:
+        self._ancestry, self._calls = ancestry, calls
+
+    def __len__(self) -> int:
+        return self._calls.bit_count()
+
+    def __iter__(self) -> Iterator[CallId]:
+        return iter(self._ancestry.in_order(self._calls))
+
+    def __contains__(self, call_id: object) -> bool:
+        return isinstance(call_id, str) and self._ancestry.contains(self._calls, CallId(call_id))

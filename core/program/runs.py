@@ -1,0 +1,49 @@
+"""The runs of a program's framework: how they start, and what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from weft.core.ids import CallId
+from weft.core.program.frontier import Frontier
+
+
+class RunKind(Enum):
+    """How a run was started. This decides which calls the run comes after, and which calls come after the run."""
+
+    # User code started the run. The code may run other things at the same time and need not wait for them.
+    CODE = "code"
+    # The run is a step of a sequence. It comes after the steps before it, even if it was opened before they ended: a
+    # sequence that streams opens all its steps at once.
+    STEP = "step"
+    # A framework started the run. It comes after all stages before it, and later stages wait for it.
+    STAGE = "stage"
+    # User code opened the run as a branch. What begins after its end comes after it, as far as the code uses branches
+    # only: runs that overlap with it may be strands that do not wait for it.
+    BRANCH = "branch"
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """A run, as the tree of runs keeps it."""
+
+    key: Hashable
+    parent: Run | None
+    kind: RunKind
+    entry: Frontier | None = None  # None until the first call inside determines it
+    frontier: Frontier | None = None  # None: the same as the entry
+    is_open: bool = True
+    is_calling: bool = False  # a call has begun inside
+    calling_children: int = 0  # open runs directly inside in which a call has begun
+    calling_branches: int = 0  # those of them that are branches
+    follows_guesses: bool = False  # a call inside comes after guesses of the enclosing runs
+    tool: str | None = None
+    is_implicit: bool = False  # the framework did not report it; it ends with its last call
+    stage: Hashable = None  # the latest stage among the runs inside
+    stage_entry: Frontier | None = None  # the entry of all runs of that stage
+    task: Hashable = None  # what the run does, if a framework may do it again
+    attempts: dict[Hashable, Frontier] = field(default_factory=dict)  # by task of the stage: the last attempt's end
+    doubt: Run | None = None  # the run may be anywhere inside that one
+    calls: set[CallId] = field(default_factory=set)  # the calls in flight that the run itself has made
