@@ -62,7 +62,7 @@ def compose(
     ended = [row for row in ended_rows if row.info.program_id.startswith(scope)][:MOST_ENDED]
     return LiveState(
         at_s=now_s,
-        model=model,
+        model=cut(model),
         policy=policy,
         replicas=tuple(map(_replica, replicas)),
         programs=tuple(_program(row, known, now_s, scope) for row in shown),
@@ -90,7 +90,7 @@ def _replica(row: LiveRow) -> LiveReplica:
     health, scheduler = row.health, row.scheduler
     return LiveReplica(
         engine_id=health.engine_id,
-        model=row.model,
+        model=cut(row.model),
         state=str(health.state),
         running=scheduler.running if scheduler is not None else None,
         waiting=scheduler.waiting if scheduler is not None else None,
@@ -160,5 +160,6 @@ def _state(calls: Sequence[CallRow], found: Sequence[LiveCall], tools: Sequence[
 
 
 def cut(text: str) -> str:
-    """A name that may be very long, of at most 200 letters."""
-    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
+    """A name of at most 200 letters. Names may be very long, and may be no Unicode text."""
+    shown = text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
+    return shown.encode("utf-8", "replace").decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from weft.core.errors import EngineError
-from weft.core.live import LiveRow, LiveState, SchedulerState, compose
+from weft.core.live import LiveRow, LiveState, SchedulerState, compose, to_json
 from weft.core.policies import PolicyConfig
 from weft.core.process_table import ProcessTable
 from weft.core.routing.replicas import ReplicaHealth
@@ -80,9 +81,17 @@ class LiveReader:
         Args:
             scope: Only of programs whose id begins so, which is then left out of all ids.
         """
+        return await in_thread(await self._compose(scope))  # calls are served on this one
+
+    async def read_json(self, scope: str = "") -> bytes:
+        """`read` as JSON."""
+        make = await self._compose(scope)
+        return await in_thread(lambda: json.dumps(to_json(make()), allow_nan=False).encode())
+
+    async def _compose(self, scope: str) -> Callable[[], LiveState]:
         engine = self._engine
         rows = await self.replicas()
-        make = partial(
+        return partial(
             compose,
             list(engine.table),
             engine.table.ended(),
@@ -92,7 +101,6 @@ class LiveReader:
             policy=engine.policy.name,
             scope=scope,
         )
-        return await in_thread(make)  # calls are served on this one
 
 
 async def _state_of(replica: WatchedReplica) -> SchedulerState | None:

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from weft.core.errors import MissingPackageError
 from weft.core.ids import ProgramId
-from weft.core.live import to_json
 from weft.engine.live.reader import LiveReader
 
 if TYPE_CHECKING:
@@ -44,13 +43,13 @@ def make_app(reader: LiveReader, engine: ListeningEngine, *, checks_host: bool) 
             made to mean this one.
     """
     from starlette.applications import Starlette
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import Response
     from starlette.routing import Route
 
     async def state(request: Request) -> Response:
         if checks_host and not _is_local(request):
             return Response(status_code=403)
-        return JSONResponse(to_json(await reader.read()))
+        return Response(await reader.read_json(), media_type="application/json")
 
     async def end(request: Request) -> Response:
         if checks_host and not _is_local(request):

@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from weft.core.ids import ProgramId
-from weft.core.live import to_json
 from weft.core.program import Program
 from weft.engine.serve.auth import RequestKey
 from weft.engine.serve.client import ServedEngine
@@ -26,7 +25,7 @@ def add_routes(app: FastAPI, served: ServedEngine) -> None:
     @app.get("/weft/state")
     async def state(key: RequestKey) -> Response:
         """What the engine does now, with the programs of the request's key: a `weft.core.live.LiveState`."""
-        return JSONResponse(to_json(await served.live.read(f"{key.scope}/")))
+        return Response(await served.live.read_json(f"{key.scope}/"), media_type="application/json")
 
     @app.delete("/weft/programs/{program_id:path}")
     async def end_program(program_id: str, key: RequestKey) -> Response:

@@ -140,7 +140,8 @@ def test_a_scope_hides_other_programs_and_itself() -> None:
 def test_a_long_name_is_cut_off() -> None:
     """A name costs the viewers no megabytes. Ids stay whole, because they name the program."""
     table = ProcessTable()
-    table.open(ProgramInfo(ProgramId("p" * 256), SessionId("s"), "n" * 10_000), 0.0)
+    table.open(ProgramInfo(ProgramId("p" * 256), SessionId("s"), "\ud800" + "n" * 10_000), 0.0)
     table.tool_started(ProgramId("p" * 256), 1, "t" * 10_000, 1.0)
     program = only(state_of(table))
     assert (len(program.program_id), len(program.name), len(program.tools[0])) == (256, 200, 200)
+    assert program.name[0] == "?", "a letter that UTF-8 has not, which JSON in UTF-8 cannot carry"
