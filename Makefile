@@ -22,14 +22,15 @@ STEP   ?=
 GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo demo-serve test test-core test-soak test-asan test-ubsan test-tsan gpu-check \
+.PHONY: help setup model demo demo-serve test test-core test-slow test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak soak-serve \
   package lint docs docs-serve lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
 	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK, seen by weft top"
-	@echo "make test       set up, then run every test (real vLLM included)"
+	@echo "make test       set up, then run the tests, real vLLM included (15 minutes on two cores)"
+	@echo "make test-slow  those that take most of a minute each: a Ray cluster, Ctrl-C in the demo (CI runs both)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
@@ -40,7 +41,7 @@ help:
 	@echo "make fuzz       fuzz targets for SECONDS=600 each, guided by coverage; T=trace for one (findings in build/fuzz)"
 	@echo "make soak       clients of every kind for HOURS=4; memory must stay flat; results in build/soak"
 	@echo "make soak-serve a thousand programs over HTTP for MINUTES=30; memory must stay flat; results in build/soak-serve"
-	@echo "                test, test-core, test-soak: only some paths with T=, such as T=tests/core/policies"
+	@echo "                test, test-core, test-slow, test-soak: only some paths with T=, such as T=tests/core/policies"
 	@echo "make package    build the sdist and the wheel in dist, and try both in clean environments (three minutes)"
 	@echo "make lint       ruff, mypy (strict), import-linter, make docs"
 	@echo "make docs       build the documentation into build/docs; broken links are errors (seconds)"
@@ -90,7 +91,10 @@ test: model
 	@$(BIN)/python -m pytest $(T)
 
 test-core: setup
-	@$(BIN)/python -m pytest -m "not engine and not soak and not package" $(T)
+	@$(BIN)/python -m pytest -m "not engine and not slow and not soak and not package" $(T)
+
+test-slow: model
+	@$(BIN)/python -m pytest -m slow $(T)
 
 test-soak: setup
 	@$(BIN)/python -m pytest -m soak $(T)

@@ -148,9 +148,9 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("stage", "target"),
     [
-        ("starting", "group"),
+        pytest.param("starting", "group", marks=pytest.mark.slow),
         pytest.param("starting", "parent", marks=pytest.mark.soak),
-        ("running", "group"),
+        pytest.param("running", "group", marks=pytest.mark.slow),
         pytest.param("running", "parent", marks=pytest.mark.soak),
     ],
 )

@@ -181,6 +181,7 @@ def engine_ids(engine: weft.AsyncMultiLLMEngine) -> set[EngineId]:
     return {health.engine_id for health in engine.health()[engine.model]}
 
 
+@pytest.mark.slow
 async def test_the_react_example_runs_unchanged(pair: weft.AsyncMultiLLMEngine) -> None:
     """Two agents that use tools run at once. Together they use both replicas, and each program has its own row."""
     from weft.examples.react_langchain import react
@@ -198,6 +199,7 @@ async def test_the_react_example_runs_unchanged(pair: weft.AsyncMultiLLMEngine) 
     assert {engine_id for row in rows for engine_id in row.engine_ids} == engine_ids(pair)
 
 
+@pytest.mark.slow
 async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: weft.AsyncMultiLLMEngine) -> None:
     """The pieces make up the whole answer, and closing a stream ends its call in the engine, too."""
     with weft.Program("stream") as program:
@@ -212,11 +214,13 @@ async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: wef
         await idle(pair)
 
 
+@pytest.mark.slow
 async def test_the_schedulers_forget_a_program_that_has_ended(pair: weft.AsyncMultiLLMEngine) -> None:
     """The end of a program reaches every scheduler process at once. A program that has not ended is still known."""
     await assert_ended_programs_are_forgotten(pair)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.AsyncMultiLLMEngine) -> None:
     """The scheduler in the actor's node tells the account when it is asked."""
     with weft.Program("cancelled") as program, weft.Program("observer") as observer:
@@ -244,6 +248,7 @@ async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.As
         assert row.account.service_s - answers_s > 1e-6, "more than a rounding error"
 
 
+@pytest.mark.slow
 async def test_wrong_requests_are_refused_as_elsewhere(pair: weft.AsyncMultiLLMEngine) -> None:
     """The renderer runs in this process and raises the same errors as without Ray."""
     with weft.Program("wrong") as program:
@@ -254,6 +259,7 @@ async def test_wrong_requests_are_refused_as_elsewhere(pair: weft.AsyncMultiLLME
     assert [health.deaths for health in pair.health()[pair.model]] == [0, 0]
 
 
+@pytest.mark.slow
 async def test_a_replica_that_fits_on_no_node_is_an_error(
     pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +272,7 @@ async def test_a_replica_that_fits_on_no_node_is_an_error(
     assert len(pair.health()[pair.model]) == 2
 
 
+@pytest.mark.slow
 async def test_a_node_is_lost(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> None:
     """Whole calls begin again on the other node. Streams that had begun fail with the number of tokens delivered."""
     with weft.Program("survivor") as program:
