@@ -10,13 +10,14 @@ VERSION: Final = 1
 
 
 class Span(NamedTuple):
-    """A piece of time."""
+    """A piece of time; in JSON a pair."""
 
     start_s: float
     end_s: float
 
 
-class Parent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Parent:
     """A call that had to end before another one."""
 
     call_id: str
@@ -58,7 +59,8 @@ class TimelineTool:
     end_s: float | None  # None: it still runs
 
 
-class Gap(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Gap:
     """The time between a call and the last of its parents."""
 
     call_id: str
@@ -67,14 +69,16 @@ class Gap(NamedTuple):
     tools: tuple[str, ...]  # that are known to have run in it
 
 
-class Lane(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Lane:
     """A thread."""
 
     thread_id: str
     rows: int
 
 
-class Path(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Path:
     """The critical path: the chain of calls with the most service, as far as they have ended."""
 
     service_s: float

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from weft.core.errors import EngineClosedError
 from weft.core.ids import ProgramId
+from weft.core.process_rows import ProgramRow
+from weft.core.program.observer import ProgramObserver
 from weft.core.program.state import nothing
+from weft.core.timeline.keeper import Timelines
 from weft.engine.live.address import Bound, bind, close_in_fork, parse
 from weft.engine.live.reader import LiveReader, WatchedEngine
 from weft.engine.processes.fork import not_in_forks
@@ -27,6 +30,12 @@ _MOST_CONNECTIONS: Final = 64
 
 class ListeningEngine(WatchedEngine, Protocol):
     """What a listener asks of an engine."""
+
+    def row(self, program_id: ProgramId) -> ProgramRow | None:
+        """An open program's row."""
+
+    def observe(self, observer: ProgramObserver) -> None:
+        """Tell an observer what happens to programs from now on."""
 
     def end_program(self, program_id: ProgramId) -> bool:
         """End a program. Returns whether it was open."""
@@ -73,7 +82,10 @@ class Listener:
         from weft.engine.live.routes import make_app
 
         alive = cast("ListeningEngine", weakref.proxy(engine))
-        app = make_app(LiveReader(alive), alive, checks_host=self._address.path is None)
+        # Methods of the proxy, if they were taken off it here, would keep the engine.
+        timelines = Timelines(lambda program_id: alive.row(program_id), lambda: alive.now_s())  # noqa: PLW0108
+        engine.observe(timelines)
+        app = make_app(LiveReader(alive), alive, timelines, checks_host=self._address.path is None)
         if self._bound is not None:
             self._loop, self._server = loop, _Server(app, self._bound)
             loop.submit(self._server.begin()).result()

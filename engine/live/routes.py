@@ -11,10 +11,10 @@ from weft.core.ids import ProgramId
 from weft.engine.live.reader import LiveReader
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from weft.core.timeline.keeper import Timelines
     from weft.engine.live.listener import ListeningEngine
 
 
@@ -33,12 +33,13 @@ def check_packages() -> None:
     del starlette, uvicorn
 
 
-def make_app(reader: LiveReader, engine: ListeningEngine, *, checks_host: bool) -> Starlette:
+def make_app(reader: LiveReader, engine: ListeningEngine, timelines: Timelines, *, checks_host: bool) -> ASGIApp:
     """The application.
 
     Args:
         reader: Reads the engine's state.
         engine: Ends programs.
+        timelines: Of its programs.
         checks_host: Refuse requests for other hosts: those of a page that a browser shows and whose host's name was
             made to mean this one.
     """
@@ -46,28 +47,33 @@ def make_app(reader: LiveReader, engine: ListeningEngine, *, checks_host: bool) 
     from starlette.responses import Response
     from starlette.routing import Route
 
-    async def state(request: Request) -> Response:
-        if checks_host and not _is_local(request):
-            return Response(status_code=403)
+    from weft.engine.page.routes import page_routes
+
+    async def state(_request: Request) -> Response:
         return Response(await reader.read_json(), media_type="application/json")
 
     async def end(request: Request) -> Response:
-        if checks_host and not _is_local(request):
-            return Response(status_code=403)
         was_open = engine.end_program(ProgramId(request.path_params["program_id"]))
         return Response(status_code=204 if was_open else 404)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/weft/state", state, methods=["GET"]),
+            *page_routes(timelines, lambda _request: ""),
             Route("/weft/programs/{program_id:path}", end, methods=["DELETE"]),
         ]
     )
 
+    async def for_this_host(scope: Scope, receive: Receive, send: Send) -> None:
+        is_allowed = scope["type"] == "http" and _is_local(dict(scope["headers"]).get(b"host", b""))
+        await (app if is_allowed else Response(status_code=403))(scope, receive, send)
 
-def _is_local(request: Request) -> bool:
+    return for_this_host if checks_host else app
+
+
+def _is_local(host_header: bytes) -> bool:
     try:
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        host = urlsplit(f"//{host_header.decode('latin-1')}").hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -12,13 +12,14 @@ from typing import Annotated, Final
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from weft.engine.page.assets import PATHS
 from weft.engine.serve.keys import ApiKey, KeyRing
 from weft.engine.server.check_ids import App, Receive, Scope, Send
 from weft.engine.server.http_errors import error_for
 
 # Served without a key. Probes and Prometheus send none, as under vLLM's server, and a browser cannot send one with a
 # page's address. Nothing here may show what a client sent, or take a body.
-OPEN_PATHS: Final = frozenset({"/health", "/ping", "/metrics", "/metrics/", "/weft", "/weft/"})
+OPEN_PATHS: Final = frozenset({"/health", "/ping", "/metrics", "/metrics/"}) | PATHS
 _KEY: Final = "weft.key"
 _MISSING: Final = "this server needs an API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
 _WRONG: Final = "this is no API key of this server. Compare the key with its operator's."

@@ -19,6 +19,7 @@ from weft.core.ids import CallId, IdSource, ProgramId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.program.graph import CallState
+from weft.core.timeline.keeper import Timelines
 from weft.engine.frontend.calls import InFlight
 from weft.engine.live import LiveReader
 from weft.engine.multi import AsyncMultiLLMEngine
@@ -72,11 +73,13 @@ class ServedEngine(EngineClient):
     """
 
     def __init__(self, engine: AsyncMultiLLMEngine, *, has_keys: bool = False) -> None:
-        self._has_keys = has_keys
+        self.has_keys = has_keys
         self._calls_of_keys = CallsOfKeys()
         self.programs = OpenPrograms(engine.now_s)
         self.lineage = Lineage()
         self.live = LiveReader(engine)
+        self.timelines = Timelines(engine.row, engine.now_s)
+        engine.observe(self.timelines)
         self.call_timeout_s = engine.call_timeout_s
         self._engine = engine
         self._endpoint, self._llm = engine.served()
@@ -174,7 +177,7 @@ class ServedEngine(EngineClient):
             raise EngineClosedError
         arguments = sampling_params.extra_args or {}
         if request is None:
-            if self._has_keys:
+            if self.has_keys:
                 raise InvalidRequestError(
                     "this server has API keys, and cannot tell whose call this is: beam search and routes of their own "
                     "kind carry no identity. Send the request without beam search, to one of vLLM's usual routes."

@@ -9,13 +9,15 @@ from fastapi.responses import JSONResponse
 
 from weft.core.ids import ProgramId
 from weft.core.program import Program
-from weft.engine.serve.auth import RequestKey
+from weft.engine.page.routes import page_routes
+from weft.engine.serve.auth import RequestKey, key_of
 from weft.engine.serve.client import ServedEngine
 from weft.engine.server.http_errors import openai_error
 
 
 def add_routes(app: FastAPI, served: ServedEngine) -> None:
-    """Add them. `Authenticate` guards them, as it does vLLM's."""
+    """Add them, the page among them. `Authenticate` guards them, as it does vLLM's."""
+    app.router.routes.extend(page_routes(served.timelines, _scope_of, needs_key=served.has_keys, has_models=True))
 
     @app.get("/weft/programs")
     async def list_programs(key: RequestKey) -> Response:
@@ -47,6 +49,11 @@ def add_routes(app: FastAPI, served: ServedEngine) -> None:
             return JSONResponse(openai_error(400, "events are a JSON object.", "invalid_request"), 400)
         served.note(key.scope, message)
         return Response(status_code=204)
+
+
+def _scope_of(request: Request) -> str:
+    key = key_of(request.scope)
+    return f"{key.scope}/" if key is not None else "/"  # no program's
 
 
 def _shown(program: Program) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from perfetto_rules import check
 
 import weft
 from weft.core.errors import ListenError, ProgramEndedError
@@ -183,3 +184,27 @@ def test_a_forked_child_does_not_listen(path: Path, make: Callable[[Path], str])
         with socket.socket(family) as probe, pytest.raises((ConnectionRefusedError, FileNotFoundError)):
             probe.connect(address)
         process.communicate()
+
+
+async def test_an_engine_has_the_page_and_timelines(path: Path) -> None:
+    """With the calls of a program in process, its tools and their labels; at a unix socket as at a port."""
+    for listen in ("127.0.0.1:0", f"unix:{path}"):
+        with ScriptedEngine(["Hi"], latency_s=1.5, listen=listen) as engine, weft.Program("agent") as program:
+            await engine.chat(MESSAGES, program, program.start_call(object()))
+            with client(engine) as http:
+                page = http.get("/weft").raise_for_status()
+                made = http.get(f"/weft/programs/{program.program_id}/timeline").raise_for_status().json()
+                trace = http.get(f"/weft/programs/{program.program_id}/perfetto").raise_for_status().json()
+                assert http.get("/weft/programs/none/timeline").status_code == 404
+        assert "data-needs-key" not in page.text
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        (call,) = made["calls"]
+        assert (made["name"], call["service_s"], call["services"]) == ("agent", 1.5, [[0.0, 1.5]])
+        check(trace)
+
+
+async def test_the_page_is_for_this_host_only() -> None:
+    """A name that leads here from elsewhere gets nothing, because a foreign page could read it then."""
+    with ScriptedEngine([], listen="127.0.0.1:0") as engine, client(engine) as http:
+        for path in ("/weft", "/weft/page/main.js", "/weft/programs/p/timeline"):
+            assert http.get(path, headers={"host": "evil.example"}).status_code == 403

@@ -1,0 +1,88 @@
+"""The routes of the page. The page itself shows nothing of programs; its script asks for what the client may see."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from weft.core.ids import ProgramId
+from weft.core.timeline import Timeline
+from weft.core.timeline.keeper import Timelines
+from weft.core.timeline.perfetto import perfetto
+from weft.engine.page.assets import ASSETS, asset, page
+
+_MOST_LETTERS: Final = 60  # of the name of a file
+
+
+def page_routes(
+    timelines: Timelines, scope_of: Callable[[Request], str], *, needs_key: bool = False, has_models: bool = False
+) -> list[Route]:
+    """The page, its files, and the timelines of programs.
+
+    Args:
+        timelines: Of the engine's programs.
+        scope_of: What the ids of the programs begin with that a request may see. It is left out of what is shown.
+        needs_key: Whether only clients with an API key are served.
+        has_models: Whether clients may make calls here.
+    """
+
+    def index(_request: Request) -> Response:
+        return page(needs_key=needs_key, has_models=has_models)
+
+    def without_slash(_request: Request) -> Response:
+        return RedirectResponse("../weft")  # to which the page's links are relative
+
+    # These are no coroutines, so that long programs are encoded on other threads than the engine's event loop.
+
+    def timeline(request: Request) -> Response:
+        found = _timeline(timelines, request, scope_of)
+        return _unknown(request) if found is None else _json(found.to_dict())
+
+    def trace(request: Request) -> Response:
+        found = _timeline(timelines, request, scope_of)
+        if found is None:
+            return _unknown(request)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", found.program_id)[:_MOST_LETTERS].strip("-.") or "program"
+        file = f'attachment; filename="{name}.perfetto-trace.json"'
+        return _json(perfetto([(found, 0.0)]), headers={"content-disposition": file})
+
+    return [
+        Route("/weft", index),
+        Route("/weft/", without_slash),
+        *(Route(f"/weft/page/{name}", partial(_file, name)) for name in sorted(ASSETS)),
+        Route("/weft/programs/{program_id:path}/timeline", timeline),
+        Route("/weft/programs/{program_id:path}/perfetto", trace),
+    ]
+
+
+def _file(name: str, _request: Request) -> Response:
+    return asset(name)
+
+
+def _timeline(timelines: Timelines, request: Request, scope_of: Callable[[Request], str]) -> Timeline | None:
+    program_id, scope = request.path_params["program_id"], scope_of(request)
+    found = timelines.timeline(ProgramId(f"{scope}{program_id}"))
+    if found is None:
+        return None
+    parent = found.parent_program_id
+    return replace(found, program_id=program_id, parent_program_id=parent and parent.removeprefix(scope))
+
+
+def _json(data: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON in ASCII, because a client may have sent names that are no Unicode text."""
+    return Response(json.dumps(data), status, media_type="application/json", headers=headers)
+
+
+def _unknown(request: Request) -> Response:
+    program_id = request.path_params["program_id"]
+    message = f"no program {program_id!r:.80} of yours is open, or among the newest that have ended."
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": "program_unknown"}
+    return _json({"error": error}, 404)
