@@ -5,8 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
+from weft.core.accounts import Account
 from weft.core.ids import CallId, ProgramId
 from weft.core.live.documents import LiveProgram, LiveReplica, LiveState
 from weft.core.live.schedulers import LiveCall, SchedulerState
@@ -104,11 +106,10 @@ def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LivePr
     info, account, attained = row.info, row.account, row.attained
     calls = list(row.active.values())
     at_schedulers = [found for call in calls if (found := _at_scheduler(call, known)) is not None]
-    accounts = [call.account for call in calls]
     tools = tuple(dict.fromkeys(cut(tool.name.removeprefix(scope)) for tool in row.tools_running))[:_MOST_TOOLS]
     levels = [call.level for call in at_schedulers if call.level is not None]
-    figures = [_figures(call, known) for call in calls]
-    chains_s = [call.inherited.service_s + service_s for call, (service_s, _) in zip(calls, figures, strict=True)]
+    accounts = [_account(call, known) for call in calls]
+    chains_s = [call.inherited.service_s + each.service_s for call, each in zip(calls, accounts, strict=True)]
     has_ended = not math.isnan(row.end_s)
     pause_s = now_s - row.last_completion_s if row.calls and not calls and not has_ended else 0.0
     return LiveProgram(
@@ -125,7 +126,7 @@ def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LivePr
         prompt_tokens=account.prompt_tokens + sum(each.prompt_tokens for each in accounts),
         output_tokens=account.output_tokens + sum(each.output_tokens for each in accounts),
         service_s=max([attained.service_s, *chains_s]),
-        wait_s=attained.total_wait_s + sum(wait_s for _, wait_s in figures),
+        wait_s=attained.total_wait_s + sum(each.wait_s for each in accounts),
         tools_s=row.interception_s + (pause_s if pause_s > 0 else 0.0),
         kv_tokens=None if has_ended else known.kv_tokens.get(info.program_id),
         preemptions=account.preemptions + sum(each.preemptions for each in accounts),
@@ -143,12 +144,18 @@ def _at_scheduler(call: CallRow, known: _Known) -> LiveCall | None:
     return found if found is not None and found.program_id == call.identity.program_id else None
 
 
-def _figures(call: CallRow, known: _Known) -> tuple[float, float]:
-    """Service and wait of a call in flight, in seconds: its scheduler's figures, or those of its latest output."""
-    found = _at_scheduler(call, known)
+def _account(call: CallRow, known: _Known) -> Account:
+    """The account of a call in flight: what its scheduler says, or that of its latest output."""
+    found, account = _at_scheduler(call, known), call.account
     if found is None:
-        return call.account.service_s, call.account.wait_s
-    return max(found.service_s, call.account.service_s), max(found.wait_s, call.account.wait_s)
+        return account
+    return replace(
+        account,
+        service_s=max(found.service_s, account.service_s),
+        wait_s=max(found.wait_s, account.wait_s),
+        prompt_tokens=max(found.prompt_tokens, account.prompt_tokens),
+        output_tokens=max(found.output_tokens, account.output_tokens),
+    )
 
 
 def _state(calls: Sequence[CallRow], found: Sequence[LiveCall], tools: Sequence[str], known: _Known) -> str:

@@ -18,6 +18,8 @@ class LiveCall(NamedTuple):
     runs: bool
     service_s: float  # so far
     wait_s: float  # so far, the present wait included
+    prompt_tokens: int
+    output_tokens: int  # so far, of all its sequences
 
 
 class ProgramKv(NamedTuple):

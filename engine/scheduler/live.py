@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from weft.core.live import MOST_CALLS, LiveCall, ProgramKv, SchedulerState
@@ -10,8 +10,7 @@ from weft.core.policies import Policy, ProgramView
 from weft.engine.kv_cache.order import KvOrder
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.scheduler.call_table import CallTable
-from weft.engine.scheduler.ledger import Entry, Ledger
-from weft.engine.vllm_compat.names import KVCacheManager
+from weft.engine.vllm_compat.names import KVCacheManager, Request
 
 
 class LiveView:
@@ -21,6 +20,7 @@ class LiveView:
         policy: Ranks the calls.
         table: The calls and programs.
         order: May know what programs have in the KV cache between their calls.
+        requests: vLLM's requests.
         manager: vLLM's KV blocks.
         block_tokens: The tokens of a block.
         store: Host memory; None: there is none.
@@ -32,6 +32,7 @@ class LiveView:
         table: CallTable,
         order: KvOrder,
         *,
+        requests: Mapping[str, Request],
         manager: KVCacheManager,
         block_tokens: int,
         store: HostStore | None,
@@ -39,30 +40,38 @@ class LiveView:
         self._has_levels = policy.has_level(1)
         self._table = table
         self._order = order
+        self._requests = requests
         self._manager = manager
         self._block_tokens = block_tokens
         self._store = store
 
     def state(self, now_s: float) -> SchedulerState:
         """The state now, of at most `MOST_CALLS` calls and programs. O(n) for n calls and programs."""
-        ledgers: dict[int, tuple[Ledger, Entry]] = {}  # a call with several sequences has one ledger
-        for entry in self._table.entries.values():
-            ledgers.setdefault(id(entry.ledger), (entry.ledger, entry))
-        running = sum(ledger.running > 0 for ledger, _entry in ledgers.values())
-        calls = (self._call(ledger, entry, now_s) for ledger, entry in ledgers.values())
+        calls: dict[int, list[str]] = {}  # the requests of each call, by its ledger: a call may have several sequences
+        for request_id, entry in self._table.entries.items():
+            calls.setdefault(id(entry.ledger), []).append(request_id)
+        running = sum(self._table.entries[requests[0]].ledger.running > 0 for requests in calls.values())
         return SchedulerState(
             running,
-            len(ledgers) - running,
+            len(calls) - running,
             float(self._manager.usage),
-            tuple(islice(calls, MOST_CALLS)),
+            tuple(self._call(requests, now_s) for requests in islice(calls.values(), MOST_CALLS)),
             tuple(islice(self._kv(), MOST_CALLS)),
         )
 
-    def _call(self, ledger: Ledger, entry: Entry, now_s: float) -> LiveCall:
+    def _call(self, requests: Sequence[str], now_s: float) -> LiveCall:
+        entry = self._table.entries[requests[0]]
+        ledger = entry.ledger
         waits_s = 0.0 if ledger.running else now_s - ledger.waiting_since_s
-        level = entry.call.rank.level if self._has_levels else None
         return LiveCall(
-            ledger.call_id, ledger.program_id, level, ledger.running > 0, ledger.service_s, ledger.wait_s + waits_s
+            ledger.call_id,
+            ledger.program_id,
+            level=entry.call.rank.level if self._has_levels else None,
+            runs=ledger.running > 0,
+            service_s=ledger.service_s,
+            wait_s=ledger.wait_s + waits_s,
+            prompt_tokens=entry.call.prompt_tokens,
+            output_tokens=sum(self._requests[each].num_output_tokens for each in requests),
         )
 
     def _kv(self) -> Iterator[ProgramKv]:

@@ -108,9 +108,14 @@ class WeftScheduler(AsyncScheduler):
         self._charges = StepCharges(self._entries, self.requests, policy, self._token_s, self._swap)
         self._former = BatchFormer(self, policy, self._table, self._swap, self._can_start)
         self.waiting = PolicyQueue(policy, self._call_of, self._now_s)
-        manager = self.kv_cache_manager
         self._live = LiveView(
-            policy, self._table, self._kv_order, manager=manager, block_tokens=self.block_size, store=self._swap
+            policy,
+            self._table,
+            self._kv_order,
+            requests=self.requests,
+            manager=self.kv_cache_manager,
+            block_tokens=self.block_size,
+            store=self._swap,
         )
 
     def set_clock(self, clock: Callable[[], float]) -> None:

@@ -355,8 +355,8 @@ def test_the_figures_of_queues_come_back() -> None:
 
 def test_the_state_of_a_scheduler_reaches_the_front_end() -> None:
     """It survives msgpack. A scheduler that does not run has none."""
-    first = LiveCall(CallId("c"), ProgramId("p"), 2, True, 1.5, 0.5)
-    second = LiveCall(CallId("d"), ProgramId("q"), None, False, 0.0, 2.0)
+    first = LiveCall(CallId("c"), ProgramId("p"), 2, True, 1.5, 0.5, 30, 4)
+    second = LiveCall(CallId("d"), ProgramId("q"), None, False, 0.0, 2.0, 7, 0)
     state = SchedulerState(1, 1, 0.25, (first, second), (ProgramKv(ProgramId("p"), 32, 16),))
     assert read_state(json.loads(json.dumps(encode_state(state)))) == state
     assert read_state(None) is None

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from timeline_parts import run, think_and_sum
 
 from weft.core.live import LiveProgram, LiveReplica, LiveState
-from weft.views.top_table import COLUMNS, Choice, columns_for, count, programs, replicas, seconds, summary
+from weft.core.timeline import timeline
+from weft.views.top_screens import calls
+from weft.views.top_table import COLUMNS, Choice, columns_for, count, label, programs, replicas, seconds, summary
 
 PROGRAM = LiveProgram(
     program_id="prog-1",
@@ -32,7 +35,7 @@ PROGRAM = LiveProgram(
     due_in_s=None,
     parent_program_id=None,
 )
-REPLICA = LiveReplica("engine-0", "m", "ready", 1, 2, 3, 0, 0.5)
+REPLICA = LiveReplica("engine-0", "acme/m", "ready", 1, 2, 3, 0, 0.5)
 
 
 def state_of(*open_programs: LiveProgram, total: int | None = None, ended: tuple[LiveProgram, ...] = ()) -> LiveState:
@@ -110,6 +113,13 @@ def test_the_summary_counts_programs() -> None:
     assert summary(state_of()) == "0 programs"
 
 
+def test_a_program_that_nobody_has_named_shows_its_id() -> None:
+    """Clients that send no ids would all have one name."""
+    nameless = replace(PROGRAM, name="program")
+    assert label(nameless) == "prog-1"
+    assert label(PROGRAM) == "agent"
+
+
 def test_the_replicas_show_their_queues() -> None:
     """A scheduler that does not answer is a question mark."""
     silent = replace(REPLICA, engine_id="engine-1", state="down", running=None, waiting=None, kv_used=None, deaths=2)
@@ -124,3 +134,17 @@ def test_numbers_are_short() -> None:
     assert {value: seconds(value) for value in shown} == shown
     counts = {9999: "9999", 12_340: "12.3k", 123_456: "123k", 1_200_000: "1.2M", 2_000_000_000: "2.0G"}
     assert {value: count(value) for value in counts} == counts
+
+
+def test_the_calls_of_a_program_are_listed() -> None:
+    """The latest first, with their threads. A hostile label stays in its cell, and of very many calls 50 are listed."""
+    made = think_and_sum()
+    rows = str(calls(timeline(made, now_s=116.0))).splitlines()
+    assert rows[0] == "calls, the latest first; * on the critical path"
+    assert [row.split()[0] for row in rows[3:]] == ["1*", "2*", "1", "1*"]
+    assert rows[3].split() == ["1*", "label", "of", "sum", "finished", "12.0", "1.00", "3.00", "10", "3"]
+    for number in range(60):
+        run(made, f"\x1b[2J{number}" * 1000, (120.0 + number, 121.0 + number))
+    rows = str(calls(timeline(made, now_s=200.0))).splitlines()
+    assert (rows[0][:34], len(rows)) == ("the latest 50 calls, and 14 before", 53)
+    assert "\x1b" not in "".join(rows)

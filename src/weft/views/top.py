@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -20,7 +21,7 @@ from weft.core.live import LiveProgram, LiveState
 from weft.core.tables import one_line
 from weft.views.top_client import StateClient
 from weft.views.top_screens import ConfirmEnd, Inspect
-from weft.views.top_table import STYLES, Choice, Column, columns_for, replicas, summary
+from weft.views.top_table import STYLES, Choice, Column, columns_for, replicas, short_name, summary
 
 # The terminal's own colours, so that it suits dark and light ones.
 _ANSI: Final = BUILTIN_THEMES["ansi-dark"]
@@ -54,6 +55,7 @@ class TopApp(App[None]):
     CSS = """
     #title, #note { height: 1; }
     #title { text-style: bold; }
+    #title, #note, #summary { text-wrap: nowrap; text-overflow: ellipsis; }
     #note { color: ansi_red; display: none; }
     #note.shown { display: block; }
     #replicas { height: auto; max-height: 8; overflow-y: auto; margin-bottom: 1; }
@@ -116,6 +118,16 @@ class TopApp(App[None]):
         else:
             self._tell("")
             self.show()
+            await self._read_timeline()
+
+    async def _read_timeline(self) -> None:
+        """Read the calls of the program that is inspected."""
+        for screen in self.screen_stack:
+            if isinstance(screen, Inspect):
+                with suppress(NotReachableError):  # the state says so
+                    timeline = await self._client.timeline(screen.program_id)
+                    if timeline is not None:
+                        screen.show_calls(timeline)
 
     def _tell(self, text: str) -> None:
         self._note.update(one_line(text))
@@ -130,7 +142,7 @@ class TopApp(App[None]):
     def show(self) -> None:
         """Show the state as it was last read."""
         state, choice = self.state, self._choice
-        parts = ("weft top", self._client.url, state.model, state.policy)
+        parts = ("weft top", self._client.url, state.policy, short_name(state.model))
         self._title.update(one_line("  ".join(parts)))
         self._replicas.update(replicas(state.replicas))
         filtered = f'  only "{choice.text}"' if choice.text else ""
@@ -220,6 +232,7 @@ class TopApp(App[None]):
         program = self._selected
         if program is not None:
             self.push_screen(Inspect(program))
+            self.run_worker(self._read_timeline())
 
     @on(DataTable.RowSelected)
     def _row_selected(self) -> None:

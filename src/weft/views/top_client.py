@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import quote
@@ -11,7 +12,8 @@ import httpx
 
 from weft.core.errors import NotReachableError, StateError
 from weft.core.live import LiveState
-from weft.engine.live.documents import from_json
+from weft.core.timeline import Timeline
+from weft.engine.live.documents import from_json, timeline_from_json
 
 DEFAULT_URL: Final = "http://localhost:8000"  # where `weft serve` is, unless it is told otherwise
 _UNIX: Final = "unix:"
@@ -61,15 +63,28 @@ class StateClient:
         except StateError as error:
             raise NotReachableError(self.url, str(error)) from error
 
+    async def timeline(self, program_id: str) -> Timeline | None:
+        """What a program did, and when; None: the server does not know.
+
+        Raises:
+            NotReachableError: As for `read`.
+        """
+        answer = await self._ask("GET", f"{_path(program_id)}/timeline", may_lack=(404, 405))
+        try:
+            return timeline_from_json(answer) if answer else None
+        except StateError as error:
+            raise NotReachableError(self.url, str(error)) from error
+
     async def end(self, program_id: str) -> None:
         """End a program. One that has ended already is left as it is.
 
         Raises:
             NotReachableError: As for `read`.
         """
-        await self._ask("DELETE", f"/weft/programs/{quote(program_id, safe='')}", may_be_gone=True)
+        await self._ask("DELETE", _path(program_id), may_lack=(404,))
 
-    async def _ask(self, method: str, path: str, *, may_be_gone: bool = False) -> bytes:
+    async def _ask(self, method: str, path: str, *, may_lack: Collection[int] = ()) -> bytes:
+        """The body of an answer; empty if its status is one of those in which what was asked for is not there."""
         body = bytearray()
         try:
             async with asyncio.timeout(_ANSWER_S), self._http.stream(method, path) as answer:
@@ -84,7 +99,7 @@ class StateClient:
             raise NotReachableError(self.url, f"{str(error) or type(error).__name__}.") from error
         if answer.status_code in (401, 403):
             raise NotReachableError(self.url, "the server asks for another API key; give --api-key.")
-        if not answer.is_success and not (may_be_gone and answer.status_code == 404):
+        if not answer.is_success and answer.status_code not in may_lack:
             raise NotReachableError(self.url, f"{path} answers with status {answer.status_code}.")
         return bytes(body)
 
@@ -95,3 +110,7 @@ class StateClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._http.aclose()
+
+
+def _path(program_id: str) -> str:
+    return f"/weft/programs/{quote(program_id, safe='')}"

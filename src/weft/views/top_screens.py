@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -11,16 +11,20 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from weft.core.live import LiveProgram, LiveState
+from weft.core.process_view import state_cell
 from weft.core.tables import Table, one_line
+from weft.core.timeline import Timeline
 from weft.views.top_table import count, seconds, state_text
 
+_MOST_CALLS: Final = 50
 _BOX = """
 {0} {{ align: center middle; background: transparent; }}
 {0} > VerticalScroll {{
-    width: 76; max-width: 100%; height: auto; max-height: 100%;
+    width: 78; max-width: 100%; height: auto; max-height: 100%;
     border: round ansi_blue; background: ansi_default; padding: 0 1;
 }}
 {0} Static {{ height: auto; }}
+{0} #calls {{ margin: 1 0; }}
 """
 
 
@@ -38,10 +42,16 @@ class Inspect(ModalScreen[None]):
         super().__init__()
         self._program = program
 
+    @property
+    def program_id(self) -> str:
+        """Of the program that is shown."""
+        return self._program.program_id
+
     def compose(self) -> ComposeResult:
         with VerticalScroll():
             yield Static(facts(self._program), id="facts", markup=False)
-            yield Static("Escape: back", classes="hint", markup=False)
+            yield Static(id="calls", markup=False)
+            yield Static("Escape: back", markup=False)
 
     def show(self, state: LiveState) -> None:
         """Show the program as it is by now."""
@@ -50,6 +60,11 @@ class Inspect(ModalScreen[None]):
         if found is not None and self.is_mounted:
             self._program = found
             self.query_one("#facts", Static).update(facts(found))
+
+    def show_calls(self, timeline: Timeline) -> None:
+        """Show the program's calls by now."""
+        if self.is_mounted:
+            self.query_one("#calls", Static).update(calls(timeline))
 
 
 class ConfirmEnd(ModalScreen[bool]):
@@ -106,3 +121,24 @@ def facts(program: LiveProgram) -> Table:
         "replicas": ", ".join(program.engine_ids),
     }
     return Table("", ("", ""), [(name, value) for name, value in pairs.items() if value], widest=60)
+
+
+def calls(timeline: Timeline) -> Table:
+    """A program's calls, the latest first; those of its critical path have a mark."""
+    rows = [
+        [
+            f"{call.lane + 1}{'*' if call.is_critical else ''}",
+            call.label,
+            state_cell(call.state),
+            seconds(call.start_s),
+            seconds(call.wait_s),
+            seconds(call.service_s),
+            count(call.prompt_tokens),
+            count(call.output_tokens),
+        ]
+        for call in reversed(timeline.calls[-_MOST_CALLS:])
+    ]
+    more = len(timeline.calls) + timeline.calls_left_out - len(rows)
+    title = f"the latest {len(rows)} calls, and {more} before" if more else "calls, the latest first"
+    headings = ("thread", "call", "state", "at", "wait", "service", "in", "out")
+    return Table(f"{title}; * on the critical path", headings, rows, frozenset({3, 4, 5, 6, 7}), widest=14)

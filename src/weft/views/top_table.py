@@ -24,6 +24,7 @@ STYLES: Final = {
     "down": "red",
 }
 _STATES: Final = {"running": 0, "waiting": 1, "tool": 2, "idle": 3}
+_NO_NAME: Final = "program"  # that of `weft.Program()`
 _BAR: Final = 10  # columns of a terminal
 
 
@@ -39,13 +40,18 @@ class Column(NamedTuple):
     terminal: int = 0  # columns that a terminal needs to show this one
 
 
+def label(program: LiveProgram) -> str:
+    """A program's name, or its id where nobody has named it."""
+    return program.name if program.name != _NO_NAME else program.program_id
+
+
 def state_text(program: LiveProgram) -> str:
     """A program's state, or the tools that it waits for."""
     return f"in {', '.join(program.tools)}" if program.state == "tool" else program.state
 
 
 COLUMNS: Final = (
-    Column("name", "program", 15, lambda p: p.name, lambda p: p.name.casefold(), is_number=False),
+    Column("name", "program", 15, label, lambda p: label(p).casefold(), is_number=False),
     Column("state", "state", 16, state_text, lambda p: _STATES.get(p.state, 4), is_number=False),
     Column("queue", "queue", 5, lambda p: "" if p.level is None else f"Q{p.level + 1}", lambda p: -_known(p.level)),
     Column("service", "service", 7, lambda p: seconds(p.service_s), lambda p: p.service_s),
@@ -126,6 +132,11 @@ def bar(share: float) -> str:
     return f"{'█' * full}{'░' * (_BAR - full)} {share:4.0%}"
 
 
+def short_name(model: str) -> str:
+    """The last part of a model's name, which may be a path."""
+    return model.rstrip("/").rpartition("/")[2] or model
+
+
 def replicas(found: Iterable[LiveReplica]) -> Table:
     """The replicas and their queues."""
     rows: list[list[str | Cell]] = [
@@ -137,7 +148,7 @@ def replicas(found: Iterable[LiveReplica]) -> Table:
             str(each.calls),
             "?" if each.kv_used is None else bar(each.kv_used),
             str(each.deaths),
-            each.model,
+            short_name(each.model),
         ]
         for each in found
     ]

@@ -39,7 +39,7 @@ def replica(*calls: LiveCall, kv: tuple[ProgramKv, ...] = (), running: int | Non
 
 
 def live(program: str, call: str = "c", *, runs: bool = True, level: int | None = 0, s: float = 0.0) -> LiveCall:
-    return LiveCall(CallId(call), ProgramId(program), level, runs, s, s)
+    return LiveCall(CallId(call), ProgramId(program), level, runs, s, s, 20, 4)
 
 
 def state_of(table: ProcessTable, *replicas: LiveRow, now_s: float = 20.0, scope: str = "") -> LiveState:
@@ -84,7 +84,7 @@ def test_calls_in_flight_count() -> None:
     second.account = Account(0.5, 0.0, preemptions=1, prompt_tokens=20, output_tokens=2)
     program = only(state_of(table, replica(live("p", "second", level=1, s=3.0))))
     assert (program.service_s, program.wait_s) == (5.0, 4.0)
-    assert (program.prompt_tokens, program.output_tokens, program.preemptions) == (30, 7, 1)
+    assert (program.prompt_tokens, program.output_tokens, program.preemptions) == (30, 9, 1)
     assert (program.calls, program.calls_in_flight, program.threads, program.level) == (2, 1, 2, 1)
     assert (program.tools_s, program.age_s, program.due_in_s) == (1.0, 20.0, None)
 

@@ -35,8 +35,8 @@ def test_calls_are_listed_with_their_queues(tmp_path: Path) -> None:
     state = state_of(h)
     assert (state.running, state.waiting, state.is_cut) == (1, 1, False)
     assert state.calls == (
-        LiveCall(state.calls[0].call_id, "a", 1, True, 3.0, 0.0),
-        LiveCall(state.calls[1].call_id, "b", 0, False, 0.0, 0.0),
+        LiveCall(state.calls[0].call_id, "a", 1, True, 3.0, 0.0, 3, 3),
+        LiveCall(state.calls[1].call_id, "b", 0, False, 0.0, 0.0, 3, 0),
     )
     h.clock.advance(2.0)
     assert state_of(h).calls[1].wait_s == 2.0, "the present wait counts"
