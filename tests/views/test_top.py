@@ -127,12 +127,14 @@ async def test_a_text_filters_programs(agents: Agents) -> None:
 
 
 async def test_a_program_is_inspected(agents: Agents) -> None:
-    """Enter shows one program in full, and follows it."""
+    """Enter shows one program in full with its calls, and follows it."""
     async with running(agents, looks=True) as (app, pilot):
         await pilot.press("enter")
         assert isinstance(app.screen, Inspect)
         assert agents.programs["coder"].program_id in text_of(app, "#facts")
         assert "search" in text_of(app, "#facts")
+        await until(lambda: "calls, the latest first" in text_of(app, "#calls"))
+        assert text_of(app, "#calls").splitlines()[3].split()[0] == "1*", "its only thread, on the critical path"
         agents.engine.tools_ended(agents.programs["coder"].program_id, [1])
         await until(lambda: "idle" in text_of(app, "#facts"))
         await pilot.press("escape")
