@@ -70,6 +70,7 @@ class CallRow:
     arrival_s: float
     inherited: Attained  # a copy of the program's values on arrival (Alg. 1 line 11)
     account: Account = field(default_factory=Account)  # as of the call's latest output
+    model: str = ""  # its name; "" if the engine does not say
 
 
 @dataclass(slots=True)

@@ -135,7 +135,7 @@ class Engine(FrontEnd):
             progress.ready(self.model)
         from weft.engine.frontend.liveness import kill_if_stuck  # imports vLLM, which only a launch may do first
 
-        self._only_endpoint = ModelEndpoint(chat, Admission(lambda: max_calls), self.engine_id)
+        self._only_endpoint = ModelEndpoint(chat, Admission(lambda: max_calls), self.engine_id, self.model)
         tree = ProcessTree(process.pid for process in self._children if process.pid is not None)
         self._finalizer = weakref.finalize(
             self, not_in_forks(shut_down), self._llm, self._loop, self._children, tree, log

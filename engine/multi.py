@@ -246,7 +246,8 @@ class AsyncMultiLLMEngine(FrontEnd):
             return llm, ChatEndpoint(llm, name, wanted.tool_call_parser, llm.failures)
 
         llm, chat = self._wait(self._loop.submit(route()))
-        return _ReplicaGroup(ModelEndpoint(chat, Admission(lambda: states.capacity), None), states, supervisor, llm)
+        endpoint = ModelEndpoint(chat, Admission(lambda: states.capacity), None, name)
+        return _ReplicaGroup(endpoint, states, supervisor, llm)
 
     def _wait(self, future: Future[T]) -> T:
         """Wait for a result of the engine's event loop.

@@ -70,7 +70,7 @@ def test_the_lock_is_complete(python: str, machine: str) -> None:
             requires = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:  # only for other Pythons or machines
             continue
-        extras = ("cpu", "langchain", "autogen", "ray", "docs", "dev") if name == "weft" else ("",)
+        extras = ("cpu", "langchain", "autogen", "ray", "otel", "docs", "dev") if name == "weft" else ("",)
         for text in requires:
             requirement = Requirement(text)
             package = canonicalize_name(requirement.name)

@@ -106,6 +106,7 @@ class CallPath(ProgramBackend):
                 endpoint.admission.enter(now_s)
                 undo.callback(endpoint.admission.leave, now_s)
             row, attained = self.table.arrive(identity, endpoint.engine_id, now_s)
+            row.model = endpoint.model
             undo.callback(self.table.leave, row, now_s)
             program.call_arrived(call_id, now_s)
             self._forecasts.call_arrived(identity, program.graph, now_s)

@@ -28,6 +28,7 @@ class ModelEndpoint(NamedTuple):
     chat: ChatEndpoint
     admission: Admission
     engine_id: EngineId | None  # where the calls run; None: a balancer assigns each call
+    model: str = ""  # the name that the model is served by
 
 
 class TokenRecorder:

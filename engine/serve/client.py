@@ -46,6 +46,7 @@ class ServedRequest:
         identity: Which program it belongs to.
         timeout_s: Seconds that a call of it may take; None: no limit.
         fingerprint: Of its system prompt and tools.
+        traceparent: The header of the client's own span; "" if there is none.
         is_reserved: It was admitted as one call, and no call has taken the place yet.
         is_call: It is one call that no HTTP request is known of; its program ends with it.
         deadline_s: Seconds after which its program should have ended; None: whenever.
@@ -57,6 +58,7 @@ class ServedRequest:
     identity: Identity
     timeout_s: float | None
     fingerprint: Callable[[], str]
+    traceparent: str = ""
     is_reserved: bool = True
     is_call: bool = False
     deadline_s: float | None = None
@@ -220,7 +222,9 @@ class ServedEngine(EngineClient):
             self._calls_of_keys.enter(request.key, now_s())
         try:
             try:
-                program = self.programs.enter(request.identity, request.key.max_programs, request.deadline_s)
+                program = self.programs.enter(
+                    request.identity, request.key.max_programs, request.deadline_s, traceparent=request.traceparent
+                )
             except WeftError:
                 if is_admitted:
                     self._endpoint.admission.leave(now_s())

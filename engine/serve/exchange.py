@@ -14,6 +14,7 @@ from weft.core.errors import InvalidRequestError, OverloadedError, WeftError
 from weft.core.identity import Identity, identity_of
 from weft.core.identity.lineage import Placed
 from weft.core.identity.messages import items_of_answer, items_of_request
+from weft.core.identity.values import trace_id
 from weft.core.routing.admission import check_timeout
 from weft.engine.frontend.calls import InFlight
 from weft.engine.frontend.fingerprint import fingerprint
@@ -116,12 +117,14 @@ class _ServedExchange(Exchange):
             items = items_of_request(request)
             self._placed = self._engine.lineage.place(found, items, self._id_scope, self._peer)
             self._reads_answers = bool(items)
+        traceparent = self._header(b"traceparent").decode("latin-1")
         self._found = ServedRequest(
             self._client,
             self._placed.identity,
             self._seconds(_TIMEOUT) or self._engine.call_timeout_s,
             partial(fingerprint, request),
             deadline_s=self._seconds(_DEADLINE),
+            traceparent=traceparent if trace_id(traceparent) else "",
         )
         holder[name] = {**(arguments or {}), REQUEST: self._key}
         return True

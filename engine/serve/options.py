@@ -29,7 +29,8 @@ _OTHERS: Final = {
     "scheduler_cls": "the scheduler is Weft's; --policy chooses its order",
 }
 _MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"  # of Prometheus' client library
-_OURS: Final = frozenset({"model", "served_model_name", "scheduler_cls"})  # set by the engine
+# Set by the engine; and spans, which vLLM's engine makes only where it keeps its statistics.
+_OURS: Final = frozenset({"model", "served_model_name", "scheduler_cls", "otlp_traces_endpoint"})
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:

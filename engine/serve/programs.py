@@ -63,13 +63,21 @@ class OpenPrograms:
             program.note_alive()
         return program is not None
 
-    def enter(self, identity: Identity, limit: int | None = None, deadline_s: float | None = None) -> Program:
+    def enter(
+        self,
+        identity: Identity,
+        limit: int | None = None,
+        deadline_s: float | None = None,
+        *,
+        traceparent: str = "",
+    ) -> Program:
         """The program of a call that arrives; `leave` follows. A new one if it is not open.
 
         Args:
             identity: Of the call.
             limit: How many programs the key may have open; None: as many as there may be in all.
             deadline_s: Seconds after which a new program should have ended; None: whenever.
+            traceparent: Of the client's span, which is the parent of a new program's; "" if there is none.
 
         Raises:
             KeyLimitError: See `check_room`.
@@ -87,6 +95,7 @@ class OpenPrograms:
                 identity.program_name or "program",
                 tenant=identity.tenant,
                 deadline_s=deadline_s,
+                metadata={"traceparent": traceparent} if traceparent else None,
                 ids=_GivenIds(program_id, identity.session_id),
             )
             program.end_when_idle(self._times.timeout_s(kind), partial(self.abandon, program_id))

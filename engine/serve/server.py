@@ -25,6 +25,7 @@ from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import KeyRing
 from weft.engine.serve.protocol import limited_http
 from weft.engine.serve.routes import add_routes
+from weft.engine.serve.tracing import spans_sent_to
 from weft.engine.telemetry.collector import MetricsCollector
 from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
 
@@ -60,6 +61,7 @@ def serve(
         _Signals() as signals,
         AsyncMultiLLMEngine(**engine_options) as engine,
         _metrics(engine),
+        spans_sent_to(options.otlp_traces_endpoint, engine),
     ):
         served, server = engine.submit(_make(engine, options, keys)).result()
         running = engine.submit(server.serve(sockets=[bound]))

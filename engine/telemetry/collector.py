@@ -188,15 +188,14 @@ class _Measured:
     # -- the front end
 
     def _sample_table(self, samples: _Samples, table: ProcessTable) -> None:
-        programs: Counter[tuple[str, str]] = Counter()
-        tools = 0
-        for row in table:
-            programs[self._counts.names.key(row.info.name), str(row.state)] += 1
-            tools += len(row.tools_running)
+        rows = list(table)
+        programs: Counter[tuple[str, ProgramState]] = Counter()
+        for (name, state), count in Counter((row.info.name, row.state) for row in rows).items():
+            programs[self._counts.names.key(name), state] += count
         for name in list(self._counts.names):
             for state in (ProgramState.IDLE, ProgramState.ACTIVE):
-                samples.add("weft:programs_open", programs[name, str(state)], name, str(state))
-        samples.add("weft:tools_running", tools)
+                samples.add("weft:programs_open", programs[name, state], name, str(state))
+        samples.add("weft:tools_running", sum(len(row.tools_running) for row in rows))
 
     def _sample_counts(self, samples: _Samples) -> None:
         counts = self._counts

@@ -13,6 +13,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.launchers.launcher import setup_server  # noqa: E402
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config  # noqa: E402
 from vllm.exceptions import GracefulHTTPError  # noqa: E402
+from vllm.tracing.otel import get_span_exporter  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "FlexibleArgumentParser",
     "GracefulHTTPError",
     "build_app",
+    "get_span_exporter",
     "get_uvicorn_log_config",
     "init_app_state",
     "make_arg_parser",

@@ -2,7 +2,8 @@
 
 Decorate the entrypoint of an agent with `@weft.program`, and pass the program on to its models. Stock vLLM then
 schedules the calls of each run as one program. Importing `weft` needs neither vLLM nor torch: the engines,
-`weft.MetricsCollector`, `weft.connect` and `weft.openai_client` are imported when they are first used.
+`weft.MetricsCollector`, `weft.ProgramSpans`, `weft.connect` and `weft.openai_client` are imported when they are first
+used.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from weft.engine.multi import AsyncMultiLLMEngine, ServedModel
     from weft.engine.remote.engine import connect
     from weft.engine.telemetry.collector import MetricsCollector
+    from weft.engine.telemetry.spans import ProgramSpans
     from weft.integrations.openai import openai_client
 
 __version__ = "0.1.0"
@@ -38,6 +40,7 @@ __all__ = [
     "ProcessTable",
     "Program",
     "ProgramRow",
+    "ProgramSpans",
     "ProgramState",
     "ServedModel",
     "SwapConfig",
@@ -66,6 +69,10 @@ def __getattr__(name: str) -> Any:
         from weft.engine.remote.engine import connect
 
         return connect
+    if name == "ProgramSpans":
+        from weft.engine.telemetry.spans import ProgramSpans
+
+        return ProgramSpans
     if name == "openai_client":
         from weft.integrations.openai import openai_client
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from otlp import SpanReceiver
 
 KEY = "key-1"
 MAX_CALLS = 6
@@ -17,11 +18,12 @@ MAX_CALLS = 6
 
 @dataclass
 class Served:
-    """The server's process, its log, and a client with one of its keys."""
+    """The server's process, its log, a client with one of its keys, and the spans that it sends."""
 
     process: subprocess.Popen[bytes]
     log: Path
     client: httpx.Client
+    spans: SpanReceiver
 
     @property
     def url(self) -> str:

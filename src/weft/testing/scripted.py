@@ -125,7 +125,8 @@ class ScriptedEngine(FrontEnd):
             on_call=self.calls.append,
             on_account=weakly(self._in_flight.account),
         )
-        self._only_endpoint = ModelEndpoint(cast("Any", self._chat), Admission(lambda: max_calls), self.engine_id)
+        admission = Admission(lambda: max_calls)
+        self._only_endpoint = ModelEndpoint(cast("Any", self._chat), admission, self.engine_id, self.model)
         self._finalizer = weakref.finalize(self, self._loop.stop)
         self._has_started()
 

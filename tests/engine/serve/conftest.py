@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from otlp import SpanReceiver
 from served import KEY, MAX_CALLS, Served, url_of
 from threads import ONE_THREAD
 
@@ -39,13 +40,16 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", "--api-key", KEY, "key-2"),
         *("--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", "268435456"),
     ]
-    environment = {**os.environ, **ONE_THREAD}
+    spans = SpanReceiver()
+    command += ["--otlp-traces-endpoint", spans.url]
+    protocol = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    environment = {**os.environ, **ONE_THREAD, **protocol}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
         url = url_of(process, log)
         with httpx.Client(base_url=url, timeout=120, headers={"authorization": f"Bearer {KEY}"}) as client:
-            yield Served(process, log, client)
+            yield Served(process, log, client, spans)
     finally:
         process.terminate()
         try:
@@ -53,3 +57,5 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+        finally:
+            spans.close()
