@@ -20,7 +20,7 @@ from weft.engine.wire.answers import read_state
 from weft.engine.wire.control import TakeState, encode_control
 
 _ANSWER_S: Final = 2.0  # for a scheduler; a step of a big model takes less
-_FRESH_S: Final = 0.2  # schedulers are asked at most so often, however many look on
+_FRESH_S: Final = 0.5  # schedulers are asked at most so often, however many look on
 
 
 class WatchedReplica(NamedTuple):
@@ -62,7 +62,7 @@ class LiveReader:
         self._lock = asyncio.Lock()
 
     async def replicas(self) -> list[LiveRow]:
-        """The replicas with the states of their schedulers, which are at most 0.2 s old."""
+        """The replicas with the states of their schedulers, which are at most 0.5 s old."""
         async with self._lock:
             loop = asyncio.get_running_loop()
             if loop.time() >= self._read_s + _FRESH_S:

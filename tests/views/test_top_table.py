@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -125,12 +126,13 @@ def test_the_replicas_show_their_queues() -> None:
     silent = replace(REPLICA, engine_id="engine-1", state="down", running=None, waiting=None, kv_used=None, deaths=2)
     first, second = str(replicas([REPLICA, silent])).splitlines()[2:]
     assert first.split() == ["engine-0", "ready", "1", "2", "3", "█████░░░░░", "50%", "0", "m"]
+    assert "0%" in str(replicas([replace(REPLICA, kv_used=math.inf)])), "a strange server ends nothing"
     assert second.split() == ["engine-1", "down", "?", "?", "3", "?", "2", "m"]
 
 
 def test_numbers_are_short() -> None:
     """Durations take six letters and counts five, however large they are."""
-    shown = {0.516: "0.52", 75.04: "75.0", 750.0: "12m30s", 11_100.0: "3h05m", 400_000.0: "4d"}
+    shown = {0.516: "0.52", 75.04: "75.0", 750.0: "12m30s", 11_100.0: "3h05m", 400_000.0: "4d", math.inf: "?"}
     assert {value: seconds(value) for value in shown} == shown
     counts = {9999: "9999", 12_340: "12.3k", 123_456: "123k", 1_200_000: "1.2M", 2_000_000_000: "2.0G"}
     assert {value: count(value) for value in counts} == counts

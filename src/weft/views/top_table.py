@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -111,6 +112,8 @@ def columns_for(terminal: int) -> list[Column]:
 
 def seconds(value: float) -> str:
     """A duration in at most six letters: "0.52", "75.0", "12m30s", "3h05m", "12d"."""
+    if not math.isfinite(value):  # no server of ours says so
+        return "?"
     if value < 100:
         return f"{value:.2f}" if value < 10 else f"{value:.1f}"
     minutes, rest = divmod(round(value), 60)
@@ -128,7 +131,8 @@ def count(value: int) -> str:
 
 def bar(share: float) -> str:
     """A share between 0 and 1 as a bar of ten letters and a percentage."""
-    full = min(_BAR, max(0, round(share * _BAR)))
+    share = share if 0 <= share <= 1 else 0.0
+    full = round(share * _BAR)
     return f"{'█' * full}{'░' * (_BAR - full)} {share:4.0%}"
 
 
