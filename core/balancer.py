@@ -13,6 +13,7 @@ from weft.core.routing import (
     LeastUsed,
     Locality,
     RoundRobin,
+    StealingConfig,
     register,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "LeastUsed",
     "Locality",
     "RoundRobin",
+    "StealingConfig",
     "register",
 ]

@@ -1,67 +1,84 @@
-"""Session affinity with a load guard: SAGA §5.1, eq. 7."""
+"""Affinity with a load guard: SAGA §5.1, eq. 7."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final, Literal
 
 from weft.core.errors import BalancerError
-from weft.core.ids import EngineId, SessionId
+from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.registry import check_number
 from weft.core.routing.balancer import Arrival, AssigningBalancer, EngineLoad
 from weft.core.routing.registry import register
 
-_LOAD_RATIO: Final = 2.0
+By = Literal["program", "session"]
+
+_THRESHOLD: Final = 0.8  # SAGA's theta, "20 % headroom"
 
 
 @dataclass(frozen=True, slots=True)
 class AffinityParameters:
-    """The parameter of session affinity.
+    """The parameters of affinity.
 
     Args:
-        load_ratio: the most calls in flight on a session's engine, as a multiple of those on the least loaded engine.
+        threshold: the load from which an engine counts as overloaded, as a share of its capacity. Both are calls: those
+            in flight, and the most that the engine runs at once.
+        by: what stays on an engine: a "session" as in the paper, or a "program", of which a session may have several.
 
     Raises:
-        BalancerError: the ratio is below 1, infinite or not a number.
+        BalancerError: the threshold is 0 or less or not a number, or `by` is neither.
     """
 
-    load_ratio: float = _LOAD_RATIO
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "load_ratio": "2.0 is SAGA's ratio for stealing; give `threshold`, a share of an engine's capacity (SAGA: "
+        "0.8), and the ratio as weft.StealingConfig(load_ratio=...)"
+    }
+
+    threshold: float = _THRESHOLD
+    by: By = "session"
 
     def __post_init__(self) -> None:
-        if not 1 <= check_number(self.load_ratio, "load_ratio", BalancerError) < math.inf:
-            raise BalancerError(f"load_ratio must be a finite number, 1 or more, not {self.load_ratio}.")
+        if not check_number(self.threshold, "threshold", BalancerError) > 0:
+            raise BalancerError(f"threshold must be above 0, a share of an engine's capacity, not {self.threshold}.")
+        if self.by not in ("program", "session"):
+            raise BalancerError(f'by must be "program" or "session", not {self.by!r:.60}.')
 
 
 @register("affinity", "SAGA: the session's engine, unless it is overloaded", AffinityParameters)
-class Affinity(AssigningBalancer[SessionId]):
+class Affinity(AssigningBalancer[ProgramId | SessionId]):
     """Sends a call to the engine that has its session's cache, unless that engine is overloaded (eq. 7).
 
-    A call whose engine is overloaded goes to the least loaded engine, and its session is assigned to that engine from
-    then on (§5.2, step 4).
+    A call whose engine is overloaded goes to the least loaded engine. Its session is assigned to that engine from then
+    on, because that engine has computed the whole prompt.
 
-    The available text of the paper lacks the formula of eq. 7. The definition of an overloaded engine is taken from
-    Table 9: its load is more than `load_ratio` times the load of the least loaded engine, default 2.0. An idle engine
-    counts as having one call, because no load is below a multiple of 0.
+    The paper defines neither load nor capacity, and does not say whether a session whose call went elsewhere returns.
+    Load is the number of calls in flight here and capacity the number that an engine runs at once, because a balancer
+    knows both without asking. An engine that is short of KV below this number does not count as overloaded.
 
     Args:
-        load_ratio: the most calls in flight on a session's engine, as a multiple of those on the least loaded engine.
+        threshold: the load from which an engine counts as overloaded, as a share of its capacity.
+        by: what stays on an engine, a "session" or a "program".
     """
 
-    def __init__(self, load_ratio: float = _LOAD_RATIO) -> None:
+    def __init__(self, threshold: float = _THRESHOLD, by: By = "session") -> None:
         super().__init__()
-        self._load_ratio = load_ratio
+        self._threshold = threshold
+        self._by = by
 
     def decide(self, arrival: Arrival, loads: Sequence[EngineLoad]) -> EngineId:
-        assigned = self._assigned.get(arrival.session_id)
-        calls = next((load.calls for load in loads if load.engine_id == assigned), None)
-        least = min(load.calls for load in loads)
-        if assigned is not None and calls is not None and calls <= self._load_ratio * max(1, least):
-            return assigned
-        chosen = self.least_used(loads)
-        self._assigned[arrival.session_id] = chosen
+        key = arrival.program_id if self._by == "program" else arrival.session_id
+        assigned = self._assigned.get(key)
+        own = next((load for load in loads if load.engine_id == assigned), None)
+        if own is not None and own.calls < self._threshold * own.capacity:
+            return own.engine_id
+        chosen = self._assigned[key] = self.least_used(loads)
         return chosen
 
+    def end_program(self, program_id: ProgramId) -> None:
+        if self._by == "program":
+            self._assigned.pop(program_id, None)
+
     def end_session(self, session_id: SessionId) -> None:
-        self._assigned.pop(session_id, None)
+        if self._by == "session":
+            self._assigned.pop(session_id, None)

@@ -1,7 +1,7 @@
 """The contract of a balancer: it chooses the engine for each call. Algorithm 2 of Autellix (§4.3) is one of them.
 
-A balancer is written once for `AsyncMultiLLMEngine` and for simulation. It knows only the names of the engines and how
-many calls are in flight on each. It is not thread-safe: use it from one thread.
+A balancer is written once for `AsyncMultiLLMEngine` and for simulation. It knows only the names of the engines, how
+many calls are in flight on each and how many each runs at once. It is not thread-safe: use it from one thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.registry import Registered
 
-K = TypeVar("K", ProgramId, SessionId)
+K = TypeVar("K", bound=str)  # `ProgramId` or `SessionId`
 
 
 class Arrival(NamedTuple):
@@ -30,6 +30,7 @@ class EngineLoad(NamedTuple):
 
     engine_id: EngineId
     calls: int  # in flight: sent to the engine and not ended, running or in the engine's queue
+    capacity: int  # the most calls that the engine runs at once, vLLM's `max_num_seqs`; further calls queue there
 
 
 class Balancer(Registered, ABC):

@@ -86,10 +86,14 @@ class ReplicaSet:
         max_calls: the most calls in flight on one replica, running or in its queue. A replica with so many calls is not
             offered to the balancer.
         backoff: the pauses before restarts.
+
+    Attributes:
+        calls_at_once: the most calls that one replica runs at once, once a replica has started and says so.
     """
 
     def __init__(self, balancer: Balancer, *, max_calls: int, backoff: Backoff | None = None) -> None:
         self.balancer = balancer
+        self.calls_at_once = max_calls
         self._max_calls = max_calls
         self._backoff = backoff or Backoff()
         self._replicas: dict[EngineId, _Replica] = {}
@@ -110,9 +114,28 @@ class ReplicaSet:
         able = [r for r in able if r.engine_id not in avoid] or able
         if not able:
             return None
-        chosen = self.balancer.choose(arrival, [EngineLoad(r.engine_id, r.calls) for r in able])
+        chosen = self.balancer.choose(arrival, [self._load(replica) for replica in able])
         self._replicas[chosen].calls += 1
         return chosen
+
+    def _load(self, replica: _Replica) -> EngineLoad:
+        return EngineLoad(replica.engine_id, replica.calls, self.calls_at_once)
+
+    def loads(self) -> list[EngineLoad]:
+        """The loads of the replicas that take calls."""
+        return [self._load(replica) for replica in self._replicas.values() if replica.state is ReplicaState.READY]
+
+    def move(self, engine_id: EngineId) -> bool:
+        """Count a call that has not begun as in flight on another replica, too, until `leave` of each.
+
+        Returns:
+            Whether that replica takes the call. If not, `dispatch` finds another.
+        """
+        replica = self._replicas.get(engine_id)
+        if replica is None or replica.state is not ReplicaState.READY or replica.calls >= self._max_calls:
+            return False
+        replica.calls += 1
+        return True
 
     def leave(self, engine_id: EngineId) -> None:
         """Note that a dispatched call has ended on its replica, with or without success."""

@@ -75,6 +75,9 @@ class KeptKv(KvCache):
     def call_arrived(self, call: SimCall) -> None:
         self._kept.call_arrived(call, self._now_s)
 
+    def call_moved(self, call: SimCall) -> None:
+        self._kept.call_moved(call)
+
     def call_began(self, call: SimCall, waited_s: float) -> None:
         self._kept.call_began(call, waited_s, self._now_s)
 

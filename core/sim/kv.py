@@ -182,6 +182,9 @@ class KvCache:
         del call
         return hit, 0.0
 
+    def call_moved(self, call: SimCall) -> None:
+        """A call that has not begun goes to another replica."""
+
     def call_began(self, call: SimCall, waited_s: float) -> None:
         """A call starts to run for the first time."""
 

@@ -98,6 +98,30 @@ class Replica:
             until_s = now_s
         return self._end_jump_by(until_s)
 
+    @property
+    def waiting_count(self) -> int:
+        """The calls in its queue."""
+        return len(self.policy.waiting) + len(self.policy.held)
+
+    def take_back(self, call: SimCall, now_s: float) -> bool:
+        """A call that has not begun leaves for another replica.
+
+        Returns:
+            Whether the jump in progress now ends earlier, because the policy may let another call in.
+        """
+        self._kv.tick(now_s)
+        self._kv.call_moved(call)
+        self.policy.waiting.discard(call)
+        self.policy.held.discard(call)
+        self.policy.leave(call)
+        call.total_wait_s += now_s - call.queued_since_s
+        return self._end_jump_by(now_s)
+
+    def not_begun(self) -> list[SimCall]:
+        """The calls in its queue that have never run, the one that has waited longest first."""
+        queue = cast("Iterator[SimCall]", itertools.chain(self.policy.waiting, self.policy.held))
+        return sorted((call for call in queue if math.isnan(call.started_s)), key=lambda call: call.queued_since_s)
+
     def _end_jump_by(self, until_s: float) -> bool:
         """End the jump with the step in which `until_s` lies. Returns whether that is earlier than planned."""
         jump = self.jump

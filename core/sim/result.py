@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """Totals over all replicas: numbers of tokens, and the number of preemptions."""
+    """Totals over all replicas: numbers of tokens, and the numbers of preemptions and of calls that moved."""
 
     prompt: int = 0  # prompt tokens of the calls that have started
     prefix_hits: int = 0  # of these, the tokens found in the prefix cache when the call first started
@@ -58,6 +58,7 @@ class Counts:
     fetched: int = 0  # copied back for them
     swapped: int = 0  # copied to host memory at preemptions
     preemptions: int = 0
+    moved: int = 0  # calls that moved to another replica before they began
 
 
 class ProgramResult(NamedTuple):

@@ -82,6 +82,13 @@ class SegmentContexts(Contexts):
         if context is not None and context.called_s is None:
             self._called(context, call.spec.prompt_tokens - call.spec.shared_prefix_tokens, now_s)
 
+    def call_moved(self, call: SimCall) -> None:
+        """A call that has not begun goes to another replica, where its whole prompt is computed."""
+        parents = call.spec.parents
+        if parents:
+            mine = self._contexts.get(call.owner.number, {})
+            self._drop(mine.pop(call.owner.index_of[parents[0]], None))
+
     def call_began(self, call: SimCall, waited_s: float, now_s: float) -> None:
         """A call starts to run for the first time."""
         mine = {} if self._knows_pauses else self._contexts.get(call.owner.number, {})

@@ -9,7 +9,7 @@ from typing import Literal, cast
 from weft.core.errors import SimulationError
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
-from weft.core.routing import BalancerConfig
+from weft.core.routing import BalancerConfig, StealingConfig
 from weft.core.sim.step_time import UNIT_STEPS, StepTime
 
 
@@ -26,6 +26,7 @@ class SimSettings:
     batch_size: int = 64  # the most calls that a replica runs at once
     replicas: int = 1
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
+    stealing: StealingConfig | None = None  # when calls that wait move to another replica; None: never
     kv_tokens: float = 262_144  # capacity of each replica's KV cache; math.inf for no bound
     prefix_cache: bool = True
     block_tokens: int = 1  # calls find only full blocks of so many tokens; the KV cache still counts in tokens

@@ -15,6 +15,7 @@ from weft.core.errors import SimulationError
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import registration
 from weft.core.routing.balancer import Arrival, EngineLoad
+from weft.core.routing.stealing import EngineQueue, Stealing
 from weft.core.sim.blocks import share_full_blocks
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.replica import Replica
@@ -22,8 +23,8 @@ from weft.core.sim.result import Batch, Counts, Execution, ProgramResult, SimRes
 from weft.core.sim.settings import SimSettings
 from weft.core.trace.format import TraceProgram
 
-# The order of events at one time: calls end, then programs and calls arrive, then batches are formed.
-_END, _ARRIVE, _SCHEDULE = range(3)
+# The order of events at one time: calls end, programs and calls arrive, waiting calls move, batches are formed.
+_END, _ARRIVE, _LOOK, _SCHEDULE = range(4)
 _REPORT_EVERY: Final = 64  # programs that end
 
 
@@ -34,7 +35,9 @@ class _Event(NamedTuple):
     kind: int
     replica: int  # its number, so that jumps do not change the order of the replicas; 0 for an arrival
     sequence: int
-    subject: Replica | SimProgram | tuple[SimProgram, int]  # a call that arrives: its program, and its index there
+    subject: (
+        Replica | SimProgram | tuple[SimProgram, int] | None
+    )  # a call that arrives: its program, and its index there; None: look
 
 
 def simulate(
@@ -102,8 +105,10 @@ class _Simulation:
         ]
         self._balancer = settings.balancer.make()
         self._engine_ids = [EngineId(f"engine-{number}") for number in numbers]
-        self._loads = [EngineLoad(engine_id, 0) for engine_id in self._engine_ids]
+        self._loads = [EngineLoad(engine_id, 0, settings.batch_size) for engine_id in self._engine_ids]
         self._number_of = {engine_id: number for number, engine_id in enumerate(self._engine_ids)}
+        self._stealing = Stealing(settings.stealing) if settings.stealing is not None else None
+        self._looks = False  # there is a _LOOK event
         self._to_schedule: set[int] = set()  # the replicas that have a _SCHEDULE event
         self._end_event_of: list[int] = [-1] * settings.replicas  # sequence of the event that ends the present jump
         self._predicts = registration(settings.policy.name).simulation_only
@@ -130,6 +135,9 @@ class _Simulation:
                 else:
                     self._call_arrives(*cast("tuple[SimProgram, int]", subject), now_s)
                 continue
+            if kind == _LOOK:
+                self._look_at_queues(now_s)
+                continue
             replica = cast("Replica", subject)
             if kind == _SCHEDULE:
                 self._schedule(replica, now_s)
@@ -152,7 +160,7 @@ class _Simulation:
         return SimResult(self._settings.policy.name, rows, self._counts, tuple(self._executions), tuple(self._batches))
 
     def _add_event(
-        self, time_s: float, kind: int, replica: int, subject: Replica | SimProgram | tuple[SimProgram, int]
+        self, time_s: float, kind: int, replica: int, subject: Replica | SimProgram | tuple[SimProgram, int] | None
     ) -> int:
         """Add an event and return its sequence number."""
         sequence = next(self._sequence)
@@ -193,7 +201,10 @@ class _Simulation:
             index=index,
             inherited=replace(view.attained),
         )
-        replica = self._replicas[self._choose_replica(program, spec.prompt_tokens)]
+        self._give(call, self._replicas[self._choose_replica(program, spec.prompt_tokens)], now_s)
+        self._look_later(now_s)
+
+    def _give(self, call: SimCall, replica: Replica, now_s: float) -> None:
         if replica.arrive(call, now_s):
             self._add_jump_end(replica)
         elif replica.jump is None and replica.number not in self._to_schedule:
@@ -206,8 +217,12 @@ class _Simulation:
         name = program.spec.program
         arrival = Arrival(ProgramId(name), SessionId(name), prompt_tokens)
         number = self._number_of[self._balancer.choose(arrival, self._loads)]
-        self._loads[number] = EngineLoad(self._engine_ids[number], self._loads[number].calls + 1)
+        self._add_load(number, 1)
         return number
+
+    def _add_load(self, number: int, calls: int) -> None:
+        load = self._loads[number]
+        self._loads[number] = load._replace(calls=load.calls + calls)
 
     def _call_ends(self, call: SimCall, replica: Replica) -> None:
         program, number = call.owner, replica.number
@@ -215,7 +230,7 @@ class _Simulation:
         replica.policy.program_changed(program.view)
         self._waits_s[program.number] += call.total_wait_s
         self._services_s[program.number] += call.total_service_s
-        self._loads[number] = EngineLoad(self._engine_ids[number], self._loads[number].calls - 1)
+        self._add_load(number, -1)
 
     def _start_children(self, call: SimCall, now_s: float) -> None:
         program = call.owner
@@ -237,6 +252,39 @@ class _Simulation:
         self._ended += 1
         if self._progress is not None and self._ended % _REPORT_EVERY == 0:
             self._progress(self._ended)
+
+    # -- stealing
+
+    def _look_later(self, now_s: float) -> None:
+        """If the loads are uneven, look at the queues after a while."""
+        if self._stealing is not None and not self._looks and self._stealing.is_uneven(self._loads):
+            self._looks = True
+            self._add_event(now_s + self._stealing.config.look_every_s, _LOOK, 0, None)
+
+    def _look_at_queues(self, now_s: float) -> None:
+        stealing = cast("Stealing", self._stealing)
+        self._looks = False
+        if not stealing.is_uneven(self._loads):
+            return
+        queues = [
+            EngineQueue(*each) for each in zip(self._loads, [r.waiting_count for r in self._replicas], strict=True)
+        ]
+        steal = stealing.decide(queues, now_s)
+        if steal is not None:
+            victim, thief = (self._replicas[self._number_of[each]] for each in (steal.victim, steal.thief))
+            movable = [call for call in victim.not_begun() if stealing.may_move(call.program.program_id, now_s)]
+            for call in movable[: steal.most]:
+                self._move(call, victim, thief, now_s)
+                stealing.moved(call.program.program_id, steal.thief, now_s)
+        self._look_later(now_s)
+
+    def _move(self, call: SimCall, victim: Replica, thief: Replica, now_s: float) -> None:
+        if victim.take_back(call, now_s):
+            self._add_jump_end(victim)
+        self._add_load(victim.number, -1)
+        self._add_load(thief.number, 1)
+        self._counts.moved += 1
+        self._give(call, thief, now_s)
 
     # -- replicas
 

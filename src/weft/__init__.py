@@ -18,7 +18,7 @@ from weft.core.process_rows import ProgramRow, ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.decorator import program
-from weft.core.routing import BalancerConfig
+from weft.core.routing import BalancerConfig, StealingConfig
 
 if TYPE_CHECKING:
     from weft.engine.engine import Engine
@@ -43,6 +43,7 @@ __all__ = [
     "ProgramSpans",
     "ProgramState",
     "ServedModel",
+    "StealingConfig",
     "SwapConfig",
     "WeftError",
     "__version__",

@@ -10,9 +10,8 @@ import typer
 from weft.commands.choices import one_of
 from weft.commands.model import fetch_model
 from weft.core.policies import DEFAULT_POLICY, POLICIES
-from weft.core.routing import BALANCERS
+from weft.core.routing import BALANCERS, DEFAULT_BALANCER
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
-from weft.core.routing.config import DEFAULT_BALANCER
 from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.vllm_compat.version import check_vllm
 

@@ -14,7 +14,7 @@ from weft.commands.progress import simulation_progress
 from weft.core.errors import PolicyError, SimulationError, WeftError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig
-from weft.core.routing import BALANCERS, BalancerConfig
+from weft.core.routing import BALANCERS, DEFAULT_BALANCER, BalancerConfig, StealingConfig
 from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
@@ -52,7 +52,10 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         typer.Option("--gate/--no-gate", help="Open no more programs than the KV cache holds (default: under auto)."),
     ] = None,
     replicas: Annotated[int, typer.Option(help="Number of engines.")] = 1,
-    balancer: Annotated[str, one_of(BALANCERS, help="How calls are given to engines.")] = "locality",
+    balancer: Annotated[str, one_of(BALANCERS, help="How calls are given to engines.")] = DEFAULT_BALANCER,
+    stealing: Annotated[
+        bool, typer.Option("--stealing", help="Calls that wait move to engines without a queue (SAGA).")
+    ] = False,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that an engine's KV cache holds.")] = 262_144,
     kv_policy: Annotated[
         str | None,
@@ -84,6 +87,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         batch_size=batch_size,
         replicas=replicas,
         balancer=BalancerConfig(balancer),
+        stealing=StealingConfig() if stealing else None,
         kv_tokens=kv_tokens,
         chunk_tokens=max(2048, batch_size),
         kv_policy=None if kv_policy is None else KvPolicyConfig(kv_policy),

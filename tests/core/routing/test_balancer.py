@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.routing import (
     BALANCERS,
+    AdaptiveLocality,
     Affinity,
     Arrival,
     Balancer,
@@ -24,6 +25,7 @@ from weft.core.routing import (
 
 A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
 SHORT, LONG = 2048, 2049
+CAPACITY = 10  # calls that each engine runs at once
 
 
 def arrival(program: str = "p", tokens: int = LONG, session: str = "s") -> Arrival:
@@ -31,7 +33,7 @@ def arrival(program: str = "p", tokens: int = LONG, session: str = "s") -> Arriv
 
 
 def loads(**calls: int) -> list[EngineLoad]:
-    return [EngineLoad(EngineId(name), count) for name, count in calls.items()]
+    return [EngineLoad(EngineId(name), count, CAPACITY) for name, count in calls.items()]
 
 
 def test_a_short_call_goes_to_the_least_used_engine_and_assigns_nothing() -> None:
@@ -105,29 +107,77 @@ def test_least_used_goes_by_load_alone() -> None:
 
 
 def test_affinity_holds_a_session_until_its_engine_is_overloaded() -> None:
-    """A session stays while its engine has up to twice the calls of the least loaded; beyond, it moves for good."""
+    """Eq. 7 with theta 0.8: a session stays while its engine has less than 80 % of what it runs at once."""
     balancer = Affinity()
     assert balancer.choose(arrival(tokens=1), loads(a=3, b=4)) == A
-    assert balancer.choose(arrival("other", tokens=1), loads(a=8, b=4)) == A
-    assert balancer.choose(arrival(tokens=1), loads(a=9, b=4)) == B
-    assert balancer.choose(arrival(tokens=1), loads(a=4, b=5)) == B
+    assert balancer.choose(arrival("other", tokens=1), loads(a=7, b=0)) == A
+    assert balancer.choose(arrival(tokens=1), loads(a=8, b=7)) == B
     assert balancer.assigned(SessionId("s")) == B
 
 
-def test_affinity_keeps_parallel_calls_of_a_session_together_while_another_engine_is_idle() -> None:
-    """An idle engine counts as having one call, so two calls of one session at once stay on one engine."""
+def test_a_session_that_left_an_overloaded_engine_does_not_return() -> None:
+    """The other engine has computed its whole prompt by then."""
     balancer = Affinity()
-    assert [balancer.choose(arrival(), loads(a=calls, b=0)) for calls in (0, 1, 2, 3)] == [A, A, A, B]
+    balancer.choose(arrival(), loads(a=0, b=1))
+    assert [balancer.choose(arrival(), loads(a=calls, b=5)) for calls in (8, 0)] == [B, B]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "calls", "stays"),
+    [(0.8, 7, True), (0.8, 8, False), (0.5, 4, True), (0.5, 5, False), (1.0, 9, True), (1.0, 10, False), (2, 19, True)],
+)
+def test_the_threshold_of_affinity_is_a_share_of_the_capacity(threshold: float, calls: int, stays: bool) -> None:
+    """The load must be below the share. Above 1, calls of a session may queue on its engine."""
+    balancer = Affinity(threshold)
+    balancer.choose(arrival(), loads(a=0, b=1))
+    assert (balancer.choose(arrival(), loads(a=calls, b=0)) == A) == stays
+
+
+def test_affinity_by_program_parts_the_programs_of_a_session() -> None:
+    """By session they share an engine; by program each has its own, until that program ends."""
+    session, program = Affinity(), Affinity(by="program")
+    two = [arrival("one"), arrival("two")]
+    assert [session.choose(call, loads(a=0, b=0)) for call in two] == [A, A]
+    assert [program.choose(call, loads(a=0, b=0)) for call in two] == [A, B]
+    program.end_session(SessionId("s"))
+    assert program.choose(two[1], loads(a=0, b=5)) == B
+    program.end_program(ProgramId("two"))
+    assert program.choose(two[1], loads(a=0, b=5)) == A
+
+
+def test_adaptive_locality_weighs_a_prompt_against_the_difference_in_load() -> None:
+    """At equal load a program stays. Beside an idle engine 1024 tokens are worth one call, beside a busy one fewer."""
+    cases = [
+        (loads(a=3, b=3), 1, A),
+        (loads(a=3, b=9), 1, A),
+        (loads(a=2, b=0), 2049, A),
+        (loads(a=2, b=0), 2048, B),
+        (loads(a=9, b=7), 257, A),
+        (loads(a=9, b=7), 256, B),
+    ]
+    for offered, tokens, expected in cases:
+        balancer = AdaptiveLocality()
+        assert balancer.choose(arrival(), loads(a=0, b=1)) == A
+        assert balancer.choose(arrival(tokens=tokens), offered) == expected
+
+
+def test_adaptive_locality_assigns_a_program_to_the_engine_that_took_its_call() -> None:
+    """That engine has the whole prompt. A call that only found its engine full comes back."""
+    balancer = AdaptiveLocality()
+    chosen = [balancer.choose(arrival(), offered) for offered in (loads(a=0, b=1), loads(b=1), loads(a=9, b=9))]
+    assert chosen == [A, B, A]
+    assert balancer.choose(arrival(tokens=9), loads(a=9, b=0)) == B
+    assert balancer.choose(arrival(), loads(a=9, b=9)) == B
 
 
 def test_ended_programs_and_sessions_are_forgotten() -> None:
     """Locality keeps nothing of an ended program, and affinity nothing of an ended session."""
-    locality, affinity = Locality(), Affinity()
-    for balancer in (locality, affinity):
+    balancers = Locality(), AdaptiveLocality(), Affinity()
+    for balancer in balancers:
         balancer.choose(arrival(), loads(a=0))
         balancer.end_program(ProgramId("p"))
         balancer.end_session(SessionId("s"))
-    assert len(locality) == len(affinity) == 0
+    assert [len(balancer) for balancer in balancers] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", BALANCERS)
@@ -145,7 +195,7 @@ def test_the_same_calls_get_the_same_engines(data: st.DataObject, name: str) -> 
     )
     one, other = BalancerConfig(name).make(), BalancerConfig(name).make()
     for program, tokens, calls in seen:
-        offered = [EngineLoad(EngineId(f"e{n}"), count) for n, count in enumerate(calls)]
+        offered = [EngineLoad(EngineId(f"e{n}"), count, CAPACITY) for n, count in enumerate(calls)]
         call = arrival(f"p{program}", tokens, f"s{program % 3}")
         assert one.choose(call, offered) == other.choose(call, offered)
 
@@ -168,11 +218,13 @@ class BalancerMachine(RuleBasedStateMachine):
 
     @rule(program=st.integers(0, 3), tokens=st.sampled_from([1, SHORT, LONG, 9000]), full=st.integers(0, 4))
     def call(self, program: int, tokens: int, full: int) -> None:
-        offered = [EngineLoad(engine, self.calls[engine]) for n, engine in enumerate(self.engines) if n != full]
+        offered = [
+            EngineLoad(engine, self.calls[engine], CAPACITY) for n, engine in enumerate(self.engines) if n != full
+        ]
         if not offered:
             return
         chosen = self.balancer.choose(arrival(f"p{program}", tokens, f"s{program % 2}"), offered)
-        by_engine = dict(offered)
+        by_engine = {load.engine_id: load.calls for load in offered}
         assert chosen in by_engine
         least = min(by_engine.values())
         expected = self.expected.get(self.key(program))
@@ -181,8 +233,15 @@ class BalancerMachine(RuleBasedStateMachine):
         elif self.balancer.name == "locality":
             assert chosen == expected if expected in by_engine else by_engine[chosen] == least
             self.expected.setdefault(self.key(program), chosen)
+        elif self.balancer.name == "adaptive_locality":
+            if expected in by_engine and tokens * (1 + least) > 1024 * (by_engine[expected] - least):
+                assert chosen == expected
+            else:
+                assert by_engine[chosen] == least
+                if expected in by_engine or expected is None:
+                    self.expected[self.key(program)] = chosen
         elif self.balancer.name == "affinity":
-            if expected in by_engine and by_engine[expected] <= 2 * max(1, least):
+            if expected in by_engine and by_engine[expected] < 0.8 * CAPACITY:
                 assert chosen == expected
             else:
                 assert by_engine[chosen] == least
@@ -217,7 +276,7 @@ class BalancerMachine(RuleBasedStateMachine):
 
     @invariant()
     def remembers_only_live_programs_and_sessions(self) -> None:
-        if isinstance(self.balancer, Locality | Affinity):
+        if isinstance(self.balancer, Locality | AdaptiveLocality | Affinity):
             assert len(self.balancer) == len(self.expected)
 
 

@@ -33,29 +33,44 @@ def test_each_name_makes_its_balancer(name: str) -> None:
 
 def test_the_names_are_those_of_the_registry() -> None:
     """The names are sorted, and each balancer has a summary of one line."""
-    assert tuple(sorted({"affinity", "least_used", "locality", "round_robin", *BALANCERS})) == BALANCERS
+    assert (
+        tuple(sorted({"adaptive_locality", "affinity", "least_used", "locality", "round_robin", *BALANCERS}))
+        == BALANCERS
+    )
     assert tuple(each.name for each in registrations()) == BALANCERS
     for each in registrations():
         assert each.summary
         assert "\n" not in each.summary
 
 
-def test_algorithm_2_is_the_default() -> None:
-    """`BalancerConfig()` is Algorithm 2 with the paper's threshold."""
-    assert BalancerConfig() == BalancerConfig("locality") == BalancerConfig("locality", threshold_tokens=2048)
+def test_the_default_is_the_balancer_that_was_best_in_measurements() -> None:
+    """`docs/results/balancers.md` has them. Algorithm 2 has the paper's threshold."""
+    assert BalancerConfig() == BalancerConfig("adaptive_locality", idle_tokens=1024)
+    assert BalancerConfig("locality") == BalancerConfig("locality", threshold_tokens=2048)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"name": "random"}, f"unknown balancer 'random'; choose one of {', '.join(BALANCERS)}\\."),
-        ({"threshold_tokens": -1}, "threshold_tokens must be 0 or more, not -1"),
-        ({"threshold_tokens": float("nan")}, "threshold_tokens must be 0 or more, not nan"),
-        ({"threshold_tokens": "9"}, "threshold_tokens must be a number, not '9'"),
-        ({"name": "affinity", "load_ratio": 0.5}, "load_ratio must be a finite number, 1 or more, not 0.5"),
-        ({"name": "affinity", "load_ratio": float("nan")}, "load_ratio must be a finite number, 1 or more, not nan"),
-        ({"name": "affinity", "load_ratio": None}, "load_ratio must be a number, not None"),
-        ({"load_ratio": 3.0}, "balancer 'locality' has no parameter 'load_ratio'; it has threshold_tokens"),
+        ({"name": "locality", "threshold_tokens": -1}, "threshold_tokens must be 0 or more, not -1"),
+        ({"name": "locality", "threshold_tokens": float("nan")}, "threshold_tokens must be 0 or more, not nan"),
+        ({"name": "locality", "threshold_tokens": "9"}, "threshold_tokens must be a number, not '9'"),
+        ({"idle_tokens": -1}, "idle_tokens must be a finite number, 0 or more, not -1"),
+        ({"idle_tokens": float("inf")}, "idle_tokens must be a finite number, 0 or more, not inf"),
+        ({"idle_tokens": "9"}, "idle_tokens must be a number, not '9'"),
+        ({"name": "affinity", "threshold": 0}, "threshold must be above 0, a share of an engine's capacity, not 0"),
+        ({"name": "affinity", "threshold": float("nan")}, "threshold must be above 0, .* not nan"),
+        ({"name": "affinity", "threshold": None}, "threshold must be a number, not None"),
+        ({"name": "affinity", "by": "user"}, 'by must be "program" or "session", not \'user\''),
+        (
+            {"name": "affinity", "load_ratio": 2.0},
+            r"balancer 'affinity' has lost the parameter 'load_ratio': .* give `threshold`, .* weft.StealingConfig",
+        ),
+        (
+            {"name": "locality", "load_ratio": 3.0},
+            "balancer 'locality' has no parameter 'load_ratio'; it has threshold_tokens",
+        ),
         ({"name": "round_robin", "load_ratio": 3.0}, "'round_robin' has no parameter 'load_ratio'; it has no param"),
     ],
 )
@@ -67,13 +82,13 @@ def test_invalid_values_are_refused(wrong: dict[str, Any], message: str) -> None
 
 def test_a_configuration_is_a_value() -> None:
     """It is equal by name and parameters, hashable, and survives pickling and copying."""
-    config = BalancerConfig("affinity", load_ratio=3.0)
-    assert config == BalancerConfig("affinity", load_ratio=3.0) != BalancerConfig("affinity")
-    assert len({config, BalancerConfig("affinity", load_ratio=3.0)}) == 1
+    config = BalancerConfig("affinity", threshold=0.5)
+    assert config == BalancerConfig("affinity", threshold=0.5) != BalancerConfig("affinity")
+    assert len({config, BalancerConfig("affinity", threshold=0.5)}) == 1
     for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):  # noqa: S301 - pickled on this line
         assert twin == config
-    assert (config.name, config.parameters.load_ratio) == ("affinity", 3.0)
-    assert repr(config) == "BalancerConfig(name='affinity', parameters=AffinityParameters(load_ratio=3.0))"
+    assert (config.name, config.parameters.threshold) == ("affinity", 0.5)
+    assert repr(config) == "BalancerConfig(name='affinity', parameters=AffinityParameters(threshold=0.5, by='session'))"
 
 
 def test_a_configuration_is_frozen() -> None:
@@ -119,7 +134,7 @@ def test_a_registered_balancer_is_configured_by_name() -> None:
     add_pinned()
     assert registration("pinned").parameters is PinnedParameters
     balancer = BalancerConfig("pinned", index=1).make()
-    loads = [EngineLoad(EngineId("a"), 0), EngineLoad(EngineId("b"), 9)]
+    loads = [EngineLoad(EngineId("a"), 0, 10), EngineLoad(EngineId("b"), 9, 10)]
     assert balancer.choose(Arrival(ProgramId("p"), SessionId("s"), 1), loads) == "b"
     with pytest.raises(BalancerError, match="balancer 'pinned' has no parameter 'load_ratio'; it has index"):
         BalancerConfig("pinned", load_ratio=2.0)

@@ -1,0 +1,131 @@
+"""Work stealing: an engine without a queue takes calls that wait at an overloaded one (SAGA §5.2).
+
+These are rules without engines. The caller passes loads and the time, in seconds of its monotonic clock, asks the
+victim which of its calls have not begun, and moves these. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from weft.core.errors import BalancerError
+from weft.core.ids import EngineId, ProgramId
+from weft.core.registry import check_number
+from weft.core.routing.balancer import EngineLoad
+
+
+@dataclass(frozen=True, slots=True)
+class StealingConfig:
+    """When calls that have not begun move to another engine. The defaults are SAGA's, but for the cooldown.
+
+    Args:
+        idle_s: seconds for which no call has waited at the engine that takes calls.
+        load_ratio: the calls in flight on the engine that loses calls are more than so many times those on the other.
+        cooldown_s: seconds for which no further calls of a program move. Calls that move together are one move. The
+            paper names none.
+
+    Raises:
+        BalancerError: a time is negative, the ratio is below 1, or a value is not a finite number.
+    """
+
+    idle_s: float = 0.1
+    load_ratio: float = 2.0
+    cooldown_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("idle_s", 0), ("load_ratio", 1), ("cooldown_s", 0)):
+            value = check_number(getattr(self, name), name, BalancerError)
+            if not least <= value < math.inf:
+                raise BalancerError(f"{name} must be a finite number, {least} or more, not {value}.")
+
+    @property
+    def look_every_s(self) -> float:
+        """Seconds between two looks at the queues while the load is uneven."""
+        return max(_SHORTEST_LOOK_S, self.idle_s / 2)
+
+
+_SHORTEST_LOOK_S: Final = 0.01
+
+
+class EngineQueue(NamedTuple):
+    """An engine as stealing sees it."""
+
+    load: EngineLoad
+    waiting: int  # calls in its queue, those included that wait again after a preemption
+
+
+class Steal(NamedTuple):
+    """Calls are to move."""
+
+    thief: EngineId
+    victim: EngineId
+    most: int  # calls
+
+
+class Stealing:
+    """Decides when an engine takes calls of another, and which programs may move.
+
+    The paper's text says idle *or* overloaded, and its safeguards say that both are required. Both are required here.
+    An engine is idle when nothing waits there: calls may run, otherwise every ratio to its load would be infinite. An
+    engine without calls counts as having one.
+
+    Half of the difference is taken, but no more than waits there and than the thief can begin at once. The paper takes
+    one session at a time. It assigns the session to the thief, since its KV moves along. Here the KV is computed again,
+    and the program stays assigned where the rest of its KV is: in simulation that costs less.
+
+    Args:
+        config: the limits.
+    """
+
+    def __init__(self, config: StealingConfig) -> None:
+        self.config = config
+        self._idle_since_s: dict[EngineId, float] = {}
+        self._moved_s: dict[ProgramId, float] = {}  # by program, its last move; the oldest first
+
+    def is_uneven(self, loads: Sequence[EngineLoad]) -> bool:
+        """Whether the loads alone allow a steal. If not, nobody needs to ask for queues, and nobody has been idle."""
+        uneven = len(loads) > 1 and self._exceeds(max(load.calls for load in loads), min(load.calls for load in loads))
+        if not uneven:
+            self._idle_since_s.clear()
+        return uneven
+
+    def decide(self, queues: Sequence[EngineQueue], now_s: float) -> Steal | None:
+        """Look at the queues of all engines that take calls, and say what moves. Call it every `look_every_s`."""
+        idle = [queue for queue in queues if not queue.waiting]
+        self._idle_since_s = {
+            queue.load.engine_id: self._idle_since_s.get(queue.load.engine_id, now_s) for queue in idle
+        }
+        thieves = [
+            queue.load
+            for queue in idle
+            if now_s - self._idle_since_s[queue.load.engine_id] >= self.config.idle_s
+            and queue.load.calls < queue.load.capacity
+        ]
+        victims = [queue for queue in queues if queue.waiting]
+        if not thieves or not victims:
+            return None
+        thief = min(thieves, key=lambda load: load.calls)
+        victim = max(victims, key=lambda queue: queue.load.calls)
+        if not self._exceeds(victim.load.calls, thief.calls):
+            return None
+        half = (victim.load.calls - thief.calls) // 2
+        most = min(half, victim.waiting, thief.capacity - thief.calls)
+        return Steal(thief.engine_id, victim.load.engine_id, most) if most else None
+
+    def _exceeds(self, calls: int, least: int) -> bool:
+        return calls > self.config.load_ratio * max(1, least)
+
+    def may_move(self, program_id: ProgramId, now_s: float) -> bool:
+        """Whether a program is not in its cooldown."""
+        return now_s - self._moved_s.get(program_id, -math.inf) >= self.config.cooldown_s
+
+    def moved(self, program_id: ProgramId, thief: EngineId, now_s: float) -> None:
+        """Note that a call of a program has moved. The thief begins to be idle anew."""
+        self._idle_since_s.pop(thief, None)
+        self._moved_s.pop(program_id, None)
+        self._moved_s[program_id] = now_s
+        while self._moved_s and self.may_move(oldest := next(iter(self._moved_s)), now_s) and oldest != program_id:
+            del self._moved_s[oldest]
