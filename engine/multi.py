@@ -20,10 +20,11 @@ from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.process_rows import ProgramInfo, ProgramState
-from weft.core.routing import BalancerConfig
+from weft.core.routing import DEFAULT_BALANCER, BalancerConfig, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
+from weft.core.routing.stealing import Stealing
 from weft.engine.backends import Launcher, make_launcher
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.create import Create
@@ -40,7 +41,10 @@ from weft.engine.vllm_compat.environment import START_WRITES, quiet
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.router import RoutedLLM
+    from weft.engine.replicas.stealer import Stealer
     from weft.engine.replicas.supervisor import Supervisor
+
+    _Part = Supervisor | RoutedLLM | Stealer  # of a model, to be stopped in the order in which they were made
 
 T = TypeVar("T")
 
@@ -89,6 +93,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         replicas: How many engines, 1 or more.
         models: Several models instead of one. A request names its model.
         balancer: A name in `weft.core.balancer.BALANCERS`, or a `BalancerConfig`. Each model has its own balancer.
+        stealing: When calls that have not begun move to a replica without a queue; None: never.
         max_calls: How many calls may be in flight on one replica, its queue included. Further calls are refused
             with `OverloadedError`.
         start_timeout_s: Seconds that a replica may take to start, and that a call may wait while no replica is ready.
@@ -116,7 +121,8 @@ class AsyncMultiLLMEngine(FrontEnd):
         *,
         replicas: int = 2,
         models: Sequence[ServedModel] = (),
-        balancer: str | BalancerConfig = "locality",
+        balancer: str | BalancerConfig = DEFAULT_BALANCER,
+        stealing: StealingConfig | None = None,
         max_calls: int = DEFAULT_MAX_CALLS,
         start_timeout_s: float = 600.0,
         devices: Sequence[str] = (),
@@ -157,6 +163,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             for each in models or [ServedModel(model, replicas, tool_call_parser=tool_call_parser)]
             for path in [resolve_model(each.model)]
         ]
+        self._stealing = stealing
         _check(wanted)
         self.model = str(wanted[0].name)
         self._start_timeout_s = start_timeout_s
@@ -173,7 +180,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             on_account=weakly(self._in_flight.account),
         )
         self._start_loop()
-        started: list[Supervisor | RoutedLLM] = []
+        started: list[_Part] = []
         self._finalizer = weakref.finalize(self, not_in_forks(_shut_down), started, self._loop, self._launcher)
         # At exit this must run before vLLM's own finalizers, and those of restarted replicas are registered later.
         atexit.register(self._finalizer)
@@ -194,14 +201,13 @@ class AsyncMultiLLMEngine(FrontEnd):
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
 
-    def _start_group(
-        self, wanted: ServedModel, common: Mapping[str, Any], started: list[Supervisor | RoutedLLM]
-    ) -> _ReplicaGroup:
+    def _start_group(self, wanted: ServedModel, common: Mapping[str, Any], started: list[_Part]) -> _ReplicaGroup:
         """Start the replicas of a model, one after the other, and then the router to them."""
         with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES, quiet()):
             from weft.engine.frontend.chat import ChatEndpoint
             from weft.engine.replicas.dispatch_queue import DispatchQueue
             from weft.engine.replicas.router import RoutedLLM
+            from weft.engine.replicas.stealer import Stealer
             from weft.engine.replicas.supervisor import Supervisor
             from weft.engine.vllm_compat.tool_parsers import check_tool_call_parser
 
@@ -242,6 +248,12 @@ class AsyncMultiLLMEngine(FrontEnd):
             config = first.llm.vllm_config
             llm = RoutedLLM(config, queue, supervisor.replica, weakly(self._in_flight.assign), supervisor.note_death)
             started.append(llm)
+            states.calls_at_once = config.scheduler_config.max_num_seqs
+            if self._stealing is not None:
+                rule = Stealing(self._stealing)
+                stealer = Stealer(rule, states, supervisor.replica, llm.unanswered, self._clock)
+                started.append(stealer)
+                stealer.watch()
             supervisor.watch()
             return llm, ChatEndpoint(llm, name, wanted.tool_call_parser, llm.failures)
 
@@ -383,7 +395,7 @@ def _check(wanted: Sequence[ServedModel]) -> None:
             raise ReplicaError(f"{each.name!r} has {each.replicas} replicas; give it 1 or more.")
 
 
-def _shut_down(started: list[Supervisor | RoutedLLM], loop: LoopThread, launcher: Launcher) -> None:
+def _shut_down(started: list[_Part], loop: LoopThread, launcher: Launcher) -> None:
     """End every replica and the event loop; also at interpreter exit, for an engine that was never shut down."""
 
     async def stop() -> None:

@@ -59,6 +59,14 @@ class DispatchQueue:
                 self.leave(call.assigned.result())
             raise
 
+    def move(self, engine_id: EngineId) -> bool:
+        """Send a call that has not begun to a replica. It is then in flight there until `leave`.
+
+        Returns:
+            Whether the replica takes it. If not, `dispatch` the call anew.
+        """
+        return self._replicas.move(engine_id)
+
     def leave(self, engine_id: EngineId) -> None:
         """A call has left a replica. The first waiting call may go there."""
         self._replicas.leave(engine_id)

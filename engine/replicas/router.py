@@ -12,6 +12,7 @@ from weft.core.routing.balancer import Arrival
 from weft.engine.frontend.accounting import OutputTokens
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
+from weft.engine.replicas.unanswered import CallMovedError, UnansweredCalls
 from weft.engine.vllm_compat.names import (
     EngineDeadError,
     InputProcessor,
@@ -21,6 +22,7 @@ from weft.engine.vllm_compat.names import (
     renderer_from_config,
 )
 from weft.engine.wire.calls import decode_call
+from weft.engine.wire.control import CallKey
 
 # A call that kills every engine it runs on must not go through all of them for ever.
 MAX_ATTEMPTS: Final = 3
@@ -37,6 +39,7 @@ class Router:
 
     Attributes:
         failures: Typed errors of calls, for `ChatEndpoint`.
+        unanswered: The calls that may move to another replica.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Router:
         on_death: Callable[[EngineId], None],
     ) -> None:
         self.failures: dict[CallId, WeftError] = {}
+        self.unanswered = UnansweredCalls()
         self._queue = queue
         self._replica = replica
         self._on_assigned = on_assigned
@@ -57,7 +61,8 @@ class Router:
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `AsyncLLM.generate`, on any replica.
 
-        A call whose replica dies before any part of its answer was delivered begins again on another replica.
+        A call whose replica dies before any part of its answer was delivered begins again on another replica. A call
+        that its replica has given back, because it had not begun there, runs on the replica that takes it.
 
         Raises:
             ReplicaLostError: A part was delivered, or the call has been tried `MAX_ATTEMPTS` times.
@@ -65,6 +70,7 @@ class Router:
         """
         header = decode_call(sampling_params.extra_args, request_id, kwargs.get("session_id"), is_trusted=True)
         call_id = header.identity.call_id
+        key = header.identity.program_id, call_id
         arrival = Arrival(
             header.identity.program_id,
             header.session_id or SessionId(request_id),
@@ -72,9 +78,11 @@ class Router:
         )
         has_delivered, delivered_tokens = False, OutputTokens(sampling_params)
         tried: list[EngineId] = []
+        thief: EngineId | None = None  # the replica to which the call was moved; it is in flight there
         try:
             while True:
-                engine_id = await self._queue.dispatch(arrival, tried)
+                engine_id = thief or await self._queue.dispatch(arrival, tried)
+                thief = None
                 replica = self._replica(engine_id)
                 if replica is None:  # it was removed after the call was dispatched; the call did not run there
                     self._queue.leave(engine_id)
@@ -84,11 +92,16 @@ class Router:
                     self._on_assigned(call_id, engine_id)
                     running = replica.generate(prompt, sampling_params, request_id, **kwargs)
                     async with aclosing(running) as outputs:
-                        async for output in outputs:
+                        output = await self._first_output(engine_id, key, arrival, outputs, sampling_params.n)
+                        while output is not None:
                             has_delivered = True
                             delivered_tokens.add(output)
                             yield output
+                            output = await anext(outputs, None)
                     return
+                except CallMovedError as moved:
+                    tried.pop()
+                    thief = moved.engine_id if self._queue.move(moved.engine_id) else None
                 except ReplicaGoneError:
                     self._on_death(engine_id)
                     if has_delivered or len(tried) == MAX_ATTEMPTS:
@@ -98,6 +111,13 @@ class Router:
         except WeftError as error:
             self.failures[call_id] = error
             raise
+
+    async def _first_output(
+        self, engine_id: EngineId, key: CallKey, arrival: Arrival, outputs: AsyncGenerator[RequestOutput, None], n: int
+    ) -> RequestOutput | None:
+        if n > 1:  # vLLM sends its sequences one after the other, so a part of the call may be on its way
+            return await anext(outputs, None)
+        return await self.unanswered.first_output(engine_id, key, arrival, outputs)
 
 
 class RoutedLLM(Router):

@@ -37,6 +37,7 @@ from weft.engine.scheduler.kv_accounts import KvAccounts
 from weft.engine.scheduler.ledger import Entry, Ledger
 from weft.engine.scheduler.live import LiveView
 from weft.engine.scheduler.queue import PolicyQueue
+from weft.engine.scheduler.take_back import not_begun
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
     EngineCoreOutput,
@@ -56,6 +57,7 @@ from weft.engine.wire.control import (
     ProgramEvents,
     ProgramsEnded,
     Question,
+    TakeBack,
     TakeKvStats,
     TakeLearned,
     TakeScheduleStats,
@@ -219,7 +221,7 @@ class WeftScheduler(AsyncScheduler):
 
         Returns:
             By the message's type: how many of the programs that have ended were known here, the accounts of the
-            aborted calls that were asked for, or the answer to a question.
+            aborted calls that were asked for, the calls that were given back, or the answer to a question.
         """
         match decode_control(message):
             case ProgramsEnded(ended, abandoned):
@@ -235,6 +237,11 @@ class WeftScheduler(AsyncScheduler):
                 return {"aborted": self._aborted.take(call_ids)}
             case UseHistory(history):
                 self._use_history(history)
+            case TakeBack(calls, most):
+                taken = not_begun(self.waiting, self._entries, calls, most)
+                self.finish_requests(list(taken.values()), RequestStatus.FINISHED_ABORTED)
+                self._aborted.take([call_id for _, call_id in taken])  # another engine accounts for them
+                return {"taken": [list(call) for call in taken], "waiting": len(self.waiting)}
             case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:
                 return self._answer(question)
         return {}

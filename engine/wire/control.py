@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from weft.core.ids import CallId, ProgramId
-from weft.engine.wire.values import seconds, strings
+from weft.engine.wire.values import count, seconds, strings
 
 
 class ProgramsEnded(NamedTuple):
@@ -76,12 +76,25 @@ class TakeState(NamedTuple):
     """A control message: the scheduler answers with its `SchedulerState`."""
 
 
+CallKey = tuple[ProgramId, CallId]  # clients choose call ids, and two programs may choose the same
+
+
+class TakeBack(NamedTuple):
+    """A control message: these calls may run on another engine. The scheduler drops those that it has not begun.
+
+    It answers with the calls that it has dropped, which nothing more is heard of, and with the length of its queue.
+    """
+
+    calls: tuple[CallKey, ...]  # the one that has waited longest first
+    most: int  # calls to drop; 0 asks for the length of the queue only
+
+
 class Ping(NamedTuple):
     """A control message: the scheduler is to answer. It does so between two steps."""
 
 
 Question = TakeLearned | TakeKvStats | TakeScheduleStats | TakeState
-Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | Question
+Control = ProgramsEnded | ProgramEvents | AbortedCalls | UseHistory | TakeBack | Question
 
 
 _QUESTIONS: Final[dict[str, type[Question]]] = {
@@ -106,6 +119,8 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
         return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
     if isinstance(message, UseHistory):
         return {"type": "use_history", "history": message.history}
+    if isinstance(message, TakeBack):
+        return {"type": "take_back", "calls": [list(each) for each in message.calls], "most": message.most}
     return {"type": next((name for name, kind in _QUESTIONS.items() if isinstance(message, kind)), "ping")}
 
 
@@ -113,20 +128,32 @@ def decode_control(data: object) -> Control | None:
     """Read a control message inside the scheduler; None if it is a ping or no control message. Never raises."""
     if not isinstance(data, Mapping):
         return None
-    if data.get("type") == "programs_ended":
-        ended, abandoned = (strings(data.get(key)) for key in ("program_ids", "abandoned"))
-        return ProgramsEnded(tuple(map(ProgramId, ended)), tuple(map(ProgramId, abandoned)))
-    if data.get("type") == "program_events":
-        rows = data.get("events")
-        found = map(_event, rows) if isinstance(rows, list | tuple) else ()
-        return ProgramEvents(tuple(each for each in found if each is not None))
-    if data.get("type") == "aborted_calls":
-        return AbortedCalls(tuple(CallId(each) for each in strings(data.get("call_ids"))))
-    if data.get("type") == "use_history":
-        history = data.get("history")
-        return UseHistory(history) if isinstance(history, str) else None
-    question = _QUESTIONS.get(str(data.get("type")))
-    return question() if question is not None else None
+    control: Control | None = None
+    match data.get("type"):
+        case "programs_ended":
+            ended, abandoned = (strings(data.get(key)) for key in ("program_ids", "abandoned"))
+            control = ProgramsEnded(tuple(map(ProgramId, ended)), tuple(map(ProgramId, abandoned)))
+        case "program_events":
+            rows = data.get("events")
+            found = map(_event, rows) if isinstance(rows, list | tuple) else ()
+            control = ProgramEvents(tuple(each for each in found if each is not None))
+        case "aborted_calls":
+            control = AbortedCalls(tuple(CallId(each) for each in strings(data.get("call_ids"))))
+        case "use_history":
+            history = data.get("history")
+            control = UseHistory(history) if isinstance(history, str) else None
+        case "take_back":
+            control = _take_back(data)
+        case str(kind) if kind in _QUESTIONS:
+            control = _QUESTIONS[kind]()
+    return control
+
+
+def _take_back(data: Mapping[Any, Any]) -> TakeBack:
+    calls, most = data.get("calls"), data.get("most")
+    pairs = [list(strings(each)) for each in calls] if isinstance(calls, list | tuple) else []
+    found = tuple((ProgramId(each[0]), CallId(each[1])) for each in pairs if len(each) == 2)
+    return TakeBack(found, count(most))
 
 
 def _event(row: object) -> ProgramEvent | None:

@@ -49,6 +49,7 @@ from weft.engine.wire.control import (
     ProgramEvent,
     ProgramEvents,
     ProgramsEnded,
+    TakeBack,
     TakeKvStats,
     TakeLearned,
     TakeScheduleStats,
@@ -287,6 +288,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
         TakeKvStats(),
         TakeScheduleStats(),
         TakeState(),
+        TakeBack(((ProgramId("p"), CallId("c")),), 3),
     ],
 )
 def test_control_messages_reach_the_scheduler(message: Control) -> None:
@@ -303,6 +305,7 @@ def test_a_strange_control_message_is_ignored(message: object) -> None:
     assert decode_control({"type": "use_history", "history": message}) in (None, UseHistory(str(message)))
     assert decode_control({"type": "programs_ended", "program_ids": message}) is not None
     assert decode_control({"type": "aborted_calls", "call_ids": message}) is not None
+    assert decode_control({"type": "take_back", "calls": message, "most": message}) is not None
     assert decode_control({"type": "program_events", "events": message}) == ProgramEvents(())
     assert decode_control({"type": "program_events", "events": [message]}) == ProgramEvents(())
 

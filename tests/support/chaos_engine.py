@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,12 +23,13 @@ from history import History, Lost
 import weft
 from weft.core.accounts import Account
 from weft.core.errors import EngineStartError, ReplicaError, ReplicaLostError
-from weft.core.ids import CallId, EngineId
+from weft.core.ids import CallId, EngineId, ProgramId
 from weft.core.policies import DEFAULT_POLICY
-from weft.core.routing import LeastUsed
+from weft.core.routing import Affinity, LeastUsed, Locality, StealingConfig
 from weft.core.routing.admission import Admission
 from weft.core.routing.liveness import Usage
 from weft.core.routing.replicas import ReplicaSet
+from weft.core.routing.stealing import Stealing
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.processes.liveness import until_stuck
@@ -34,17 +37,31 @@ from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.router import Router
+from weft.engine.replicas.stealer import Stealer
 from weft.engine.replicas.supervisor import Supervisor
 from weft.engine.vllm_compat.names import RequestOutputKind, SamplingParams
 from weft.engine.wire.calls import decode_call
+from weft.engine.wire.control import CallKey, TakeBack, decode_control
 
 MAX_CALLS = 4
+SLOTS = 1  # calls that a replica runs at once
 HANG_TIMEOUT_S = 20.0
 STEP_S = 0.02
 
 
+@dataclass(eq=False)
+class _Turn:
+    """A call in a replica's queue."""
+
+    call: CallKey
+    begins: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class SimulatedReplica(Replica):
-    """Gives a call one token in each step. It may die or hang, and some of its starts fail."""
+    """Gives a call one token in each step, and runs few calls at once. It may die or hang, and some of its starts fail.
+
+    As an engine does, it gives calls of its queue back, and nothing more is heard of these.
+    """
 
     def __init__(self, engine_id: EngineId, engine: ChaosEngine) -> None:
         self.engine_id = engine_id
@@ -52,6 +69,8 @@ class SimulatedReplica(Replica):
         self._hangs = self._is_dead = False
         self._gone: asyncio.Event | None = None
         self._watching: asyncio.Future[None] | None = None
+        self._queue: list[_Turn] = []
+        self._running = 0
 
     async def start(self, timeout_s: float) -> None:
         rng = self._engine.rng
@@ -60,6 +79,7 @@ class SimulatedReplica(Replica):
             raise rng.choice([EngineStartError("no memory"), OSError("no file"), RuntimeError("boom")])
         self._hangs = self._is_dead = False
         self._gone = asyncio.Event()
+        self._queue, self._running = [], 0
         self._watching = asyncio.ensure_future(self._kill_if_stuck())
 
     async def _kill_if_stuck(self) -> None:
@@ -98,6 +118,13 @@ class SimulatedReplica(Replica):
             self._watching.cancel()
         self._gone, self._is_dead = None, False
 
+    def _begin_next(self) -> None:
+        """The first calls of the queue begin, as far as there are slots."""
+        while self._queue and self._running < SLOTS:
+            turn = self._queue.pop(0)
+            self._running += 1
+            turn.begins.set()
+
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
@@ -108,6 +135,27 @@ class SimulatedReplica(Replica):
         program, call = identity.program_id, identity.call_id
         self._engine.history.add("attempt", program, call, self.engine_id)
         is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
+        turn = _Turn((program, call))
+        self._queue.append(turn)
+        self._begin_next()
+        try:
+            await first_of(turn.begins, gone)
+            if gone.is_set():
+                raise ReplicaGoneError
+            self._engine.history.add("begin", program, call, self.engine_id)
+            async with aclosing(self._tokens(sampling_params, gone, program, call, is_delta=is_delta)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            if turn in self._queue:
+                self._queue.remove(turn)
+            elif turn.begins.is_set() and gone is self._gone:  # its slot is not one of a life before
+                self._running -= 1
+                self._begin_next()
+
+    async def _tokens(
+        self, sampling_params: Any, gone: asyncio.Event, program: ProgramId, call: CallId, *, is_delta: bool
+    ) -> AsyncGenerator[Any, None]:
         for token in range(sampling_params.max_tokens):
             waits_s = None if self._hangs else STEP_S * self._engine.rng.uniform(0.5, 2.0)
             with suppress(TimeoutError):
@@ -124,8 +172,34 @@ class SimulatedReplica(Replica):
             yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(range(sampling_params.max_tokens)))])
 
     async def send_to_scheduler(self, message: Mapping[str, Any]) -> Any:
-        del message
-        return None
+        control, gone, rng = decode_control(message), self._gone, self._engine.rng
+        if not isinstance(control, TakeBack) or gone is None:
+            return None
+        if not await self._takes_s(None if self._hangs else rng.uniform(0.0, 0.05), gone):
+            return None
+        able = [turn for turn in self._queue if turn.call in control.calls][: control.most]
+        for turn in able:
+            self._queue.remove(turn)
+            self._engine.history.add("taken", *turn.call, self.engine_id)
+        answer = {"taken": [list(turn.call) for turn in able], "waiting": len(self._queue)}
+        return answer if await self._takes_s(rng.uniform(0.0, 0.05), gone) else None  # it may die with its answer
+
+    async def _takes_s(self, seconds: float | None, gone: asyncio.Event) -> bool:
+        """Let time pass, None for ever. Whether the replica has lived through it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await gone.wait()
+        return not gone.is_set() and not self._is_dead
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()
 
 
 class _Chat:
@@ -196,7 +270,11 @@ class ChaosEngine(FrontEnd):
         self._finalizer = lambda: None
         self._closed = False
         self._start_loop(cast("LoopThread", _SameLoop()))
-        self.states = ReplicaSet(LeastUsed(), max_calls=MAX_CALLS)
+        # The last two give a program's calls to one replica, so that others have nothing to do.
+        self.states = ReplicaSet(
+            rng.choice([LeastUsed(), Affinity(threshold=math.inf), Locality(threshold_tokens=0)]), max_calls=MAX_CALLS
+        )
+        self.states.calls_at_once = SLOTS
         self.queue = DispatchQueue(self.model, self.states)
         numbers = itertools.count()
         self.supervisor = Supervisor(
@@ -214,6 +292,8 @@ class ChaosEngine(FrontEnd):
             self._in_flight.assign,
             lambda each: self.supervisor.note_death(each),  # noqa: PLW0108  a test may replace the method
         )
+        rule = Stealing(StealingConfig(cooldown_s=0.2))
+        self.stealer = Stealer(rule, self.states, self.supervisor.replica, self.router.unanswered, clock)
         self.admission = Admission(lambda: self.states.capacity)
         self.chat_endpoint: Any = _Chat(self.router)
 
@@ -349,6 +429,7 @@ async def life(seed: int, plant: Callable[[ChaosEngine], None] = lambda _: None,
                 await engine.supervisor.add()
                 break
     engine.supervisor.watch()
+    engine.stealer.watch()
     plant(engine)
     disturbing = asyncio.ensure_future(_disturb(engine))
     running = [asyncio.ensure_future(Client(engine, f"p{number}").run()) for number in range(clients)]
@@ -365,6 +446,7 @@ async def life(seed: int, plant: Callable[[ChaosEngine], None] = lambda _: None,
     if late:
         history.add("left", value=("clients that wait", len(late)))
     await engine.supervisor.stop()
+    await engine.stealer.stop()
     engine.shutdown()
     for each in done:
         each.result()

@@ -32,6 +32,8 @@ class Event(NamedTuple):
       has no accounts.
     - `invoke`: a client makes a call of `program`, which has `value` tokens.
     - `attempt`: the call begins on the replica `value`.
+    - `begin`: the replica `value` begins to run the call.
+    - `taken`: the replica `value` has given the call back, because it had not begun.
     - `account`: the replica reports `value` seconds of service of the call.
     - `token`: the client gets the token `value`; a call's tokens are 0, 1, 2, …
     - `return`: the call ends for the client with `value`: "finished", "broken off", `Lost`, or the name of its error.
@@ -104,8 +106,12 @@ def _check_call(call: str, events: list[Event]) -> Iterable[str]:
     attempts = [n for n, kind in enumerate(kinds) if kind == "attempt"]
     if attempts and "token" in kinds[: attempts[-1]]:
         yield f"{call} began again after its client had got a token"
-    if len(attempts) > MAX_ATTEMPTS:
+    if len(attempts) - kinds.count("taken") > MAX_ATTEMPTS:
         yield f"{call} was on {len(attempts)} replicas"
+    fates = [(event.kind, event.value) for event in events if event.kind in ("attempt", "begin", "taken")]
+    for (before, _), (after, replica) in pairwise(fates):
+        if before != "attempt" and after != "attempt":
+            yield f"{call} was {before} and then {after} on {replica}, without another attempt"
 
 
 def _check_program(program: str, events: list[Event]) -> Iterable[str]:

@@ -38,7 +38,10 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     "seeds", [range(50), range(50, 100), pytest.param(range(100, 1000), marks=pytest.mark.soak)], ids=str
 )
 def test_the_history_of_every_seed_is_right(seeds: range) -> None:
-    """No token comes twice or out of order, every call ends once, service and wait never shrink, nothing is left."""
+    """No token comes twice or out of order, every call ends once, service and wait never shrink, nothing is left.
+
+    Calls are stolen meanwhile. A call that was given back had not begun there, and begins elsewhere.
+    """
     from chaos_engine import life
 
     seen: Counter[str] = Counter()
@@ -49,7 +52,8 @@ def test_the_history_of_every_seed_is_right(seeds: range) -> None:
         seen["moved"] += sum(count > 1 for count in attempts.values())
         seen["lost"] += sum(isinstance(event.value, Lost) for event in events)
         seen.update(event.kind for event in events)
-    assert min(seen[each] for each in ("moved", "lost", "kill", "hang", "remove", "add")) > 20, "the faults took place"
+    faults = ("moved", "lost", "kill", "hang", "remove", "add", "taken")
+    assert min(seen[each] for each in faults) > 20, "the faults and the steals took place"
 
 
 Plant = Callable[[Any, pytest.MonkeyPatch], None]
@@ -161,6 +165,34 @@ def _uncharged(engine: Any, _monkeypatch: pytest.MonkeyPatch) -> None:
     engine.on_account = lambda call, account: None if account.output_tokens > 20 else real(call, account)
 
 
+def _given_back_while_it_runs(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas give calls back that they run, and go on with them."""
+    from chaos_engine import SimulatedReplica
+
+    real = SimulatedReplica.send_to_scheduler
+
+    async def give_all(self: Any, message: Any) -> Any:
+        answer = await real(self, message)
+        for call in message.get("calls") or () if answer else ():
+            if list(call) not in answer["taken"]:
+                engine.history.add("taken", *call, self.engine_id)
+                answer["taken"].append(call)
+        return answer
+
+    monkeypatch.setattr(SimulatedReplica, "send_to_scheduler", give_all)
+
+
+def _not_sent_on(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody moves the calls that replicas have given back, and no death of a replica moves them either."""
+    import chaos_engine
+
+    async def nothing_happens(_engine: Any) -> None:
+        pass
+
+    monkeypatch.setattr(chaos_engine, "_disturb", nothing_happens)
+    monkeypatch.setattr(engine.router.unanswered, "move", lambda *_: None)
+
+
 FAULTS: dict[str, tuple[Plant, str]] = {
     "a token comes twice": (_streamed(_twice), r"got the tokens \[.*7, 7"),
     "an answer is cut short": (_streamed(_cut_short), r"finished with 7 of \d+ tokens"),
@@ -174,6 +206,8 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "service shrinks": (_shrinking, "the row of .* went from"),
     "service is not charged": (_uncharged, "was charged .* s for calls of"),
     "deaths are not noticed": (_unnoticed, r"\d+ dead replicas are left"),
+    "a call runs twice": (_given_back_while_it_runs, "was begin and then taken on"),
+    "a call that was given back is lost": (_not_sent_on, r"\d+ clients that wait are left"),
     "a call takes every replica down": (_tireless, "was on [4-9] replicas"),
 }
 
@@ -245,6 +279,10 @@ def test_a_right_history_passes() -> None:
         ([("token", 1), ("token", 0), ("return", "finished")], "c got the tokens [1, 0]"),
         ([("invoke", 2), ("return", "finished")], "c was invoked 2 times"),
         ([*[("attempt", "a")] * 4, ("return", Lost(0))], "c was on 4 replicas"),
+        (
+            [("attempt", "a"), ("taken", "a"), ("begin", "a"), ("return", Lost(0))],
+            "c was taken and then begin on a, without another attempt",
+        ),
     ],
 )
 def test_a_wrong_history_is_named(events: list[tuple[str, Any]], problem: str) -> None:

@@ -1,0 +1,109 @@
+"""Moves calls that have not begun between the replicas of one model, as `weft.core.routing.stealing` decides.
+
+Waiting calls stay in the queues of the engines and are taken back from there. The front end could hold them instead,
+but the policy ranks waiting calls against running ones, and only the scheduler knows which of them its KV cache admits.
+The scheduler's answer is exact: it drops a call between two steps and before the first step of the call, or refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from weft.core.ids import CallId, EngineId, ProgramId
+from weft.core.log import get_logger
+from weft.core.routing.replicas import ReplicaSet
+from weft.core.routing.stealing import EngineQueue, Steal, Stealing
+from weft.engine.replicas.base import Replica
+from weft.engine.replicas.unanswered import UnansweredCalls
+from weft.engine.wire.control import CallKey, TakeBack, encode_control
+
+
+class Stealer:
+    """Looks at the queues of the replicas from time to time, and moves calls. Use it on the engine's event loop.
+
+    Args:
+        stealing: The rule.
+        states: The replicas' states, with their loads.
+        replica: Returns the replica of a name; None if it has been removed.
+        calls: The calls that may move.
+        clock: Monotonic seconds.
+
+    Attributes:
+        moved: How many calls have moved so far.
+    """
+
+    def __init__(
+        self,
+        stealing: Stealing,
+        states: ReplicaSet,
+        replica: Callable[[EngineId], Replica | None],
+        calls: UnansweredCalls,
+        clock: Callable[[], float],
+    ) -> None:
+        self.moved = 0
+        self._stealing = stealing
+        self._states = states
+        self._replica = replica
+        self._calls = calls
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._has_failed = False
+
+    def watch(self) -> None:
+        """Begin to look, until `stop`."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Look no more. The replicas must be ended before, because a call may be between two of them."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._stealing.config.look_every_s)
+            try:
+                await self.look()
+            except Exception as error:  # calls are served without stealing, too
+                if not self._has_failed:
+                    self._has_failed = True
+                    get_logger().error("stealing failed", reason=f"{type(error).__name__}: {error}")
+
+    async def look(self) -> int:
+        """Ask the replicas for their queues, unless the load is even, and move what the rule says.
+
+        Returns:
+            The number of calls that have moved.
+        """
+        loads = self._states.loads()
+        if not self._stealing.is_uneven(loads):
+            return 0
+        answers = await asyncio.gather(*(self._ask(load.engine_id) for load in loads))
+        lengths = {load.engine_id: answer["waiting"] for load, answer in zip(loads, answers, strict=True) if answer}
+        loads = [load for load in self._states.loads() if load.engine_id in lengths]  # as of now
+        queues = [EngineQueue(load, lengths[load.engine_id]) for load in loads]
+        steal = self._stealing.decide(queues, self._clock())
+        return await self._carry_out(steal) if steal is not None else 0
+
+    async def _ask(self, engine_id: EngineId, calls: tuple[CallKey, ...] = (), most: int = 0) -> dict[str, Any] | None:
+        replica = self._replica(engine_id)
+        answer = await replica.send_to_scheduler(encode_control(TakeBack(calls, most))) if replica is not None else None
+        return answer if isinstance(answer, dict) else None
+
+    async def _carry_out(self, steal: Steal) -> int:
+        now_s = self._clock()
+        movable = self._calls.on(steal.victim).items()
+        calls = tuple(call for call, arrival in movable if self._stealing.may_move(arrival.program_id, now_s))
+        answer = await self._ask(steal.victim, calls, steal.most) if calls else None
+        moved = 0
+        for program_id, call_id in answer["taken"] if answer is not None else ():
+            arrival = self._calls.move(steal.victim, (ProgramId(program_id), CallId(call_id)), steal.thief)
+            if arrival is not None:
+                self._stealing.moved(arrival.program_id, steal.thief, now_s)
+                moved += 1
+        self.moved += moved
+        return moved
