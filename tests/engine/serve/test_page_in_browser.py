@@ -15,12 +15,16 @@ import pytest
 from perfetto_rules import check
 from served import KEY, Served
 
+import weft
+from weft.testing import ScriptedEngine
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
 ]
+MESSAGES = [{"role": "user", "content": "Hello"}]
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
@@ -227,3 +231,24 @@ def test_an_empty_list_says_how_a_program_begins(browser: Any, served: Served) -
     made.page.evaluate("1")
     made.expect(made.page.locator("main")).to_contain_text(re.compile("No program is open|Open programs"))
     made.context.close()
+
+
+def test_tools_and_labels_are_in_the_timeline(browser: Any) -> None:
+    """Of a program in process, whose engine listens, without a key. They are text, too."""
+    with ScriptedEngine(["Hi", "Ho"], latency_s=1.5, listen="127.0.0.1:0") as engine, weft.Program("agent") as program:
+        for label in ("plan", HOSTILE):
+            engine.chat_sync({"messages": MESSAGES}, program, program.start_call(object(), label=label))
+            engine.tool_started(program.program_id, label, f"tool of {label}")
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{engine.url}/weft")
+        page.get_by_role("link", name="agent").click()
+        expect = playwright.expect
+        expect(page.locator(".track .tool")).to_have_text(["tool of plan", f"tool of {HOSTILE}"])
+        expect(page.locator(".track .label")).to_have_text(["plan", HOSTILE])
+        page.locator(".call").last.click()
+        expect(page.locator(".details h2")).to_have_text(HOSTILE)
+        page.get_by_role("button", name="plan").last.click()
+        expect(page.locator(".details h2")).to_have_text("plan")
+        assert page.title().startswith(program.program_id)
+        context.close()
