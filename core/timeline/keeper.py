@@ -18,7 +18,7 @@ from weft.core.timeline.make import MOST_TOOLS, Live, ToolRun, timeline
 
 MOST_ENDED: Final = 1_000  # programs, and
 MOST_ENDED_BYTES: Final = 64 << 20  # of them, about
-_CALL_BYTES, _TOOL_BYTES = 2_000, 500  # measured, rounded up
+_CALL_BYTES, _TOOL_BYTES = 3_000, 300  # measured: of a call with 16 waits, which few have, and of a tool
 
 
 @dataclass(slots=True)
@@ -99,8 +99,13 @@ class Timelines(ProgramObserver):
 
     # -- reading
 
-    def timeline(self, program_id: ProgramId) -> Timeline | None:
-        """The timeline of a program as of now. None: it has made no call, or is forgotten."""
+    def timeline(self, program_id: ProgramId, scope: str = "") -> Timeline | None:
+        """The timeline of a program as of now. None: it has made no call, or is forgotten.
+
+        Args:
+            program_id: the program.
+            scope: what its ids begin with and is left out of them.
+        """
         with self._lock:
             kept = self._open.get(program_id) or self._ended.get(program_id)
             if kept is None or kept.graph is None:
@@ -118,6 +123,7 @@ class Timelines(ProgramObserver):
             tools=tools or None,  # a framework that reports no runs may have named tools
             tools_forgotten=forgotten,
             live={call_id: Live(call.account, call.engine_id) for call_id, call in active.items()},
+            scope=scope,
         )
 
     def ended(self) -> Iterator[ProgramId]:

@@ -44,6 +44,7 @@ def timeline(
     tools: Iterable[ToolRun] | None = None,
     tools_forgotten: int = 0,
     live: Mapping[CallId, Live] | None = None,
+    scope: str = "",
 ) -> Timeline:
     """Return the timeline of a program.
 
@@ -56,6 +57,7 @@ def timeline(
         tools: the runs of its tools. None: not known; those that the graph names between calls are taken.
         tools_forgotten: how many more runs there were.
         live: accounts of calls in flight. The others' are in the graph.
+        scope: what ids begin with and is left out of them.
     """
     graph = graph.copy()
     timed = [node for node in graph.calls if node.arrival_s is not None]
@@ -67,25 +69,27 @@ def timeline(
     last_s = now_s if end_s is None else end_s
     path = graph.critical_path()
     gaps = [gap for node in shown if (gap := graph.interception(node.call_id)) is not None]
-    calls, lanes = _calls(shown, path, start_s, last_s, live or {})
+    calls, lanes = _calls(shown, path, Span(start_s, last_s), live or {}, scope)
     runs = list(_named(gaps) if tools is None else tools)
     return Timeline(
-        program_id=graph.program_id,
+        program_id=graph.program_id.removeprefix(scope),
         name=graph.name[:MOST_LETTERS],
         state=state,
-        parent_program_id=graph.parent_program_id,
+        parent_program_id=graph.parent_program_id and graph.parent_program_id.removeprefix(scope),
         length_s=max(0.0, last_s - start_s),
         is_open=end_s is None,
         lanes=lanes,
         calls=calls,
         tools=_tools(runs[-MOST_TOOLS:], start_s, last_s),
         gaps=tuple(
-            Gap(gap.before, gap.start_s - start_s, gap.end_s - start_s, _cut(gap.tools))
+            Gap(gap.before.removeprefix(scope), gap.start_s - start_s, gap.end_s - start_s, _cut(gap.tools))
             for gap in gaps
             if gap.end_s > gap.start_s
         ),
         critical_path=Path(
-            path.service_s, sum(graph[call_id].account.wait_s for call_id in path.calls), path.calls[-MOST_CALLS:]
+            path.service_s,
+            sum(graph[call_id].account.wait_s for call_id in path.calls),
+            tuple(call_id.removeprefix(scope) for call_id in path.calls[-MOST_CALLS:]),
         ),
         calls_left_out=len(graph) - len(shown) + graph.folded.calls,
         tools_left_out=tools_forgotten + max(0, len(runs) - MOST_TOOLS),
@@ -93,7 +97,11 @@ def timeline(
 
 
 def _calls(
-    nodes: Sequence[CallNode], path: CriticalPath, start_s: float, last_s: float, live: Mapping[CallId, Live]
+    nodes: Sequence[CallNode],
+    path: CriticalPath,
+    program: Span,  # in seconds of the engine's clock
+    live: Mapping[CallId, Live],
+    scope: str,
 ) -> tuple[tuple[TimelineCall, ...], tuple[Lane, ...]]:
     threads: dict[ThreadId, list[CallNode]] = {}
     for node in nodes:
@@ -106,23 +114,26 @@ def _calls(
         spans = ((_start(node), math.inf if node.completion_s is None else node.completion_s) for node in members)
         numbers = rows(spans)
         row_of |= {node.call_id: row for node, row in zip(members, numbers, strict=True)}
-        lanes.append(Lane(thread_id, max(numbers) + 1))
+        lanes.append(Lane(thread_id.removeprefix(scope), max(numbers) + 1))
     critical = set(path.calls)
     calls = []
     for node in nodes:
         known = live.get(node.call_id) if node.completion_s is None else None
         account = node.account if known is None else known.account
-        begin, end = _start(node) - start_s, None if node.completion_s is None else node.completion_s - start_s
-        waits, services = _split(Span(begin, last_s - start_s if end is None else end), account)
+        begin = _start(node) - program.start_s
+        end = None if node.completion_s is None else node.completion_s - program.start_s
+        waits, services = pieces(Span(begin, program.end_s - program.start_s if end is None else end), account)
         calls.append(
             TimelineCall(
-                call_id=node.call_id,
+                call_id=node.call_id.removeprefix(scope),
                 lane=lane_of[node.thread_id],
                 row=row_of[node.call_id],
                 label=node.label[:MOST_LETTERS],
                 state=str(node.state),
                 replica=node.engine_id if known is None else known.engine_id,
-                parents=tuple(Parent(edge.parent, edge.exact) for edge in node.parents[-_MOST_PARENTS:]),
+                parents=tuple(
+                    Parent(edge.parent.removeprefix(scope), edge.exact) for edge in node.parents[-_MOST_PARENTS:]
+                ),
                 is_critical=node.call_id in critical,
                 start_s=begin,
                 end_s=end,
@@ -140,8 +151,13 @@ def _calls(
     return tuple(calls), tuple(lanes)
 
 
-def _split(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """The waits and the services within a call's bar. The service fills the time between waits, up to its sum."""
+def pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """Return the waits and the services within a call's bar. The service fills the time between waits, up to its sum.
+
+    Args:
+        bar: from the call's arrival to its end.
+        account: its cost.
+    """
     places = account.waits or (((0.0, account.wait_s),) if account.wait_s > 0 else ())
     waits, services = [], []
     at_s, left_s = bar.start_s, account.service_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -68,12 +67,8 @@ def _file(name: str, _request: Request) -> Response:
 
 
 def _timeline(timelines: Timelines, request: Request, scope_of: Callable[[Request], str]) -> Timeline | None:
-    program_id, scope = request.path_params["program_id"], scope_of(request)
-    found = timelines.timeline(ProgramId(f"{scope}{program_id}"))
-    if found is None:
-        return None
-    parent = found.parent_program_id
-    return replace(found, program_id=program_id, parent_program_id=parent and parent.removeprefix(scope))
+    scope = scope_of(request)
+    return timelines.timeline(ProgramId(f"{scope}{request.path_params['program_id']}"), scope)
 
 
 def _json(data: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -8,6 +8,7 @@ from xml.sax.saxutils import escape
 
 from weft.core.errors import SimulationError
 from weft.core.sim.result import Execution, SimResult
+from weft.core.timeline.lanes import rows
 
 MOST_CALLS: Final = 10_000  # More bars cannot be distinguished.
 _LEFT, _WIDTH, _LANE, _TICKS = 120, 900, 18, 10
@@ -61,13 +62,11 @@ def gantt(result: SimResult) -> str:
 
 def _lanes(executions: Sequence[Execution]) -> list[list[Execution]]:
     """Distribute executions over lanes, so that none overlaps another in its lane."""
-    lanes: list[list[Execution]] = []
-    for execution in sorted(executions, key=lambda execution: execution.start_s):
-        free = next((lane for lane in lanes if lane[-1].end_s <= execution.start_s), None)
-        if free is None:
-            lanes.append(free := [])
-        free.append(execution)
-    return lanes
+    ordered = sorted(executions, key=lambda execution: execution.start_s)
+    lanes: dict[int, list[Execution]] = {}
+    for execution, row in zip(ordered, rows((each.start_s, each.end_s) for each in ordered), strict=True):
+        lanes.setdefault(row, []).append(execution)
+    return list(lanes.values())
 
 
 def _text(text: str) -> str:

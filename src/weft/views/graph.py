@@ -12,6 +12,8 @@ from typing import Any, Final
 from weft.core.errors import TraceError, WeftError
 from weft.core.ids import CallId
 from weft.core.program.graph import CallNode, ProgramGraph
+from weft.core.timeline import Span
+from weft.core.timeline.make import pieces
 
 _WAIT, _SERVICE, _REST, _GAP, _CRITICAL = "#f2b366", "#4c78a8", "#e8e8e8", "#9a9a9a", "#c0392b"
 _HALF: Final = 0.28  # half the height of a bar, in lanes
@@ -119,12 +121,13 @@ def draw(graph: ProgramGraph, axes: Any) -> None:
 
     for node in timed.values():
         start, end, lane = position(node)
-        wait, service = node.account.wait_s, node.service_s
         on_path = node.call_id in on_critical_path
         bar: dict[str, Any] = {"height": 2 * _HALF, "left": start}
         axes.barh(lane, end - start, color=_REST, **bar)
-        axes.barh(lane, min(wait + service, end - start), color=_SERVICE, **bar)
-        axes.barh(lane, min(wait, end - start), color=_WAIT, **bar)
+        waits, services = pieces(Span(start, end), node.account)
+        for color, spans in ((_SERVICE, services), (_WAIT, waits)):
+            for span in spans:
+                axes.barh(lane, span.end_s - span.start_s, color=color, height=2 * _HALF, left=span.start_s)
         edge = {"edgecolor": _CRITICAL if on_path else "#555555", "linewidth": 2 if on_path else 0.5}
         axes.barh(lane, end - start, fill=False, **edge, **bar)
         _write(axes, start, lane - _HALF - 0.05, node.label or "call")

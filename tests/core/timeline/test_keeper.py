@@ -88,7 +88,7 @@ def test_a_program_without_a_call_has_none() -> None:
 @pytest.mark.parametrize("limit", ["MOST_ENDED", "MOST_ENDED_BYTES"])
 def test_the_oldest_ended_programs_are_forgotten(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both their number and their bytes are bounded."""
-    monkeypatch.setattr(keeper, limit, 2 if limit == "MOST_ENDED" else 9_000)
+    monkeypatch.setattr(keeper, limit, 2 if limit == "MOST_ENDED" else 13_000)
     watched = Watched()
     for name in "ABC":
         watched.begin(name)

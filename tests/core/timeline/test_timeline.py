@@ -158,3 +158,11 @@ def test_the_document_is_json() -> None:
     assert (data["format"], data["version"], data["program_id"]) == ("weft.timeline", 1, "prog-1")
     assert data["calls"][0]["waits"] == [[0.0, 1.0]]
     assert json.dumps(timeline(empty()).to_dict())
+
+
+def test_the_scope_of_a_client_is_left_out_of_ids() -> None:
+    """A server puts it before all ids that clients choose; no client gets to see it."""
+    graph = ProgramGraph(ProgramId("key/prog"), SessionId("key/sess"), "answer", ProgramId("key/outer"))
+    run(graph, "key/a", (0.0, 1.0), thread="key/t")
+    run(graph, "key/b", (2.0, 3.0), "key/a", thread="key/t")
+    assert "key/" not in json.dumps(timeline(graph, scope="key/").to_dict()).replace("label of key/", "")
