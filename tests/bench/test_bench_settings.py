@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, baseline_of, with_kv_policies
 from weft.bench.load import AS_RECORDED, CLOSED
-from weft.bench.settings import BenchSettings, loads
+from weft.bench.rounds import rates_of_loads
+from weft.bench.settings import BenchSettings, names_of_loads
 from weft.core.errors import BenchError
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import POLICIES
@@ -73,9 +75,32 @@ def test_the_loads_of_a_session(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     write([TraceProgram("a", (TraceCall("a", (), output_tokens=1),))], path)
     generated, recorded = BenchSettings("chat"), BenchSettings(str(path))
-    assert loads(generated, [2, 0.5], closed=True) == ["0.5", "2", CLOSED]
-    assert loads(recorded, [], closed=False) == [AS_RECORDED]
+    assert names_of_loads(generated, [2, 0.5], closed=True) == ["0.5", "2", CLOSED]
+    assert names_of_loads(recorded, [], closed=False) == [AS_RECORDED]
     assert json.dumps(recorded.to_json()).count("sha256") == 1
     for rates in ([], [0.0], [1.0, 1.0]):
         with pytest.raises(BenchError, match="--rates"):
-            loads(generated, rates, closed=False)
+            names_of_loads(generated, rates, closed=False)
+
+
+def test_loads_are_multiples_of_the_capacity_in_engine_steps() -> None:
+    """Twice the load is twice the rate. At half of the scale, half of the work arrives in half of the time, so that
+    the rate of the unscaled trace is about the same."""
+    settings = BenchSettings("chat", scale=0.1, batch_size=8)
+    half, whole = rates_of_loads(settings, [0.5, 1.0])
+    assert whole == pytest.approx(2 * half, rel=0.01)
+    assert rates_of_loads(replace(settings, scale=0.05), [1.0])[0] == pytest.approx(whole, rel=0.3)
+    assert rates_of_loads(replace(settings, clock="seconds"), []) == []
+
+
+@pytest.mark.parametrize("loads", [[0.0], [-1.0], [float("nan")], [float("inf")]])
+def test_a_wrong_load_is_refused(loads: list[float]) -> None:
+    """The message names the option and a value that would do."""
+    with pytest.raises(BenchError, match=r"--loads are .* such as 0\.5,0\.8"):
+        rates_of_loads(BenchSettings("chat"), loads)
+
+
+def test_seconds_have_no_measured_capacity() -> None:
+    """How long a step takes is known only when it was made, so loads need the clock of steps."""
+    with pytest.raises(BenchError, match="--loads need --clock steps"):
+        rates_of_loads(BenchSettings("chat", clock="seconds"), [0.8])

@@ -183,6 +183,8 @@ def test_a_public_trace(weft: WeftCommand, tmp_path: Path) -> None:
         (("--policy", "fcfs", "--beta", "2"), "policy 'fcfs' has no parameter 'beta'"),
         (("--policy", "atlas", "--beta", -1), "beta must be > 0"),
         (("--kv-tokens", 2), "has 3 tokens, and the KV cache of a replica holds 2"),
+        (("--load", "inf"), "such as 0.8, not inf"),
+        (("--load", "0.8"), "all programs arrive at once"),
         (("--gantt", "out.png"), "name an .svg file"),
         (("--gantt", "no/such/folder.svg"), "folder.svg cannot be written"),
     ],

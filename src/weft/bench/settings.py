@@ -89,7 +89,7 @@ class BenchSettings:
         return settings
 
 
-def loads(settings: BenchSettings, rates: Sequence[float], *, closed: bool) -> list[str]:
+def names_of_loads(settings: BenchSettings, rates: Sequence[float], *, closed: bool) -> list[str]:
     """The names of the loads to replay, in their order: each rate, or a trace file's own arrivals; then a closed batch.
 
     Raises:

@@ -31,6 +31,10 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         str | None,
         typer.Option(help="Programs that arrive a second, such as 0.5,1,2 (default for a trace: as recorded)."),
     ] = None,
+    loads: Annotated[
+        str | None,
+        typer.Option(help="Instead of rates: multiples of what the engine can serve, such as 0.5,0.8."),
+    ] = None,
     baselines: Annotated[
         str,
         typer.Option(
@@ -64,8 +68,9 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     """Replay programs on real vLLM under baseline schedulers, and compare their latency."""
     from weft.bench import plots, report
     from weft.bench.journal import Journal
+    from weft.bench.rounds import rates_of_loads
     from weft.bench.session import replay_missing
-    from weft.bench.settings import BenchSettings, loads
+    from weft.bench.settings import BenchSettings, names_of_loads
     from weft.engine.vllm_compat.version import check_vllm
 
     settings = BenchSettings(
@@ -79,7 +84,8 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         clock=clock,
         model=model,
     )
-    names = loads(settings, _numbers(rates), closed=closed)
+    per_s = [*_numbers(rates, "--rates"), *rates_of_loads(settings, _numbers(loads, "--loads"))]
+    names = names_of_loads(settings, per_s, closed=closed)
     version = check_vllm()
     plots.pyplot()  # A missing matplotlib is reported now and not after hours.
     journal = Journal(out, settings.to_json() | {"vllm": version})
@@ -96,8 +102,8 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _numbers(text: str | None) -> list[float]:
+def _numbers(text: str | None, option: str) -> list[float]:
     try:
         return [float(number) for number in (text or "").split(",") if number.strip()]
     except ValueError:
-        raise BenchError(f"--rates is {text!r}; give numbers with commas, such as 0.5,1,2.") from None
+        raise BenchError(f"{option} is {text!r}; give numbers with commas, such as 0.5,1,2.") from None

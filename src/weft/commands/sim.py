@@ -15,6 +15,7 @@ from weft.core.errors import PolicyError, SimulationError, WeftError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig
 from weft.core.routing import BALANCERS, DEFAULT_BALANCER, BalancerConfig, StealingConfig
+from weft.core.sim.load import with_load
 from weft.core.sim.result import SimResult
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
@@ -70,6 +71,10 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     preemption: Annotated[
         Literal["recompute", "swap"], typer.Option(help="What happens to the KV of a preempted call.")
     ] = "recompute",
+    load: Annotated[
+        float | None,
+        typer.Option(help="Stretch the arrivals to this multiple of what the engines can serve, which is measured."),
+    ] = None,
     replay: Annotated[
         bool,
         typer.Option("--replay", help="Compare the KV policies, and Bélády's rule, on the accesses to the KV cache."),
@@ -95,7 +100,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         preemption=preemption,
         unit_steps=unit_steps,
     )
-    programs = read(file)
+    programs = read(file) if load is None else with_load(read(file), load, settings)
     if replay:
         _replay(programs, settings, as_json=as_json)
         return

@@ -12,6 +12,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from weft.core.errors import SimulationError
+from weft.core.sim.load import ENOUGH, capacity, check_load
+from weft.core.sim.settings import SimSettings
+
 
 class _MakeUnlessNamed(TyperGroup):
     """Its first command where the first argument is the name of no command."""
@@ -40,21 +44,35 @@ def make(  # noqa: PLR0917  typer reads options off the signature
     ],
     out: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.jsonl"),
     programs: Annotated[int, typer.Option(min=1, help="How many programs (of a file: at most).")] = 100,
-    rate: Annotated[float, typer.Option(help="Programs that arrive a second, on average.")] = 1.0,
+    rate: Annotated[float | None, typer.Option(help="Programs that arrive a second, on average (default: 1).")] = None,
+    load: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead of a rate: a multiple of what an engine of `weft sim` can serve, which is measured."
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="For --load: calls that this engine runs at once.")] = 64,
     bursty: Annotated[bool, typer.Option("--bursty", help="Programs arrive in bursts (default: Poisson).")] = False,
     seed: Annotated[int, typer.Option(help="The same seed makes the same trace.")] = 0,
 ) -> None:
     """Make a program trace: a generated workload, or a public trace in Weft's format."""
     from weft.core.trace import workloads
     from weft.core.trace.converters import convert
-    from weft.core.trace.format import write
+    from weft.core.trace.format import TraceProgram, write
 
-    arrivals = (workloads.bursty if bursty else workloads.poisson)(random.Random(f"arrivals {seed}"), rate)  # noqa: S311
-    if source in workloads.WORKLOADS:
-        made = workloads.generate(source, programs, arrivals, random.Random(f"programs {seed}"))  # noqa: S311
-    else:
-        made = convert(Path(source), arrivals)[:programs]
-    write(made, out)
+    def draw(count: int, per_s: float) -> list[TraceProgram]:
+        arrivals = (workloads.bursty if bursty else workloads.poisson)(random.Random(f"arrivals {seed}"), per_s)  # noqa: S311
+        if source in workloads.WORKLOADS:
+            return workloads.generate(source, count, arrivals, random.Random(f"programs {seed}"))  # noqa: S311
+        return convert(Path(source), arrivals)[:count]
+
+    if load is not None:
+        if rate is not None:
+            raise SimulationError("--rate and --load both say how many programs arrive; give one of them.")
+        check_load(load)
+        engine = SimSettings(batch_size=batch_size, chunk_tokens=max(2048, batch_size))
+        rate = load * capacity(draw(max(programs, ENOUGH), 1.0), engine, tools=False)
+    write(draw(programs, 1.0 if rate is None else rate), out)
     typer.echo(out)
 
 
