@@ -244,6 +244,16 @@ class ReportedProgram:
             graph.fold(self._shared.tree.knows)
         return True
 
+    def note_parent(self, program_id: ProgramId) -> None:
+        """Report the program inside which this one was opened, of which only another process knows.
+
+        It has an effect before the first call only.
+        """
+        with self._shared.lock:
+            if self._shared.backend is None:
+                self._shared.info = replace(self._shared.info, parent_program_id=program_id)
+                self._shared.graph.parent_program_id = program_id
+
     def note_alive(self) -> None:
         """Report that the program goes on, although nothing else is reported."""
         with self._shared.lock:

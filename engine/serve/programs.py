@@ -98,6 +98,8 @@ class OpenPrograms:
                 metadata={"traceparent": traceparent} if traceparent else None,
                 ids=_GivenIds(program_id, identity.session_id),
             )
+            if identity.parent_program_id is not None:
+                program.note_parent(identity.parent_program_id)
             program.end_when_idle(self._times.timeout_s(kind), partial(self.abandon, program_id))
             if limit is not None and len(self._of_scope.get(scope, ())) >= limit:
                 self._end_unused(scope)

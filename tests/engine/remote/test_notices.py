@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,18 +13,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from langchain_core.tools import tool
 
 import weft
 from weft.core.process_rows import ProgramState
 from weft.engine.remote import engine as remote_engine
 from weft.engine.remote.engine import RemoteEngine
+from weft.integrations.langchain import ChatWeft
 
 pytestmark = pytest.mark.anyio
 
+ABSENT = [
+    *("vllm", "torch", "transformers", "langchain_core", "autogen_core", "openai", "anthropic", "aiohttp", "requests"),
+    *("fastapi", "starlette", "uvicorn", "ray", "msgspec", "msgpack", "zmq", "httpx", "nanobind", "prometheus_client"),
+]
 ANSWERS = {
     "/v1/models": {"data": [{"id": "canned", "max_model_len": 64}]},
     "/weft/programs": {"programs": []},
     "/v1/chat/completions": {
+        "id": "chatcmpl-1",
+        "model": "canned",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
         "weft": {"service_s": 0.5, "wait_s": 0.25, "preemptions": 1, "prompt_tokens": 1, "output_tokens": 1},
@@ -122,6 +132,45 @@ async def test_a_call_carries_its_ids_and_no_figures(server: CannedServer, remot
         "parents": [],
     }
     assert after["vllm_xargs"]["parents"] == [first["weft"]["call_id"]]
+
+
+async def test_a_program_inside_another_names_it(server: CannedServer, remote: RemoteEngine) -> None:
+    """Its first call tells the server, which shows it."""
+    model = ChatWeft(engine=remote)
+    names: dict[str, str] = {}
+
+    @weft.program(name="inner")
+    async def inner(program: weft.Program) -> str:
+        await ask(remote, program)
+        return "done"
+
+    @tool
+    async def search() -> str:
+        """Search."""
+        return await inner()
+
+    @weft.program(name="outer")
+    async def outer(program: weft.Program) -> None:
+        names["outer"] = program.program_id
+        await (model | (lambda _answer: {}) | search).ainvoke("Hello", config=program.config())
+
+    await outer()
+    assert [call["vllm_xargs"].get("parent_program_id") for call in server.calls] == [None, names["outer"]]
+
+
+def test_neither_vllm_nor_a_framework_is_needed(server: CannedServer) -> None:
+    """`pip install weft` is enough: the packages of its extras cannot be imported here."""
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({ABSENT!r}))  # importing one fails
+import weft
+with weft.connect({server.url!r}) as engine, weft.Program("bare") as program:
+    body = {{"messages": [{{"role": "user", "content": "Hello"}}]}}
+    answer = engine.chat_sync(body, program, program.start_call(object()))
+    print(answer["choices"][0]["message"]["content"], program.row.account.service_s)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout == "yes 0.5\n", done.stderr
 
 
 async def test_a_name_that_cannot_travel_stays_here(server: CannedServer, remote: RemoteEngine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.core.errors import KeyLimitError
@@ -24,6 +26,14 @@ def test_calls_of_one_id_are_one_program() -> None:
     first = opened.enter(identity())
     opened.leave(first)
     assert opened.enter(identity()) is first
+
+
+def test_a_program_knows_the_program_around_it() -> None:
+    """The client has said so with the first call."""
+    opened = OpenPrograms(FakeClock())
+    program = opened.enter(replace(identity(), parent_program_id=ProgramId("-/outer")))
+    assert program.parent_program_id == "-/outer"
+    assert program.graph.parent_program_id == "-/outer"
 
 
 def test_a_program_ends_after_its_calls() -> None:
