@@ -53,4 +53,4 @@ def replace_error(events: bytes, body: Mapping[str, Any]) -> bytes:
 
 
 def _dumped(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -39,6 +39,9 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--max-calls", str(MAX_CALLS), "--policy", "atlas"),
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", "--api-key", KEY, "key-2"),
         *("--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", "268435456"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--tool-strict-level", "parameter"),
+        # A random model would write white space for ever.
+        *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
     ]
     spans = SpanReceiver()
     command += ["--otlp-traces-endpoint", spans.url]
