@@ -48,11 +48,13 @@ from weft.core.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    ProgramEndedError,
     ReplicaError,
     ReplicaLostError,
     UnknownModelError,
 )
 from weft.core.ids import EngineId
+from weft.views.top_client import StateClient
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
@@ -100,6 +102,7 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
         hang_timeout_s=HANG_TIMEOUT_S,
         swap=weft.SwapConfig(space_gib=0.1, min_tokens=0),  # what is there dies with a replica
         kv_policy="next-use",
+        listen="127.0.0.1:0",
         **ENGINE_ARGS,
     )
     try:
@@ -185,6 +188,29 @@ async def test_long_calls_stay_with_their_program_and_find_its_prefix(pair: weft
         assert len(program.row.engine_ids) == 1
     assert cached[0] == 0
     assert 128 <= cached[1] < cached[2]
+
+
+async def test_an_engine_that_listens_shows_its_replicas_and_programs(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The schedulers say what runs where, and with how much KV. A program that is ended over HTTP ends everywhere."""
+    program = weft.Program("seen")
+    running = [asyncio.ensure_future(ask(pair, program, "hello", f"run-{n}", max_tokens=1500)) for n in range(2)]
+    async with StateClient(str(pair.url)) as client:
+        with anyio.fail_after(300):
+            state = await client.read()
+            while not state.programs or sum(each.running or 0 for each in state.replicas) < 2:
+                await anyio.sleep(0.05)
+                state = await client.read()
+        assert [(each.state, each.running, each.waiting, each.calls) for each in state.replicas] == [
+            ("ready", 1, 0, 1)
+        ] * 2
+        (seen,) = state.programs
+        assert (seen.name, seen.state, seen.calls_in_flight, len(seen.engine_ids)) == ("seen", "running", 2, 2)
+        assert seen.prompt_tokens > 0
+        assert (seen.kv_tokens or 0) > 0
+        await client.end(program.program_id)
+        for ended in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(ended, ProgramEndedError)
+        assert (await client.read()).ended[0].name == "seen"
 
 
 async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEngine) -> None:
