@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -519,14 +520,18 @@ def test_a_hub_name_that_cannot_be_fetched_is_a_typed_error(monkeypatch: pytest.
 
 
 def test_arguments_that_vllm_does_not_have_or_refuses_are_typed_errors(tiny_model: Path) -> None:
-    """They are errors before any process starts."""
+    """They are errors before any process starts. The address at which the engine would have listened is free again."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(EngineStartError, match="max_sequences"):
         weft.Engine(tiny_model, max_sequences=3)
     with pytest.raises(EngineStartError, match="max_model_len"):
         weft.Engine(tiny_model, max_model_len=10_000_000)
-    for engine in (weft.Engine, weft.AsyncMultiLLMEngine):
-        with pytest.raises(EngineStartError, match=r"'hermess' is not .* \(did you mean 'hermes'\?\)"):
-            engine(tiny_model, tool_call_parser="hermess")
+    errors = []  # which refer to what they came from
+    for engine in (weft.Engine, weft.AsyncMultiLLMEngine, weft.Engine):
+        with pytest.raises(EngineStartError, match=r"'hermess' is not .* \(did you mean 'hermes'\?\)") as error:
+            engine(tiny_model, tool_call_parser="hermess", listen=listen)
+        errors.append(error)
     with pytest.raises(ReplicaError, match="max_calls is 0"):
         weft.Engine(tiny_model, max_calls=0)
     with pytest.raises(PolicyError, match="unknown policy"):

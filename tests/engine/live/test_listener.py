@@ -18,7 +18,7 @@ import pytest
 from perfetto_rules import check
 
 import weft
-from weft.core.errors import ListenError, ProgramEndedError
+from weft.core.errors import ListenError, MissingPackageError, ProgramEndedError
 from weft.engine.live import from_json
 from weft.testing import FakeClock, ScriptedEngine
 
@@ -208,3 +208,10 @@ async def test_the_page_is_for_this_host_only() -> None:
     with ScriptedEngine([], listen="127.0.0.1:0") as engine, client(engine) as http:
         for path in ("/weft", "/weft/page/main.js", "/weft/programs/p/timeline"):
             assert http.get(path, headers={"host": "evil.example"}).status_code == 403
+
+
+def test_an_engine_that_listens_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starlette and uvicorn come with vLLM, and the error says what to install without it."""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingPackageError, match="pip install starlette uvicorn"):
+        ScriptedEngine([], listen="127.0.0.1:0")
