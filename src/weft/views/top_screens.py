@@ -111,7 +111,8 @@ def facts(program: LiveProgram) -> Table:
         "queue": "" if program.level is None else f"Q{program.level + 1}",
         "age": seconds(program.age_s),
         "due": "" if due_s is None else f"in {seconds(due_s)}" if due_s >= 0 else f"{seconds(-due_s)} late",
-        "calls": f"{program.calls} in {program.threads} threads, {program.calls_in_flight} in flight",
+        "calls": f"{program.calls} in {program.threads} thread{'' if program.threads == 1 else 's'}, "
+        f"{program.calls_in_flight} in flight",
         "service": f"{seconds(program.service_s)} along the longest chain of calls",
         "wait": f"{seconds(program.wait_s)} in queues, over all calls",
         "tools": f"{seconds(program.tools_s)} between calls",
