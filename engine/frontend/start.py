@@ -122,7 +122,11 @@ def open_log(engine_id: EngineId, engine_args: Mapping[str, Any]) -> EngineLog |
 
 
 def construct(
-    launch: Launch, arguments: AsyncEngineArgs, make_config: Callable[[], VllmConfig], environment: Mapping[str, str]
+    launch: Launch,
+    arguments: AsyncEngineArgs,
+    make_config: Callable[[], VllmConfig],
+    environment: Mapping[str, str],
+    replica: int | None = None,
 ) -> AccountingLLM:
     """Construct vLLM's engine, and its processes, on the calling thread, which is blocked meanwhile.
 
@@ -131,13 +135,18 @@ def construct(
         arguments: vLLM's arguments.
         make_config: Makes vLLM's configuration from them.
         environment: Environment variables for the processes.
+        replica: The number of the engine among those of this process, for vLLM's metrics; None: it is the only one.
     """
     from weft.engine.frontend.accounting import AccountingLLM
+    from weft.engine.telemetry.vllm_metrics import stat_logger
+
+    stat_loggers = None if replica is None or arguments.disable_log_stats else [stat_logger(replica)]
 
     def make_engine(config: VllmConfig) -> AccountingLLM:
         with launch_environment((), environment):
             llm = AccountingLLM.from_vllm_config(
                 config,
+                stat_loggers=stat_loggers,
                 enable_log_requests=arguments.enable_log_requests,
                 disable_log_stats=arguments.disable_log_stats,
             )

@@ -142,7 +142,8 @@ class LocalReplica(Replica):
         with self._log.open("a") as log:
             log.write(f"{START_MARK}{self.engine_id} of {self._model} starts\n")
         with launch_environment(START_WRITES, quiet()):
-            return construct(launch, self._arguments, self._make_config, self.environment)
+            number = int(self.engine_id.rpartition("/")[2])
+            return construct(launch, self._arguments, self._make_config, self.environment, number)
 
     def _make_config(self) -> VllmConfig:
         return make_config(self._arguments, self._log)

@@ -74,6 +74,7 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
         for name, value in vars(options).items()
         if name in VllmArgs.__annotations__ and name not in _OURS and value != getattr(defaults, name)
     }
+    for_engine["disable_log_stats"] = options.disable_log_stats  # vLLM's default, for its metrics, is not Weft's
     return options, for_engine
 
 

@@ -265,11 +265,22 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "generate": "(self, prompt, sampling_params, request_id, ...) -> AsyncGenerator[RequestOutput, None]",
         },
         called={
-            "from_vllm_config": "(cls, vllm_config, enable_log_requests=False, disable_log_stats=False, ...)",
+            "from_vllm_config": (
+                "(cls, vllm_config, stat_loggers=None, enable_log_requests=False, disable_log_stats=False, ...)"
+            ),
             "get_supported_tasks": "(self)",
             "shutdown": "(self, timeout=None) -> None",
         },
         read=("engine_core", "errored", "model_config", "output_handler", "renderer", "vllm_config"),
+    ),
+    "vllm.v1.metrics.loggers.PrometheusStatLogger": Uses(
+        overridden={
+            "__init__": "(self, vllm_config, engine_indexes=None)",
+            "_counter_cls": None,
+            "_gauge_cls": None,
+            "_histogram_cls": None,
+            "record": "(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0)",
+        },
     ),
     "vllm.engine.protocol.EngineClient": Uses(
         overridden={  # by ServedEngine; RoutedLLM imitates some of them, for the chat serving layer

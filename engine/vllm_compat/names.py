@@ -52,6 +52,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -89,6 +90,7 @@ __all__ = [
     "OpenAIServingChat",
     "OpenAIServingModels",
     "PauseState",
+    "PrometheusStatLogger",
     "Request",
     "RequestOutput",
     "RequestOutputKind",

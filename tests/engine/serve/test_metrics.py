@@ -30,7 +30,7 @@ def total(samples: dict[tuple[str, ...], float], name: str, *labels: str) -> flo
 
 
 def test_the_route_of_vllms_metrics_has_wefts(served: Served) -> None:
-    """Programs, calls, queues, the KV cache and replicas, in the format of Prometheus. Counters do not fall."""
+    """Programs, calls, queues, the KV cache and replicas, next to vLLM's own. Counters do not fall."""
     headers = {"weft-program-id": "measured", "weft-program-name": "measured"}
     before = metrics(served)
     for _ in range(2):
@@ -44,6 +44,7 @@ def test_the_route_of_vllms_metrics_has_wefts(served: Served) -> None:
     assert total(found, "weft:programs_open", "state=idle") >= 1
     assert more("weft:calls_total", "outcome=finished") == 2
     assert more("weft:generation_tokens_total") == 10
+    assert more("vllm:generation_tokens_total") == 10
     assert more("weft:call_service_seconds_count") == 2
     assert more("weft:tenant_service_seconds_total") > 0
     assert more("weft:level_starts_total") == 2
