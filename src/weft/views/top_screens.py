@@ -41,6 +41,8 @@ class Inspect(ModalScreen[None]):
     def __init__(self, program: LiveProgram) -> None:
         super().__init__()
         self._program = program
+        self._facts = Static(facts(program), id="facts", markup=False)
+        self._calls = Static(id="calls", markup=False)
 
     @property
     def program_id(self) -> str:
@@ -49,22 +51,21 @@ class Inspect(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(facts(self._program), id="facts", markup=False)
-            yield Static(id="calls", markup=False)
+            yield self._facts
+            yield self._calls
             yield Static("Escape: back", markup=False)
 
     def show(self, state: LiveState) -> None:
         """Show the program as it is by now."""
         programs = (*state.programs, *state.ended)
         found = next((each for each in programs if each.program_id == self._program.program_id), None)
-        if found is not None and self.is_mounted:
+        if found is not None:
             self._program = found
-            self.query_one("#facts", Static).update(facts(found))
+            self._facts.update(facts(found))
 
     def show_calls(self, timeline: Timeline) -> None:
         """Show the program's calls by now."""
-        if self.is_mounted:
-            self.query_one("#calls", Static).update(calls(timeline))
+        self._calls.update(calls(timeline))
 
 
 class ConfirmEnd(ModalScreen[bool]):
