@@ -72,7 +72,8 @@ class Spills:
         while self._copying and self._copying[0][0] <= store.reported:
             context = self._copying.popleft()[1]
             chain = retention.chain_of(context)
-            if context.host_tokens and store.tier.held(chain) == len(chain):
+            has_all = context.host_tokens >= max(1, len(chain) * store.block_tokens)  # not blocks that only others keep
+            if has_all and store.tier.held(chain) == len(chain):
                 retention.copied(context, store.now_s)
                 has_copied = True
         left = self._step_blocks

@@ -117,6 +117,13 @@ class TieredMachine(RuleBasedStateMachine):
         self.host.unpin(end, self.now_s)
         self.tiered.spills.pop(context, None)
 
+    @precondition(lambda self: self._contexts())
+    @rule(data=st.data())
+    def a_context_is_copied(self, data: Any) -> None:
+        """Without a step between, so that much is in host memory."""
+        self.blocks_are_copied_out(data, 0)
+        self.workers_report(fails=False)
+
     @rule(count=st.integers(1, 3))
     def host_makes_room(self, count: int) -> None:
         """For contexts of more worth than all others."""
@@ -135,7 +142,7 @@ class TieredMachine(RuleBasedStateMachine):
                 self.written[slot] = key
         for context in self._contexts():
             chain = self.tiered.chain_of(context)
-            if chain and context.host_tokens and self._confirmed(chain):
+            if chain and context.host_tokens >= len(chain) * BLOCK_TOKENS and self._confirmed(chain):
                 self.tiered.copied(context, self.now_s)
         self.tiered.host_changed(self.now_s)
 
