@@ -94,6 +94,7 @@ class WeftScheduler(AsyncScheduler):
         self.use_policy(policy.make())
         self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
         self._aborted = AbortedAccounts()
+        self._has_prompts = False  # whether a running request computes its prompt
 
     def use_policy(self, policy: Policy) -> None:
         """Schedule by a policy from now on, and forget all programs. No request may be under way."""
@@ -298,15 +299,23 @@ class WeftScheduler(AsyncScheduler):
                 self.force_out(request)
         self._kv_order.before_step(self._former, now_s)
         output = super().schedule(throttle_prefills)
+        started = len(output.scheduled_new_reqs) + len(output.scheduled_cached_reqs.resumed_req_ids)
+        if started or self._has_prompts:  # otherwise all requests decode
+            self._note_prompts(output, now_s)
+        self._former.step_formed(output, now_s)
+        self._charges.step_formed(output, now_s)
+        return output
+
+    def _note_prompts(self, output: SchedulerOutput, now_s: float) -> None:
+        self._has_prompts = False
         for request in self.running:
             entry = self._entries[request.request_id]
             if not entry.running:  # vLLM has just admitted the request
                 self._start(request, entry, output, now_s)
-            if entry.computes_prompt and (tokens := output.num_scheduled_tokens.get(request.request_id, 0)):
-                self._charges.note_prompt(request, entry, tokens)
-        self._former.step_formed(output, now_s)
-        self._charges.step_formed(output, now_s)
-        return output
+            if entry.computes_prompt:
+                if tokens := output.num_scheduled_tokens.get(request.request_id, 0):
+                    self._charges.note_prompt(request, entry, tokens)
+                self._has_prompts |= entry.computes_prompt
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM asks when it has given the step to the workers. So this is the time to prepare the next one."""

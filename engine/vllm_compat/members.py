@@ -201,7 +201,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         ),
     ),
     "vllm.v1.core.sched.output.NewRequestData": Uses(read=("num_computed_tokens", "prompt_token_ids", "req_id")),
-    "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("num_computed_tokens", "req_ids")),
+    "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("num_computed_tokens", "req_ids", "resumed_req_ids")),
     "vllm.v1.engine.EngineCoreOutputs": Uses(read=("outputs",)),
     "vllm.v1.engine.EngineCoreOutput": Uses(
         read=("finish_reason", "request_id"),
