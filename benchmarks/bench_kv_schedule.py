@@ -4,7 +4,7 @@
 
 Open programs have left contexts in all free blocks, so every block that a step takes is evicted. In *decode* steps each
 running request gets one token, and nothing begins or ends. In *churn* one call arrives in each step, and on average one
-ends, which leaves a context, and one begins. The baselines step alternately, 20 ms apart by the scheduler's clock, so
+ends, which leaves a context, and one begins. The baselines step in turns, 20 ms apart by the scheduler's clock, so
 one step in 50 has an epoch. The result is the ratio of medians, and of means, in which the epochs count. With *+host*,
 host memory of four times the KV cache keeps what is evicted; its workers copy in no time.
 """
@@ -52,6 +52,7 @@ HOST_MEMORY: Final = 4  # of the KV cache's size
 BASE: Final = "stock"
 BASELINES: Final[dict[str, str | None]] = {
     BASE: None,
+    "stock-again": None,  # tells what the measurement itself is good for
     "fcfs+lru": "lru",
     "fcfs+ended-first": "ended-first",
     "fcfs+ttl": "ttl",
@@ -159,9 +160,10 @@ def measure(
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in baselines}
         gc.collect()
         gc.disable()
-        for _ in range(steps):
-            for name, bench in benches.items():
-                taken[name].append(bench.step(arrives=churns))
+        for number in range(steps):  # in another order each time: a bench finds the caches as the one before left them
+            order = random.Random(number).sample(list(benches), len(benches))
+            for name in order:
+                taken[name].append(benches[name].step(arrives=churns))
         gc.enable()
     return {
         name: {
