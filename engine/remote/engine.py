@@ -36,7 +36,7 @@ def connect(
     call_timeout_s: float | None = None,
     program_timeout_s: float | None = None,
 ) -> RemoteEngine:
-    """Connect to a `weft serve`. The result is used like a `weft.Engine`, and needs no vLLM here.
+    """Connect to a `weft serve`, and wait for its first answer. The result is used like a `weft.Engine`, without vLLM.
 
     ::
 

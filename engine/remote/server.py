@@ -15,6 +15,7 @@ from weft.engine.remote.errors import failed_request, failed_stream, refused
 
 _CONNECT_S: Final = 10.0
 _SEND_S: Final = 60.0  # for a piece of a request that the server does not read
+_ANSWER_S: Final = 60.0  # to a question that runs no call; a call may wait long in the server's queue
 _EXPIRY_S: Final = 2.0  # of an unused connection: less than the server's, or a call could meet its end
 _MOST_BYTES: Final = 64 << 20  # of an event
 
@@ -57,13 +58,12 @@ class Server:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = base_url(url)
+        limits = httpx2.Limits(max_connections=None, keepalive_expiry=_EXPIRY_S)
         self._client = httpx2.AsyncClient(
             base_url=self.url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
-            timeout=httpx2.Timeout(None, connect=_CONNECT_S, write=_SEND_S),
-            transport=httpx2.AsyncHTTPTransport(
-                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_EXPIRY_S), socket_options=_KEEP_ALIVE
-            ),
+            limits=limits,  # of the ways through proxies that the environment names
+            transport=httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE),
         )
 
     async def get(self, path: str) -> Any:
@@ -136,8 +136,9 @@ class Server:
     ) -> AsyncGenerator[httpx2.Response]:
         content = None if body is None else json.dumps(body).encode()
         headers = headers if content is None else {**headers, "content-type": "application/json"}
+        timeout = httpx2.Timeout(None if may_run else _ANSWER_S, connect=_CONNECT_S, write=_SEND_S, pool=None)
         try:
-            async with self._client.stream(method, path, content=content, headers=headers) as response:
+            async with self._client.stream(method, path, content=content, headers=headers, timeout=timeout) as response:
                 if response.status_code >= 400:
                     raise refused(self.url, response.status_code, response.headers, await response.aread())
                 yield response

@@ -21,6 +21,7 @@ from weft.core.errors import (
     ServerError,
     WeftError,
 )
+from weft.engine.remote import server
 from weft.engine.remote.server import Server
 from weft.engine.server.http_errors import error_body, error_headers, error_status
 
@@ -59,14 +60,14 @@ async def answering(*parts: bytes) -> AsyncGenerator[Server]:
         writer.close()
 
     listening = await asyncio.start_server(answer, "127.0.0.1", 0)
-    server = Server(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", None)
+    answered = Server(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", None)
     async with listening:
-        yield server
-        await server.close()
+        yield answered
+        await answered.close()
 
 
-async def events(server: Server) -> list[dict[str, Any]]:
-    return [event async for event in server.stream("/v1/chat/completions", {}, {})]
+async def events(answered: Server) -> list[dict[str, Any]]:
+    return [event async for event in answered.stream("/v1/chat/completions", {}, {})]
 
 
 async def test_nobody_listens() -> None:
@@ -79,6 +80,14 @@ async def test_nobody_listens() -> None:
     assert (caught.value.url, caught.value.may_have_run) == (url, False)
 
 
+async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection, and no answer comes: a question that runs no call ends after a time."""
+    monkeypatch.setattr(server, "_ANSWER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ServerError, match="did not answer") as caught:
+        await asyncio.to_thread(weft.connect, f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert not caught.value.may_have_run
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "", "/v1"])
 def test_an_address_that_is_none(url: str) -> None:
     """The caller is told how one looks."""
@@ -89,9 +98,9 @@ def test_an_address_that_is_none(url: str) -> None:
 @pytest.mark.parametrize("parts", [(), (head(200, 100), b'{"id"')])
 async def test_a_connection_that_ends_leaves_the_call_in_doubt(parts: tuple[bytes, ...]) -> None:
     """The call may have run, so nobody repeats it but the caller who knows."""
-    async with answering(*parts) as server:
+    async with answering(*parts) as answered:
         with pytest.raises(ServerError, match="did not answer") as caught:
-            await server.post("/v1/chat/completions", {})
+            await answered.post("/v1/chat/completions", {})
     assert caught.value.may_have_run
 
 
@@ -99,9 +108,9 @@ async def test_a_connection_that_ends_leaves_the_call_in_doubt(parts: tuple[byte
 async def test_a_stream_that_ends_too_early_is_an_error(ends: bytes) -> None:
     """With or without the end of the response: what has come is not a whole answer."""
     begin = head(200, None, "text/event-stream")
-    async with answering(begin, chunk(b'data: {"choices":[]}\n\n'), ends) as server:
+    async with answering(begin, chunk(b'data: {"choices":[]}\n\n'), ends) as answered:
         with pytest.raises(ServerError) as caught:
-            await events(server)
+            await events(answered)
     assert caught.value.may_have_run
 
 
@@ -110,8 +119,8 @@ async def test_a_stream_is_split_at_empty_lines_only() -> None:
     text = "a\u2028b\u0085c\x0bd"
     data = f'data: {{"text": "{text}"}}\n\ndata: [DONE]\n\n'.replace("\x0b", "\\u000b").encode()
     begin = head(200, None, "text/event-stream")
-    async with answering(begin, *(chunk(data[i : i + 7]) for i in range(0, len(data), 7)), b"0\r\n\r\n") as server:
-        assert await events(server) == [{"text": text}]
+    async with answering(begin, *(chunk(data[i : i + 7]) for i in range(0, len(data), 7)), b"0\r\n\r\n") as answered:
+        assert await events(answered) == [{"text": text}]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +139,9 @@ async def test_an_error_comes_back_as_it_was(error: WeftError) -> None:
     begin = head(error_status(error), len(body), **error_headers(error))
     stream = head(200, None, "text/event-stream") + chunk(b"data: " + body + b"\n\n")
     for parts in ((begin, body), (stream,)):
-        async with answering(*parts) as server:
+        async with answering(*parts) as answered:
             with pytest.raises(type(error)) as caught:
-                await events(server)
+                await events(answered)
         assert type(caught.value) is type(error)
         assert str(caught.value) == str(error)
         assert vars(caught.value) == vars(error)
@@ -144,22 +153,22 @@ async def test_an_error_comes_back_as_it_was(error: WeftError) -> None:
 async def test_other_statuses_are_errors_of_the_server(status: int, may_have_run: bool) -> None:
     """Such as those of a proxy, with a page instead of JSON."""
     page = b"<html>no</html>"
-    async with answering(head(status, len(page), "text/html"), page) as server:
+    async with answering(head(status, len(page), "text/html"), page) as answered:
         with pytest.raises(ServerError) as caught:
-            await server.post("/v1/chat/completions", {})
+            await answered.post("/v1/chat/completions", {})
     assert (caught.value.status, caught.value.may_have_run) == (status, may_have_run)
 
 
 async def test_a_proxys_retry_after_counts() -> None:
     """An overload need not come from `weft serve`."""
-    async with answering(head(429, 0, retry_after="3")) as server:
+    async with answering(head(429, 0, retry_after="3")) as answered:
         with pytest.raises(OverloadedError) as caught:
-            await server.post("/v1/chat/completions", {})
+            await answered.post("/v1/chat/completions", {})
     assert caught.value.retry_after_s == 3.0
 
 
 async def test_an_answer_that_is_no_json_is_an_error() -> None:
     """Something else listens there."""
-    async with answering(head(200, 2, "text/html"), b"no") as server:
+    async with answering(head(200, 2, "text/html"), b"no") as answered:
         with pytest.raises(ServerError, match="no JSON"):
-            await server.post("/v1/chat/completions", {})
+            await answered.post("/v1/chat/completions", {})
