@@ -51,19 +51,35 @@ def vllm_server(model: Path, capacity: Capacity, log: Path, weft: dict[str, str]
     port = free_port()
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(capacity.max_model_len)),
-        *("--max-num-seqs", str(capacity.slots), "--max-num-batched-tokens", str(capacity.chunk_tokens)),
-        *("--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes", str(1 << 28)),
-        # vLLM keeps one block for itself.
-        *("--num-gpu-blocks-override", str(capacity.kv_tokens // BLOCK_TOKENS + 1)),
-        *("--disable-uvicorn-access-log",),
+        *_options(capacity, port),
     ]
     if weft is not None:
         command += ["--scheduler-cls", "weft.engine.scheduler.WeftScheduler"]
         command += ["--additional-config", json.dumps({"weft": weft})]
     with _running(command, f"http://127.0.0.1:{port}", log) as address:
         yield address
+
+
+@contextmanager
+def weft_server(model: Path, capacity: Capacity, log: Path) -> Iterator[str]:
+    """`weft serve` with its default policy, which is stopped at the end; yields its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "weft", "serve", str(model), *_options(capacity, port)]
+    with _running(command, f"http://127.0.0.1:{port}", log) as address:
+        yield address
+
+
+def _options(capacity: Capacity, port: int) -> list[str]:
+    """What all vLLM servers are started with."""
+    return [
+        *("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(capacity.max_model_len)),
+        *("--max-num-seqs", str(capacity.slots), "--max-num-batched-tokens", str(capacity.chunk_tokens)),
+        *("--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes", str(1 << 28)),
+        # vLLM keeps one block for itself.
+        *("--num-gpu-blocks-override", str(capacity.kv_tokens // BLOCK_TOKENS + 1)),
+        "--disable-uvicorn-access-log",
+    ]
 
 
 @contextmanager
