@@ -163,10 +163,10 @@ def pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, .
     at_s, left_s = bar.start_s, account.service_s
     for start_s, length_s in (*places, (math.inf, 0.0)):
         wait = Span(max(at_s, min(bar.start_s + start_s, bar.end_s)), min(bar.start_s + start_s + length_s, bar.end_s))
-        served_s = min(wait.start_s - at_s, left_s)
-        if served_s > 0:
-            services.append(Span(at_s, at_s + served_s))
-            left_s -= served_s
+        until_s = min(at_s + left_s, wait.start_s)
+        if until_s > at_s:
+            services.append(Span(at_s, until_s))
+            left_s -= until_s - at_s
         if wait.end_s > wait.start_s:
             waits.append(wait)
         at_s = max(at_s, wait.end_s)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from perfetto_rules import check
+
 from weft.core.errors import TraceError
+from weft.core.timeline.perfetto import perfetto
+from weft.core.timeline.recorded import recorded
 from weft.core.trace.converters import convert
 from weft.core.trace.format import dump, path_tokens, read, write
 from weft.core.trace.workloads import chat
@@ -36,6 +41,8 @@ def one_input(data: bytes) -> None:
             write(found, _ANSWERS)
             assert read(_ANSWERS) == found
             assert all(path_tokens(program.calls) > 0 for program in found)
+            with suppress(TraceError):  # it does not say when calls ran
+                check(perfetto([(recorded(program), program.arrival_s) for program in found]))
 
 
 def seeds() -> list[bytes]:
@@ -76,11 +83,14 @@ def seeds() -> list[bytes]:
     tau = [{"task_id": 1, "traj": [message, {"role": "assistant", "content": "ho", "tool_calls": None}]}]
     bfcl = {"id": "b1", "question": [[message]]}
     answer = {"id": "b1", "ground_truth": [["f(1)"]]}
+    times = {"thread": "0", "arrival_s": 1.0, "end_s": 4.5, "wait_s": 1, "service_s": 2, "waits": [[0, 0.5], [2, 0.5]]}
+    timed = [{"id": name, "output_tokens": 1, "parents": [], "measured": times} for name in "ab"]
     nested = b"[" * 900 + b"]" * 900
     texts = [json.dumps(each).encode() for each in (whole, *wrong, graph, tau)]
     return [
         *texts,
         texts[0] + b"\n" + texts[0],
+        json.dumps({"version": 2, "program": "p", "calls": timed}).encode(),
         dump(chat(random.Random(0), "chat")).encode(),
         json.dumps(bfcl).encode() + _SEPARATOR + json.dumps(answer).encode(),
         b'{"program": "p", "arrival_s": 1e999, "calls": []}',
