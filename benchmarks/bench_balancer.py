@@ -58,6 +58,7 @@ class Options:
     threshold_tokens: int
     kv_mib: int
     seed: int
+    stealing: bool
 
 
 @dataclass
@@ -180,7 +181,10 @@ async def measure(workloads: list[str], options: Options) -> dict[str, dict[str,
     results: dict[str, dict[str, list[dict[str, float]]]] = {w: {b: [] for b in BALANCERS} for w in workloads}
     with tempfile.TemporaryDirectory() as folder:
         arguments = {**TINY_ENGINE_ARGS, "max_model_len": 4096, "kv_cache_memory_bytes": options.kv_mib << 20}
-        engine = await weft.AsyncMultiLLMEngine.create(make_tiny_llama(Path(folder)), swap=None, **arguments)
+        stealing = weft.StealingConfig() if options.stealing else None
+        engine = await weft.AsyncMultiLLMEngine.create(
+            make_tiny_llama(Path(folder)), swap=None, stealing=stealing, **arguments
+        )
         async with engine:
             for number in range(options.rounds):
                 for workload in workloads:
@@ -214,10 +218,13 @@ def main(
     threshold_tokens: Annotated[int, typer.Option(help="Algorithm 2 (locality) treats longer prompts as long.")] = 2048,
     kv_mib: Annotated[int, typer.Option(help="KV cache of each replica in MiB, at 2 KiB per token.")] = 24,
     seed: Annotated[int, typer.Option(help="Seed of programs and arrivals.")] = 1,
+    stealing: Annotated[
+        bool, typer.Option("--stealing", help="Calls that wait move to a replica without a queue.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="JSON file for the results of all rounds.")] = None,
 ) -> None:
     """Compare load balancers on two real replicas."""
-    options = Options(programs, programs_per_s, rounds, threshold_tokens, kv_mib, seed)
+    options = Options(programs, programs_per_s, rounds, threshold_tokens, kv_mib, seed, stealing)
     workloads = ["conversation", "search"] if workload == "both" else [workload]
     results = asyncio.run(measure(workloads, options))
     show(results)
