@@ -24,7 +24,7 @@ from weft.engine.serve.client import REQUEST, ServedEngine, ServedRequest
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.reports import add_report, add_report_to_events, ends_choice, replace_error, report_of
 from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
-from weft.engine.server.http_errors import error_body, error_code, error_for, error_headers
+from weft.engine.server.http_errors import error_body, error_code, error_for, error_headers, typed_error
 
 _TOKENS: Final = "/inference/v1/generate"
 # These make one call at least.
@@ -174,6 +174,9 @@ class _ServedExchange(Exchange):
             if self._path in _REPORTING and not is_stream:
                 self._held = message
                 return
+        if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
+            self._held = message
+            return
         if message["type"] == "http.response.body":
             if self._answers is not None:
                 self._note(self._answers.take(message.get("body", b""), is_last=not message.get("more_body", False)))
@@ -195,6 +198,12 @@ class _ServedExchange(Exchange):
         elif request is not None and request.call is not None and start["status"] == HTTPStatus.OK:
             body = add_report(body, self._report(request.call))
         headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+        if start["status"] >= HTTPStatus.BAD_REQUEST:
+            body = typed_error(self._path, start["status"], body)
+            headers = [
+                *(each for each in headers if each[0] != b"content-type"),
+                (b"content-type", b"application/json"),
+            ]
         await super().send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
         await super().send({**message, "body": body})
 

@@ -259,11 +259,12 @@ class Exchange:
             return
         self.has_refused = True
         status, message, more = refusal
-        headers = [(b"content-type", b"application/json"), *more]
+        body = json.dumps(self.error_body(status, message)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
         if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             headers.append((b"connection", b"close"))  # the rest of the body is not read
         await self._send({"type": "http.response.start", "status": status.value, "headers": headers})
-        await self._send({"type": "http.response.body", "body": json.dumps(self.error_body(status, message)).encode()})
+        await self._send({"type": "http.response.body", "body": body})
 
     def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
         """An error as the application would write it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ _ANTHROPIC_KINDS: Final = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
+_MOST_CHARACTERS: Final = 1000
 _MAY_SUCCEED_LATER: Final = (CallFailedError, OverloadedError, ReplicaLostError, NoReplicaError)
 
 
@@ -104,3 +106,23 @@ def error_for(path: str, status: int, message: str, code: str) -> dict[str, Any]
     if path.startswith("/v1/messages"):
         return anthropic_error(status, message)
     return openai_error(status, message, code)
+
+
+def typed_error(path: str, status: int, body: bytes) -> bytes:
+    """An application's error in the form that the clients of a path read. FastAPI has its own, and vLLM answers
+    some of Anthropic's clients as it does OpenAI's."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = body.decode(errors="replace")[:_MOST_CHARACTERS]
+    error = found.get("error") if isinstance(found, dict) else None
+    message: object
+    if isinstance(error, dict) and "message" in error and "type" in error:
+        if not path.startswith("/v1/messages") or found.get("type") == "error":
+            return body
+        message = error["message"]
+    else:
+        detail = found.get("detail", error) if isinstance(found, dict) else found
+        message = detail if isinstance(detail, str) else json.dumps(detail)[:_MOST_CHARACTERS]
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
+    return json.dumps(error_for(path, status, str(message), code)).encode()

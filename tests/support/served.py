@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -14,20 +15,46 @@ from otlp import SpanReceiver
 
 KEY = "key-1"
 MAX_CALLS = 6
+LIMITED_KEY, LIMITED_CALLS, LIMITED_PROGRAMS, LIMITED_BYTES = "key-limited", 2, 4, 20_000
+TRUSTED_KEY = "key-trusted"
+KEY_FILE = f"""
+[[key]]
+key = "{LIMITED_KEY}"
+tenant = "guests"
+max_calls = {LIMITED_CALLS}
+max_programs = {LIMITED_PROGRAMS}
+max_body_bytes = {LIMITED_BYTES}
+
+[[key]]
+key = "{TRUSTED_KEY}"
+tenant = "gateway"
+trusted = true
+"""
 
 
 @dataclass
 class Served:
-    """The server's process, its log, a client with one of its keys, and the spans that it sends."""
+    """The server's process, its log, a client with one of its keys, the spans that it sends, and the file for `sizes`."""
 
     process: subprocess.Popen[bytes]
     log: Path
     client: httpx.Client
     spans: SpanReceiver
+    sizes_file: Path
 
     @property
     def url(self) -> str:
         return str(self.client.base_url).rstrip("/")
+
+    def sizes(self) -> dict[str, int]:
+        """How many of each thing the server keeps now (`sized_server`)."""
+        self.sizes_file.unlink(missing_ok=True)
+        self.process.send_signal(signal.SIGUSR1)
+        while not self.sizes_file.exists():
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            time.sleep(0.01)
+        found: dict[str, int] = json.loads(self.sizes_file.read_text())
+        return found
 
     def stop(self) -> int:
         """End it, and return its exit code."""

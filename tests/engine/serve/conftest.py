@@ -10,8 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import sized_server
 from otlp import SpanReceiver
-from served import KEY, MAX_CALLS, Served, url_of
+from served import KEY, KEY_FILE, MAX_CALLS, Served, url_of
 from threads import ONE_THREAD
 
 
@@ -34,10 +35,15 @@ def last_served(served: Served) -> Served:
 @pytest.fixture(scope="package")
 def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for the tests of this folder, because it takes half a minute to start."""
-    log = tmp_path_factory.mktemp("serve") / "log"
+    folder = tmp_path_factory.mktemp("serve")
+    log, sizes, keys = folder / "log", folder / "sizes", folder / "keys.toml"
+    keys.write_text(KEY_FILE)
+    keys.chmod(0o600)
     command = [
-        *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--max-calls", str(MAX_CALLS), "--policy", "atlas"),
+        *(sys.executable, str(Path(sized_server.__file__)), "serve", str(tiny_model)),
+        *("--max-calls", str(MAX_CALLS), "--policy", "atlas"),
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", "--api-key", KEY, "key-2"),
+        *("--api-key-file", str(keys), "--h11-max-incomplete-event-size", "65536"),
         *("--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", "268435456"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--tool-strict-level", "parameter"),
         # A random model would write white space for ever.
@@ -46,13 +52,13 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     spans = SpanReceiver()
     command += ["--otlp-traces-endpoint", spans.url]
     protocol = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    environment = {**os.environ, **ONE_THREAD, **protocol}
+    environment = {**os.environ, **ONE_THREAD, **protocol, "WEFT_TEST_SIZES": str(sizes)}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
         url = url_of(process, log)
         with httpx.Client(base_url=url, timeout=120, headers={"authorization": f"Bearer {KEY}"}) as client:
-            yield Served(process, log, client, spans)
+            yield Served(process, log, client, spans, sizes)
     finally:
         process.terminate()
         try:
