@@ -12,7 +12,13 @@ from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
 from weft.core.accounts import Attained
-from weft.core.errors import EngineClosedError, InvalidRequestError, OverloadedError, WeftError
+from weft.core.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    OverloadedError,
+    ReplicaError,
+    WeftError,
+)
 from weft.core.identity import Identity, Source
 from weft.core.identity.lineage import Lineage
 from weft.core.ids import CallId, IdSource, ProgramId
@@ -72,9 +78,17 @@ class ServedEngine(EngineClient):
     Args:
         engine: The engine.
         has_keys: Whether only clients with an API key are served.
+
+    Raises:
+        ReplicaError: The engine has several models.
     """
 
     def __init__(self, engine: AsyncMultiLLMEngine, *, has_keys: bool = False) -> None:
+        if len(engine.models) > 1:
+            raise ReplicaError(
+                f"vLLM's application serves one model, and this engine has {', '.join(engine.models)}. Start a server "
+                "for each model."
+            )
         self.has_keys = has_keys
         self._calls_of_keys = CallsOfKeys()
         self.programs = OpenPrograms(engine.now_s)

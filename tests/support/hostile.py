@@ -228,7 +228,7 @@ class _Maker:
                 b'{"model": "tiny", "metadata": ' + b"[" * depth + b"]" * depth + b"}",
             ]
         )
-        return Attack("deep JSON", self._request(path, body), frozenset({400, 422}))
+        return Attack("deep JSON", self._request(path, body), frozenset({400, 413, 422}))
 
     def wrong_types(self) -> Attack:
         path = self.rng.choice(_PATHS)

@@ -34,7 +34,7 @@ trusted = true
 
 @dataclass
 class Served:
-    """The server's process, its log, a client with one of its keys, the spans that it sends, and the file for `sizes`."""
+    """The server's process, its log, a client with one of its keys, its spans, and the file for `sizes`."""
 
     process: subprocess.Popen[bytes]
     log: Path
