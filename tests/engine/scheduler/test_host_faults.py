@@ -57,6 +57,36 @@ def test_where_every_copy_fails_everything_is_computed_again(make: Make) -> None
     play(make, 1, fails=1.0)
 
 
+class WorkerKilledError(Exception):
+    """In place of SIGKILL."""
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_copy_costs_time_only(make: Make) -> None:
+    """vLLM ends an engine whose worker has died, and Weft starts another, which gets the calls again. It finds nothing
+    of what was copied, even if its memory still holds that, and each call has its tokens."""
+    h = make()
+    copies = []
+
+    def fails() -> bool:
+        copies.append(1)
+        if len(copies) == 3:
+            raise WorkerKilledError
+        return False
+
+    h.worker.fails = fails
+    call(h, "a1", prompt_of(1, 64), "a")
+    start_tool(h, "a", "search")
+    with pytest.raises(WorkerKilledError):
+        call(h, "b1", prompt_of(2, 170), "b")
+    assert 0 < len(h.worker.host) < 4, "the plan was carried out in part"
+    other = make()
+    other.worker.host.update(h.worker.host)
+    assert call(other, "b1", prompt_of(2, 170), "b") == 0
+    assert call(other, "a2", [*prompt_of(1, 64), 7, 8, 9], "a") == 0
+    assert other.scheduler._swap.counts.loaded_tokens == 0
+    assert call(other, "a3", [*prompt_of(1, 64), 7, 8, 9, 10], "a") == 64
+
+
 def test_without_host_memory_nothing_is_kept(make: Make) -> None:
     """A worker could not reserve its memory. It says so with its first report, and no plan is made any more."""
     from weft.engine.kv_cache.connector import WorkerReport
