@@ -26,6 +26,7 @@ from weft.engine.serve.keys import KeyRing
 from weft.engine.serve.protocol import limited_http
 from weft.engine.serve.routes import add_routes
 from weft.engine.serve.tracing import spans_sent_to
+from weft.engine.server.check_ids import App
 from weft.engine.telemetry.collector import MetricsCollector
 from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
 
@@ -87,9 +88,20 @@ async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) 
     app = build_app(options, tasks, served.model_config)
     await init_app_state(served, app.state, options, tasks)
     add_routes(app, served)
+    guarded = Authenticate(ServeRequests(app, served), keys, options.root_path or "")  # outside all that vLLM adds
+    return served, uvicorn.Server(uvicorn_config(guarded, options))
+
+
+def uvicorn_config(app: App, options: Namespace) -> uvicorn.Config:
+    """How uvicorn serves an application, by vLLM's options.
+
+    Args:
+        app: The application.
+        options: vLLM's.
+    """
     log_config = get_uvicorn_log_config(options)
-    config = uvicorn.Config(
-        Authenticate(ServeRequests(app, served), keys, options.root_path or ""),  # outside all that vLLM adds
+    return uvicorn.Config(
+        app,
         **({} if log_config is None else {"log_config": log_config}),
         log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,
@@ -100,7 +112,6 @@ async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) 
         ssl_ciphers=options.ssl_ciphers,
         http=limited_http(options.h11_max_incomplete_event_size, options.h11_max_header_count),
     )
-    return served, uvicorn.Server(config)
 
 
 async def _stop(served: ServedEngine) -> None:
