@@ -31,7 +31,7 @@ class Attack(NamedTuple):
 
     @property
     def is_anthropics(self) -> bool:
-        return self.data.split(b" ", 2)[1].startswith(b"/v1/messages")
+        return b" /v1/messages" in self.data.partition(b"\r\n")[0]
 
 
 class Answer(NamedTuple):
