@@ -123,7 +123,7 @@ class Stealing:
         return now_s - self._moved_s.get(program_id, -math.inf) >= self.config.cooldown_s
 
     def moved(self, program_id: ProgramId, thief: EngineId, now_s: float) -> None:
-        """Note that a call of a program has moved. The thief begins to be idle anew."""
+        """Note that a call of a program has moved. The thief begins to be idle again."""
         self._idle_since_s.pop(thief, None)
         self._moved_s.pop(program_id, None)
         self._moved_s[program_id] = now_s

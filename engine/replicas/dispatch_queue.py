@@ -63,7 +63,7 @@ class DispatchQueue:
         """Send a call that has not begun to a replica. It is then in flight there until `leave`.
 
         Returns:
-            Whether the replica takes it. If not, `dispatch` the call anew.
+            Whether the replica takes it. If not, `dispatch` the call again.
         """
         return self._replicas.move(engine_id)
 

@@ -51,7 +51,7 @@ def attacks(seed: int, count: int, key: str, stolen: list[str], max_body_bytes: 
         stolen: The ids of another key's programs, as far as the attacker could know them.
         max_body_bytes: That the attacker's key may send.
     """
-    maker = _Maker(random.Random(seed), key, stolen, max_body_bytes)
+    maker = _Requests(random.Random(seed), key, stolen, max_body_bytes)
     kinds: tuple[Callable[[], Attack], ...] = (
         maker.without_key,
         maker.wrong_route,
@@ -110,7 +110,7 @@ def fault_of(attack: Attack, answer: Answer) -> str | None:
     return None if typed else f"not typed: {shown}"
 
 
-class _Maker:
+class _Requests:
     def __init__(self, rng: random.Random, key: str, stolen: list[str], max_body_bytes: int) -> None:
         self.rng, self._stolen, self._max_body_bytes = rng, stolen, max_body_bytes
         self._credentials = (f"Authorization: Bearer {key}".encode(), f"x-api-key: {key}".encode())

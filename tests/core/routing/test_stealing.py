@@ -56,7 +56,7 @@ def test_both_conditions_and_the_room_limit_what_moves(thief: EngineQueue, victi
 
 
 def test_an_engine_must_have_been_idle_for_100_ms_without_a_break() -> None:
-    """A call that waits there in between begins the time anew."""
+    """A call that waits there in between begins the time again."""
     stealing = Stealing(StealingConfig())
     busy = queue(B, 12, 10)
     seen = [(0.0, 0), (0.05, 0), (0.09, 1), (0.12, 0), (0.2, 0), (0.22, 0)]

@@ -57,7 +57,7 @@ def test_an_error_of_fastapis_gets_openais_form(pieces: tuple[bytes, ...]) -> No
 
 
 def test_anthropics_clients_get_anthropics_form() -> None:
-    """Whoever wrote the error, FastAPI or vLLM."""
+    """It does not matter whether FastAPI or vLLM wrote the error."""
     for body in (b'{"detail": "no"}', b'{"error": {"message": "no", "type": "BadRequestError", "code": 400}}'):
         assert answer("/v1/messages", 400, body)[1] == {
             "type": "error",
