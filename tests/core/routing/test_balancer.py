@@ -146,7 +146,7 @@ def test_affinity_by_program_parts_the_programs_of_a_session() -> None:
 
 
 def test_adaptive_locality_weighs_a_prompt_against_the_difference_in_load() -> None:
-    """At equal load a program stays. Next to an idle engine 1024 tokens are worth one call, next to a busy one fewer."""
+    """At equal load a program stays. 1024 tokens are worth a call next to an idle engine, fewer next to a busy one."""
     cases = [
         (loads(a=3, b=3), 1, A),
         (loads(a=3, b=9), 1, A),
