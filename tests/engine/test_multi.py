@@ -213,6 +213,32 @@ async def test_an_engine_that_listens_shows_its_replicas_and_programs(pair: weft
         assert (await client.read()).ended[0].name == "seen"
 
 
+async def test_calls_that_wait_move_to_the_idle_replica(pair: weft.AsyncMultiLLMEngine) -> None:
+    """The balancer gives all long calls of a program to one replica, which runs a few at once. The other takes more.
+
+    Each call is answered once, and with what it would have got where it waited.
+    """
+    from weft.core.routing.stealing import Stealing
+    from weft.engine.replicas.stealer import Stealer
+
+    group = pair._groups[pair.model]
+    rule = Stealing(weft.StealingConfig())
+    stealer = Stealer(rule, group.states, group.supervisor.replica, group.llm.unanswered, pair._clock)
+    pair._loop.call_soon(stealer.watch)
+    with weft.Program("wide") as program:
+        expected = content(await ask(pair, program, LONG_PROMPT))
+        assert program.row is not None
+        assert len(program.row.engine_ids) == 1
+        calls = [ask(pair, program, LONG_PROMPT, f"run-{n}") for n in range(24)]
+        answers = await asyncio.gather(*calls)
+        assert len(program.row.engine_ids) == 2
+        assert len(program.graph.calls) == 25
+    await asyncio.wrap_future(pair.submit(stealer.stop()))
+    assert stealer.moved > 0
+    assert {content(answer) for answer in answers} == {expected}
+    assert {answer["usage"]["completion_tokens"] for answer in answers} == {TOKENS}
+
+
 async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEngine) -> None:
     """Every interface that takes a `weft.Engine` takes this engine, too, and gets the same answer."""
     from autogen_core.models import UserMessage
