@@ -103,7 +103,7 @@ def fault_of(attack: Attack, answer: Answer) -> str | None:
     try:
         found = json.loads(answer.body)
         typed = isinstance(found["error"]["message"], str) and isinstance(found["error"]["type"], str)
-        if attack.is_anthropics and answer.status != 431:
+        if attack.is_anthropics and found["error"].get("code") != "invalid_http":  # which has no path yet
             typed &= found["type"] == "error"
     except (ValueError, LookupError, TypeError):
         typed = False
@@ -240,7 +240,6 @@ class _Requests:
                 (prompt, [{"role": ["user"], "content": {"a": 1}}]),
                 (prompt, [[[-1]]]),
                 ("model", "no-such-model" + self._text()),
-                ("model", 7),
             ]
         )
         if path not in ("/tokenize", "/v1/responses", "/v1/messages"):
@@ -306,7 +305,7 @@ class _Requests:
         data = self._request(
             "/v1/chat/completions", body, headers=(f"{header}: {stolen}".encode("latin-1", "replace"), *ends)
         )
-        return Attack("stolen call", data, frozenset({200, 429}))
+        return Attack("stolen call", data, frozenset({200, 409, 429}))  # 409: it has ended its own program
 
     def many_headers(self) -> Attack:
         headers = self.rng.choice(
