@@ -14,7 +14,7 @@ import pytest
 from hostile import attacks, fault_of, strike
 from served import LIMITED_BYTES, LIMITED_CALLS, LIMITED_KEY, LIMITED_PROGRAMS, TRUSTED_KEY, Served
 
-pytestmark = [pytest.mark.engine, pytest.mark.soak]  # they ask the shared server for minutes
+pytestmark = pytest.mark.engine
 
 AT_ONCE = 8  # attacks
 MOST_GROWTH_BYTES = 150 << 20  # of the server; allocators keep some
@@ -83,7 +83,7 @@ def settled(served: Served) -> dict[str, int]:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("count", [1_500, 20_000])
+@pytest.mark.parametrize("count", [1_500, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_hostile_requests_touch_no_other_key(served: Served, count: int) -> None:
     """The attacker has a key, and knows the ids of the other key's programs. It gets nothing but typed refusals, and
     calls of its own within its limits. The other client goes on, its programs have its own calls only, and nothing in
