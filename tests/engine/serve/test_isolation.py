@@ -88,7 +88,7 @@ def test_hostile_requests_touch_no_other_key(served: Served, count: int) -> None
     """The attacker has a key, and knows the ids of the other key's programs. It gets nothing but typed refusals, and
     calls of its own within its limits. The other client goes on, its programs have its own calls only, and nothing in
     the server has grown."""
-    programs = ["trip", "claude-code:s", "x/y"]
+    programs = [f"trip-{count}", f"claude-code:{count}", f"x/{count}"]
     with client_of(served, TRUSTED_KEY) as friend, client_of(served, LIMITED_KEY) as enemy:
         victim = Victim(friend, programs)
         warm_up = asyncio.run(attack(served, 1, 300, programs))[1]  # what is loaded late, is loaded
