@@ -96,7 +96,9 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         written=("waiting",),
     ),
     "vllm.v1.core.sched.scheduler.Scheduler": Uses(
-        called={  # where steps do not overlap, past AsyncScheduler
+        called={
+            "finish_requests": "(self, request_ids, finished_status) -> list[Request]",
+            # Where steps do not overlap, past AsyncScheduler.
             "_update_after_schedule": "(self, scheduler_output) -> None",
             "_update_request_with_output": "(self, request, new_token_ids, is_stale=False) -> tuple[list[int], bool]",
         },
@@ -190,7 +192,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "status",
         ),
     ),
-    "vllm.v1.request.RequestStatus": Uses(read=("FINISHED_ABORTED",)),
+    "vllm.v1.request.RequestStatus": Uses(read=("FINISHED_ABORTED", "WAITING")),
     "vllm.v1.core.sched.output.SchedulerOutput": Uses(
         read=(
             "finished_req_ids",
@@ -327,7 +329,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.outputs.CompletionOutput": Uses(read=("token_ids",)),
     "vllm.sampling_params.SamplingParams": Uses(
-        read=("extra_args", "output_kind"),
+        read=("extra_args", "n", "output_kind"),
         passed=("detokenize", "extra_args", "ignore_eos", "max_tokens", "output_kind", "temperature"),
     ),
     "vllm.sampling_params.RequestOutputKind": Uses(read=("DELTA", "FINAL_ONLY")),
@@ -532,9 +534,6 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.entrypoints.launchers.launcher": Uses(called={"setup_server": "(args, *, reuse_port)"}),
     "vllm.entrypoints.launchers.utils.server_utils": Uses(called={"get_uvicorn_log_config": "(args) -> dict | None"}),
-    "vllm.entrypoints.serve.middleware.authenticate.AuthenticationMiddleware": Uses(
-        called={"__init__": "(self, app, tokens) -> None", "verify_token": "(self, headers) -> bool"}
-    ),
     "vllm.exceptions.GracefulHTTPError": Uses(called={"__init__": "(self, message, http_status)"}),
     "vllm.utils.argparse_utils.FlexibleArgumentParser": Uses(
         called={"parse_args": "(self, args=None, namespace=None)"}
@@ -556,7 +555,6 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     # -- schedulers without a model
     "vllm.v1.core.sched.scheduler.Scheduler": Uses(
         called={
-            "finish_requests": "(self, request_ids, finished_status) -> list[Request]",
             "has_requests": "(self) -> bool",
             "has_unfinished_requests": "(self) -> bool",
         },
