@@ -97,10 +97,10 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.v1.core.sched.scheduler.Scheduler": Uses(
         called={
-            "finish_requests": "(self, request_ids, finished_status) -> list[Request]",
             # Where steps do not overlap, past AsyncScheduler.
             "_update_after_schedule": "(self, scheduler_output) -> None",
             "_update_request_with_output": "(self, request, new_token_ids, is_stale=False) -> tuple[list[int], bool]",
+            "finish_requests": "(self, request_ids, finished_status) -> list[Request]",
         },
         passed=(
             "block_size",

@@ -282,7 +282,8 @@ def test_every_use_in_tests_and_benchmarks_is_listed() -> None:
     assert unlisted(sources, members(MEMBERS) + members(TEST_MEMBERS)) == []
 
 
-IMPORTS = "from weft.engine.vllm_compat.names import AsyncScheduler, Request, RequestStatus, SamplingParams, kv_transfer_state\n"
+NAMES = ("AsyncScheduler", "Request", "RequestStatus", "SamplingParams", "kv_transfer_state")
+IMPORTS = f"from weft.engine.vllm_compat.names import {', '.join(NAMES)}\n"
 
 
 @pytest.mark.parametrize(
