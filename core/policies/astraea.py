@@ -132,6 +132,8 @@ class Astraea(Policy):
         calls_before = program.calls.pop(call, None) if program is not None else None
         if program is None or calls_before is None:  # its program had ended before
             return
+        if call.computed_tokens + call.output_tokens == 0:  # it was aborted, or moved to another engine, before it ran
+            return
         self._lengths.observe(call.program.name, None, calls_before, call.output_tokens)
         program.context_tokens = call.prompt_tokens + call.output_tokens
         last = len(self._thresholds_tokens)

@@ -78,6 +78,14 @@ def test_only_tokens_that_are_computed_count() -> None:
     assert serve(policy, program, 20) == 1
 
 
+def test_a_call_that_never_ran_says_nothing_of_its_program() -> None:
+    """A call that is aborted in the queue, or taken back for another engine, is no short call."""
+    policy, program = make(), view()
+    serve(policy, program, 700)
+    policy.leave(waits(policy, program, 0.0))
+    assert serve(policy, program, 700) == 1
+
+
 def test_programs_that_end_are_forgotten() -> None:
     """Nothing stays of a program, nor of a call that leaves after its program ended."""
     policy, program = make(), view()
