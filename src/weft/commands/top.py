@@ -28,10 +28,8 @@ def top(
 
 
 async def _top(url: str, api_key: str | None, interval_s: float, once: bool) -> None:
-    try:
-        from weft.views.top_client import StateClient
-    except ImportError:
-        raise _missing("httpx") from None
+    from weft.views.top_client import StateClient
+
     async with StateClient(url, api_key) as client:
         state = await client.read()
         if once or not sys.stdout.isatty():
@@ -47,9 +45,5 @@ async def _top(url: str, api_key: str | None, interval_s: float, once: bool) -> 
         try:
             from weft.views.top import TopApp
         except ImportError:
-            raise _missing("textual") from None
+            raise MissingPackageError("weft top", ("textual",), "pip install 'weft[top]'") from None
         await TopApp(client, state, interval_s).run_async()
-
-
-def _missing(package: str) -> MissingPackageError:
-    return MissingPackageError("weft top", (package,), "pip install 'weft[top]'")

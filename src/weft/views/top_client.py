@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import quote
 
-import httpx
+import httpx2
 
 from weft.core.errors import NotReachableError, StateError
 from weft.core.live import LiveState
@@ -40,15 +40,15 @@ class StateClient:
             raise NotReachableError(url, "the API key has characters that no header can have.")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            transport = httpx.AsyncHTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
-            self._http = httpx.AsyncClient(
+            transport = httpx2.AsyncHTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
+            self._http = httpx2.AsyncClient(
                 transport=transport,
                 base_url=base_url,
                 headers=headers,
                 timeout=_ANSWER_S,
                 trust_env=not is_unix,  # no proxy leads to a unix socket
             )
-        except (httpx.InvalidURL, ValueError) as error:
+        except (httpx2.InvalidURL, ValueError) as error:
             raise NotReachableError(url, f"{error}.") from error
 
     async def read(self) -> LiveState:
@@ -95,7 +95,7 @@ class StateClient:
                             raise NotReachableError(self.url, "the answer is too long to be an engine's state.")
         except TimeoutError as error:
             raise NotReachableError(self.url, f"no answer in {_ANSWER_S:.0f} s.") from error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise NotReachableError(self.url, f"{str(error) or type(error).__name__}.") from error
         if answer.status_code in (401, 403):
             raise NotReachableError(self.url, "the server asks for another API key; give --api-key.")
