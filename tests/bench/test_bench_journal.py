@@ -36,7 +36,7 @@ def test_a_journal_of_an_older_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     path.write_text(json.dumps({"settings": older}) + "\n" + json.dumps(round_) + "\n")
     text = path.read_text()
-    with pytest.raises(BenchError, match=r"other settings \(format: None there, 3 now\)\. Choose another --out"):
+    with pytest.raises(BenchError, match=r"other settings \(format: None there, 4 now\)\. Choose another --out"):
         Journal(tmp_path, settings)
     assert path.read_text() == text
 
