@@ -383,7 +383,8 @@ async def test_a_replica_hangs_and_is_killed_under_sixty_programs(pair: weft.Asy
     assert seen.finished > 10, "the other replica serves on"
     assert check(seen.history.events) == []
     attempts = Counter(event.call for event in seen.history.events if event.kind == "attempt")
-    assert max(attempts.values()) > 1, "calls have moved"
+    # A preemptive policy may have given a part of its answer to every call; then none can move.
+    assert max(attempts.values()) > 1 or seen.lost > 0, "the death met calls"
     with weft.Program("after") as program:  # both replicas take calls again
         await asyncio.gather(*(ask(pair, program, "hello", f"run-{n}") for n in range(4)))
         assert program.row is not None
