@@ -13,7 +13,9 @@ class Account:
     """The cost of one call so far. The account travels back from the engine with the call's output."""
 
     service_s: float = 0.0  # seconds on the model executor, summed over the steps that the call was part of
-    wait_s: float = 0.0  # seconds in the scheduler's queue, before the first step and while preempted or stalled
+    # Seconds in schedulers' queues, before the first step and while preempted or stalled. Of a call that another
+    # replica got first, all seconds until it moved, and of one that no replica took at once, those until one did.
+    wait_s: float = 0.0
     preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -23,8 +25,8 @@ class Account:
     # computed, and what the call itself had computed before a preemption.
     recomputed_tokens: int = 0
     fetched_tokens: int = 0  # of `cached_tokens`, those whose KV was copied from host memory when the call began
-    # Of a call that waited after it had begun to run, its first waits: each the seconds from the call's arrival at the
-    # scheduler, and its length in seconds. A sum of accounts has none.
+    # Of a call that waited after it had begun to run, its first waits: each the seconds from the call's arrival, and
+    # its length in seconds. A sum of accounts has none.
     waits: tuple[tuple[float, float], ...] = ()
 
     @property

@@ -22,10 +22,10 @@ from weft.core.policies.oracles import Sjf, Srpt
 from weft.core.policies.plas import Plas
 from weft.core.policies.priority import Priority
 from weft.core.policies.registry import register, registration, registrations
-from weft.core.policies.room import Room
 from weft.core.policies.round_robin import RoundRobin
-from weft.core.policies.step_costs import StepCosts
-from weft.core.policies.step_tokens import StepTokens
+from weft.core.policies.steps.costs import StepCosts
+from weft.core.policies.steps.room import Room
+from weft.core.policies.steps.tokens import StepTokens
 from weft.core.policies.view import Call, ProgramView, Rank
 
 POLICIES: Final = tuple(each.name for each in registrations() if not each.simulation_only)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from weft.core.policies.queues.waiting import RankHeap
 from weft.core.policies.view import Call, ProgramView, Rank
-from weft.core.policies.waiting import RankHeap
 
 FILL: Final = 0.92  # programs open until their contexts take this part of the KV cache; the rest is for their growth
 _LATEST: Final = 0.05  # weight of a call in the mean output

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from weft.core.class_rows import ClassRow
 from weft.core.policies.base import Policy
 from weft.core.policies.history import ModelHistory, ProgramEnd
-from weft.core.policies.room import Room
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
+from weft.core.policies.steps.room import Room
 from weft.core.policies.view import Call, ProgramView, Rank
 
 

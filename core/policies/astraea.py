@@ -18,10 +18,10 @@ from typing import Final, Literal
 
 from weft.core.errors import PolicyError
 from weft.core.policies.base import Policy
+from weft.core.policies.queues.response_ratio import ByResponseRatio
+from weft.core.policies.queues.starvation import Starvation
 from weft.core.policies.registry import register
-from weft.core.policies.response_ratio import ByResponseRatio
-from weft.core.policies.starvation import Starvation
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.prediction import OutputLengths
 from weft.core.registry import check_number

@@ -11,15 +11,15 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from weft.core.class_rows import Branch
-from weft.core.policies.boost import UNKNOWN_TOKENS
-from weft.core.policies.calibration import BoundsCalibration
 from weft.core.policies.history import ModelHistory
 from weft.core.policies.learned import ANY_NAME, Learned
-from weft.core.policies.live_program import LEAST_ENDED, LiveProgram
 from weft.core.policies.multilevel import DEFAULT_BOUNDS_S
+from weft.core.policies.queues.calibration import BoundsCalibration
 from weft.core.policies.registry import register
-from weft.core.policies.service_class import ServiceClass
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.service.boost import UNKNOWN_TOKENS
+from weft.core.policies.service.classes import LEAST_ENDED, ServiceClass
+from weft.core.policies.service.live_program import LiveProgram
+from weft.core.policies.steps.costs import StepCosts
 from weft.core.policies.view import Call, ProgramView
 
 

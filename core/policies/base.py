@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from weft.core.class_rows import ClassRow
 from weft.core.policies.history import ModelHistory, ProgramEnd
-from weft.core.policies.room import Room, UnlimitedRoom
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.queues.waiting import WaitingCalls
+from weft.core.policies.steps.costs import StepCosts
+from weft.core.policies.steps.room import Room, UnlimitedRoom
 from weft.core.policies.view import Call, ProgramView, Rank
-from weft.core.policies.waiting import WaitingCalls
 from weft.core.registry import Registered
 
 

@@ -16,11 +16,11 @@ from weft.core.errors import PolicyError
 from weft.core.policies.around import PolicyAround
 from weft.core.policies.base import Policy
 from weft.core.policies.fairness import Task, Tenant, demand, shares
+from weft.core.policies.queues.stride import ByTenant, TenantQueue
 from weft.core.policies.registry import register, registration
-from weft.core.policies.remaining import LearnedRemaining, RemainingWork
-from weft.core.policies.room import Room, UnlimitedRoom
-from weft.core.policies.step_costs import StepCosts
-from weft.core.policies.stride import ByTenant, TenantQueue
+from weft.core.policies.service.remaining import LearnedRemaining, RemainingWork
+from weft.core.policies.steps.costs import StepCosts
+from weft.core.policies.steps.room import Room, UnlimitedRoom
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.registry import check_number
 

@@ -11,7 +11,7 @@ from weft.core.policies.admission_gate import AdmissionGate, Resident
 from weft.core.policies.around import PolicyAround
 from weft.core.policies.base import Policy
 from weft.core.policies.learned import RETURN
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 from weft.core.policies.view import Call, ProgramView
 
 

@@ -5,12 +5,12 @@ class is tenant and name. With S for the work of a program of the class, the ran
 
     r(a) = λ a + (1 - λ) G(a)        λ = min(1, Var log S)^1.5
 
-G is the Gittins index (`weft.core.policies.gittins`). It is constant where all programs need the same: they go first
-come, first served. Where their work varies by orders of magnitude, λ is 1: least attained service. In between a
+G is the Gittins index (`weft.core.policies.service.gittins`). It is constant where all programs need the same: they go
+first come, first served. Where their work varies by orders of magnitude, λ is 1: least attained service. In between a
 program that has had little goes a little before those that have had much, which serves the short ones' latency per
 token and costs completion time little.
 
-By its rank a program counts as having arrived earlier, by a boost that is bounded (`weft.core.policies.boost`).
+By its rank a program counts as having arrived earlier, by a boost that is bounded (`weft.core.policies.service.boost`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from typing import ClassVar, Final, cast
 
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.policies.base import Policy
-from weft.core.policies.boost import Boost
 from weft.core.policies.history import ModelHistory, Past, ProgramEnd
-from weft.core.policies.live_program import LEAST_ENDED, Counted, LiveProgram
 from weft.core.policies.registry import register
-from weft.core.policies.service_class import ServiceClass, ServiceTable
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.service.boost import Boost
+from weft.core.policies.service.classes import ServiceClass, ServiceTable
+from weft.core.policies.service.live_program import Counted, LiveProgram
+from weft.core.policies.steps.costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 
-_REFIT_ENDS: Final = 8
 _MOST_ENDS: Final = 4096
 _REFIT_S: Final = 30.0
 _REFITS_AT_ONCE: Final = 1  # classes in one decision: a refit takes some 0.2 ms
@@ -57,7 +56,7 @@ class Learned(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        from weft.core.policies.service_distribution import AGES
+        from weft.core.policies.service.distribution import AGES
 
         self.costs = StepCosts()
         self._ages: tuple[float, ...] = tuple(map(float, AGES))
@@ -139,7 +138,7 @@ class Learned(Policy):
         self._note_end(ended, is_known=True)
         for each in (*ended.classes, self._all):
             each.end(ended.age)
-            if each.new_ends >= min(_REFIT_ENDS, 1 + each.ended // 4):
+            if each.is_due:
                 self._due[each] = None
 
     def program_forgotten(self, program: ProgramView) -> None:
@@ -255,7 +254,7 @@ class Learned(Policy):
             self._due[each] = None
         self._classes[each] = None
         each.live[program] = None
-        each.has_changed |= self._is_evidence(program, each)
+        each.has_changed |= each.is_exceeded(program.age, self._all)
 
     def _close(self, view: ProgramView) -> LiveProgram | None:
         """A program does not live any more. Its calls, if it has any, are being aborted."""
@@ -271,10 +270,6 @@ class Learned(Policy):
             if not each.live:
                 self._classes.pop(each, None)
         return program
-
-    def _is_evidence(self, program: LiveProgram, each: ServiceClass) -> bool:
-        """Whether a living program has had more work than what is known of its class lets expect."""
-        return program.age > (each.p95_tokens if each.ranks else self._all.median_tokens)
 
     def _stop(self, call: Call) -> None:
         """A call leaves the batch, if it was in it: count what it has done."""
@@ -294,7 +289,7 @@ class Learned(Policy):
         if bucket != program.bucket:
             program.bucket = bucket
             for each in (*program.classes, self._all):
-                each.has_changed |= self._is_evidence(program, each)
+                each.has_changed |= each.is_exceeded(program.age, self._all)
             self._set_left(program)
             self._pending[program] = None
 
@@ -333,11 +328,7 @@ class Learned(Policy):
 
     def _fit(self, each: ServiceClass) -> None:
         """Estimate a class's distribution, and rank its programs by it."""
-        from weft.core.policies.service_distribution import estimate
-
-        each.new_ends, each.has_changed = 0, False
-        ages = [*(program.age for program in each.live), *each.forgotten]
-        distribution = estimate(each.finished, ages) if self._says_something(each, ages) else None
+        distribution = each.estimate(self._all)
         each.fit(distribution, self._ages, is_all=each is self._all)
         if distribution is not None and each is self._all:
             self._boost.use(distribution.share_beyond())
@@ -355,13 +346,6 @@ class Learned(Policy):
     def _by_all(self) -> Iterable[LiveProgram]:
         """The programs whose rank or work left follows from the distribution of all programs."""
         return (each for each in self._programs.values() if not (each.of.ranks and each.named.ranks))
-
-    def _says_something(self, each: ServiceClass, ages: list[float]) -> bool:
-        """Whether a class has a distribution of its own: enough of its programs have ended, or one that lives has
-        already had more work than most programs of all classes need."""
-        if each.ended >= LEAST_ENDED:
-            return True
-        return each is not self._all and bool(self._all.remaining) and max(ages, default=0.0) > self._all.median_tokens
 
     def _follow(self, left_tokens: float, mean_tokens: float) -> None:
         """Rank all programs again if the boost changes."""

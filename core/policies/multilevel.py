@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, Self
 
 from weft.core.errors import PolicyError
 from weft.core.policies.base import Policy
-from weft.core.policies.calibration import BoundsCalibration
-from weft.core.policies.starvation import Starvation
+from weft.core.policies.queues.calibration import BoundsCalibration
+from weft.core.policies.queues.starvation import Starvation
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.registry import check_number
 

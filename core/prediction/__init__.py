@@ -1,6 +1,6 @@
 """What comes next: times of tools, lengths of outputs, whether a prefix is used again, and execution graphs.
 
-How long the engine takes for a token follows from `weft.core.policies.step_costs`.
+How long the engine takes for a token follows from `weft.core.policies.steps.costs`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from weft.core.prediction.names import SamplesByName
-from weft.core.prediction.samples import EMPIRICAL_FROM, Samples
+from weft.core.prediction.samples import Samples
 from weft.core.prediction.tool_times import MOST_LETTERS
 
 _PRIOR_TOKENS: Final = 64.0
@@ -46,15 +46,6 @@ class OutputLengths:
                 weight = len(samples) / (len(samples) + _TRUST)
                 mean += weight * (samples.mean_s - mean)
         return mean
-
-    def quantile_tokens(self, name: str, label: str | None, calls_before: int, part: float) -> float:
-        """The output that this part of the calls does not exceed, by the finest class that has 20 calls."""
-        best = self._all
-        for key in _keys(name, label, calls_before):
-            samples = self._classes.get(key)
-            if samples is not None and len(samples) >= EMPIRICAL_FROM:
-                best = samples
-        return best.quantile_s(part)
 
 
 def _keys(name: str, label: str | None, calls_before: int) -> Iterator[tuple[object, ...]]:

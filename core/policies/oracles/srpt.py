@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from weft.core.policies.base import Policy
 from weft.core.policies.registry import register
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 from weft.core.policies.view import Call, Rank
 
 

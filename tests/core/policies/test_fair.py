@@ -21,8 +21,8 @@ from weft.core.ids import ProgramId
 from weft.core.policies import Call, Fair, PolicyConfig, ProgramView
 from weft.core.policies.fair import EPOCH_S, PATIENCE_S
 from weft.core.policies.fairness import Task, Tenant, demand, shares
-from weft.core.policies.remaining import LearnedRemaining
-from weft.core.policies.stride import CREDIT_CALLS
+from weft.core.policies.queues.stride import CREDIT_CALLS
+from weft.core.policies.service.remaining import LearnedRemaining
 from weft.core.sim import SimSettings, simulate
 from weft.core.trace.workloads import generate, poisson
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from weft.core.policies import Call, Learned, PolicyConfig, ProgramView, StepCosts
-from weft.core.policies.boost import BATCHES, BOOST
-from weft.core.policies.service_distribution import AGES
+from weft.core.policies.service.boost import BATCHES, BOOST
+from weft.core.policies.service.distribution import AGES
 
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=5e-4, slots=16)  # ω = 0.5, 1 ms a token
 

@@ -54,8 +54,6 @@ def test_output_lengths_back_off_to_coarser_classes() -> None:
     assert lengths.mean_tokens("agent", "act", 20) < 60
     assert lengths.mean_tokens("agent", "reflect", 0) == pytest.approx(260, rel=0.05)
     assert lengths.mean_tokens("other", None, 0) == pytest.approx(260)
-    assert lengths.quantile_tokens("agent", "plan", 39, 0.9) == pytest.approx(500)
-    assert lengths.quantile_tokens("other", None, 0, 0.9) == pytest.approx(500)
 
 
 def test_the_number_of_calls_tells_the_first_from_the_later_ones() -> None:

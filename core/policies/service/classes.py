@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Final
 from weft.core.class_rows import Branch, ClassRow
 
 if TYPE_CHECKING:
-    from weft.core.policies.service_distribution import Distribution
+    from weft.core.policies.service.distribution import Distribution
 
 WINDOW: Final = 400  # the latest programs of a class that are remembered
 MOST_CLASSES: Final = 4096  # a program is in up to seven
+LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution of all programs
+_REFIT_ENDS: Final = 8
 ALIKE_BELOW: Final = 1.3  # the spread below which programs of a class are alike
 _VARIED_POWER: Final = 1.5
 
@@ -59,6 +61,29 @@ class ServiceClass:
         self.ended += 1
         self.new_ends += 1
 
+    @property
+    def is_due(self) -> bool:
+        """Whether enough of its programs have ended since the latest fit."""
+        return self.new_ends >= min(_REFIT_ENDS, 1 + self.ended // 4)
+
+    def is_exceeded(self, age: float, of_all: ServiceClass) -> bool:
+        """Whether a program of this age has had more work than what is known of the class lets expect."""
+        return age > (self.p95_tokens if self.ranks else of_all.median_tokens)
+
+    def estimate(self, of_all: ServiceClass) -> Distribution | None:
+        """Estimate the distribution of the work of its programs from all that they have shown until now.
+
+        Returns:
+            None: too few of its programs have ended, and of those that live none has had more work than most programs
+            of all classes need.
+        """
+        from weft.core.policies.service.distribution import estimate
+
+        self.new_ends, self.has_changed = 0, False
+        ages = [*(program.age for program in self.live), *self.forgotten]
+        is_long = self is not of_all and bool(of_all.remaining) and max(ages, default=0.0) > of_all.median_tokens
+        return estimate(self.finished, ages) if self.ended >= LEAST_ENDED or is_long else None
+
     def fit(self, distribution: Distribution | None, ages: Sequence[float], *, is_all: bool) -> None:
         """Rank the programs of the class by the distribution of their work (`weft.core.policies.learned`).
 
@@ -71,7 +96,7 @@ class ServiceClass:
             self.ranks, self.remaining, self.is_alike, self.branch = (), (), False, None
             self.median_tokens = self.p95_tokens = math.nan
             return
-        from weft.core.policies.gittins import gittins_index
+        from weft.core.policies.service.gittins import gittins_index
 
         self.remaining = tuple(map(float, distribution.mean_remaining()))
         self.median_tokens, self.p95_tokens = distribution.quantile(0.5), distribution.quantile(0.95)

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 
 BOOST: Final = 8.0  # the most that a program counts as having arrived earlier, in units of the backlog
 BATCHES: Final = 3.5  # the most that the backlog counts, in full batches of programs of mean work
@@ -30,7 +30,7 @@ class Boost:
     """
 
     def __init__(self) -> None:
-        from weft.core.policies.service_distribution import EDGES
+        from weft.core.policies.service.distribution import EDGES
 
         self.most_s = 0.0
         self._edges: tuple[float, ...] = tuple(map(float, EDGES))

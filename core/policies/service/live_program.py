@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
-from weft.core.policies.service_class import Aged, ServiceClass
+from weft.core.policies.service.classes import LEAST_ENDED, Aged, ServiceClass
 from weft.core.policies.view import Call, ProgramView
-
-LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution of all programs
 
 
 @dataclass(eq=False, slots=True)

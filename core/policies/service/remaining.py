@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from typing import Final, Protocol
 
-from weft.core.policies.service_class import ServiceClass, ServiceTable
+from weft.core.policies.service.classes import ServiceClass, ServiceTable
 from weft.core.policies.view import ProgramView
 
 _LEAST_ENDED: Final = 3
@@ -56,7 +56,7 @@ class LearnedRemaining:
     def refresh(self) -> None:
         if not self._due:
             return
-        from weft.core.policies.service_distribution import AGES, estimate
+        from weft.core.policies.service.distribution import AGES, estimate
 
         each = next(iter(self._due))
         del self._due[each]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from weft.core.policies.queues.waiting import RankHeap, WaitingCalls
 from weft.core.policies.view import Call, ProgramView, Rank
-from weft.core.policies.waiting import RankHeap, WaitingCalls
 
 MOST_IDLE: Final = 4096  # tenants without a program that are remembered
 _PRIOR_TOKENS: Final = 256.0  # of a call, before any has left

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from weft.core.policies.queues.waiting import RankHeap, WaitingCalls
 from weft.core.policies.view import Call, Rank
-from weft.core.policies.waiting import RankHeap, WaitingCalls
 
 _WIDTH: Final = math.log(1.1)  # of a bucket: so a call goes before another of up to 10 % higher ratio
 

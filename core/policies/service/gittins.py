@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.policies.service_distribution import AGES, EDGES, Array, Distribution, integral
+from weft.core.policies.service.distribution import AGES, EDGES, Array, Distribution, integral
 
 
 def gittins_index(distribution: Distribution, weights: Array | None = None) -> Array:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 
 _FORGET: Final = 0.999  # a step counts this much less with each later one, so the fit follows the last thousand steps
 _LEAST_STEPS: Final = 16

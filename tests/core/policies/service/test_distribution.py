@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.policies.service_class import WINDOW, ServiceTable
-from weft.core.policies.service_distribution import AGES, EDGES, SIZES, estimate, kaplan_meier
+from weft.core.policies.service.classes import WINDOW, ServiceTable
+from weft.core.policies.service.distribution import AGES, EDGES, SIZES, estimate, kaplan_meier
 
 WORKS = st.lists(st.floats(1, 100_000), max_size=40)
 

@@ -1,6 +1,6 @@
 """How much work programs of one class take: estimated from those that have ended and those that still live.
 
-Work is counted in output tokens; a newly computed prompt token counts ω (`weft.core.policies.step_costs`).
+Work is counted in output tokens; a newly computed prompt token counts ω (`weft.core.policies.steps.costs`).
 """
 
 from __future__ import annotations
