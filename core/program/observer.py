@@ -9,6 +9,7 @@ from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRo
 if TYPE_CHECKING:
     from weft.core.ids import ProgramId
     from weft.core.program.graph import CallState, ProgramGraph
+    from weft.core.routing.refusals import Refused
 
 
 class ProgramObserver:
@@ -32,6 +33,15 @@ class ProgramObserver:
 
     def call_refused(self, identity: CallIdentity, error: BaseException, now_s: float) -> None:
         """A call was not admitted."""
+
+    def request_refused(self, reason: Refused, tenant: str | None, now_s: float) -> None:
+        """A server refused a request before it made a call.
+
+        Args:
+            reason: Why.
+            tenant: Of the request's API key; None: it has none.
+            now_s: The time.
+        """
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
         """A call that was admitted has left, with its account so far in its row."""

@@ -11,7 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from weft.core.accounts import Account
 from weft.core.errors import ProgramEndedError
-from weft.core.ids import CallId, EngineId, ProgramId
+from weft.core.ids import CallId, EngineId, ProgramId, ThreadId
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program.graph import CallNode, CallState, Edge
 from weft.core.program.lineage import NOTHING, Content, Inputs
@@ -192,7 +192,9 @@ class ReportedProgram:
                 self._shared.tree.note_tool(tool, name)
             self.end_run(tool)
 
-    def start_call(self, run: Hashable, inputs: Inputs = NOTHING, *, label: str | None = None) -> CallIdentity:
+    def start_call(
+        self, run: Hashable, inputs: Inputs = NOTHING, *, label: str | None = None, thread_id: ThreadId | None = None
+    ) -> CallIdentity:
         """Report that a run of the framework calls the LLM, and return the ids of the call.
 
         The ids name the 64 newest parents at most, because they travel with the call. The graph has all parents.
@@ -202,6 +204,7 @@ class ReportedProgram:
             inputs: the content of the call's messages, or a function that returns it. The function is called only if
                 the runs leave the call's parents in doubt.
             label: the call's name in the graph, e.g. the name of the agent.
+            thread_id: the call's thread, if it is known; default: it is inferred.
 
         Raises:
             ProgramEndedError: the program has ended.
@@ -211,7 +214,8 @@ class ReportedProgram:
             self._check_running()
             self._shared.has_called = True
             call_id = self._shared.ids.call()
-            thread_id, parents, inexact, tools = self._shared.tree.start_call(run, call_id, self._anchor, inputs)
+            inferred, parents, inexact, tools = self._shared.tree.start_call(run, call_id, self._anchor, inputs)
+            thread_id = thread_id or inferred
             edges = self._shared.edges(parents, inexact)
             self._shared.graph.open(CallNode(call_id, thread_id, edges, label or "", tools))
             self._shared.graph.fold(self._shared.tree.knows)
@@ -220,11 +224,13 @@ class ReportedProgram:
         self.tools_ended(answered)
         return CallIdentity(self.program_id, thread_id, call_id, parents[-MOST_PARENTS_SENT:])
 
-    def adopt_call(self, identity: CallIdentity) -> bool:
+    def adopt_call(self, identity: CallIdentity, *, label: str = "", tools: tuple[str, ...] = ()) -> bool:
         """Report a call that another process has named, with the parents that it has inferred.
 
         Args:
             identity: its ids. Parents that are not known here are left out of the graph.
+            label: as for `start_call`.
+            tools: those that ran between the parents and the call.
 
         Returns:
             Whether the call is new. Otherwise nothing has changed.
@@ -240,7 +246,7 @@ class ReportedProgram:
                 return False
             self._shared.has_called = True
             edges = tuple(Edge(parent, exact=True) for parent in identity.parents if parent in graph)
-            graph.open(CallNode(identity.call_id, identity.thread_id, edges))
+            graph.open(CallNode(identity.call_id, identity.thread_id, edges, label, tools))
             graph.fold(self._shared.tree.knows)
         return True
 

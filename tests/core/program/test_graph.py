@@ -155,7 +155,7 @@ def test_unknown_calls_change_nothing() -> None:
 
 def test_old_calls_of_a_long_program_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The older half goes into sums, except calls that run or may still become parents. Pictures and JSON say so."""
-    monkeypatch.setattr("weft.core.program.graph.KEEP_CALLS", 4)
+    monkeypatch.setattr("weft.core.program.graph.dag.KEEP_CALLS", 4)
     made = graph()
     run(made, node("a"), 0.0, 1.0)
     run(made, node("b", "a"), 1.0, 2.0)
@@ -183,7 +183,7 @@ def test_old_calls_of_a_long_program_are_folded(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_critical_path_may_consist_of_folded_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """If no later chain is longer, its calls are not known any more, but its service is."""
-    monkeypatch.setattr("weft.core.program.graph.KEEP_CALLS", 2)
+    monkeypatch.setattr("weft.core.program.graph.dag.KEEP_CALLS", 2)
     made = graph()
     run(made, node("long"), 0.0, 9.0)
     for name in ("x", "y"):
@@ -243,7 +243,7 @@ def test_folding_loses_no_service(shape: list[Any], keep: int) -> None:
     the edges between the calls that are left stay."""
     whole, folded = build(shape), graph("any")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.core.program.graph.KEEP_CALLS", keep)
+        patch.setattr("weft.core.program.graph.dag.KEEP_CALLS", keep)
         folded._limit = keep
         for number, call in enumerate(whole.calls):
             there = tuple(edge for edge in call.parents if edge.parent in folded)

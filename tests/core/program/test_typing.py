@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
+from background import CommandResult
 
 import weft
 
 CASES = Path(__file__).with_name("typing_cases.py")
 ROOT = CASES.parents[3]
 CHECKERS = {
-    "mypy": ["mypy", "--no-error-summary", "--config-file", str(ROOT / "pyproject.toml")],
+    "mypy": ["mypy", "--no-error-summary"],
     "basedpyright": ["basedpyright", "--level", "error", "--pythonpath", sys.executable],
 }
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_a_type_checker_refuses_exactly_the_wrong_calls(checker: str) -> None:
+def in_background(checker: str) -> ParameterSet:
+    """A type checker that reads the repository's settings, which it finds in its working directory."""
+    command = [*CHECKERS[checker], str(CASES)]
+    run = f"sys.argv = {command}; runpy.run_module({checker!r}, run_name='__main__')"
+    source = f"import os, runpy, sys; os.chdir({str(ROOT)!r}); {run}"
+    return pytest.param(marks=pytest.mark.background("-c", source), id=checker)
+
+
+@pytest.mark.parametrize((), [in_background(checker) for checker in CHECKERS])
+def test_a_type_checker_refuses_exactly_the_wrong_calls(command_result: CommandResult) -> None:
     """A wrong call of a decorated function is an error before it runs, and a right one is none."""
-    command = [sys.executable, "-m", *CHECKERS[checker], str(CASES)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    found = {int(line) for line in re.findall(rf"{CASES.name}:(\d+):.* error\b", run.stdout)}
+    found = {int(line) for line in re.findall(rf"{CASES.name}:(\d+):.* error\b", command_result.stdout)}
     expected = {number for number, line in enumerate(CASES.read_text().splitlines(), 1) if line.endswith("# refused")}
-    assert found == expected, run.stdout + run.stderr
+    assert found == expected, command_result.stdout + command_result.stderr
 
 
 @pytest.mark.parametrize("kind", [weft.Engine, weft.AsyncMultiLLMEngine])

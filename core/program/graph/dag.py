@@ -6,99 +6,18 @@ seconds of the engine's monotonic clock, passed in by the caller; durations are 
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Final
 
-from weft.core.accounts import MOST_WAITS, Account
-from weft.core.errors import TraceError
+from weft.core.accounts import Account
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
-from weft.core.program import drawing, listing, picture
+from weft.core.program.graph import document, flowchart, listing, picture
+from weft.core.program.graph.nodes import CallNode, CallState, CriticalPath, Edge, FoldedCalls, Interception
 from weft.core.tables import Table
 
-FORMAT: Final = "weft.graph"
-VERSION: Final = 1
 KEEP_CALLS: Final = 20_000  # beyond which the older half is folded
-_SUMS: Final = tuple(each.name for each in fields(Account) if each.name != "waits")
-
-
-class CallState(StrEnum):
-    """The state of a call."""
-
-    NAMED = "named"  # it has ids, but has not reached an engine
-    RUNNING = "running"  # it waits or runs on an engine
-    FINISHED = "finished"  # it has a result
-    FAILED = "failed"  # the engine refused it, or failed on it
-    CANCELLED = "cancelled"  # its caller or its program aborted it
-
-
-class Edge(NamedTuple):
-    """An edge of the DAG, from a parent to the call that holds the edge."""
-
-    parent: CallId
-    exact: bool  # False: a guess. The parent had ended, but the call may not depend on it
-
-
-@dataclass(frozen=True, slots=True)
-class CallNode:
-    """A call. The graph replaces a node when the call changes, so a node that was read stays as it was."""
-
-    call_id: CallId
-    thread_id: ThreadId
-    parents: tuple[Edge, ...] = ()  # the oldest first
-    label: str = ""  # the name of the run or agent that made the call
-    tools: tuple[str, ...] = ()  # the tools known to have run between the parents and the call
-    state: CallState = CallState.NAMED
-    arrival_s: float | None = None
-    completion_s: float | None = None
-    account: Account = field(default_factory=Account)
-    folded_s: float = 0.0  # service of the longest chain of folded calls before the call
-    engine_id: EngineId | None = None  # the engine that it was on when it left
-
-    @property
-    def service_s(self) -> float:
-        """Seconds on the model executor."""
-        return self.account.service_s
-
-    @property
-    def caption(self) -> tuple[str, ...]:
-        """The lines that a picture shows for the call: label, service, and the state unless it is finished."""
-        lines = (self.label or "call", f"{self.service_s:.3f} s")
-        return lines if self.state is CallState.FINISHED else (*lines, str(self.state))
-
-
-class Interception(NamedTuple):
-    """The time between calls: from the end of the last of a call's parents to the call's arrival."""
-
-    after: CallId  # the parent that ended last
-    before: CallId  # the call
-    start_s: float
-    end_s: float
-    tools: tuple[str, ...]  # the tools that a framework has reported for this time; "human" for a human's answer
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds from `start_s` to `end_s`."""
-        return self.end_s - self.start_s
-
-
-class CriticalPath(NamedTuple):
-    """The longest chain of calls by service."""
-
-    service_s: float  # the sum over the calls
-    calls: tuple[CallId, ...]  # from first to last, without folded calls
-
-
-class FoldedCalls(NamedTuple):
-    """The sums over the calls of a long program that are no longer in its graph."""
-
-    calls: int = 0
-    path_s: float = 0.0  # service of the longest chain of them
-    account: Account = Account()
 
 
 class ProgramGraph:
@@ -293,30 +212,7 @@ class ProgramGraph:
         Times are seconds of the engine's monotonic clock. Keys are in this order, and calls are in the order in which
         they started.
         """
-        program: dict[str, Any] = {"program_id": self.program_id, "session_id": self.session_id, "name": self.name}
-        if self.parent_program_id is not None:
-            program["parent_program_id"] = self.parent_program_id
-        if self.folded.calls:
-            sums = _sums(self.folded.account)
-            program["folded"] = {"calls": self.folded.calls, "path_s": self.folded.path_s, **sums}
-        calls = [
-            {
-                "call_id": node.call_id,
-                "thread_id": node.thread_id,
-                "label": node.label,
-                "state": node.state,
-                "parents": [{"call_id": edge.parent, "exact": edge.exact} for edge in node.parents],
-                "tools": node.tools,
-                "arrival_s": node.arrival_s,
-                "completion_s": node.completion_s,
-                **_sums(node.account),
-                **({"folded_s": node.folded_s} if node.folded_s else {}),
-                **({"engine_id": node.engine_id} if node.engine_id is not None else {}),
-                **({"waits": node.account.waits} if node.account.waits else {}),
-            }
-            for node in self.calls
-        ]
-        return json.dumps({"format": FORMAT, "version": VERSION, "program": program, "calls": calls})
+        return document.write(self)
 
     @classmethod
     def from_json(cls, text: str) -> ProgramGraph:
@@ -325,36 +221,17 @@ class ProgramGraph:
         Raises:
             TraceError: the text is not such a graph.
         """
-        try:
-            data = json.loads(text)
-            if (data["format"], data["version"]) != (FORMAT, VERSION):
-                raise ValueError(f"format {data['format']!r}, version {data['version']!r}")
-            graph = cls(
-                **{key: _typed(data["program"][key], str) for key in ("program_id", "session_id", "name")},
-                parent_program_id=_typed(data["program"].get("parent_program_id"), str, type(None)),
-            )
-            for call in data["calls"]:
-                node = _node(call)
-                if node.call_id in graph._calls or any(edge.parent not in graph._calls for edge in node.parents):
-                    raise ValueError(f"call {node.call_id} is there twice or before its parents")
-                graph.open(node)
-            graph.folded = _folded(data["program"].get("folded"))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            detail = " ".join(f"{type(error).__name__}: {error}".split())
-            raise TraceError(
-                f"not a graph that `program.graph.to_json()` wrote ({detail:.200}). Give the text of one."
-            ) from None
-        return graph
+        return document.read(text, cls)
 
     # -- pictures in text: a box for each thread, guesses dashed, the critical path thick, tools at the edges
 
     def to_mermaid(self) -> str:
         """Return the graph as a Mermaid flowchart."""
-        return drawing.mermaid(self)
+        return flowchart.mermaid(self)
 
     def to_dot(self) -> str:
         """Return the graph in the DOT language of Graphviz."""
-        return drawing.dot(self)
+        return flowchart.dot(self)
 
     # -- what terminals and notebooks show
 
@@ -382,41 +259,3 @@ def _interception(node: CallNode, calls: dict[CallId, CallNode]) -> Interception
         return None
     start_s, after = max(known, key=lambda each: each[0])
     return Interception(after, node.call_id, start_s, node.arrival_s, node.tools)
-
-
-def _node(data: dict[str, Any]) -> CallNode:
-    times = {key: _typed(data[key], float, int, type(None)) for key in ("arrival_s", "completion_s")}
-    return CallNode(
-        **{key: _typed(data[key], str) for key in ("call_id", "thread_id", "label")},
-        parents=tuple(Edge(_typed(each["call_id"], str), _typed(each["exact"], bool)) for each in data["parents"]),
-        tools=tuple(_typed(tool, str) for tool in data["tools"]),
-        state=CallState(data["state"]),
-        **times,
-        account=_account(data),
-        folded_s=_typed(data.get("folded_s", 0.0), float, int),
-        engine_id=_typed(data.get("engine_id"), str, type(None)),
-    )
-
-
-def _folded(data: dict[str, Any] | None) -> FoldedCalls:
-    if data is None:
-        return FoldedCalls()
-    return FoldedCalls(_typed(data["calls"], int), _typed(data["path_s"], float, int), _account(data))
-
-
-def _account(data: dict[str, Any]) -> Account:
-    # Weft wrote no fetched tokens before it had them.
-    found = {"fetched_tokens": 0} | data
-    pairs = data.get("waits", [])[:MOST_WAITS]
-    waits = tuple((_typed(start_s, float, int), _typed(length_s, float, int)) for start_s, length_s in pairs)
-    return Account(**{name: _typed(found[name], float, int) for name in _SUMS}, waits=waits)
-
-
-def _sums(account: Account) -> dict[str, Any]:
-    return {name: getattr(account, name) for name in _SUMS}
-
-
-def _typed(value: Any, *kinds: type) -> Any:
-    if type(value) not in kinds or (isinstance(value, float) and not math.isfinite(value)):
-        raise TypeError(f"{value!r:.80} is not of type {kinds[0].__name__}")
-    return value
