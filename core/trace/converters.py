@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.workloads import WORKLOADS
 
 _CHARS_PER_TOKEN: Final = 4
 _RESULT_TOKENS: Final = 50  # assumed length of a tool's result in BFCL, whose files have no results
@@ -38,9 +39,11 @@ def convert(path: Path, arrivals: Iterable[float] = ()) -> list[TraceProgram]:
         if text.lstrip().startswith("["):
             programs = [_tau_bench(number, run) for number, run in enumerate(json.loads(text))]
         else:
-            answers_path = path.with_suffix(".answers.jsonl")
-            answers = {row["id"]: row["ground_truth"] for row in _lines(_read(answers_path))}
-            programs = [_bfcl(task, answers[task["id"]]) for task in _lines(text)]
+            tasks = list(_lines(text))
+            if not tasks or any("question" not in task for task in tasks):
+                raise ValueError("it has no questions")
+            answers = {row["id"]: row["ground_truth"] for row in _lines(_read(path.with_suffix(".answers.jsonl")))}
+            programs = [_bfcl(task, answers[task["id"]]) for task in tasks]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, TraceError):
             raise
@@ -112,4 +115,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TraceError(f"{path} cannot be read: {reason}. Give a file of tau-bench or BFCL.") from None
+        raise TraceError(
+            f"{path} cannot be read: {reason}. Give a file of tau-bench or BFCL, or a workload: {', '.join(WORKLOADS)}."
+        ) from None

@@ -72,6 +72,15 @@ def test_another_format_is_refused(text: str, tmp_path: Path) -> None:
         convert(path)
 
 
+@pytest.mark.parametrize("text", ["", "no", '{"version": 1, "program": "p", "calls": []}'])
+def test_no_answers_are_asked_of_another_format(text: str, tmp_path: Path) -> None:
+    """The user of such a file, which may be a trace of Weft, has never heard of a file with answers."""
+    path = tmp_path / "other.jsonl"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=r"other\.jsonl is not a file of tau-bench or BFCL"):
+        convert(path)
+
+
 def test_missing_files(tmp_path: Path) -> None:
     """The file itself may be missing, or the file with BFCL's answers."""
     with pytest.raises(TraceError, match=r"tasks\.jsonl cannot be read: No such file"):
