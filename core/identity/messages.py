@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
 _UNSAID: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 _ROLES: Final = {"developer": "system", "function": "tool"}
 _MARKS: Final = ("cache_control", "annotations", "logprobs", "status", "detail")
+# What Claude Code puts into messages and leaves out of them later.
+_REMINDER: Final = ("<system-reminder>", "</system-reminder>")
 _BILLING: Final = "x-anthropic-billing-header:"  # Claude Code's first system block, which changes with each request
 
 
@@ -119,6 +122,8 @@ def _message(role: str, content: object, name: str = "") -> list[Item]:
 
 
 def _call(call_id: object, name: object, arguments: object) -> Item:
+    if arguments is None or arguments == "":
+        arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -147,11 +152,29 @@ def _part(part: Mapping[str, Any]) -> list[str]:
     if kind in _UNSAID:
         return []
     if kind in _TEXTS:
-        text = str(part.get("text", part.get("refusal", ""))).strip()
+        text = _text(str(part.get("text", part.get("refusal", ""))))
         return ["text", text] if text and not text.startswith(_BILLING) else []
     if kind in ("image_url", "input_image", "image"):
         return ["image", _image(part)]
     return ["other", _json({name: value for name, value in part.items() if name not in _MARKS})]
+
+
+def _text(text: str) -> str:
+    """A text without thoughts and reminders, in one of its forms."""
+    if "</think>" in text:  # a model without a reasoning parser says it, and clients cut it out of their history
+        text = text.rpartition("</think>")[2]
+    if _REMINDER[0] in text:
+        text = _without_reminders(text)
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n")).strip()
+
+
+def _without_reminders(text: str) -> str:
+    kept, place = [], 0
+    begin, end = _REMINDER
+    while (at := text.find(begin, place)) >= 0 and (after := text.find(end, at)) >= 0:
+        kept.append(text[place:at])
+        place = after + len(end)
+    return "".join([*kept, text[place:]])
 
 
 def _image(part: Mapping[str, Any]) -> str:

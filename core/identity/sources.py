@@ -47,6 +47,7 @@ class Identity:
     session_id: SessionId | None = None
     program_name: str | None = None
     tenant: str | None = None
+    label: str | None = None  # the call's name, such as that of the agent that makes it
     is_guess: bool = False  # another program is as likely; only lineage guesses
     ends: bool = False  # this is the program's last call
 
@@ -61,6 +62,7 @@ class Evidence:
     program_name: str | None = None
     tenant: str | None = None
     session_id: SessionId | None = None
+    label: str | None = None
     ends: bool = False
 
 
@@ -101,6 +103,7 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
         "program_name": name,
         "tenant": tenant and f"{scope}/{tenant}",
         "session_id": SessionId(f"{scope}/{session}") if session else None,
+        "label": _own(request, "label"),
         "ends": _ends(request),
     }
     program = _own(request, "program-id")

@@ -88,6 +88,105 @@ def test_a_request_that_is_sent_again_stays() -> None:
     assert server.call(said("a", "b", "c"), "y") == found["c"]
 
 
+def test_hundreds_of_twins_stay_apart() -> None:
+    """A program that found no more room at a state must not take the place of one that waits there."""
+    server = Server()
+    first = [server.call(said("a"), "b", peer=str(number)) for number in range(600)]
+    second = [server.call(said("a", "b", "c"), "d", peer=str(number)) for number in range(600)]
+    assert all(two == one or two not in first for one, two in zip(first, second, strict=True))
+
+
+def test_an_edited_history_does_not_take_its_twins_place() -> None:
+    """One of two twins goes on, and then changes what the model said. The other twin's next call is still its own."""
+    server = Server()
+    one, two = server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="2")
+    assert server.call(said("a", "b", "c"), "d", peer="1") == one
+    assert server.call(said("a", "b", "c", "edited", "e"), "f", peer="1") != two
+    assert server.call(said("a", "b", "c"), "d", peer="2") == two
+
+
+def test_an_edited_turn_does_not_take_its_twins_place() -> None:
+    """One of two twins goes on and edits what it asked. That it has the connection of its latest request tells so."""
+    server = Server()
+    one, two = server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="2")
+    assert server.call(said("a", "b", "c"), "d", peer="1") == one
+    assert server.call(said("a", "b", "c please"), "e", peer="1") == one
+    assert server.call(said("a", "b", "f"), "g", peer="2") == two
+
+
+def test_a_connection_that_others_have_used_since_tells_nothing() -> None:
+    """Agents that share a pool of connections come by any of them. A twin that waits goes on by its twin's one."""
+    server = Server()
+    one, two = server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="2")
+    assert server.call(said("a", "b", "c"), "d", peer="1") == one
+    server.call(said("x"), "y", peer="1")
+    assert server.call(said("a", "b", "f"), "g", peer="1") == two
+
+
+def test_a_shortened_history_stays_in_its_program() -> None:
+    """The oldest messages are dropped, or a summary stands for them. The exchanges that are left tell the program."""
+    server = Server()
+    first = server.call(said("a"), "b")
+    assert server.call(said("a", "b", "c"), "d") == first
+    assert server.call(said("c", "d", "e"), "f") == first
+    assert server.call(said("In short: a.", "I see.", "e", "f", "g"), "h") == first
+
+
+def test_an_exchange_that_several_programs_had_tells_nothing() -> None:
+    """A greeting is answered with the same words everywhere. The latest exchange that only one program had counts."""
+    server = Server()
+    one, two = server.call(said("hi"), "hello", peer="1"), server.call(said("hi"), "hello", peer="2")
+    assert server.call(said("hi", "hello", "c"), "d", peer="1") == one
+    assert server.call(said("short", "ok", "hi", "hello", "x"), "y") not in (one, two)
+    assert server.call(said("c", "d", "hi", "hello", "x"), "y") == one
+
+
+def test_an_exchange_that_was_never_had_is_another_program() -> None:
+    """The same answer to another question, or another answer to the same question, is no evidence."""
+    server = Server()
+    first = server.call(said("a"), "b")
+    assert server.call(said("x", "b", "c"), "d") != first
+    assert server.call(said("short", "ok", "a", "another", "c"), "d") != first
+    assert server.call(said("short", "ok", "a", "b", "c"), "d", scope="k2") != first
+
+
+def prompted(system: str, *texts: str) -> Messages:
+    return [{"role": "system", "content": system}, *said(*texts)]
+
+
+def test_a_system_prompt_may_change_from_call_to_call() -> None:
+    """It has the time, for example. A sub-agent that quotes the conversation under another one stays, too."""
+    server = Server()
+    first = server.call(prompted("it is 10:01", "a"), "b")
+    assert server.call(prompted("it is 10:02", "a", "b", "c"), "d") == first
+    assert server.call(prompted("it is 10:03", "a", "b", "c", "d", "e"), "f") == first
+    assert server.call(prompted("sum up", "a", "b", "c", "d", "e"), "g") == first
+
+
+def test_another_system_prompt_before_any_answer_is_another_program() -> None:
+    """The first words of a user say nothing about the program."""
+    server = Server()
+    assert server.call(prompted("for Ann", "hi"), "hello") != server.call(prompted("for Ben", "hi"), "hello")
+
+
+def test_system_prompts_tell_programs_with_the_same_words_apart() -> None:
+    """As long as they do not change. If one does, the request may be either's, and so it is neither's."""
+    server = Server()
+    ann = server.call(prompted("for Ann", "hi"), "hello")
+    ben = server.call(prompted("for Ben", "hi"), "hello")
+    assert server.call(prompted("for Ben", "hi", "hello", "c"), "d") == ben
+    assert server.call(prompted("for Ann", "hi", "hello", "c"), "d") == ann
+    assert server.call(prompted("for Eve", "hi", "hello", "c"), "d") not in (ann, ben)
+
+
+def test_a_trace_counts_more_than_messages_under_another_system_prompt() -> None:
+    """It is what the client says of the request."""
+    server = Server()
+    first = server.call(prompted("1", "a"), "b")
+    traced = server.call(prompted("2", "x"), "y", trace_id="t")
+    assert server.call(prompted("3", "a", "b", "c"), "d", trace_id="t") == traced != first
+
+
 def test_keys_never_share_a_program() -> None:
     """The same conversation under another key is another program."""
     server = Server()
@@ -140,12 +239,12 @@ def test_a_plain_completion_ends_with_its_request() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """The states, traces and responses used last are kept."""
+    """The states, exchanges, traces, connections and responses used last are kept."""
     server = Server(most_states=10)
     for number in range(100):
-        placed = server.send(said(str(number)), trace_id=str(number))
+        placed = server.send(said(str(number)), peer=str(number), trace_id=str(number))
         server.answer(placed, "b", response_id=str(number))
-    assert len(server.lineage) == 30
+    assert len(server.lineage) == 50
     assert server.send(said("99", "b", "c")).identity.source is Source.LINEAGE
     assert server.send(said("0", "b", "c")).identity.source is Source.NEW
 
@@ -157,7 +256,7 @@ def test_a_key_that_sends_much_forgets_its_own() -> None:
     for number in range(100):
         server.call(said(str(number)), "b", scope="loud")
     assert server.call(said("quiet", "b", "c"), "d", scope="quiet") == theirs
-    assert len(server.lineage) == 10
+    assert len(server.lineage) == 20
 
 
 class LineageMachine(RuleBasedStateMachine):

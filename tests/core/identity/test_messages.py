@@ -79,6 +79,42 @@ def test_an_answer_is_what_the_next_request_quotes(answer: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
+    ("answer", "quoted"),
+    [
+        ("<think>hm</think>\n\nyes", "yes"),
+        ("hm\n</think>\n\nyes", "yes"),
+        ("one\ntwo", "one\r\ntwo"),
+        ("caf\u00e9", "cafe\u0301"),
+    ],
+)
+def test_clients_write_an_answer_down_in_their_way(answer: str, quoted: str) -> None:
+    """Without thoughts that the model's template began, with other ends of lines, or another form of an accent."""
+    found = items_of_answer({"choices": [{"message": {"content": answer}}]})[0]
+    assert found == items_of_request({"messages": [{"role": "assistant", "content": quoted}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("<system-reminder>do</system-reminder>a<system-reminder>\nit\n</system-reminder>b", "ab"),
+        ("a <system-reminder>", "a <system-reminder>"),
+        ("</system-reminder>a<system-reminder>b</system-reminder>", "</system-reminder>a"),
+    ],
+)
+def test_reminders_do_not_count(text: str, left: str) -> None:
+    """Claude Code puts them into messages, and leaves them out later. What is no whole reminder counts."""
+    first, second = ({"messages": [{"role": "user", "content": each}]} for each in (text, left))
+    assert items_of_request(first) == items_of_request(second)
+
+
+@pytest.mark.parametrize("arguments", ["", None, "{}", " { } "])
+def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
+    """Models write nothing for a tool without parameters, and clients send an object back."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    assert items_of_request({"input": [call]}) == [("call", "c", "f", "{}")]
+
+
+@pytest.mark.parametrize(
     "change",
     [{"role": "user"}, {"content": "I look it up!"}, {"tool_calls": []}],
 )

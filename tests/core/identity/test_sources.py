@@ -66,6 +66,16 @@ def test_our_own_ids_precede_those_of_others() -> None:
     assert identity.program_id == "-/a"
 
 
+def test_a_call_may_have_a_name() -> None:
+    """In a header, or in the body as `weft.connect` sends it, with or without an id of its program."""
+    named = found({"vllm_xargs": {"program_id": "a", "label": "planner"}})
+    assert isinstance(named, Identity)
+    assert named.label == "planner"
+    assert found(weft_label="writer").label == "writer"
+    with pytest.raises(InvalidIdError):
+        found({"vllm_xargs": {"label": "two\nlines"}})
+
+
 def test_a_sub_agent_is_a_thread_of_its_session() -> None:
     """Claude Code's agents share a session; each is a thread with its parent."""
     identity = found(
