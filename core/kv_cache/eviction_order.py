@@ -1,7 +1,8 @@
 """Which cached block is evicted next: by a KV policy's decisions and worths, over the tree of prefixes.
 
-An event changes the rank of a few leaves, each in O(log n). The epoch ranks all leaves again, for policies whose order
-changes with time. To name the next k blocks takes O(k log n).
+An event marks a few leaves, in O(1). They are ranked when somebody asks what goes next, each in O(log n). So where
+nothing has to be evicted, nothing is ranked. The epoch marks all leaves, for policies whose order changes with time. To
+name the next k blocks takes O(k log n).
 """
 
 from __future__ import annotations
@@ -83,16 +84,27 @@ class EvictionOrder:
         self._tree = tree
         self._heap: list[tuple[Rank, int, int, Block]] = []
         self._expiries: list[tuple[float, int, int, Block]] = []
+        self._unranked: dict[Block, None] = {}  # what has changed since anybody asked
         self._entries = 0
         self._most_entries = _MOST_STALE  # of the heap, until those that are out of date are dropped
         self._most_expiries = _MOST_STALE
 
-    def rank(self, block: Block, now_s: float) -> None:
-        """Something has changed for a block: rank it again if it is a leaf."""
+    def mark(self, block: Block) -> None:
+        """Something has changed for a block: rank it again, if it is a leaf when somebody asks."""
+        block.version = 0  # its entry is out of date
+        self._unranked[block] = None
+        if len(self._unranked) > _MOST_STALE + 2 * len(self._tree):
+            self._unranked = {each: None for each in self._unranked if each.version == 0}
+
+    def _rank_marked(self, now_s: float) -> None:
+        marked, self._unranked = self._unranked, {}
+        for block in marked:
+            if block.is_leaf and not block.version:  # a block that is gone has -1
+                self._rank(block, now_s)
+
+    def _rank(self, block: Block, now_s: float) -> None:
         self._entries += 1
         block.version = self._entries
-        if not block.is_leaf:
-            return
         rank = self.rank_of(Leaf.of(block), now_s)
         heapq.heappush(self._heap, (rank, self._entries, block.version, block))
         if rank.group == Group.HELD:
@@ -107,33 +119,34 @@ class EvictionOrder:
             heapq.heapify(self._expiries)
             self._most_expiries = _MOST_STALE + 3 * len(self._expiries)
 
-    def rank_all(self, now_s: float) -> None:
+    def mark_all(self) -> None:
         """Rank all leaves again: O(n), in each epoch."""
         self._heap.clear()
         self._expiries.clear()
         for block in self._tree.leaves():
-            self.rank(block, now_s)
+            self.mark(block)
 
     def leaves(self) -> list[Block]:
         """Every block that can be evicted; O(n) in the number of these, not of all blocks."""
-        return [entry[-1] for entry in self._heap if _is_current(entry)]
+        marked = [block for block in self._unranked if block.is_leaf and not block.version]
+        return marked + [entry[-1] for entry in self._heap if _is_current(entry)]
 
     def evict(self, now_s: float) -> Block | None:
         """Remove the next block from the tree. Returns None if every block is in use."""
-        self._expire(now_s)
+        self._refresh(now_s)
         while self._heap:
             entry = heapq.heappop(self._heap)
             if _is_current(entry):
                 block = entry[-1]
                 self._tree.remove(block)
                 if block.parent is not None:
-                    self.rank(block.parent, now_s)
+                    self.mark(block.parent)
                 return block
         return None
 
     def peek(self, now_s: float) -> tuple[Rank, Block] | None:
         """The next block, and its rank. None if every block is in use."""
-        self._expire(now_s)
+        self._refresh(now_s)
         while self._heap:
             if _is_current(self._heap[0]):
                 return self._heap[0][0], self._heap[0][-1]
@@ -142,7 +155,7 @@ class EvictionOrder:
 
     def next_blocks(self, count: int, now_s: float) -> list[Hashable]:
         """The keys of the blocks that would be evicted next, in their order, at most `count`. Changes nothing."""
-        self._expire(now_s)
+        self._refresh(now_s)
         taken: list[tuple[Rank, int, int, Block]] = []
         opened: list[tuple[Rank, int, Leaf]] = []  # parents that would have become leaves
         changed: dict[Block, Leaf] = {}
@@ -198,7 +211,7 @@ class EvictionOrder:
         Raises:
             AssertionError: They do not.
         """
-        current = [entry[-1] for entry in self._heap if _is_current(entry)]
+        current = self.leaves()
         leaves = self._tree.leaves()
         if len(current) != len(leaves) or set(current) != set(leaves):
             raise AssertionError(f"{len(current)} leaves are ranked, and there are {len(leaves)}")
@@ -215,12 +228,13 @@ class EvictionOrder:
             depth=leaf.block.depth,
         )
 
-    def _expire(self, now_s: float) -> None:
-        """Rank again what was held until now."""
+    def _refresh(self, now_s: float) -> None:
+        """Rank what has changed, and what was held until now."""
+        self._rank_marked(now_s)
         while self._expiries and self._expiries[0][0] <= now_s:
             entry = heapq.heappop(self._expiries)
             if _is_current(entry):
-                self.rank(entry[-1], now_s)
+                self._rank(entry[-1], now_s)
 
 
 def rank_of(

@@ -87,31 +87,31 @@ class HostTier:
             return block
         before = self.tree.drop_context(context)
         for each in self.tree.contexts_on(context.program, block):
-            self.drop(each, now_s)
+            self.drop(each)
         self.tree.end_context(context, block)
-        self._trim(before, now_s)
+        self._trim(before)
         return block
 
     def claim(self, context: Context, chain: Sequence[Hashable], now_s: float) -> None:
         """A call has left a context. What host memory has of it is the context's, in place of those it continues."""
         there = self.tree.hit_blocks(chain)
         if there:
-            self.unpin(self.put(context, chain[:there], now_s), now_s)
+            self.unpin(self.put(context, chain[:there], now_s))
             context.on_host = self.held(chain) == len(chain)
 
-    def unpin(self, block: Block | None, now_s: float) -> None:
+    def unpin(self, block: Block | None) -> None:
         """A copy to or from this block and those before it has been planned for good."""
         self.tree.unpin(block)
-        self._trim(block, now_s)
+        self._trim(block)
 
-    def drop(self, context: Context, now_s: float) -> None:
+    def drop(self, context: Context) -> None:
         """Nobody needs a context any more. Blocks that no other context needs are free."""
         self.unneeded.pop(context, None)
-        self._trim(self.tree.drop_context(context), now_s)
+        self._trim(self.tree.drop_context(context))
         self.shortened.pop(context, None)
         context.host_tokens, context.on_host = 0, False
 
-    def lose(self, key: Hashable, now_s: float) -> None:
+    def lose(self, key: Hashable) -> None:
         """A block's copy is not valid. Its chain has a gap."""
         slot = self.slots.pop(key, None)
         if slot is None:
@@ -124,7 +124,7 @@ class HostTier:
                 context.on_host = False
                 self.shortened[context] = None
             below += each.children
-        self._trim(block, now_s)
+        self._trim(block)
 
     def evict(self, count: int, rank: Rank | None, now_s: float) -> int:
         """Give up blocks until `count` slots have become free, of contexts that are worth less than `rank` says.
@@ -139,7 +139,7 @@ class HostTier:
                 break
             freed += block.key in self.slots
             self._remove(block)
-            self._trim(block.parent, now_s)
+            self._trim(block.parent)
         return freed
 
     def rank_of(self, context: Context, now_s: float) -> Rank:
@@ -149,18 +149,18 @@ class HostTier:
             return Rank(Group.ENDED, 0.0, 0)
         return self.order.rank_of(Leaf(block, [context], now_s, is_common=False, children=0), now_s)
 
-    def rank(self, contexts: Iterable[Context], now_s: float) -> None:
+    def rank_again(self, contexts: Iterable[Context]) -> None:
         """Something has changed for contexts that are in host memory, perhaps."""
         for context in contexts:
             block = self.tree.end_of(context)
             if block is not None:
-                self.order.rank(block, now_s)
+                self.order.mark(block)
 
-    def _trim(self, block: Block | None, now_s: float) -> None:
+    def _trim(self, block: Block | None) -> None:
         """Remove what is of no use from the end of a chain: blocks that nobody needs, and gaps."""
         while block is not None and self.tree.get(block.key) is block:
             if not block.is_leaf or (block.contexts and block.key in self.slots):
-                self.order.rank(block, now_s)
+                self.order.mark(block)
                 return
             parent = block.parent
             self._remove(block)

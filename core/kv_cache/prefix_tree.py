@@ -27,6 +27,7 @@ class Block:
     pins: int = 0  # running calls that end in it
     is_common: bool = False  # another program has used it or a block behind it
     contexts: dict[Context, None] = field(default_factory=dict)  # that end in it
+    needed_by: int = 0  # contexts that end in it, and blocks right behind it that a context needs
     version: int = 0  # of its entry in the order of eviction
 
     @property
@@ -54,6 +55,7 @@ class PrefixTree:
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.pinned = 0  # blocks that running calls use
+        self.needed = 0  # blocks that a context has
         self._blocks: dict[Hashable, Block] = {}
         self._ends: dict[Hashable, dict[Context, Block]] = {}  # of each program, where its contexts end
 
@@ -118,7 +120,9 @@ class PrefixTree:
     def end_context(self, context: Context, block: Block) -> None:
         """A context ends in this block. Those of its program that end before it in the same chain are its beginnings,
         and are given up."""
-        for each in self.contexts_on(context.program, block):
+        before = self.contexts_on(context.program, block)
+        self._need(block)  # first, so that only the blocks behind those of its beginnings are counted
+        for each in before:
             self.drop_context(each)
         self._ends.setdefault(context.program, {})[context] = block
         block.contexts[context] = None
@@ -177,13 +181,34 @@ class PrefixTree:
 
     def drop_context(self, context: Context) -> Block | None:
         """Forget a context. Its blocks stay. Returns the block in which it ended."""
-        ends = self._ends.get(context.program)
-        block = ends.pop(context, None) if ends is not None else None
+        block = self._forget(context)
         if block is not None:
             del block.contexts[context]
+        self._need_no_more(block)
+        return block
+
+    def _forget(self, context: Context) -> Block | None:
+        ends = self._ends.get(context.program)
+        block = ends.pop(context, None) if ends is not None else None
         if ends is not None and not ends:
             del self._ends[context.program]
         return block
+
+    def _need(self, block: Block | None) -> None:
+        while block is not None:
+            block.needed_by += 1
+            if block.needed_by > 1:
+                return
+            self.needed += 1
+            block = block.parent
+
+    def _need_no_more(self, block: Block | None) -> None:
+        while block is not None:
+            block.needed_by -= 1
+            if block.needed_by:
+                return
+            self.needed -= 1
+            block = block.parent
 
     def chain(self, block: Block | None) -> list[Hashable]:
         """The keys of a block and of those before it, the first one first."""
@@ -204,18 +229,22 @@ class PrefixTree:
             behind += gone.children
             del self._blocks[gone.key]
             gone.version = -1
+            self.needed -= gone.needed_by > 0
             if parent is not None:
                 parent.used_s = max(parent.used_s, gone.used_s)
                 parent.is_common = parent.is_common or gone.is_common
+                parent.needed_by += len(gone.contexts)
             for context in list(gone.contexts):
                 if parent is None:
-                    self.drop_context(context)
+                    self._forget(context)
                     self._note_tokens(context, 0)
                 else:
                     self._ends[context.program][context] = parent
                     parent.contexts[context] = None
                     self._note_tokens(context, (parent.depth + 1) * self.block_tokens)
             gone.contexts.clear()
+        if parent is not None:
+            parent.needed_by -= block.needed_by > 0
 
     def _note_tokens(self, context: Context, tokens: int) -> None:
         """So many tokens of a context are in the tree now."""
@@ -237,6 +266,11 @@ class PrefixTree:
             "a pinned block follows one that is not": all(parent.pins or not block.pins for block, parent in inner),
             "children are miscounted": all(len(block.children) == children[block] for block in blocks),
             "pinned blocks are miscounted": self.pinned == sum(block.pins > 0 for block in blocks),
+            "needed blocks are miscounted": self.needed == sum(block.needed_by > 0 for block in blocks),
+            "who needs a block is miscounted": all(
+                block.needed_by == len(block.contexts) + sum(each.needed_by > 0 for each in block.children)
+                for block in blocks
+            ),
             "contexts and blocks disagree": ends == {(each, block) for block in blocks for each in block.contexts},
             "a program without contexts is kept": all(self._ends.values()),
         }

@@ -6,31 +6,17 @@ clock. Times are seconds on the caller's clock. An event that is lost costs memo
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
-from weft.core.kv_cache.contexts import Contexts
 from weft.core.kv_cache.eviction_order import EvictionOrder
-from weft.core.kv_cache.policies import MOST_HOLD_S, Action, Context, KvPolicy, Memory
+from weft.core.kv_cache.pauses import OpenProgram, Pauses
+from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 from weft.core.prediction import TimeEstimate
 
 _MOST_PROGRAMS: Final = 100_000  # that never ended
-_MOST_TOOLS: Final = 64  # of a program at once
-
-
-class _Tool(NamedTuple):
-    name: str
-    since_s: float
-
-
-@dataclass(eq=False, slots=True)
-class _Program:
-    name: str
-    last: Context | None = None  # that it left
-    tools: dict[Hashable, _Tool] = field(default_factory=dict)  # that run, the oldest first
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +29,7 @@ class RunningCall:
     level: int = 0  # of the scheduling policy's queue in which it is, or in which its program's next call will wait
 
 
-class Retention(Contexts):
+class Retention(Pauses):
     """Keeps, leaves or spills the contexts of programs, and says which blocks are evicted next.
 
     Args:
@@ -63,7 +49,6 @@ class Retention(Contexts):
         super().__init__(policy, memory)
         self.tree = PrefixTree(block_tokens)
         self.order = order(policy, self.tree, memory)
-        self._programs: OrderedDict[Hashable, _Program] = OrderedDict()
 
     @property
     def programs_held(self) -> int:
@@ -117,7 +102,7 @@ class Retention(Contexts):
             waited_s: How long it has waited in the queue.
             level: Of that queue; 0 is the first that is served.
         """
-        row = self._programs.setdefault(program, _Program(name))
+        row = self._programs.setdefault(program, OpenProgram(name))
         self._programs.move_to_end(program)
         if len(self._programs) > _MOST_PROGRAMS:
             self.program_ended(next(iter(self._programs)), now_s)
@@ -153,7 +138,7 @@ class Retention(Contexts):
             return None
         block.used_s = max(block.used_s, now_s)
         if call.program not in self._programs:
-            self._rank(block, now_s)
+            self._mark(block)
             return None
         context = self._left(call.program, call.name, now_s, tool=tool, level=call.level, pause=pause)
         for each in self.tree.contexts_on(call.program, block):
@@ -174,70 +159,7 @@ class Retention(Contexts):
         """A running call was aborted: its blocks are free, and it leaves no context of its own."""
         self.tree.unpin(call.block)
         if call.block is not None:
-            self._rank(call.block, now_s)
-
-    def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: Hashable = None) -> None:
-        """A program waits for a tool from now on. Its latest context is decided again.
-
-        Args:
-            program: The program. It must have made a call.
-            tool: The tool's name.
-            now_s: The time.
-            run: Tells this run of a tool from others. A run that began before changes nothing.
-        """
-        row = self._programs.get(program)
-        if row is None or run in row.tools:
-            return
-        row.tools[run] = _Tool(tool, now_s)
-        if len(row.tools) > _MOST_TOOLS:
-            del row.tools[next(iter(row.tools))]
-        self._pause_changed(program, row, now_s)
-
-    def tool_ended(self, program: Hashable, now_s: float, *, run: Hashable = None, took_s: float | None = None) -> None:
-        """A tool has returned. Its time is learned, though no call may follow, and the context is decided again.
-
-        Args:
-            program: The program.
-            now_s: The time.
-            run: That of `tool_started`. One that did not begin, or has ended, changes nothing.
-            took_s: How long the tool took; None: since `tool_started`.
-        """
-        row = self._programs.get(program)
-        tool = row.tools.pop(run, None) if row is not None else None
-        if row is None or tool is None:
-            return
-        self.tool_times.observe(tool.name, now_s - tool.since_s if took_s is None else took_s)
-        self._pause_changed(program, row, now_s)
-
-    def call_announced(self, program: Hashable, now_s: float) -> None:
-        """A program says that its next call comes soon. That is believed for 30 s."""
-        for context in self._paused(program):
-            context.soon_s = now_s
-            self._decide(context, now_s)
-
-    def _paused(self, program: Hashable) -> list[Context]:
-        """The latest context of a program, if no call has come for it yet and no oracle knows when one will."""
-        latest = self.contexts_of(program)[-1:]
-        return [each for each in latest if each.called_s is None and not each.pause.is_oracle]
-
-    def _pause_changed(self, program: Hashable, row: _Program, now_s: float) -> None:
-        """A tool has begun or ended. A pause is that of the tool that is expected to return last."""
-        for run, each in list(row.tools.items()):
-            if each.since_s < now_s - MOST_HOLD_S:  # the message that it ended may have been lost
-                del row.tools[run]
-        last = max(
-            row.tools.values(),
-            key=lambda each: self.tool_times.of(each.name).remaining_s(now_s - each.since_s),
-            default=None,
-        )
-        for context in self._paused(program):
-            if last is not None:
-                context.tool, context.since_s, context.pause = last.name, last.since_s, self.tool_times.of(last.name)
-                context.new_tokens = self._expected_tokens(last.name)
-            else:
-                context.tool, context.since_s = None, now_s
-                context.pause = self._delays.get(context.name) or self._delay_of_all
-            self._decide(context, now_s)
+            self._mark(call.block)
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
         """No call of a program will come."""
@@ -246,7 +168,7 @@ class Retention(Contexts):
             self._given_up(context)
             block = self.tree.drop_context(context)
             if block is not None:
-                self._rank(block, now_s)
+                self._mark(block)
 
     def epoch(self, memory: Memory, now_s: float) -> list[Context]:
         """Decide and rank everything again with what is known now. O(n); call it about once a second.
@@ -266,7 +188,7 @@ class Retention(Contexts):
                     if context.decision.action is Action.SPILL and not context.on_host:
                         to_spill.append(context)
         if self.policy.decides or self.policy.changes_with_time:
-            self.order.rank_all(now_s)
+            self.order.mark_all()
         return to_spill
 
     def to_revisit(self) -> list[Context | Block]:
@@ -281,7 +203,7 @@ class Retention(Contexts):
     def revisit(self, each: Context | Block, now_s: float) -> None:
         """Decide on a context again, or rank a leaf again, with what is known now. It may be gone meanwhile."""
         if isinstance(each, Block):
-            self.rank_again([each], now_s)
+            self.rank_again([each])
         elif self.tree.end_of(each) is None:
             self._hold(each, 0)
         else:
@@ -296,28 +218,28 @@ class Retention(Contexts):
         """The keys of the blocks of a context that are cached yet, the first one first."""
         return self.tree.chain(self.tree.end_of(context))
 
-    def copied(self, context: Context, now_s: float) -> None:
+    def copied(self, context: Context) -> None:
         """All of a context is in host memory as well, which a worker has confirmed."""
         context.on_host = True
         block = self.tree.end_of(context)
         if block is not None:
-            self._rank(block, now_s)
+            self._mark(block)
 
-    def block_evicted(self, key: Hashable, now_s: float) -> None:
+    def block_evicted(self, key: Hashable) -> None:
         """The engine has given a cached block away. What is behind it cannot be found any more, and is forgotten."""
         block = self.tree.get(key)
         if block is not None and not block.pins:
             self.tree.remove(block)
             if block.parent is not None:
-                self._rank(block.parent, now_s)
+                self._mark(block.parent)
 
-    def rank_again(self, blocks: Iterable[Block], now_s: float) -> None:
+    def rank_again(self, blocks: Iterable[Block]) -> None:
         """Rank those of these blocks that are cached. Blocks behind them were removed."""
         for block in blocks:
             if self.tree.get(block.key) is block:
-                self._rank(block, now_s)
+                self._mark(block)
 
-    def reset(self, now_s: float) -> None:
+    def reset(self) -> None:
         """The engine has emptied its prefix cache. What running calls use stays."""
         for context in list(self._held):
             self._hold(context, 0)
@@ -328,7 +250,7 @@ class Retention(Contexts):
                 if each.pins:
                     below += each.children
                 else:
-                    self.block_evicted(each.key, now_s)
+                    self.block_evicted(each.key)
 
     def observe_memory(self, memory: Memory) -> None:
         super().observe_memory(memory)
@@ -381,8 +303,8 @@ class Retention(Contexts):
     def _decided(self, context: Context, now_s: float) -> None:
         block = self.tree.end_of(context)
         if block is not None:
-            self._rank(block, now_s)
+            self._mark(block)
 
-    def _rank(self, block: Block, now_s: float) -> None:
+    def _mark(self, block: Block) -> None:
         if block.is_leaf:
-            self.order.rank(block, now_s)
+            self.order.mark(block)

@@ -42,14 +42,14 @@ class TieredRetention(Retention):
         super().program_ended(program, now_s)
         for context in contexts:
             self.spills.pop(context, None)
-            self.host.drop(context, now_s)
+            self.host.drop(context)
 
     def epoch(self, memory: Memory, now_s: float) -> list[Context]:
         to_spill = super().epoch(memory, now_s)
         for context in to_spill:
             self._note_spill(context)
         if self.policy.decides or self.policy.changes_with_time:
-            self.host.order.rank_all(now_s)
+            self.host.order.mark_all()
         return to_spill
 
     def to_revisit(self) -> list[Context | Block]:
@@ -63,7 +63,7 @@ class TieredRetention(Retention):
             super().revisit(each, now_s)
             self._note_spill(each)
         elif self.host.tree.get(each.key) is each:
-            self.host.order.rank(each, now_s)
+            self.host.order.mark(each)
         else:
             super().revisit(each, now_s)
 
@@ -94,14 +94,14 @@ class TieredRetention(Retention):
         self.tree.end_context(context, block)
         self._decide(context, now_s)
 
-    def host_changed(self, now_s: float) -> bool:
+    def host_changed(self) -> bool:
         """Rank contexts again of which host memory has lost blocks. Returns whether there are any."""
         shortened = list(self.host.shortened)
         self.host.shortened.clear()
         for context in shortened:
             block = self.tree.end_of(context)
             if block is not None:
-                self._rank(block, now_s)
+                self._mark(block)
         return bool(shortened)
 
     def _find(self, program: Hashable, chain: Sequence[Hashable]) -> tuple[int, list[Context]]:
@@ -115,7 +115,7 @@ class TieredRetention(Retention):
     def _decided(self, context: Context, now_s: float) -> None:
         super()._decided(context, now_s)
         self._note_spill(context)
-        self.host.rank([context], now_s)
+        self.host.rank_again([context])
 
     def _note_spill(self, context: Context) -> None:
         if context.decision.action is Action.SPILL and context.tokens and not context.on_host:

@@ -49,8 +49,11 @@ class StepPlan(KVConnectorMetadata):
 
     plan: SwapPlan = field(default_factory=SwapPlan)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return "_EMPTY_PLAN" if self is _EMPTY_PLAN else (StepPlan, (self.plan,))
 
-_EMPTY_PLAN: Final = StepPlan()  # shared by the many steps without a swap
+
+_EMPTY_PLAN: Final = StepPlan()  # shared by the many steps without a swap; between processes its name travels
 
 
 @dataclass
@@ -73,7 +76,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
         )
 
 
-_NOTHING: Final = WorkerReport()
 _MOST_POLLS: Final = 1000
 
 
@@ -101,7 +103,7 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         self.wants_step: Callable[[], bool] = lambda: False  # whether a step would copy something
         self._idle_polls = 0
         self._worker: SwapWorker | None = None
-        self._unsent = WorkerReport()
+        self._unsent: WorkerReport | None = None  # what the scheduler does not know yet
         self._failed: set[int] = set()
         self._local_tokens: dict[str, int] = {}  # by request that is being scheduled: tokens in vLLM's prefix cache
         if obstacle:
@@ -193,13 +195,13 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         plan = kv_connector_metadata.plan
         if plan.number:
             lost = self._worker.swap_out(plan) if self._worker is not None else plan.out.slots
+            self._unsent = self._unsent or WorkerReport()
             self._unsent.executed = Executed(plan.number, tuple(lost))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         del forward_context, kwargs
         metadata = self._connector_metadata
-        executed = self._unsent.executed
-        if not isinstance(metadata, StepPlan) or executed is None:
+        if self._unsent is None or not isinstance(metadata, StepPlan) or (executed := self._unsent.executed) is None:
             return
         plan = metadata.plan
         if self._worker is None:
@@ -216,8 +218,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        unsent, self._unsent = self._unsent, WorkerReport()
-        return None if unsent == _NOTHING else unsent
+        unsent, self._unsent = self._unsent, None
+        return unsent
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: the copies come before the model on the same stream."""

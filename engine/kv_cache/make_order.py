@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.core.kv_cache.policies import KvPolicy, Memory
 from weft.core.kv_cache.retention import Retention
 from weft.core.kv_cache.tiered import TieredRetention
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 from weft.engine.kv_cache.ended_first import EndedFirst
 from weft.engine.kv_cache.order import KvOrder
 from weft.engine.kv_cache.soft_hold import SoftHold

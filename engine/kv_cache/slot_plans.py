@@ -16,7 +16,7 @@ from weft.core.kv_cache.host_tier import HostTier, Longest
 from weft.core.kv_cache.policies import Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.stats import KvCounts
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 from weft.engine.kv_cache.plan import Executed, SwapBatch, SwapPlan
 from weft.engine.kv_cache.slots import SlotTable
 
@@ -122,7 +122,7 @@ class SlotPlans:
             self._out[slot] = blocks[index], chain[index]
             copied = self.block_tokens if tokens is None else min(self.block_tokens, tokens - index * self.block_tokens)
             self.counts.spilled_tokens += copied
-        self.tier.unpin(end, self.now_s)
+        self.tier.unpin(end)
         return count == len(missing)
 
     def ready(self, chain: Sequence[Hashable], first: int = 0) -> int:
@@ -178,7 +178,7 @@ class SlotPlans:
         self._plan, self._out, self._readers = SwapPlan(number=self._plan.number + 1), {}, {}
         reading, self._reading = self._reading, []
         for block in reading:
-            self.tier.unpin(block, self.now_s)
+            self.tier.unpin(block)
 
     @property
     def awaits_report(self) -> bool:
@@ -226,7 +226,7 @@ class SlotPlans:
 
     def _lose(self, slot: int, key: Hashable) -> None:
         if self.tier.slots.get(key) == slot:
-            self.tier.lose(key, self.now_s)
+            self.tier.lose(key)
 
     def reset(self) -> None:
         """Forget all copies: the model's weights have changed."""
@@ -234,7 +234,7 @@ class SlotPlans:
             self._begin_plan()
         for program in list(self.tier.tree.programs):
             for context in self.tier.tree.contexts_of(program):
-                self.tier.drop(context, self.now_s)
+                self.tier.drop(context)
 
     def memory_lost(self) -> None:
         """A worker has no host memory: nothing is kept any more."""

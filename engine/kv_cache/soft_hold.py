@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.retention import Retention, RunningCall
 from weft.core.kv_cache.rotation import Rotation
 from weft.core.kv_cache.stats import ToolStats
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 
@@ -40,6 +41,11 @@ class _Cached(NamedTuple):
     @property
     def is_there(self) -> bool:
         return bool(self.block.block_hash == self.content)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether vLLM can give it away, and has not done so."""
+        return not self.block.ref_cnt and self.is_there
 
 
 class SoftHold(KvOrder):
@@ -64,8 +70,9 @@ class SoftHold(KvOrder):
         self._spare: dict[int, Any] = {block.block_id: block.block_hash for block in pool.blocks if block.block_hash}
         self._running: dict[str, RunningCall] = {}  # by request
         self._waiting_since_s: dict[str, float] = {}  # by request
-        self._front: list[_Cached] = []  # of the free list when it was made, and what these blocks held
+        self._front: deque[_Cached] = deque()  # of the free list when it was made, and what these blocks held
         self._moved: list[tuple[Hashable, _Cached]] = []  # those of them that can be found
+        self._is_best = False  # whether no block of these is of use to anybody
         self._has_changed = False  # the order, since then, in a way that matters to these
         self._to_revisit = Rotation(self.retention.to_revisit, _EPOCH_S)
         self._to_check = Rotation[Hashable](lambda: self._cached, _CHECK_S)  # whether they are still there
@@ -73,7 +80,7 @@ class SoftHold(KvOrder):
         self._programs_moved: set[Hashable] = set()  # whose blocks these are
         self._most_blocks = 0  # that the step can take
         self._prepared_s = -math.inf  # when that was done last that need not be done just before a step
-        self._at_front = 0  # blocks of `_front` that are there yet, as counted then
+        self._at_front = 0  # blocks of `_front` that are there yet, as counted then, up to what the step can take
         self.moves = 0  # of blocks so far
 
     # -- what happens
@@ -129,20 +136,20 @@ class SoftHold(KvOrder):
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
         self.retention.program_ended(program, now_s)
-        self._has_changed = True
+        self._order_changed()
 
     def use_prefill_speed(self, token_s: float) -> None:
         if token_s > 0:  # steps that are all alike do not tell
             self._prefill_token_s = token_s
 
     def reset(self, now_s: float) -> None:
-        self.retention.reset(now_s)
+        self.retention.reset()
         self._cached = {key: at for key, at in self._cached.items() if key in self.retention.tree and at.is_there}
         self._spare.clear()
         self._moved.clear()
         self._front.clear()
         self._at_front = 0
-        self._has_changed = True
+        self._is_best, self._has_changed = False, True
 
     @property
     def held_blocks(self) -> int:
@@ -185,18 +192,30 @@ class SoftHold(KvOrder):
     def _prepare(self, step: NextStep, now_s: float) -> None:
         self.retention.observe_memory(self._memory())
         self._do_part_of_epoch(step, now_s)
-        self._at_front = sum(1 for at in self._front if at.is_there and not at.block.ref_cnt)
+        self._at_front = self._count_front()
 
     def _fill_front(self, times: int, now_s: float) -> None:
         """Make the front of the free list again if that is out of date, or if the step can take more. Then move so many
         times that."""
         most = min(self._most_blocks, self._pool.get_num_free_blocks())
-        if most <= 0 or (not self._has_changed and self._at_front >= most):
+        if most <= 0:
             return
+        if not self._has_changed:
+            if self._at_front < most:
+                self._at_front = self._count_front()
+            if self._at_front >= most:
+                return
         self._forget_all([key for key, at in self._moved if not at.is_there and self._cached.get(key) is at], now_s)
         self._move(max(times * most, _LEAST_MOVED), now_s)
         self._at_front = len(self._front)
         self._has_changed = False
+
+    def _count_front(self) -> int:
+        """How many blocks of the front are there yet, up to what the step can take. vLLM takes the first ones first."""
+        front = self._front
+        while front and not front[0].is_free:
+            front.popleft()
+        return sum(1 for _ in itertools.islice((at for at in front if at.is_free), max(0, self._most_blocks)))
 
     def _do_part_of_epoch(self, step: NextStep, now_s: float) -> None:
         """What is to be done once a second, or in ten, evenly over the steps, so that no step takes long. A step that
@@ -217,23 +236,28 @@ class SoftHold(KvOrder):
         again before the next step; otherwise when it is used up."""
         self._has_changed = self._has_changed or program in self._programs_moved
 
+    def _order_changed(self) -> None:
+        """Some block is worth less than before. That matters if the front has blocks that somebody may need."""
+        self._has_changed = self._has_changed or not self._is_best
+
     def _move(self, count: int, now_s: float) -> None:
         """Make empty blocks, spare ones and the policy's next ones the first `count` of the free list."""
         queue = self._pool.free_block_queue
         free = itertools.islice(queue.iter_blocks_after(None), count)
         front = list(itertools.takewhile(lambda block: block.block_hash is None, free))
-        self._moved, self._programs_moved = [], set()
+        self._moved, self._programs_moved, self._is_best = [], set(), True
         if len(front) < count:
             front += self._take_spare(count - len(front))
             self._moved = self._next(count - len(front), now_s)
-            blocks = (self.retention.tree.get(key) for key, _ in self._moved)
+            blocks = [self.retention.tree.get(key) for key, _ in self._moved]
             self._programs_moved = {block.program for block in blocks if block is not None}
+            self._is_best = not any(block is not None and (block.needed_by or block.is_common) for block in blocks)
             front += (at.block for _, at in self._moved)
             for block in front:
                 queue.remove(block)
             queue.prepend_n(front)
             self.moves += len(front)
-        self._front = [_Cached(block, block.block_hash) for block in front]
+        self._front = deque(_Cached(block, block.block_hash) for block in front)
 
     def _take_spare(self, count: int) -> list[KVCacheBlock]:
         """At most `count` free blocks that no call will find. Those in use follow when they are free."""
@@ -300,7 +324,7 @@ class SoftHold(KvOrder):
             self.retention.tree.remove(block)
             if block.parent is not None:
                 before[block.parent] = None
-        self.retention.rank_again(before, now_s)
+        self.retention.rank_again(before)
 
     def _memory(self) -> Memory:
         in_use = len(self._pool.blocks) - 1 - self._pool.get_num_free_blocks()

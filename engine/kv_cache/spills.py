@@ -1,8 +1,9 @@
 """What goes from the device to host memory between the calls of a program, and when.
 
-A context that its policy spills is copied soon, a part in each step. Of the others a block is copied when vLLM is about
-to give it away: vLLM tells who watches it (`BlockPool.unpin_blocks`), in the step that overwrites it, and the workers
-copy out before they write.
+A context that its policy spills is copied a part in each step, once the device may run out of blocks that nobody needs.
+Where it does not, a copy would be of no use. Of the others a block is copied when vLLM is about to give it away: vLLM
+tells who watches it (`BlockPool.unpin_blocks`), in the step that overwrites it, and the workers copy out before they
+write.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock
 
 _STEP_BYTES: Final = 32 << 20  # that one step copies out ahead of need, which takes a few milliseconds
+_AMPLE: Final = 0.25  # of the KV cache: while so much is of use to nobody, nothing is copied ahead of need
 
 
 class Spills:
@@ -48,6 +50,7 @@ class Spills:
         self._reused: dict[Hashable, int] = {}  # in this step: blocks by key
         self._gone: list[Hashable] = []  # that vLLM has evicted, and nobody knows yet
         self._copying: deque[tuple[int, Context]] = deque()  # with the number of the plan that completes them
+        self._is_short = False
         self._step_blocks = max(1, int(_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         store.at_plan = self._spill_reused
 
@@ -61,8 +64,11 @@ class Spills:
         self._pool.touch(held)
         self._pool.unpin_blocks(held, self._on_reuse)  # the references are as before, only the watcher stays
 
-    def plan(self) -> bool:
+    def plan(self, most_blocks: int) -> bool:
         """Plan copies of contexts that are to be spilled, as many as one step makes.
+
+        Args:
+            most_blocks: The most blocks that the next step can take.
 
         Returns:
             Whether a context is in host memory now that was not.
@@ -74,9 +80,11 @@ class Spills:
             chain = retention.chain_of(context)
             has_all = context.host_tokens >= max(1, len(chain) * store.block_tokens)  # not blocks that only others keep
             if has_all and store.tier.held(chain) == len(chain):
-                retention.copied(context, store.now_s)
+                retention.copied(context)
                 has_copied = True
-        left = self._step_blocks
+        of_nobody = self._pool.get_num_free_blocks() - retention.tree.needed
+        self._is_short = of_nobody < max(2 * most_blocks, _AMPLE * len(self._pool.blocks))
+        left = self._step_blocks if self._is_short else 0
         while retention.spills and left > 0:
             context = next(iter(retention.spills))
             chain = retention.chain_of(context)
@@ -94,7 +102,7 @@ class Spills:
                 break  # the rest follows in the next step
             del retention.spills[context]
             if is_kept and chain and not blocks:
-                retention.copied(context, store.now_s)
+                retention.copied(context)
                 has_copied = True
             elif is_kept and chain:
                 self._copying.append((store.next_plan, context))
@@ -111,7 +119,7 @@ class Spills:
     def wants_step(self) -> bool:
         """Whether a step would copy something."""
         is_done = bool(self._copying) and self._copying[0][0] <= self._store.reported
-        return is_done or bool(self._retention.spills)
+        return is_done or (self._is_short and bool(self._retention.spills))
 
     def _pays(self, context: Context) -> bool:
         return context.tokens >= self._store.choice.min_tokens
@@ -136,6 +144,9 @@ class Spills:
                 continue  # in the last case another holds the same
             self._gone.append(key)
             lost[block] = number
+            if not block.children:
+                ends.update((context, block) for context in block.contexts if not context.on_host)
+                continue
             behind = [block]  # can still be read, and not be found
             for each in behind:
                 if each is not block and each not in lost and (at := block_of(each.key)) is not None:

@@ -123,7 +123,7 @@ class HostStore(SlotPlans):
         self._loaded.pop(key, None)
         saved = self._saved.pop(key, None)
         if saved is not None:
-            self.tier.drop(saved.context, self.now_s)
+            self.tier.drop(saved.context)
 
     def reset(self) -> None:
         for key in list(self._saved):
@@ -167,4 +167,4 @@ class HostStore(SlotPlans):
             self.tier.unneeded.pop(saved.context, None)
         else:
             self.tier.unneeded[saved.context] = None
-        self.tier.rank([saved.context], self.now_s)
+        self.tier.rank_again([saved.context])

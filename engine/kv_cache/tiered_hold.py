@@ -46,9 +46,11 @@ class TieredHold(SoftHold):
 
     def _prepare(self, step: NextStep, now_s: float) -> None:
         self._spills.forget_reused()
-        self._has_changed |= self._tiered.host_changed(now_s)
+        if self._tiered.host_changed():
+            self._order_changed()
         super()._prepare(step, now_s)
-        self._has_changed |= self._spills.plan()
+        if self._spills.plan(self._most_blocks):
+            self._order_changed()
         if self._fetches.plan(self._most_blocks, self._running.values(), is_idle=self._is_idle(step)):
             self._has_changed = True  # it took blocks from the front
 

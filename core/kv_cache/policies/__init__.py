@@ -26,6 +26,7 @@ from weft.core.kv_cache.policies.registry import (
     registration,
     registrations,
 )
+from weft.core.kv_cache.policies.saga import Saga
 from weft.core.kv_cache.policies.stock import EndedFirst, Lru
 from weft.core.kv_cache.policies.ttl import Ttl
 from weft.core.kv_cache.policies.wa_lru import WaLru
@@ -47,6 +48,7 @@ __all__ = [
     "Lru",
     "Memory",
     "NextUse",
+    "Saga",
     "Ttl",
     "WaLru",
     "check_kv_policy",

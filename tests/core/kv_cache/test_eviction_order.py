@@ -41,6 +41,29 @@ def prefixes(chain: str) -> list[str]:
     return [chain[: number + 1] for number in range(len(chain))]
 
 
+class Counting(KvPolicy):
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def worth(self, context: Context, memory: Memory, now_s: float) -> float:
+        self.asked += 1
+        return context.used_s
+
+
+def test_nothing_is_ranked_before_somebody_asks() -> None:
+    """Where nothing has to be evicted, events cost no ranking, and what is kept of them does not grow."""
+    policy = Counting()
+    kept = retention(policy)
+    for turn in range(1000):
+        play(kept, "p", "abc", float(turn))
+        kept.epoch(MEMORY, float(turn))
+    assert (policy.asked, len(kept.order._unranked)) == (0, 1)
+    assert kept.order.next_blocks(1, 1000.0) == ["abc"]
+    assert policy.asked > 0
+
+
 def evicted(kept: Retention, now_s: float) -> list[Hashable]:
     """Everything, in the order in which it is evicted."""
     expected = kept.order.next_blocks(10**6, now_s)
@@ -320,7 +343,7 @@ def test_parts_of_an_epoch_are_a_whole_one() -> None:
     items = parts.to_revisit()
     for kept in (whole, parts):
         kept.program_ended("q", 9.0)
-        kept.block_evicted("Q", 9.0)
+        kept.block_evicted("Q")
     whole.epoch(later, 9.0)
     parts.observe_memory(later)
     for each in items:
@@ -436,14 +459,14 @@ class OrderMachine(RuleBasedStateMachine):
     def lose(self, data: Any) -> None:
         """The engine gives a block away that was not next, and what is behind it is lost."""
         key = data.draw(st.sampled_from(sorted(self.cached)))
-        self.kept.block_evicted(key, self.now_s)
+        self.kept.block_evicted(key)
         if not any(chain.startswith(key) for _, _, chain in self.running):
             self.cached = {other: what for other, what in self.cached.items() if not other.startswith(key)}
             self.cut_contexts()
 
     @rule()
     def reset(self) -> None:
-        self.kept.reset(self.now_s)
+        self.kept.reset()
         self.cached = {
             key: what for key, what in self.cached.items() if any(chain.startswith(key) for _, _, chain in self.running)
         }
@@ -476,7 +499,7 @@ def test_a_spill_goes_first_once_it_is_copied() -> None:
     first, second = kept.epoch(full, 1.5)
     assert [kept.chain_of(each) for each in (first, second)] == [["a", "ab"], ["c"]]
     assert kept.order.next_blocks(1, 1.5) == ["c"]
-    kept.copied(first, 2.0)
+    kept.copied(first)
     assert kept.order.next_blocks(3, 2.0) == ["ab", "a", "c"]
     assert kept.epoch(full, 2.5) == [second]
 

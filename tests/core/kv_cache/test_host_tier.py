@@ -75,7 +75,7 @@ class HostTierMachine(RuleBasedStateMachine):
             if index < len(chain) and key not in self.copied:
                 self.tier.slots[key] = self.copied[key] = self.next_slot
                 self.next_slot += 1
-        self.tier.unpin(end, self.now_s)
+        self.tier.unpin(end)
         if not before.startswith(chain):
             older = [
                 each for each, left in self.chains.items() if each.program == context.program and chain.startswith(left)
@@ -130,7 +130,7 @@ class HostTierMachine(RuleBasedStateMachine):
     def drop(self, data: Any) -> None:
         """A program gives a context up, with all that no other needs."""
         context = data.draw(st.sampled_from(list(self.chains)))
-        self.tier.drop(context, self.now_s)
+        self.tier.drop(context)
         del self.chains[context]
         self.settle()
         assert (context.host_tokens, context.on_host) == (0, False)
@@ -140,7 +140,7 @@ class HostTierMachine(RuleBasedStateMachine):
     def lose(self, data: Any) -> None:
         """A copy has failed. Its block is a gap, unless nothing is behind it."""
         key = data.draw(st.sampled_from(sorted(self.copied)))
-        self.tier.lose(key, self.now_s)
+        self.tier.lose(key)
         del self.copied[key]
         self.settle()
 
@@ -157,7 +157,7 @@ class HostTierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def have_read(self, data: Any) -> None:
         block, _ = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
-        self.tier.unpin(block, self.now_s)
+        self.tier.unpin(block)
         self.settle()
 
     @rule(count=st.integers(1, 4))

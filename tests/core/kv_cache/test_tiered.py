@@ -18,8 +18,8 @@ def lost_context() -> TieredRetention:
     assert context is not None
     end = retention.host.put(context, CHAIN, 1.0)
     retention.host.slots.update({key: slot for slot, key in enumerate(CHAIN)})
-    retention.host.unpin(end, 1.0)
-    retention.block_evicted(CHAIN[0], 2.0)
+    retention.host.unpin(end)
+    retention.block_evicted(CHAIN[0])
     assert (context.tokens, context.host_tokens) == (0, 48)
     retention.check_integrity()
     return retention

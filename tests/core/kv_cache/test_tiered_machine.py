@@ -114,7 +114,7 @@ class TieredMachine(RuleBasedStateMachine):
         for key in missing[: len(self.free)]:
             slot = self.host.slots[key] = self.free.pop()
             self.on_way[slot] = key
-        self.host.unpin(end, self.now_s)
+        self.host.unpin(end)
         self.tiered.spills.pop(context, None)
 
     @precondition(lambda self: self._contexts())
@@ -128,7 +128,7 @@ class TieredMachine(RuleBasedStateMachine):
     def host_makes_room(self, count: int) -> None:
         """For contexts of more worth than all others."""
         self.host.evict(count, None, self.now_s)
-        self.tiered.host_changed(self.now_s)
+        self.tiered.host_changed()
 
     @precondition(lambda self: self.on_way)
     @rule(fails=st.booleans())
@@ -137,22 +137,22 @@ class TieredMachine(RuleBasedStateMachine):
         done, self.on_way = self.on_way, {}
         for slot, key in done.items():
             if fails and self.host.slots.get(key) == slot:
-                self.host.lose(key, self.now_s)
+                self.host.lose(key)
             elif not fails:
                 self.written[slot] = key
         for context in self._contexts():
             chain = self.tiered.chain_of(context)
             if chain and context.host_tokens >= len(chain) * BLOCK_TOKENS and self._confirmed(chain):
-                self.tiered.copied(context, self.now_s)
-        self.tiered.host_changed(self.now_s)
+                self.tiered.copied(context)
+        self.tiered.host_changed()
 
     @precondition(lambda self: self.written)
     @rule(data=st.data())
     def copy_cannot_be_read(self, data: Any) -> None:
         """A worker says so of a slot that it has written before."""
         slot = data.draw(st.sampled_from(sorted(self.written)))
-        self.host.lose(self.written[slot], self.now_s)
-        self.tiered.host_changed(self.now_s)
+        self.host.lose(self.written[slot])
+        self.tiered.host_changed()
 
     @rule()
     def device_evicts(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import weft
 
-pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.anyio]  # it starts an engine of its own
 
 BLOCK_TOKENS = 128  # vLLM's default on CPU
 CONTEXT = " ".join(f"ship {n} passed the lighthouse at {n % 24} hours" for n in range(140))

@@ -16,6 +16,7 @@ from weft.core.kv_cache.policies import (
     LeastWaste,
     Memory,
     NextUse,
+    Saga,
     Ttl,
     WaLru,
 )
@@ -31,7 +32,7 @@ def context(pause_s: float, tokens: int = 500, used_s: float = 0.0) -> Context:
 
 def test_the_family_is_registered() -> None:
     """The names that users choose from."""
-    assert KV_POLICIES == ("ended-first", "least-waste", "lru", "next-use", "ttl", "wa-lru")
+    assert KV_POLICIES == ("ended-first", "least-waste", "lru", "next-use", "saga", "ttl", "wa-lru")
     for name in KV_POLICIES:
         assert KvPolicyConfig(name).make().name == name
     with pytest.raises(KvPolicyError, match="choose one of ended-first, least-waste"):
@@ -93,6 +94,23 @@ def test_the_time_to_live_ends() -> None:
     assert Ttl().decide(waiting, low, 50.0).action is Action.KEEP
 
 
+def test_saga_holds_as_ttl_and_orders_as_wa_lru() -> None:
+    """One policy has both of SAGA's rules, each with the result that it has alone."""
+    low, policy = MEMORY._replace(used_share=0.8, copy_token_s=math.inf), Saga()
+    held, left = context(10.0), context(1.0, 300, used_s=4.0)
+    assert policy.decide(held, low, 5.0) == Ttl().decide(held, low, 5.0)
+    assert policy.decide(held, low, 50.0).action is Action.LEAVE
+    assert policy.worth(left, low, 8.0) == WaLru().worth(left, low, 8.0)
+    assert policy.worth_of_nobody(3.0, low, 8.0) == pytest.approx(0.3 * 3.0 / 4.0 - 0.25)
+
+
+def test_saga_spills_what_it_does_not_hold() -> None:
+    """What it fetches ahead has to come from somewhere: from host memory, if copies are faster than the model."""
+    assert Saga().decide(context(10.0), MEMORY, 0.0).action is Action.SPILL  # above 0.9 of the memory
+    assert Saga().decide(context(10.0), MEMORY._replace(copy_token_s=1e-2), 0.0).action is Action.LEAVE
+    assert Saga().decide(context(10.0), MEMORY._replace(used_share=0.5), 0.0).action is Action.KEEP
+
+
 def test_wa_lru_by_hand() -> None:
     """P_evict = 0.3 · idle / 20 + 0.5 · (1 - 0.5) + 0.2 · 300 / 600 for the second context: 0.5 in all, and for the
     first one 0.3 + 0.25 + 0.2 = 0.75. Only differences count."""
@@ -137,6 +155,8 @@ def test_the_time_to_the_next_use_has_the_wait_in_it() -> None:
         ("ttl", {"low": 0.9, "high": 0.7}),
         ("ttl", {"most_s": math.nan}),
         ("wa-lru", {"size": -0.1}),
+        ("saga", {"low": 0.95}),
+        ("saga", {"reuse": 2.0}),
     ],
 )
 def test_a_parameter_out_of_range_is_refused(name: str, parameters: dict[str, float]) -> None:

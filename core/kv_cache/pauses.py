@@ -1,0 +1,108 @@
+"""What happens between two calls of a program: tools run, and the next call is announced."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from weft.core.kv_cache.contexts import Contexts
+from weft.core.kv_cache.policies import MOST_HOLD_S, Context, KvPolicy, Memory
+
+_MOST_TOOLS: Final = 64  # of a program at once
+
+
+class _Tool(NamedTuple):
+    name: str
+    since_s: float
+
+
+@dataclass(eq=False, slots=True)
+class OpenProgram:
+    """A program that has made a call and has not ended."""
+
+    name: str
+    last: Context | None = None  # that it left
+    tools: dict[Hashable, _Tool] = field(default_factory=dict)  # that run, the oldest first
+
+
+class Pauses(Contexts):
+    """Learns the times of tools, and decides again on the contexts of programs that wait for them.
+
+    Args:
+        policy: A policy of its own.
+        memory: The engine's memory at first.
+    """
+
+    def __init__(self, policy: KvPolicy, memory: Memory) -> None:
+        super().__init__(policy, memory)
+        self._programs: OrderedDict[Hashable, OpenProgram] = OrderedDict()
+
+    @abstractmethod
+    def contexts_of(self, program: Hashable) -> list[Context]:
+        """The contexts of a program, the one that was used last at the end."""
+
+    def tool_started(self, program: Hashable, tool: str, now_s: float, *, run: Hashable = None) -> None:
+        """A program waits for a tool from now on. Its latest context is decided again.
+
+        Args:
+            program: The program. It must have made a call.
+            tool: The tool's name.
+            now_s: The time.
+            run: Tells this run of a tool from others. A run that began before changes nothing.
+        """
+        row = self._programs.get(program)
+        if row is None or run in row.tools:
+            return
+        row.tools[run] = _Tool(tool, now_s)
+        if len(row.tools) > _MOST_TOOLS:
+            del row.tools[next(iter(row.tools))]
+        self._pause_changed(program, row, now_s)
+
+    def tool_ended(self, program: Hashable, now_s: float, *, run: Hashable = None, took_s: float | None = None) -> None:
+        """A tool has returned. Its time is learned, though no call may follow, and the context is decided again.
+
+        Args:
+            program: The program.
+            now_s: The time.
+            run: That of `tool_started`. One that did not begin, or has ended, changes nothing.
+            took_s: How long the tool took; None: since `tool_started`.
+        """
+        row = self._programs.get(program)
+        tool = row.tools.pop(run, None) if row is not None else None
+        if row is None or tool is None:
+            return
+        self.tool_times.observe(tool.name, now_s - tool.since_s if took_s is None else took_s)
+        self._pause_changed(program, row, now_s)
+
+    def call_announced(self, program: Hashable, now_s: float) -> None:
+        """A program says that its next call comes soon. That is believed for 30 s."""
+        for context in self._paused(program):
+            context.soon_s = now_s
+            self._decide(context, now_s)
+
+    def _paused(self, program: Hashable) -> list[Context]:
+        """The latest context of a program, if no call has come for it yet and no oracle knows when one will."""
+        latest = self.contexts_of(program)[-1:]
+        return [each for each in latest if each.called_s is None and not each.pause.is_oracle]
+
+    def _pause_changed(self, program: Hashable, row: OpenProgram, now_s: float) -> None:
+        """A tool has begun or ended. A pause is that of the tool that is expected to return last."""
+        for run, each in list(row.tools.items()):
+            if each.since_s < now_s - MOST_HOLD_S:  # the message that it ended may have been lost
+                del row.tools[run]
+        last = max(
+            row.tools.values(),
+            key=lambda each: self.tool_times.of(each.name).remaining_s(now_s - each.since_s),
+            default=None,
+        )
+        for context in self._paused(program):
+            if last is not None:
+                context.tool, context.since_s, context.pause = last.name, last.since_s, self.tool_times.of(last.name)
+                context.new_tokens = self._expected_tokens(last.name)
+            else:
+                context.tool, context.since_s = None, now_s
+                context.pause = self._delays.get(context.name) or self._delay_of_all
+            self._decide(context, now_s)
