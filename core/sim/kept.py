@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from weft.core.kv_cache.eviction_order import Rank
 from weft.core.kv_cache.fetch_ahead import Expected, contexts_to_fetch
 from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
-from weft.core.policies.step_costs import StepCosts
+from weft.core.policies.steps.costs import StepCosts
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.host import HostTier
 from weft.core.sim.kv import KvCache, Segment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from weft.core.policies import Policy, StepCosts
-from weft.core.policies.step_costs import FIT_STEPS
+from weft.core.policies.steps.costs import FIT_STEPS
 from weft.core.sim.step_time import StepTime
 
 

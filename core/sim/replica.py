@@ -15,6 +15,7 @@ from weft.core.policies import Call, Policy
 from weft.core.sim.batch import RunningBatch
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.charges import Charges
+from weft.core.sim.executions import Executions
 from weft.core.sim.jump import Jump
 from weft.core.sim.kept import kv_cache
 from weft.core.sim.known_costs import KnownCosts
@@ -55,8 +56,6 @@ class Replica:
         self.policy = policy
         self.jump: Jump | None = None  # the one in progress
         self._settings = settings
-        self._counts = counts
-        self._on_execution = on_execution
         self._on_batch = on_batch
         self._decide_every = settings.policy.decide_every
         # Between decisions an order by the clock is that of the latest decision, which an engine makes without cause.
@@ -69,8 +68,17 @@ class Replica:
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._batch = RunningBatch(settings.policy.token_s)
         self._charges = Charges(policy, self._kv, self._batch, settings.policy.token_s)
+        self._executions = Executions(
+            number,
+            policy,
+            settings,
+            counts,
+            kv=self._kv,
+            batch=self._batch,
+            charges=self._charges,
+            on_execution=on_execution,
+        )
         self._ended: list[Hashable] = []  # the KV of programs that have ended, until the next batch is formed
-        self._swap_s = 0.0  # duration of the copies to make before the next step
         self._between_decisions = False  # the policy does not decide before the next step (`decide_every`)
 
     # -- events
@@ -115,6 +123,7 @@ class Replica:
         self.policy.held.discard(call)
         self.policy.leave(call)
         call.total_wait_s += now_s - call.queued_since_s
+        call.wait_s = call.total_wait_s
         return self._end_jump_by(now_s)
 
     def not_begun(self) -> list[SimCall]:
@@ -170,7 +179,7 @@ class Replica:
         ended = [call for call in charged if call.output_tokens >= call.spec.output_tokens]
         for call in ended:
             segment = cast("Segment", call.segment)
-            self._stop(call, now_s)
+            self._executions.end(call, now_s)
             self._kv.call_ended(call, segment)
             self.policy.leave(call)
             call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
@@ -198,13 +207,13 @@ class Replica:
         waiting = itertools.chain(self.policy.waiting, self.policy.held)
         self._kv.queue_changed(cast("Iterator[SimCall]", waiting), now_s)
         while batch.growth_tokens > self._kv.available:
-            self._preempt(batch.lowest_call(), now_s)
+            self._executions.preempt(batch.lowest_call(), now_s)
         self._admit(now_s)
         for call, tokens in batch.chunks.items():
             if tokens == 0 and not call.stalled:
-                self._stall(call, now_s)
+                self._executions.stall(call, now_s)
             elif tokens and call.stalled:
-                self._go_on(call, now_s)
+                self._executions.go_on(call, now_s)
         self.jump = self._plan_jump(now_s) if batch.ranks else None
         if self.jump is not None:
             self._costs.step_begins(batch.steps, batch.decoding)
@@ -214,10 +223,9 @@ class Replica:
         """Plan as many steps as no event can interrupt. An arrival may still end the jump earlier."""
         batch = self._batch
         first_s = self._timing.step_s(*batch.step_tokens())
-        if batch.chunks or self._swap_s:
-            first_s += self._swap_s
-            self._swap_s = 0.0
-            return Jump(now_s, first_s, 0.0, 1)
+        swap_s = self._executions.take_swap_s()
+        if batch.chunks or swap_s:
+            return Jump(now_s, first_s + swap_s, 0.0, 1)
         jump = Jump(now_s, first_s, self._timing.context_token_s * batch.decoding, 1)
         if self._plays_each_step or self._order_may_change():
             return jump
@@ -262,7 +270,7 @@ class Replica:
             ),
         )
         for call in victims:
-            self._preempt(cast("SimCall", call), now_s)
+            self._executions.preempt(cast("SimCall", call), now_s)
 
     def _free_tokens(self) -> float:
         """Tokens of KV that a call may take, so that the next step fits and a share of the cache stays free."""
@@ -283,7 +291,7 @@ class Replica:
                 break
             if batch.ranks and self._kv.cost(segment, hit, call.context_tokens) > self._free_tokens():
                 break
-            self._start(call, segment, hit, now_s)
+            self._executions.begin(call, segment, hit, now_s)
             self.policy.start(call, now_s)
             batch.ranks[call] = call.rank
             batch.admitted[call] = None
@@ -293,85 +301,6 @@ class Replica:
                 batch.start_decoding(call)
         batch.chunks.update(cast("dict[SimCall, int]", tokens.divide()))
         self._kv.fill(sum(call.prefill_left - chunk for call, chunk in batch.chunks.items()))
-
-    def _start(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
-        """Reserve a call's KV and determine how many tokens are to be computed before its next one.
-
-        Args:
-            segment: The cached segment in which the call's prefix ends.
-            hit: Length of that prefix in tokens.
-        """
-        spec, counts, tokens = call.spec, self._counts, call.context_tokens
-        call.resumed = not math.isnan(call.started_s) and not self._settings.unit_steps
-        if not call.resumed:
-            counts.prompt += spec.prompt_tokens
-            counts.prefix_hits += hit
-            call.cached_tokens = min(hit, spec.prompt_tokens)
-            self._kv.call_began(call, now_s - call.queued_since_s)
-        self._swap_s += max(0, call.swapped - hit) * self._settings.swap_token_s
-        call.swapped, copy_s = self._kv.load(call, max(hit, call.swapped))
-        self._swap_s = max(self._swap_s, copy_s)  # the step waits for copies
-        if call.resumed:
-            counts.recomputed += max(0, call.computed - call.swapped)
-        elif spec.parents:
-            counts.again += max(0, min(spec.shared_prefix_tokens, spec.prompt_tokens) - call.swapped)
-        self._kv.unfilled += 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
-        if self._settings.shares_prefixes:
-            call.segment = self._kv.reserve_call(call, segment, hit, tokens)
-        else:
-            call.segment = self._kv.reserve(call.kv_key, segment, hit, tokens)
-        call.prefill_left = 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
-        call.swapped = 0
-        call.running = True
-        call.total_wait_s += now_s - call.queued_since_s
-        call.started_s = now_s
-
-    def _preempt(self, call: SimCall, now_s: float) -> None:
-        """Preempt a running call: its KV is unpinned, after a copy to host memory if the engines swap."""
-        self._counts.preemptions += 1
-        if call.stalled:
-            self._go_on(call, now_s)
-        if call.end_step >= 0:
-            self._charges.decode(call, now_s)
-        segment = cast("Segment", call.segment)
-        self._kv.trim(segment, min(call.prefill_left, segment.tokens))
-        if self._settings.swaps:
-            call.swapped = max(0, call.context_tokens - max(1, call.prefill_left))
-            self._counts.swapped += call.swapped
-            self._swap_s += call.swapped * self._settings.swap_token_s
-        self._stop(call, now_s)
-        self._kv.call_preempted(call, segment)
-        call.queued_since_s = now_s
-        self.policy.preempt(call, now_s)
-
-    def _stall(self, call: SimCall, now_s: float) -> None:
-        """Calls of better rank use up the tokens of the next step."""
-        call.stalled, call.queued_since_s = True, now_s
-        self.policy.stall(call, now_s)
-
-    def _go_on(self, call: SimCall, now_s: float) -> None:
-        call.stalled = False
-        call.total_wait_s += now_s - call.queued_since_s
-        self.policy.go_on(call, now_s)
-
-    def _stop(self, call: SimCall, now_s: float) -> None:
-        """A call leaves the batch."""
-        self._batch.remove(call)
-        call.running = False
-        self._release(call)
-        call.segment = None
-        if self._on_execution is not None:
-            self._on_execution(
-                Execution(call.owner.spec.program, call.spec.call_id, self.number, call.started_s, now_s)
-            )
-
-    def _release(self, call: SimCall) -> None:
-        """Free a call's KV. What it leaves in a block that is not full cannot be found: vLLM takes that block first."""
-        segment, block_tokens = cast("Segment", call.segment), self._settings.block_tokens
-        if block_tokens > 1:
-            computed = min(segment.end, call.context_tokens - 1)  # the last token's KV is never computed
-            self._kv.trim(segment, min(segment.end - computed // block_tokens * block_tokens, segment.tokens))
-        self._kv.release(segment)
 
     def check_integrity(self) -> None:
         """Assert that an idle replica holds no calls and no pinned KV. For tests.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 from weft.core.errors import SimulationError
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.routing import BalancerConfig, StealingConfig
 from weft.core.sim.step_time import UNIT_STEPS, StepTime
+
+MOST_REPLICAS: Final = 10_000  # each takes memory, and a look at every arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class SimSettings:
         for name, least in (("batch_size", 1), ("replicas", 1), ("block_tokens", 1), ("chunk_tokens", self.batch_size)):
             if getattr(self, name) < least:
                 raise SimulationError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        if self.replicas > MOST_REPLICAS:
+            raise SimulationError(f"replicas must be at most {MOST_REPLICAS}, not {self.replicas}.")
         if not self.kv_tokens >= 1:
             raise SimulationError(f"kv_tokens must be at least 1, or math.inf for no bound, not {self.kv_tokens}.")
         if not self.host_kv_tokens >= 0:

@@ -1,0 +1,137 @@
+"""How calls enter and leave the batch of a simulated replica: their KV, their waits, and the copies that they need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+from weft.core.policies import Policy
+from weft.core.sim.batch import RunningBatch
+from weft.core.sim.calls import SimCall
+from weft.core.sim.charges import Charges
+from weft.core.sim.kv import KvCache, Segment
+from weft.core.sim.result import Counts, Execution
+from weft.core.sim.settings import SimSettings
+
+
+class Executions:
+    """Begins, interrupts and ends the executions of a replica's calls.
+
+    Args:
+        number: The replica's number.
+        policy: Its policy.
+        settings: The simulation's settings.
+        counts: The totals to add to.
+        kv: Its KV cache.
+        batch: Its running calls.
+        charges: Charges them.
+        on_execution: Called with each execution that ends.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        policy: Policy,
+        settings: SimSettings,
+        counts: Counts,
+        *,
+        kv: KvCache,
+        batch: RunningBatch,
+        charges: Charges,
+        on_execution: Callable[[Execution], None] | None,
+    ) -> None:
+        self._number = number
+        self._policy = policy
+        self._settings = settings
+        self._counts = counts
+        self._kv = kv
+        self._batch = batch
+        self._charges = charges
+        self._on_execution = on_execution
+        self._swap_s = 0.0  # duration of the copies to make before the next step
+
+    def take_swap_s(self) -> float:
+        """The duration of the copies for which the next step waits. They are made then."""
+        swap_s, self._swap_s = self._swap_s, 0.0
+        return swap_s
+
+    def begin(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
+        """Reserve a call's KV and determine how many tokens are to be computed before its next one.
+
+        Args:
+            segment: The cached segment in which the call's prefix ends.
+            hit: Length of that prefix in tokens.
+        """
+        spec, counts, tokens = call.spec, self._counts, call.context_tokens
+        call.resumed = not math.isnan(call.started_s) and not self._settings.unit_steps
+        if not call.resumed:
+            counts.prompt += spec.prompt_tokens
+            counts.prefix_hits += hit
+            call.cached_tokens = min(hit, spec.prompt_tokens)
+            self._kv.call_began(call, now_s - call.queued_since_s)
+        self._swap_s += max(0, call.swapped - hit) * self._settings.swap_token_s
+        call.swapped, copy_s = self._kv.load(call, max(hit, call.swapped))
+        self._swap_s = max(self._swap_s, copy_s)  # the step waits for copies
+        if call.resumed:
+            counts.recomputed += max(0, call.computed - call.swapped)
+        elif spec.parents:
+            counts.again += max(0, min(spec.shared_prefix_tokens, spec.prompt_tokens) - call.swapped)
+        self._kv.unfilled += 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
+        if self._settings.shares_prefixes:
+            call.segment = self._kv.reserve_call(call, segment, hit, tokens)
+        else:
+            call.segment = self._kv.reserve(call.kv_key, segment, hit, tokens)
+        call.prefill_left = 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
+        call.swapped = 0
+        call.running = True
+        call.total_wait_s += now_s - call.queued_since_s
+        call.started_s = now_s
+
+    def preempt(self, call: SimCall, now_s: float) -> None:
+        """Preempt a running call: its KV is unpinned, after a copy to host memory if the engines swap."""
+        self._counts.preemptions += 1
+        if call.stalled:
+            self.go_on(call, now_s)
+        if call.end_step >= 0:
+            self._charges.decode(call, now_s)
+        segment = cast("Segment", call.segment)
+        self._kv.trim(segment, min(call.prefill_left, segment.tokens))
+        if self._settings.swaps:
+            call.swapped = max(0, call.context_tokens - max(1, call.prefill_left))
+            self._counts.swapped += call.swapped
+            self._swap_s += call.swapped * self._settings.swap_token_s
+        self.end(call, now_s)
+        self._kv.call_preempted(call, segment)
+        call.queued_since_s = now_s
+        self._policy.preempt(call, now_s)
+
+    def stall(self, call: SimCall, now_s: float) -> None:
+        """Calls of better rank use up the tokens of the next step."""
+        call.stalled, call.queued_since_s = True, now_s
+        self._policy.stall(call, now_s)
+
+    def go_on(self, call: SimCall, now_s: float) -> None:
+        """A call that stalled gets tokens again."""
+        call.stalled = False
+        call.total_wait_s += now_s - call.queued_since_s
+        self._policy.go_on(call, now_s)
+
+    def end(self, call: SimCall, now_s: float) -> None:
+        """A call leaves the batch."""
+        self._batch.remove(call)
+        call.running = False
+        self._release(call)
+        call.segment = None
+        if self._on_execution is not None:
+            self._on_execution(
+                Execution(call.owner.spec.program, call.spec.call_id, self._number, call.started_s, now_s)
+            )
+
+    def _release(self, call: SimCall) -> None:
+        """Free a call's KV. What it leaves in a block that is not full cannot be found: vLLM takes that block first."""
+        segment, block_tokens = cast("Segment", call.segment), self._settings.block_tokens
+        if block_tokens > 1:
+            computed = min(segment.end, call.context_tokens - 1)  # the last token's KV is never computed
+            self._kv.trim(segment, min(segment.end - computed // block_tokens * block_tokens, segment.tokens))
+        self._kv.release(segment)
