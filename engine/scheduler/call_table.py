@@ -63,10 +63,14 @@ class CallTable:
         if ledger is None:
             view = program.view
             view.calls = max(view.calls, header.program_calls) if header.program_calls else view.calls + 1
-            ledger = self._ledgers[key] = Ledger(identity.call_id, identity.program_id, replace(view.attained), now_s)
+            ledger = self._ledgers[key] = Ledger(
+                identity.call_id, identity.program_id, replace(view.attained), now_s - header.waited_s
+            )
         ledger.ends_program |= header.ends_program
         ledger.sequences += 1
-        call = Call(request_id, program.view, prompt_tokens, deadline_s=now_s + header.time_left_s)
+        call = Call(
+            request_id, program.view, prompt_tokens, deadline_s=now_s + header.time_left_s, wait_s=header.waited_s
+        )
         entry = self.entries[request_id] = Entry(call, ledger)
         return entry
 

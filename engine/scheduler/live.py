@@ -37,6 +37,7 @@ class LiveView:
         block_tokens: int,
         store: HostStore | None,
     ) -> None:
+        self._policy = policy
         self._has_levels = policy.has_level(1)
         self._table = table
         self._order = order
@@ -46,20 +47,29 @@ class LiveView:
         self._store = store
 
     def state(self, now_s: float) -> SchedulerState:
-        """The state now, of at most `MOST_CALLS` calls and programs. O(n) for n calls and programs."""
+        """The state now, of at most `MOST_CALLS` calls and programs. O(n log n) for n calls and programs."""
         calls: dict[int, list[str]] = {}  # the requests of each call, by its ledger: a call may have several sequences
         for request_id, entry in self._table.entries.items():
             calls.setdefault(id(entry.ledger), []).append(request_id)
+        places = self._places()
         running = sum(self._table.entries[requests[0]].ledger.running > 0 for requests in calls.values())
         return SchedulerState(
             running,
             len(calls) - running,
             float(self._manager.usage),
-            tuple(self._call(requests, now_s) for requests in islice(calls.values(), MOST_CALLS)),
+            tuple(self._call(requests, places, now_s) for requests in islice(calls.values(), MOST_CALLS)),
             tuple(islice(self._kv(), MOST_CALLS)),
         )
 
-    def _call(self, requests: Sequence[str], now_s: float) -> LiveCall:
+    def _places(self) -> dict[int, int]:
+        """The places of waiting calls, by ledger: that of a call's first sequence."""
+        waiting = chain(self._policy.waiting, self._policy.held)
+        places: dict[int, int] = {}
+        for call in islice(waiting, MOST_CALLS):
+            places.setdefault(id(self._table.entries[call.key].ledger), len(places) + 1)
+        return places
+
+    def _call(self, requests: Sequence[str], places: Mapping[int, int], now_s: float) -> LiveCall:
         entry = self._table.entries[requests[0]]
         ledger = entry.ledger
         waits_s = 0.0 if ledger.running else now_s - ledger.waiting_since_s
@@ -72,6 +82,7 @@ class LiveView:
             wait_s=ledger.wait_s + waits_s,
             prompt_tokens=entry.call.prompt_tokens,
             output_tokens=sum(self._requests[each].num_output_tokens for each in requests),
+            place=None if ledger.running else places.get(id(ledger)),
         )
 
     def _kv(self) -> Iterator[ProgramKv]:

@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from weft.core.kv_cache.policies import KvPolicyConfig
-from weft.core.log import get_logger
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView
-from weft.core.policies.history import History
-from weft.core.policies.levels import ScheduleStats
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.kv_cache.make_order import make_order
 from weft.engine.kv_cache.order import CallKv, KvOrder
@@ -32,7 +29,9 @@ from weft.engine.scheduler.aborted import AbortedAccounts
 from weft.engine.scheduler.batch import BatchFormer
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.charging import StepCharges
+from weft.engine.scheduler.control import ControlHandler
 from weft.engine.scheduler.failed_loads import void_calls
+from weft.engine.scheduler.headers import HeaderReader
 from weft.engine.scheduler.kv_accounts import KvAccounts
 from weft.engine.scheduler.ledger import Entry, Ledger
 from weft.engine.scheduler.live import LiveView
@@ -48,23 +47,7 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned, encode_schedule_stats, encode_state
-from weft.engine.wire.calls import decode_call, figures_of
-from weft.engine.wire.control import (
-    AbortedCalls,
-    EventKind,
-    ProgramEvent,
-    ProgramEvents,
-    ProgramsEnded,
-    Question,
-    TakeBack,
-    TakeKvStats,
-    TakeLearned,
-    TakeScheduleStats,
-    TakeState,
-    UseHistory,
-    decode_control,
-)
+from weft.engine.wire.control import CallKey, TakeBack, UseHistory, decode_control
 from weft.engine.wire.reports import attach_account, attach_swap
 from weft.engine.wire.scheduler_config import decode_config
 
@@ -78,10 +61,10 @@ class WeftScheduler(AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = decode_config(self.vllm_config.additional_config)
-        self._has_own_client, self._trusts_clients = config.one_client, config.trust_clients
+        self._has_own_client = config.one_client
+        self._headers = HeaderReader(trusts_clients=config.trust_clients)
         self._kv_policy = config.kv_policy
-        self._has_warned = False
-        self._model, self._has_history = config.model, False
+        self._model = config.model
         if self._has_own_client:  # behind a server, the server ends its processes
             end_with_parent()
         self._policy = policy = PolicyConfig.from_dict(config.policy).check_live()
@@ -91,10 +74,10 @@ class WeftScheduler(AsyncScheduler):
         connector = self.connector
         self._swap = connector.store if isinstance(connector, SwapConnector) else None
         self._clock: Callable[[], float] = time.monotonic
+        self._aborted = AbortedAccounts()
         self.use_policy(policy.make())
         self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
-        self._aborted = AbortedAccounts()
-        self._has_prompts = False  # whether a running request computes its prompt
+        self._computing: dict[str, Request] = {}  # they ran in the last step, and do not have all of their prompts yet
 
     def use_policy(self, policy: Policy) -> None:
         """Schedule by a policy from now on, and forget all programs. No request may be under way."""
@@ -111,7 +94,7 @@ class WeftScheduler(AsyncScheduler):
         self._charges = StepCharges(self._entries, self.requests, policy, self._token_s, self._swap)
         self._former = BatchFormer(self, policy, self._table, self._swap, self._can_start)
         self.waiting = PolicyQueue(policy, self._call_of, self._now_s)
-        self._live = LiveView(
+        live = LiveView(
             policy,
             self._table,
             self._kv_order,
@@ -119,6 +102,17 @@ class WeftScheduler(AsyncScheduler):
             manager=self.kv_cache_manager,
             block_tokens=self.block_size,
             store=self._swap,
+        )
+        self._control = ControlHandler(
+            policy,
+            self._table,
+            self._aborted,
+            self._charges.levels,
+            kv_order=self._kv_order,
+            kv_policy=self._kv_policy_of(policy).name,
+            kv_accounts=self._kv_accounts,
+            live=live,
+            model=self._model,
         )
 
     def set_clock(self, clock: Callable[[], float]) -> None:
@@ -178,24 +172,12 @@ class WeftScheduler(AsyncScheduler):
 
     def add_request(self, request: Request) -> None:
         if request.request_id not in self._entries:  # otherwise it is the next input of a streaming session
-            params = request.sampling_params
-            extra_args = params.extra_args if params is not None else None
-            self._warn_of_figures(extra_args)
-            header = decode_call(extra_args, request.request_id, request.session_id, is_trusted=self._trusts_clients)
+            header = self._headers.read(request)
             now_s = self._clock()
             entry = self._table.open(request.request_id, header, request.num_prompt_tokens, now_s)
             entry.next_tool, entry.is_next_soon = header.tool_started or None, header.prefetch
             self._kv_order.call_arrived(request, entry.call.program, now_s, tool=header.tool_ended or None)
         super().add_request(request)
-
-    def _warn_of_figures(self, extra_args: object) -> None:
-        if not self._trusts_clients and not self._has_warned and (figures := figures_of(extra_args)):
-            self._has_warned = True
-            get_logger().warning(
-                "a client sent figures, and they were ignored, because clients are not trusted here; to trust all "
-                'clients, add "trust_clients": true to "weft" in additional_config. This is logged once',
-                figures=", ".join(figures),
-            )
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._former.batch_changed()
@@ -221,66 +203,29 @@ class WeftScheduler(AsyncScheduler):
         """Receive a control message (`weft.engine.vllm_compat.control`).
 
         Returns:
-            By the message's type: how many of the programs that have ended were known here, the accounts of the
-            aborted calls that were asked for, the calls that were given back, or the answer to a question.
+            The calls that were given back, or what `ControlHandler.receive` returns.
         """
         match decode_control(message):
-            case ProgramsEnded(ended, abandoned):
-                self._aborted.forget((*ended, *abandoned))
-                known = [self._table.end_program(each) for each in ended]
-                known += [self._table.end_program(each, is_abandoned=True) for each in abandoned]
-                return {"ended": sum(known)}
-            case ProgramEvents(events):
-                for event in events:
-                    if (view := self._table.view(event.program_id)) is not None:
-                        self._take_event(event, view, self._clock())
-            case AbortedCalls(call_ids):
-                return {"aborted": self._aborted.take(call_ids)}
             case UseHistory(history):
                 self._use_history(history)
+                return {}
             case TakeBack(calls, most):
-                taken = not_begun(self.waiting, self._entries, calls, most)
-                self.finish_requests(list(taken.values()), RequestStatus.FINISHED_ABORTED)
-                self._aborted.take([call_id for _, call_id in taken])  # another engine accounts for them
-                return {"taken": [list(call) for call in taken], "waiting": len(self.waiting)}
-            case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:
-                return self._answer(question)
-        return {}
-
-    def _answer(self, question: Question) -> dict[str, Any]:
-        match question:
-            case TakeLearned():
-                classes, ends = self.weft_policy.classes(), self.weft_policy.take_ends()
-                return encode_learned(Learned(self._model, tuple(classes), tuple(ends), self._has_history))
-            case TakeKvStats():
-                kv_policy = self._kv_policy_of(self.weft_policy).name
-                return encode_kv_stats(self._kv_accounts.stats(kv_policy, self._kv_order))
-            case TakeScheduleStats():
-                return encode_schedule_stats(self._schedule_stats())
-            case TakeState():
-                return encode_state(self._live.state(self._clock()))
-
-    def _schedule_stats(self) -> ScheduleStats:
-        entries = self._entries.values()
-        running = (entry.call.rank.level for entry in entries if entry.running)
-        waiting = (entry.call.rank.level for entry in entries if not entry.running)
-        return self._charges.levels.stats(running, waiting, self.weft_policy.promotions)
-
-    def _take_event(self, event: ProgramEvent, program: ProgramView, now_s: float) -> None:
-        if event.kind is EventKind.TOOL_STARTED:
-            self._kv_order.tool_started(program, event.tool, now_s, run=event.run)
-        elif event.kind is EventKind.TOOL_ENDED:
-            self._kv_order.tool_ended(program, now_s, run=event.run, took_s=event.took_s)
-        else:
-            self._kv_order.call_announced(program, now_s)
+                return self._take_back(calls, most)
+            case other:
+                return self._control.receive(other, self._clock())
 
     def _use_history(self, text: str) -> None:
-        if self._has_history:
+        if self._control.has_history:
             return
         if self._table.is_empty:  # the engine's own prompts at its start are no programs to learn from
             self.use_policy(self._policy.make())
-        self.weft_policy.learn(History.from_json(text)[self._model])
-        self._has_history = True
+        self._control.use_history(text)
+
+    def _take_back(self, calls: Iterable[CallKey], most: int) -> dict[str, Any]:
+        taken = not_begun(self.waiting, self._entries, calls, most)
+        self.finish_requests(list(taken.values()), RequestStatus.FINISHED_ABORTED)
+        self._aborted.take([call_id for _, call_id in taken])  # another engine accounts for them
+        return {"taken": [list(call) for call in taken], "waiting": len(self.waiting)}
 
     # -- one step
 
@@ -291,7 +236,8 @@ class WeftScheduler(AsyncScheduler):
         self._steps_to_decision = (self._decide_every if decides else self._steps_to_decision) - 1
         if decides:
             self.weft_policy.decide(now_s)
-        # vLLM preempts running[-1] when KV blocks run out inside the step.
+        # vLLM preempts running[-1] when KV blocks run out inside the step. Calls that end in the same step end in this
+        # order, as they do in the simulator.
         if len(self.running) > 1:
             self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
         if self.pause_state == PauseState.UNPAUSED:
@@ -300,22 +246,30 @@ class WeftScheduler(AsyncScheduler):
         self._kv_order.before_step(self._former, now_s)
         output = super().schedule(throttle_prefills)
         started = len(output.scheduled_new_reqs) + len(output.scheduled_cached_reqs.resumed_req_ids)
-        if started or self._has_prompts:  # otherwise all requests decode
+        if started or self._computing:  # otherwise all requests decode
             self._note_prompts(output, now_s)
         self._former.step_formed(output, now_s)
         self._charges.step_formed(output, now_s)
         return output
 
     def _note_prompts(self, output: SchedulerOutput, now_s: float) -> None:
-        self._has_prompts = False
-        for request in self.running:
-            entry = self._entries[request.request_id]
-            if not entry.running:  # vLLM has just admitted the request
-                self._start(request, entry, output, now_s)
+        started: list[Request] = []
+        for request in reversed(self.running):  # vLLM appends those that it admits
+            if self._entries[request.request_id].running:
+                break
+            started.append(request)
+        for request in reversed(started):
+            self._start(request, self._entries[request.request_id], output, now_s)
+        computing = self._computing | {request.request_id: request for request in reversed(started)}
+        self._computing = {}
+        for key, request in computing.items():
+            entry = self._entries.get(key)
+            if entry is None or not entry.running:  # it has left, or was preempted
+                continue
+            if tokens := output.num_scheduled_tokens.get(key, 0):
+                self._charges.note_prompt(request, entry, tokens)
             if entry.computes_prompt:
-                if tokens := output.num_scheduled_tokens.get(request.request_id, 0):
-                    self._charges.note_prompt(request, entry, tokens)
-                self._has_prompts |= entry.computes_prompt
+                self._computing[key] = request
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM asks when it has given the step to the workers. So this is the time to prepare the next one."""

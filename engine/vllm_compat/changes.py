@@ -29,11 +29,6 @@ class Member(NamedTuple):
         owner = self.owner.rpartition(".")[2]
         return f"{owner}({self.name}=)" if self.use == "passed" else f"{owner}.{self.name}"
 
-    @property
-    def is_private(self) -> bool:
-        """Whether vLLM marks the member as its own by an underscore."""
-        return self.name.startswith("_") and not self.name.endswith("__")
-
 
 def change_of(member: Member) -> str | None:
     """A sentence that begins with the member's label and says how the installed vLLM differs; None if it does not."""

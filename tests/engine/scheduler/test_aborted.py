@@ -79,7 +79,7 @@ def test_nothing_is_held_for_a_program_that_has_ended(make: Make, first: str) ->
 def test_a_front_end_that_never_asks_costs_a_bounded_memory(make: Make) -> None:
     """Without a question the latest accounts are held and the others are counted, whether or not calls end."""
     h = make(slots=4)
-    h.scheduler._aborted = aborted.AbortedAccounts(most=50)
+    h.scheduler._aborted._most = 50
     for number in range(200):
         h.add(f"r{number}", program_id="p", call_id=f"c{number}", max_tokens=30)
         h.step()

@@ -83,6 +83,18 @@ def test_the_deadline_of_a_program_stays_where_it_was() -> None:
     assert tables.open("r5", header("other"), 105.0).deadline_s == math.inf
 
 
+def test_a_call_that_waited_elsewhere_has_waited() -> None:
+    """Its account begins with that wait, and so does what a policy sees, which promotes calls that starve."""
+    tables = Tables()
+    entry = tables.table.open("r", header("p", waited_s=7.0), 10, 100.0)
+    assert entry.call.wait_s == 7.0
+    entry.ledger.start(103.0)
+    entry.ledger.stop(104.0)
+    entry.ledger.start(106.0)
+    account = entry.ledger.account()
+    assert (account.wait_s, account.waits) == (12.0, ((0.0, 10.0), (11.0, 2.0)))
+
+
 def test_programs_are_numbered_by_their_first_arrival() -> None:
     """The order of arrival stays with a program, also while it has no call here."""
     tables = Tables()

@@ -143,7 +143,7 @@ def test_a_worker_without_memory_starts_and_says_so_once(
 def test_a_report_that_never_comes_keeps_no_engine_awake(make: Make) -> None:
     """vLLM's loop asks whether to step again. It is not told to do so for ever."""
     h = make()
-    call(h, "a1", prompt_of(1, 64), "a")
+    call(h, "a1", prompt_of(1, 160), "a")
     h.scheduler.schedule()  # a plan whose report is lost with its worker
     assert h.scheduler._swap.awaits_report
     assert sum(h.scheduler.connector.has_pending_push_work() for _ in range(10_000)) < 2000

@@ -5,6 +5,7 @@ The worker reads the whole context of each token from the KV cache, so a block w
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_a_copy_that_is_planned_while_the_last_step_runs_is_made(make: Make) -> 
     """The last call ends in that step. vLLM steps again, since the workers do not have the plan yet."""
     h = make()
     h.step_s = 0.02
-    h.add("a1", prompt=prompt_of(1, 64), max_tokens=1, program_id="a")
+    h.add("a1", prompt=prompt_of(1, 144), max_tokens=1, program_id="a")
     h.add("b1", prompt=prompt_of(2, 20), max_tokens=2, program_id="b")
     h.step()
     end(h, "b")
@@ -118,7 +119,29 @@ def test_a_copy_that_is_planned_while_the_last_step_runs_is_made(make: Make) -> 
     assert not h.scheduler.has_unfinished_requests()
     assert swap.awaits_report, "the plan that copies the context of the first call is not sent yet"
     h.settle()
-    assert (swap.awaits_report, swap.stats().used) == (False, 4)
+    assert (swap.awaits_report, swap.stats().used) == (False, 9)
+
+
+@pytest.mark.parametrize("contexts", [2, 9])
+def test_nothing_is_copied_while_much_of_the_device_is_of_use_to_nobody(make: Make, contexts: int) -> None:
+    """Contexts are copied ahead of need once less than a fourth of the device is left. Before, copies are of no use."""
+    h = make(blocks=40)
+    for number in range(contexts):
+        call(h, f"call{number}", prompt_of(number, 64), f"p{number}")
+        start_tool(h, f"p{number}", "search")
+    h.settle()
+    assert (h.scheduler._swap.stats().used > 0) == (contexts == 9)
+    assert h.scheduler._kv_order.retention.tree.needed == 4 * contexts
+
+
+def test_a_plan_with_nothing_to_copy_travels_as_a_name(make: Make) -> None:
+    """Most steps copy nothing. What travels to the workers then is no structure, and they get their own constant."""
+    h = make()
+    h.add("a1", prompt=prompt_of(1, 20), max_tokens=2, program_id="a")
+    plan = h.scheduler.schedule().kv_connector_metadata
+    message = pickle.dumps(plan)
+    assert pickle.loads(message) is plan  # noqa: S301 - made here
+    assert len(message) < 80
 
 
 def test_a_fetch_keeps_no_call_waiting(make: Make) -> None:

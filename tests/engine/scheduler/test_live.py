@@ -36,7 +36,7 @@ def test_calls_are_listed_with_their_queues(tmp_path: Path) -> None:
     assert (state.running, state.waiting, state.is_cut) == (1, 1, False)
     assert state.calls == (
         LiveCall(state.calls[0].call_id, "a", 1, True, 3.0, 0.0, 3, 3),
-        LiveCall(state.calls[1].call_id, "b", 0, False, 0.0, 0.0, 3, 0),
+        LiveCall(state.calls[1].call_id, "b", 0, False, 0.0, 0.0, 3, 0, place=1),
     )
     h.clock.advance(2.0)
     assert state_of(h).calls[1].wait_s == 2.0, "the present wait counts"
@@ -50,6 +50,25 @@ def test_a_policy_with_one_queue_has_no_levels(tmp_path: Path) -> None:
     h = SchedulerHarness(tmp_path, {"name": "fcfs"})
     h.add("a", program_id="a")
     assert [call.level for call in state_of(h).calls] == [None]
+
+
+@pytest.mark.parametrize("policy", ["auto", "learned", "fcfs", "atlas", "fair"])
+def test_calls_that_wait_have_places(tmp_path: Path, policy: str) -> None:
+    """The one that starts next has the first place, under every policy; one that runs has none."""
+    from scheduler_harness import SchedulerHarness
+
+    h = SchedulerHarness(tmp_path, {"name": policy}, slots=1)
+    for name in "abc":
+        h.add(name, max_tokens=3, program_id=name, program_name=name)
+    h.step()
+    places = {call.program_id: call.place for call in state_of(h).calls}
+    (first,) = [name for name, place in places.items() if place is None]
+    assert sorted(place for place in places.values() if place is not None) == [1, 2]
+    order = [first]
+    while h.scheduler.has_requests():
+        h.step()
+        order += [call.program_id for call in state_of(h).calls if call.runs and call.program_id not in order]
+    assert [places[name] for name in order] == [None, 1, 2]
 
 
 def test_the_kv_of_a_running_call_is_its_programs(tmp_path: Path) -> None:

@@ -359,6 +359,21 @@ def test_a_step_moves_no_more_blocks_than_it_can_take(make: Make) -> None:
     assert sum(count > 0 for count in per_step) < len(per_step) / 4
 
 
+def test_a_program_that_ends_moves_nothing_if_the_front_is_of_use_to_nobody(make: Make) -> None:
+    """The next blocks to go belong to nobody already, so more of that kind make no better order."""
+    h = make("next-use", blocks=200)
+    for number in range(31):
+        call(h, f"call{number}", prompt_of(number, 96), f"p{number}")
+    end(h, *(f"p{number}" for number in range(20)))
+    call(h, "next", prompt_of(40, 20), "next")
+    order = h.scheduler._kv_order
+    before = order.moves
+    end(h, "p20")
+    h.add("last", prompt=prompt_of(41, 20), max_tokens=1, program_id="last")
+    h.step()
+    assert order.moves == before > 0
+
+
 def moves_in_steps(h: Any, steps: int) -> tuple[int, int]:
     """The blocks that `schedule()` moves in so many steps, and those that are moved while the steps run."""
     order, schedule, waited = h.scheduler._kv_order, h.scheduler.schedule, [0]

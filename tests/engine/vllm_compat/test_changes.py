@@ -218,10 +218,3 @@ def test_only_changed_members_are_reported() -> None:
     }
     labels = [change.split(" ")[0] for change in changed_members(table)]
     assert labels == ["Scheduler.preempt", "Scheduler.third", "Config.depth"]
-
-
-def test_private_members_are_marked() -> None:
-    """A leading underscore marks what vLLM may change at any time; names like __init__ are Python's."""
-    assert Member("vllm.Scheduler", "_preempt_request", "overridden").is_private
-    assert not Member("vllm.Scheduler", "__init__", "called").is_private
-    assert not Member("vllm.Scheduler", "running", "read").is_private

@@ -11,10 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from vllm_members import TEST_MEMBERS
 
 from weft.engine.vllm_compat.changes import Member, _has, _resolve, change_of
 from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS
-from weft.engine.vllm_compat.members import MEMBERS, TEST_MEMBERS, Uses, members
+from weft.engine.vllm_compat.members import MEMBERS, Uses, members
 from weft.engine.vllm_compat.names import ChatCompletionRequest
 
 pytestmark = pytest.mark.engine  # these tests import vLLM, but start no engine
@@ -53,7 +54,7 @@ def test_no_member_is_listed_twice(table: dict[str, Uses]) -> None:
 
 def files(*folders: str) -> list[Path]:
     """The Python files of some folders, without the tables themselves."""
-    tables = {COMPAT / "members.py", Path(__file__)}
+    tables = {COMPAT / "members.py", ROOT / "tests/support/vllm_members.py", Path(__file__)}
     return sorted({path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")} - tables)
 
 
