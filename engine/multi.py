@@ -9,9 +9,9 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
@@ -24,57 +24,26 @@ from weft.core.routing import DEFAULT_BALANCER, BalancerConfig, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
-from weft.core.routing.stealing import Stealing
 from weft.engine.backends import Launcher, make_launcher
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.progress import StartProgress
-from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, resolve_model, start_error, wait_unless
+from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, start_error, wait_unless
 from weft.engine.frontend.weak import weakly
 from weft.engine.live import WatchedReplica
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.served_model import ServedModel, resolved
 from weft.engine.vllm_compat.engine_args import VllmArgs, check_engine_args
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
+    from weft.engine.replicas.group import ReplicaGroup
     from weft.engine.replicas.router import RoutedLLM
-    from weft.engine.replicas.stealer import Stealer
-    from weft.engine.replicas.supervisor import Supervisor
-
-    _Part = Supervisor | RoutedLLM | Stealer  # of a model, to be stopped in the order in which they were made
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """One of several models that an `AsyncMultiLLMEngine` serves.
-
-    Args:
-        model: As for `weft.Engine`.
-        replicas: How many engines, 1 or more.
-        name: The name that requests give; None: `model` as it is given.
-        tool_call_parser: As for `weft.Engine`.
-        engine_args: vLLM's arguments for this model, in addition to those for all models.
-    """
-
-    model: str | os.PathLike[str] | None = None
-    replicas: int = 1
-    name: str | None = None
-    tool_call_parser: str | None = "hermes"
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _ReplicaGroup(NamedTuple):
-    """The replicas of a model."""
-
-    endpoint: ModelEndpoint
-    states: ReplicaSet
-    supervisor: Supervisor
-    llm: RoutedLLM
 
 
 class AsyncMultiLLMEngine(FrontEnd):
@@ -158,17 +127,12 @@ class AsyncMultiLLMEngine(FrontEnd):
             check_engine_args(given, AsyncMultiLLMEngine.__init__)
         self._swap = check_swap(swap)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
-        wanted = [
-            replace(each, model=path, name=each.name or path)
-            for each in models or [ServedModel(model, replicas, tool_call_parser=tool_call_parser)]
-            for path in [resolve_model(each.model)]
-        ]
+        wanted = resolved(models or [ServedModel(model, replicas, tool_call_parser=tool_call_parser)])
         self._stealing = stealing
-        _check(wanted)
         self.model = str(wanted[0].name)
         self._start_timeout_s = start_timeout_s
         total = sum(each.replicas for each in wanted)
-        self._groups: dict[str, _ReplicaGroup] = {}
+        self._groups: dict[str, ReplicaGroup] = {}
         self._launcher = make_launcher(
             backend,
             self.engine_id,
@@ -180,7 +144,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             on_account=weakly(self._in_flight.account),
         )
         self._start_loop()
-        started: list[_Part] = []
+        started: list[ReplicaGroup] = []
         self._finalizer = weakref.finalize(self, not_in_forks(_shut_down), started, self._loop, self._launcher)
         # At exit this must run before vLLM's own finalizers, and those of restarted replicas are registered later.
         atexit.register(self._finalizer)
@@ -201,14 +165,10 @@ class AsyncMultiLLMEngine(FrontEnd):
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
 
-    def _start_group(self, wanted: ServedModel, common: Mapping[str, Any], started: list[_Part]) -> _ReplicaGroup:
-        """Start the replicas of a model, one after the other, and then the router to them."""
+    def _start_group(self, wanted: ServedModel, common: Mapping[str, Any], started: list[ReplicaGroup]) -> ReplicaGroup:
+        """Start the replicas of a model, one after the other."""
         with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES, quiet()):
-            from weft.engine.frontend.chat import ChatEndpoint
-            from weft.engine.replicas.dispatch_queue import DispatchQueue
-            from weft.engine.replicas.router import RoutedLLM
-            from weft.engine.replicas.stealer import Stealer
-            from weft.engine.replicas.supervisor import Supervisor
+            from weft.engine.replicas.group import ReplicaGroup
             from weft.engine.vllm_compat.tool_parsers import check_tool_call_parser
 
         check_tool_call_parser(wanted.tool_call_parser)
@@ -228,38 +188,23 @@ class AsyncMultiLLMEngine(FrontEnd):
             table.lose_engine(engine_id)
             if gone:
                 launcher.release(engine_id)
+            else:  # it has died; the warning names its log
+                launcher.keep_logs = True
 
-        states = ReplicaSet(self._balancer.make(), max_calls=self._max_calls)
-        queue = DispatchQueue(name, states)
-        supervisor = Supervisor(
+        group = ReplicaGroup(
             name,
-            replicas=states,
-            queue=queue,
+            ReplicaSet(self._balancer.make(), max_calls=self._max_calls),
             make=lambda: launcher.make(name, arguments),
             forget=forget,
             start_timeout_s=self._start_timeout_s,
             clock=self._clock,
         )
-        started.append(supervisor)
-        first = self._wait(self._loop.submit(supervisor.begin(wanted.replicas)))
-
-        async def route() -> tuple[RoutedLLM, ChatEndpoint]:
-            assert first.llm is not None  # noqa: S101  it has just started
-            config = first.llm.vllm_config
-            llm = RoutedLLM(config, queue, supervisor.replica, weakly(self._in_flight.assign), supervisor.note_death)
-            started.append(llm)
-            states.calls_at_once = config.scheduler_config.max_num_seqs
-            if self._stealing is not None:
-                rule = Stealing(self._stealing)
-                stealer = Stealer(rule, states, supervisor.replica, llm.unanswered, self._clock)
-                started.append(stealer)
-                stealer.watch()
-            supervisor.watch()
-            return llm, ChatEndpoint(llm, name, wanted.tool_call_parser, llm.failures)
-
-        llm, chat = self._wait(self._loop.submit(route()))
-        endpoint = ModelEndpoint(chat, Admission(lambda: states.capacity), None, name)
-        return _ReplicaGroup(endpoint, states, supervisor, llm)
+        started.append(group)
+        on_assigned = weakly(self._in_flight.assign)
+        self._wait(
+            self._loop.submit(group.start(wanted.replicas, wanted.tool_call_parser, self._stealing, on_assigned))
+        )
+        return group
 
     def _wait(self, future: Future[T]) -> T:
         """Wait for a result of the engine's event loop.
@@ -279,7 +224,7 @@ class AsyncMultiLLMEngine(FrontEnd):
     def admissions(self) -> dict[str, Admission]:
         return {model: group.endpoint.admission for model, group in self._groups.items()}
 
-    def _group(self, model: str | None) -> _ReplicaGroup:
+    def _group(self, model: str | None) -> ReplicaGroup:
         group = self._groups.get(model or self.model)
         if group is None:
             raise UnknownModelError(str(model), self.models)
@@ -386,21 +331,12 @@ class AsyncMultiLLMEngine(FrontEnd):
         return f"<weft.AsyncMultiLLMEngine {self.engine_id} {self.models} {self.policy.name} {self._balancer.name}>"
 
 
-def _check(wanted: Sequence[ServedModel]) -> None:
-    names = [each.name for each in wanted]
-    if len(set(names)) < len(names):
-        raise ReplicaError(f"two models have the same name; give each a name of its own: {names}.")
-    for each in wanted:
-        if each.replicas < 1:
-            raise ReplicaError(f"{each.name!r} has {each.replicas} replicas; give it 1 or more.")
-
-
-def _shut_down(started: list[_Part], loop: LoopThread, launcher: Launcher) -> None:
+def _shut_down(started: list[ReplicaGroup], loop: LoopThread, launcher: Launcher) -> None:
     """End every replica and the event loop; also at interpreter exit, for an engine that was never shut down."""
 
     async def stop() -> None:
-        for part in started:
-            await part.stop()
+        for group in started:
+            await group.stop()
 
     try:
         loop.submit(stop()).result(timeout=120)

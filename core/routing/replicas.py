@@ -64,6 +64,7 @@ class ReplicaHealth:
     restart_in_s: float | None = None  # seconds until the next start; None unless the replica is down
     reason: str | None = None  # the reason of its last death
     log: str | None = None  # the file that its processes write to
+    stolen: int = 0  # calls that it has taken over from busier replicas so far
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class _Replica:
     ready_at_s: float = math.nan
     restart_at_s: float = math.nan
     reason: str | None = None
+    stolen: int = 0
 
 
 class ReplicaSet:
@@ -135,6 +137,7 @@ class ReplicaSet:
         if replica is None or replica.state is not ReplicaState.READY or replica.calls >= self._max_calls:
             return False
         replica.calls += 1
+        replica.stolen += 1
         return True
 
     def leave(self, engine_id: EngineId) -> None:
@@ -280,6 +283,7 @@ class ReplicaSet:
                 replica.deaths,
                 max(0.0, replica.restart_at_s - now_s) if replica.state is ReplicaState.DOWN else None,
                 replica.reason,
+                stolen=replica.stolen,
             )
             for replica in list(self._replicas.values())
         ]

@@ -18,6 +18,7 @@ from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.program.observer import ProgramObserver
 from weft.core.routing.admission import check_timeout
+from weft.core.routing.refusals import Refused
 from weft.core.trace.recorder import Recorder
 from weft.engine.frontend.forecasts import Forecasts
 from weft.engine.frontend.history_file import HistoryFile
@@ -92,13 +93,17 @@ class ProgramBackend(ABC):
     def _program_ended(self, info: ProgramInfo, state: ProgramState, *, session_ended: bool) -> None:
         """A program has ended, and with it perhaps its session."""
         del session_ended
-        self._messages.program_ended(info.program_id, is_abandoned=state is ProgramState.ABANDONED)
+        self._messages.program_ended(info.program_id, state)
         if self._learned is not None:
             self._learned.touch()
 
     def observe(self, observer: ProgramObserver) -> None:
         """Tell an observer what happens to programs from now on."""
         self._observers.add(observer)
+
+    def request_refused(self, reason: Refused, tenant: str | None) -> None:
+        """A server over the engine has refused a request before it made a call; see `ProgramObserver`."""
+        self._observers.request_refused(reason, tenant, self._clock())
 
     def now_s(self) -> float:
         """Monotonic seconds, by the engine's clock."""

@@ -9,6 +9,7 @@ from weft.core.log import get_logger
 from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRow, ProgramState, RunningTool
 from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
+from weft.core.routing.refusals import Refused
 
 
 class Observers(ProgramObserver):
@@ -42,6 +43,9 @@ class Observers(ProgramObserver):
 
     def call_refused(self, identity: CallIdentity, error: BaseException, now_s: float) -> None:
         self._tell(lambda each: each.call_refused(identity, error, now_s))
+
+    def request_refused(self, reason: Refused, tenant: str | None, now_s: float) -> None:
+        self._tell(lambda each: each.request_refused(reason, tenant, now_s))
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
         self._tell(lambda each: each.call_left(row, outcome, now_s))

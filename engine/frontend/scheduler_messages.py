@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weft.core.ids import ProgramId
 from weft.core.locks import fork_safe
 from weft.core.log import get_logger
-from weft.core.process_rows import CallRow
+from weft.core.process_rows import CallRow, ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
@@ -111,9 +111,9 @@ class SchedulerMessages:
         """Whether every notice was sent and every account is in the table."""
         return self._ended.is_idle and self._aborted.is_idle
 
-    def program_ended(self, program_id: ProgramId, *, is_abandoned: bool = False) -> None:
-        """A program has ended, or was abandoned. May be called from any thread."""
-        self._ended.add((program_id, is_abandoned))
+    def program_ended(self, program_id: ProgramId, state: ProgramState) -> None:
+        """A program has ended in a state. May be called from any thread."""
+        self._ended.add((program_id, state))
 
     def happened(self, event: ProgramEvent) -> None:
         """Something happened between two calls of a program. May be called from any thread."""
@@ -123,10 +123,13 @@ class SchedulerMessages:
         """A call has left after an abort. May be called from any thread."""
         self._aborted.add(call)
 
-    async def _report_ends(self, programs: tuple[tuple[ProgramId, bool], ...]) -> None:
-        ended = tuple(program_id for program_id, is_abandoned in programs if not is_abandoned)
-        abandoned = tuple(program_id for program_id, is_abandoned in programs if is_abandoned)
-        await self._send(encode_control(ProgramsEnded(ended, abandoned)))
+    async def _report_ends(self, programs: tuple[tuple[ProgramId, ProgramState], ...]) -> None:
+        def those(*states: ProgramState) -> tuple[ProgramId, ...]:
+            return tuple(program_id for program_id, state in programs if state in states)
+
+        abandoned, failed, cancelled = ProgramState.ABANDONED, ProgramState.FAILED, ProgramState.CANCELLED
+        ended = those(*(state for state in ProgramState if state is not abandoned))
+        await self._send(encode_control(ProgramsEnded(ended, those(abandoned), those(failed), those(cancelled))))
 
     async def _report_events(self, events: tuple[ProgramEvent, ...]) -> None:
         await self._send(encode_control(ProgramEvents(tuple(dict.fromkeys(events)))))

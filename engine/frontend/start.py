@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # they import vLLM, which takes seconds
 DEFAULT_SWAP: Final = SwapConfig()
 _SHARED: Final = re.compile("memory|in use", re.IGNORECASE)  # what engines compete for, in vLLM's errors
 _CPU_KV_CACHE_BYTES: Final = 1 << 30
+CPU_WORKER: Final = "weft.engine.vllm_compat.cpu_worker.SeededCPUWorker"
 _CALIBRATION_PROMPTS: Final = 3
 _CALIBRATION_TOKENS: Final = 256
 
@@ -194,6 +195,7 @@ def engine_arguments(
     if current_platform.is_cpu():
         arguments["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
         arguments["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
+        arguments["worker_cls"] = CPU_WORKER
     if swap is not None:
         arguments["kv_transfer_config"] = transfer_config(swap)
     arguments |= engine_args

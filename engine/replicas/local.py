@@ -15,7 +15,7 @@ from weft.engine.frontend.accounting import AccountingLLM, OnAccount
 from weft.engine.frontend.liveness import kill_if_stuck
 from weft.engine.frontend.start import calibrate, construct, make_config, start_error
 from weft.engine.processes.launch import SHUTDOWN_S, Launch, end_processes, launch_environment, launch_lock
-from weft.engine.processes.logs import START_MARK
+from weft.engine.processes.logs import START_MARK, cause
 from weft.engine.processes.loop_thread import in_thread, settled, unread
 from weft.engine.processes.tree import ProcessTree
 from weft.engine.replicas.base import Replica, ReplicaGoneError
@@ -156,7 +156,10 @@ class LocalReplica(Replica):
         if self.llm is not None and self.llm.why_dead:
             return self.llm.why_dead
         codes = [process.exitcode for process in self._processes if process.exitcode]
-        return f"exit code {codes[0]}" if codes else "one of its processes ended"
+        if codes and codes[0] < 0:  # a signal; what the log says is older
+            return f"exit code {codes[0]}"
+        error = cause(self._log).partition("\n")[0]
+        return error or (f"exit code {codes[0]}" if codes else "one of its processes ended")
 
     def detach(self) -> None:
         llm, self.llm = self.llm, None

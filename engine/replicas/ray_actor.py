@@ -32,7 +32,7 @@ class ReplicaUpdate(NamedTuple):
     """The events on a replica since the update before."""
 
     accounts: dict[CallId, Account]  # read them before the items, which may be the answers that they belong to
-    items: list[tuple[str, Any]]  # by request, a `RequestOutput` or `CallEnded`
+    items: list[tuple[int, Any]]  # by run, a `RequestOutput` or `CallEnded`
     swap_stats: SwapStats | None
     death: str | None  # why the replica died, if it has; this is then the last update
 
@@ -60,9 +60,9 @@ class ReplicaHost:
         hang_timeout_s: float | None,
     ) -> None:
         self._accounts: dict[CallId, Account] = {}
-        self._items: list[tuple[str, Any]] = []
+        self._items: list[tuple[int, Any]] = []
         self._has_items = asyncio.Event()
-        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[int, asyncio.Task[None]] = {}
         self._is_embedded = is_embedded
         self._arguments = arguments
         self._log = _log_folder() / f"weft-{engine_id.replace('/', '-')}-{os.getpid()}.log"
@@ -95,32 +95,40 @@ class ReplicaHost:
         assert self._replica.llm is not None  # noqa: S101  it has started
         return self._replica.llm.vllm_config
 
-    async def submit(self, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]) -> None:
-        """Begin a call. Its outputs come as updates."""
-        self._calls[request_id] = asyncio.create_task(self._run(request_id, prompt, sampling_params, kwargs))
+    async def submit(
+        self, run: int, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]
+    ) -> None:
+        """Begin a run of a call. Its outputs come as updates.
 
-    async def _run(self, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]) -> None:
+        A call that was moved away may come back while its first run here is still being cancelled, so the host numbers
+        the runs.
+        """
+        self._runs[run] = asyncio.create_task(self._run(run, request_id, prompt, sampling_params, kwargs))
+
+    async def _run(
+        self, run: int, request_id: str, prompt: Any, sampling_params: Any, kwargs: Mapping[str, Any]
+    ) -> None:
         error = None
         try:
             running = self._replica.generate(prompt, sampling_params, request_id, **kwargs)
             async with aclosing(running) as outputs:
                 async for output in outputs:
-                    self._report(request_id, output)
+                    self._report(run, output)
         except Exception as failed:  # it is raised where the call is awaited
             error = failed
         finally:
-            del self._calls[request_id]
-            self._report(request_id, CallEnded(error))
+            del self._runs[run]
+            self._report(run, CallEnded(error))
 
-    def _report(self, request_id: str, item: Any) -> None:
-        self._items.append((request_id, item))
+    def _report(self, run: int, item: Any) -> None:
+        self._items.append((run, item))
         self._has_items.set()
 
-    async def abort(self, request_id: str) -> None:
-        """Abort a call, if it has not ended."""
-        call = self._calls.get(request_id)
-        if call is not None:
-            call.cancel()
+    async def abort(self, run: int) -> None:
+        """Abort a run, if it has not ended."""
+        task = self._runs.get(run)
+        if task is not None:
+            task.cancel()
 
     async def updates(self) -> AsyncGenerator[ReplicaUpdate, None]:
         """Yield updates until the replica dies or is stopped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -125,16 +126,17 @@ class RayReplica(Replica):
         llm = self.llm
         if llm is None or llm.death is not None:
             raise ReplicaGoneError
-        items = llm.calls[request_id] = asyncio.Queue()
+        run = next(llm.run_numbers)
+        items = llm.runs[run] = asyncio.Queue()
         try:
-            await llm.actor.submit.remote(request_id, prompt, sampling_params, kwargs)
+            await llm.actor.submit.remote(run, request_id, prompt, sampling_params, kwargs)
             while not isinstance(item := await items.get(), CallEnded):
                 yield item
         except RayError:
             raise ReplicaGoneError from None
         finally:
-            if llm.calls.pop(request_id, None) is not None:  # the actor has not reported its end
-                llm.actor.abort.remote(request_id)
+            if llm.runs.pop(run, None) is not None:  # the actor has not reported its end
+                llm.actor.abort.remote(run)
         if item.error is not None:
             raise item.error
 
@@ -151,7 +153,7 @@ class _RemoteLLM:
 
     Attributes:
         death: Why the engine died; None while it lives.
-        calls: For each request, the queue of its outputs.
+        runs: For each run of a call, the queue of its outputs. A request that comes back has another run.
         is_stuck: Whether the actor has not answered for too long.
     """
 
@@ -161,7 +163,8 @@ class _RemoteLLM:
         self.swap_stats: SwapStats | None = None
         self.death: str | None = None
         self.is_stuck = False
-        self.calls: dict[str, asyncio.Queue[Any]] = {}
+        self.runs: dict[int, asyncio.Queue[Any]] = {}
+        self.run_numbers = itertools.count()
         self._on_account = on_account
 
     async def listen(self) -> None:
@@ -189,19 +192,19 @@ class _RemoteLLM:
         for call_id, account in update.accounts.items():
             self._on_account(call_id, account)
         self.swap_stats = update.swap_stats or self.swap_stats
-        for request_id, item in update.items:
-            waiting = self.calls.get(request_id)
+        for run, item in update.items:
+            waiting = self.runs.get(run)
             if waiting is not None:
                 waiting.put_nowait(item)
                 if isinstance(item, CallEnded):
-                    del self.calls[request_id]
+                    del self.runs[run]
         self.death = update.death or self.death
 
     def close(self, reason: str) -> None:
         """End all calls, because no further update comes."""
         self.death = reason
-        while self.calls:
-            self.calls.popitem()[1].put_nowait(CallEnded(ReplicaGoneError()))
+        while self.runs:
+            self.runs.popitem()[1].put_nowait(CallEnded(ReplicaGoneError()))
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
@@ -21,11 +23,12 @@ from weft.engine.vllm_compat.names import (
     VllmConfig,
     renderer_from_config,
 )
-from weft.engine.wire.calls import decode_call
+from weft.engine.wire.calls import decode_call, sent_later
 from weft.engine.wire.control import CallKey
 
 # A call that kills every engine it runs on must not go through all of them for ever.
 MAX_ATTEMPTS: Final = 3
+_AT_ONCE_S: Final = 0.001  # a shorter wait is none
 
 
 class Router:
@@ -78,6 +81,8 @@ class Router:
         )
         has_delivered, delivered_tokens = False, OutputTokens(sampling_params)
         tried: list[EngineId] = []
+        now_s = asyncio.get_running_loop().time
+        since_s = now_s()
         thief: EngineId | None = None  # the replica to which the call was moved; it is in flight there
         try:
             while True:
@@ -90,7 +95,8 @@ class Router:
                 tried.append(engine_id)
                 try:
                     self._on_assigned(call_id, engine_id)
-                    running = replica.generate(prompt, sampling_params, request_id, **kwargs)
+                    params = _sent_later(sampling_params, now_s() - since_s)
+                    running = replica.generate(prompt, params, request_id, **kwargs)
                     async with aclosing(running) as outputs:
                         output = await self._first_output(engine_id, key, arrival, outputs, sampling_params.n)
                         while output is not None:
@@ -118,6 +124,15 @@ class Router:
         if n > 1:  # vLLM sends its sequences one after the other, so a part of the call may be on its way
             return await anext(outputs, None)
         return await self.unanswered.first_output(engine_id, key, arrival, outputs)
+
+
+def _sent_later(params: SamplingParams, later_s: float) -> SamplingParams:
+    """The parameters of a call that waited for a replica, or on another one, before this one gets it."""
+    if later_s < _AT_ONCE_S:
+        return params
+    params = copy.copy(params)
+    params.extra_args = sent_later(params.extra_args or {}, later_s)
+    return params
 
 
 class RoutedLLM(Router):

@@ -30,9 +30,6 @@ class Stealer:
         replica: Returns the replica of a name; None if it has been removed.
         calls: The calls that may move.
         clock: Monotonic seconds.
-
-    Attributes:
-        moved: How many calls have moved so far.
     """
 
     def __init__(
@@ -43,7 +40,6 @@ class Stealer:
         calls: UnansweredCalls,
         clock: Callable[[], float],
     ) -> None:
-        self.moved = 0
         self._stealing = stealing
         self._states = states
         self._replica = replica
@@ -105,5 +101,4 @@ class Stealer:
             if arrival is not None:
                 self._stealing.moved(arrival.program_id, steal.thief, now_s)
                 moved += 1
-        self.moved += moved
         return moved

@@ -162,7 +162,7 @@ class Supervisor:
         if not self._try("look after it", engine_id, lambda: replica.is_dead, default=False):
             return
         reason = self._try("ask why it died", engine_id, replica.why_dead, default="unknown")
-        self._log.warning("replica died", replica=engine_id, reason=reason)
+        self._log.warning("replica died", replica=engine_id, reason=reason, log=replica.log or "unknown")
         self._down(engine_id, reason)
         self._try("begin its end", engine_id, replica.detach)
 

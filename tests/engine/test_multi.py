@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -36,6 +37,7 @@ from replica_chaos import (
     in_flight,
     references,
     replica_processes,
+    stealing,
 )
 
 import weft
@@ -90,7 +92,7 @@ def process_tree() -> set[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
-    """An engine with two replicas. When it is shut down, nothing of them is left, although tests have killed some."""
+    """An engine with two replicas. When it is shut down, only their logs are left, and only if a replica has died."""
     from tiny_engine import ENGINE_ARGS
 
     memory, before = shared_memory(), process_tree()
@@ -108,7 +110,8 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
     try:
         yield engine
     finally:
-        folder = Path(engine.health()[engine.model][0].log or "").parent
+        health = engine.health()[engine.model]
+        folder = Path(health[0].log or "").parent
         processes = process_tree() - before
         engine.shutdown()
     engine.shutdown()
@@ -121,7 +124,11 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
     _, alive = psutil.wait_procs(processes, timeout=120)
     assert alive == []
     assert left_behind(shared_memory() - memory) == set()
-    assert not folder.exists()
+    has_died = any(each.deaths for each in health)
+    assert folder.exists() == has_died
+    if has_died:
+        assert {each.suffix for each in folder.iterdir()} == {".log"}
+        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -213,30 +220,37 @@ async def test_an_engine_that_listens_shows_its_replicas_and_programs(pair: weft
         assert (await client.read()).ended[0].name == "seen"
 
 
-async def test_calls_that_wait_move_to_the_idle_replica(pair: weft.AsyncMultiLLMEngine) -> None:
+async def test_calls_that_wait_move_to_the_idle_replica(
+    pair: weft.AsyncMultiLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The balancer gives all long calls of a program to one replica, which runs a few at once. The other takes more.
 
-    Each call is answered once, and with what it would have got where it waited.
+    Each call is answered once, and with what it would have got where it waited. Its account has the wait there, too.
     """
-    from weft.core.routing.stealing import Stealing
-    from weft.engine.replicas.stealer import Stealer
+    from weft.engine.replicas.local import LocalReplica
 
-    group = pair._groups[pair.model]
-    rule = Stealing(weft.StealingConfig())
-    stealer = Stealer(rule, group.states, group.supervisor.replica, group.llm.unanswered, pair._clock)
-    pair._loop.call_soon(stealer.watch)
+    waited_s: dict[str, float] = {}  # by call, what the replica that took it was told
+    generate = LocalReplica.generate
+
+    def watched(self: LocalReplica, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        if "waited_s" in sampling_params.extra_args:
+            waited_s[sampling_params.extra_args["call_id"]] = sampling_params.extra_args["waited_s"]
+        return generate(self, prompt, sampling_params, *args, **kwargs)
+
+    monkeypatch.setattr(LocalReplica, "generate", watched)
     with weft.Program("wide") as program:
         expected = content(await ask(pair, program, LONG_PROMPT))
         assert program.row is not None
         assert len(program.row.engine_ids) == 1
-        calls = [ask(pair, program, LONG_PROMPT, f"run-{n}") for n in range(24)]
-        answers = await asyncio.gather(*calls)
+        async with stealing(pair):
+            answers = await asyncio.gather(*(ask(pair, program, LONG_PROMPT, f"run-{n}") for n in range(24)))
         assert len(program.row.engine_ids) == 2
         assert len(program.graph.calls) == 25
-    await asyncio.wrap_future(pair.submit(stealer.stop()))
-    assert stealer.moved > 0
     assert {content(answer) for answer in answers} == {expected}
     assert {answer["usage"]["completion_tokens"] for answer in answers} == {TOKENS}
+    assert 0 < len(waited_s) <= sum(health.stolen for health in pair.health()[pair.model])
+    accounts = {answer["weft"]["call_id"]: answer["weft"] for answer in answers}
+    assert all(accounts[call_id]["wait_s"] >= told_s for call_id, told_s in waited_s.items())
 
 
 async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEngine) -> None:
@@ -372,6 +386,7 @@ async def test_wrong_requests_fail_once_and_kill_nothing(pair: weft.AsyncMultiLL
 # -- replicas die, are removed and added
 
 
+@pytest.mark.slow  # in `make test`, tests/engine/replicas/test_history.py tests the same with fake replicas
 async def test_a_replica_hangs_and_is_killed_under_sixty_programs(pair: weft.AsyncMultiLLMEngine) -> None:
     """Every program finishes or gets the number of tokens delivered. No answer is lost, repeated or left behind.
 

@@ -131,8 +131,8 @@ class SimulatedReplica(Replica):
         gone = self._gone
         if gone is None or self._is_dead:
             raise ReplicaGoneError
-        identity = decode_call(sampling_params.extra_args, request_id, None, is_trusted=True).identity
-        program, call = identity.program_id, identity.call_id
+        header, now_s = decode_call(sampling_params.extra_args, request_id, None, is_trusted=True), self._engine.now_s
+        program, call, arrived_s = header.identity.program_id, header.identity.call_id, now_s()
         self._engine.history.add("attempt", program, call, self.engine_id)
         is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
         turn = _Turn((program, call))
@@ -143,6 +143,8 @@ class SimulatedReplica(Replica):
             if gone.is_set():
                 raise ReplicaGoneError
             self._engine.history.add("begin", program, call, self.engine_id)
+            waited_s, made_s = header.waited_s + now_s() - arrived_s, self._engine.made_s.get(call, arrived_s)
+            self._engine.history.add("wait", program, call, (waited_s, now_s() - made_s))
             async with aclosing(self._tokens(sampling_params, gone, program, call, is_delta=is_delta)) as outputs:
                 async for output in outputs:
                     yield output
@@ -266,6 +268,7 @@ class ChaosEngine(FrontEnd):
         )
         self.model = "simulated"
         self.rng, self.history = rng, history
+        self.made_s: dict[CallId, float] = {}  # when clients made their calls
         self.on_account = self._in_flight.account
         self._finalizer = lambda: None
         self._closed = False
@@ -371,6 +374,7 @@ class Client:
         if rng.random() < 0.1:
             body["timeout_s"] = rng.uniform(0.1, 30.0)
         note("invoke", value=body["max_tokens"])
+        self._engine.made_s[identity.call_id] = self._engine.now_s()
         outcome: Any = "finished"
         try:
             if rng.random() < 0.5:

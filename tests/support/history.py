@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 MAX_ATTEMPTS: Final = 3
+SHORT_S: Final = 0.002  # no wait to speak of
 OUTCOMES: Final = {
     "finished",
     "broken off",
@@ -33,6 +34,7 @@ class Event(NamedTuple):
     - `invoke`: a client makes a call of `program`, which has `value` tokens.
     - `attempt`: the call begins on the replica `value`.
     - `begin`: the replica `value` begins to run the call.
+    - `wait`: as it begins, `value` is the wait in its account and the seconds since the client made it.
     - `taken`: the replica `value` has given the call back, because it had not begun.
     - `account`: the replica reports `value` seconds of service of the call.
     - `token`: the client gets the token `value`; a call's tokens are 0, 1, 2, …
@@ -78,6 +80,7 @@ def check(events: Iterable[Event]) -> list[str]:
         if event.program:
             by_program[event.program].append(event)
     problems = [problem for call, own in by_call.items() for problem in _check_call(call, own)]
+    problems += [problem for call, own in by_call.items() for problem in _check_waits(call, own)]
     problems += [problem for program, own in by_program.items() for problem in _check_program(program, own)]
     problems += [f"{event.value[1]} {event.value[0]} are left" for event in events if event.kind == "left"]
     return problems
@@ -112,6 +115,12 @@ def _check_call(call: str, events: list[Event]) -> Iterable[str]:
     for (before, _), (after, replica) in pairwise(fates):
         if before != "attempt" and after != "attempt":
             yield f"{call} was {before} and then {after} on {replica}, without another attempt"
+
+
+def _check_waits(call: str, events: list[Event]) -> Iterable[str]:
+    for said_s, real_s in (event.value for event in events if event.kind == "wait"):
+        if abs(said_s - real_s) > SHORT_S:
+            yield f"{call} has waited {real_s} s, and its account says {said_s} s"
 
 
 def _check_program(program: str, events: list[Event]) -> Iterable[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,22 @@ def replica_processes(engine: weft.AsyncMultiLLMEngine, engine_id: EngineId) -> 
 async def both_ready(engine: weft.AsyncMultiLLMEngine) -> None:
     """Wait until both replicas are ready."""
     await until(lambda: [health.state for health in engine.health()[engine.model]] == ["ready", "ready"])
+
+
+@asynccontextmanager
+async def stealing(engine: weft.AsyncMultiLLMEngine) -> AsyncIterator[None]:
+    """Calls that wait move meanwhile."""
+    from weft.core.routing.stealing import Stealing
+    from weft.engine.replicas.stealer import Stealer
+
+    group = engine._groups[engine.model]
+    rule = Stealing(weft.StealingConfig(cooldown_s=0.1))
+    stealer = Stealer(rule, group.states, group.supervisor.replica, group.llm.unanswered, engine._clock)
+    engine._loop.call_soon(stealer.watch)
+    try:
+        yield
+    finally:
+        await asyncio.wrap_future(engine.submit(stealer.stop()))
 
 
 @dataclass

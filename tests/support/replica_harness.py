@@ -19,6 +19,8 @@ A, B = EngineId("e/0"), EngineId("e/1")
 class FakeReplica:
     """Gives two tokens for each call while `go_on` is set. A test can let it die."""
 
+    log: str | None = None
+
     def __init__(self, engine_id: EngineId, starts: list[Exception | None]) -> None:
         self.engine_id = engine_id
         self.is_dead = False

@@ -12,6 +12,7 @@ from polling import until
 from weft.core.accounts import Account
 from weft.core.errors import EngineDiedError
 from weft.core.ids import EngineId, ProgramId
+from weft.core.process_rows import ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.graph import CallState
@@ -106,24 +107,24 @@ async def test_what_comes_while_a_message_is_under_way_shares_the_next_one(loop:
     """A crowd of clients that leave costs a few messages, not one each. A failure loses one message only."""
     it.answers.clear()
     programs = [Program() for _ in range(100)]
-    it.under_test.program_ended(programs[0].program_id)
+    it.under_test.program_ended(programs[0].program_id, ProgramState.FINISHED)
     await until(lambda: it.messages)
     for program in programs[1:]:
-        it.under_test.program_ended(program.program_id)
+        it.under_test.program_ended(program.program_id, ProgramState.FINISHED)
     it.fails = True
     loop.call_soon(it.answers.set)
     await until(lambda: it.under_test.is_idle)
     assert [len(message["program_ids"]) for message in it.messages] == [1, 99]
     it.fails = False
-    it.under_test.program_ended(programs[0].program_id)
+    it.under_test.program_ended(programs[0].program_id, ProgramState.FINISHED)
     await until(lambda: len(it.messages) == 3)
 
 
 async def test_abandoned_programs_are_told_from_those_that_ended(it: Schedulers) -> None:
     """The scheduler must not learn from a program that a time-out ended."""
     ended, abandoned = Program(), Program()
-    it.under_test.program_ended(ended.program_id)
-    it.under_test.program_ended(abandoned.program_id, is_abandoned=True)
+    it.under_test.program_ended(ended.program_id, ProgramState.FINISHED)
+    it.under_test.program_ended(abandoned.program_id, ProgramState.ABANDONED)
     await until(lambda: it.under_test.is_idle)
     assert [each for message in it.messages for each in message["program_ids"]] == [ended.program_id]
     assert [each for message in it.messages for each in message["abandoned"]] == [abandoned.program_id]
@@ -149,7 +150,7 @@ async def test_a_scheduler_that_does_not_answer_costs_a_bounded_memory(loop: Loo
     """The latest 10,000 items wait."""
     it.answers.clear()
     for number in range(30_000):
-        it.under_test.program_ended(f"p{number}")  # type: ignore[arg-type]  # a plain string will do
+        it.under_test.program_ended(f"p{number}", ProgramState.FINISHED)  # type: ignore[arg-type]  # a plain string will do
     await until(lambda: it.messages)
     assert len(it.under_test._ended._unsent) <= 10_000
     loop.call_soon(it.answers.set)

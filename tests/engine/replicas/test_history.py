@@ -34,9 +34,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 # -- the engine
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(50), range(50, 100), pytest.param(range(100, 1000), marks=pytest.mark.soak)], ids=str
-)
+@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 1000), marks=pytest.mark.soak)], ids=str)
 def test_the_history_of_every_seed_is_right(seeds: range) -> None:
     """No token comes twice or out of order, every call ends once, service and wait never shrink, nothing is left.
 
@@ -193,6 +191,13 @@ def _not_sent_on(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.router.unanswered, "move", lambda *_: None)
 
 
+def _forgotten(_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica is not told how long a call has waited elsewhere."""
+    from weft.engine.replicas import router
+
+    monkeypatch.setattr(router, "_sent_later", lambda params, _later_s: params)
+
+
 FAULTS: dict[str, tuple[Plant, str]] = {
     "a token comes twice": (_streamed(_twice), r"got the tokens \[.*7, 7"),
     "an answer is cut short": (_streamed(_cut_short), r"finished with 7 of \d+ tokens"),
@@ -208,6 +213,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "deaths are not noticed": (_unnoticed, r"\d+ dead replicas are left"),
     "a call runs twice": (_given_back_while_it_runs, "was begin and then taken on"),
     "a call that was given back is lost": (_not_sent_on, r"\d+ clients that wait are left"),
+    "a wait elsewhere is forgotten": (_forgotten, r"has waited \d.* s, and its account says \d.* s"),
     "a call takes every replica down": (_tireless, "was on [4-9] replicas"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,3 +148,58 @@ def test_an_actor_that_hangs_is_a_death() -> None:
         return actor
 
     assert "stop" not in virtual_time.run(scenario()).used
+
+
+class SlowToCancel:
+    """The replica in the actor. The first run of a call ends some time after it was cancelled, the next ones answer."""
+
+    is_dead, llm = False, None
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+        self.may_end, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def generate(self, *_: Any, **__: Any) -> AsyncGenerator[str, None]:
+        self.begun += 1
+        if self.begun > 1:
+            await self.may_answer.wait()
+            yield "answer"
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.may_end.wait()
+            self.ended += 1
+
+
+async def test_a_call_that_comes_back_is_apart_from_its_run_that_is_being_cancelled() -> None:
+    """Stealing may move a call away and back. The end of its first run must not count as the end of its second."""
+    from weft.engine.replicas.ray_actor import ReplicaHost
+    from weft.engine.vllm_compat.names import AsyncEngineArgs
+
+    inner: Any = SlowToCancel()
+    host = ReplicaHost(EngineId("e/0"), "m", AsyncEngineArgs(model="m"), is_embedded=False, cpus=1, hang_timeout_s=None)
+    host._replica = inner
+    actor = PlayedActor(submit=host.submit, abort=host.abort)
+
+    async def pass_on() -> None:
+        async for update in host.updates():
+            actor.updates_to_come.put_nowait(update)
+
+    passing = asyncio.ensure_future(pass_on())
+    running = replica(lambda: actor)
+    await running.start(1.0)
+    first = asyncio.ensure_future(anext(running.generate("prompt", None, "r")))
+    await until(lambda: inner.begun == 1)
+    first.cancel()
+    await asyncio.wait([first])
+    outputs = running.generate("prompt", None, "r")
+    second = asyncio.ensure_future(anext(outputs))
+    await until(lambda: inner.begun == 2)
+    inner.may_end.set()
+    await until(lambda: inner.ended == 1)
+    inner.may_answer.set()
+    assert await second == "answer"
+    assert [output async for output in outputs] == []
+    passing.cancel()
+    running.detach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from replica_harness import A, B, FakeReplica, Harness
 
 from weft.core.errors import EngineStartError
 from weft.core.routing import Arrival, EngineLoad, LeastUsed
+from weft.engine.processes.logs import START_MARK
+from weft.engine.replicas.local import LocalReplica
+from weft.engine.vllm_compat.names import AsyncEngineArgs
 
 pytestmark = pytest.mark.engine  # the modules under test import vLLM
 
@@ -235,3 +239,26 @@ def test_a_replica_is_removed_although_its_balancer_fails(caplog: pytest.LogCapt
     with caplog.at_level(logging.ERROR, "weft"):
         assert [health.engine_id for health in until_removed(prepare).health()] == [B]
     assert "supervision failed to drain it model=m replica=e/0 reason=KeyError: 'e/0'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("", "one of its processes ended"),
+        ("(Worker pid=13) ERROR 11-23 11:33:56 [x.py:9] RuntimeError: no offset\n", "RuntimeError: no offset"),
+    ],
+)
+def test_a_replica_that_died_says_the_error_of_its_log(tmp_path: Path, written: str, reason: str) -> None:
+    """Its processes write the error before they end."""
+    log = tmp_path / "log"
+    log.write_text(f"{START_MARK}engine-0/0 of m starts\n{written}")
+    replica = LocalReplica(
+        A,
+        model="m",
+        arguments=AsyncEngineArgs("m"),
+        environment={},
+        log=log,
+        hang_timeout_s=None,
+        on_account=lambda *_: None,
+    )
+    assert replica.why_dead() == reason
