@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from weft.core.accounts import Account
 from weft.core.errors import InvalidRequestError
-from weft.core.ids import CallId, ProgramId, is_id
-from weft.core.process_rows import ProgramInfo
+from weft.core.ids import MAX_ID_LENGTH, CallId, is_id
+from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.remote.server import Server
+from weft.engine.wire.calls import MOST_TOOLS
 
 _CHAT: Final = "/v1/chat/completions"
 _TOKENIZE: Final = "/tokenize"
@@ -34,15 +35,26 @@ class Request:
         self.stream: bool = body.get("stream", False)
         self.return_token_ids: bool = bool(body.get("return_token_ids"))
         self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
+        self._shown: dict[str, Any] = {}
 
-    def body(self, program: ProgramInfo | None) -> dict[str, Any]:
+    def describe(self, program: Program, call_id: CallId) -> None:
+        """Take what the server shows of a call, and learns from: the program around its own, its name, the tools."""
+        graph = program.graph
+        if program.parent_program_id is not None:
+            self._shown["parent_program_id"] = program.parent_program_id
+        if call_id in graph:
+            node = graph[call_id]
+            self._shown["label"] = node.label[:MAX_ID_LENGTH]
+            self._shown["tools"] = [tool[:MAX_ID_LENGTH] for tool in node.tools[:MOST_TOOLS]]
+
+    def body(self) -> dict[str, Any]:
         """What is sent."""
         arguments = self.vllm_xargs or {}
         own: dict[str, Any] = {name: arguments[name] for name in _IDS if name in arguments}
-        if not is_id(own.get("program_name")):  # nobody checks it in process, where it is only shown
-            own.pop("program_name", None)
-        if program is not None and program.parent_program_id is not None:
-            own["parent_program_id"] = program.parent_program_id
+        own |= {name: value for name, value in self._shown.items() if value}
+        for name in ("program_name", "label"):  # nobody checks them in process, where they are only shown
+            if not is_id(own.get(name)):
+                own.pop(name, None)
         others = self._body.get("vllm_xargs") or {}
         sent = {name: value for name, value in self._body.items() if name != "request_id"}
         sent["vllm_xargs"] = {**others, **own}
@@ -71,7 +83,6 @@ class RemoteChat:
         loop: The engine's event loop, on which the server is asked.
         max_model_len: The context length of the first model, in tokens.
         on_account: Takes a call's account before its answer is delivered.
-        info_of: The program of an id, if it runs.
     """
 
     def __init__(
@@ -81,12 +92,10 @@ class RemoteChat:
         *,
         max_model_len: int,
         on_account: Callable[[CallId, Account], None],
-        info_of: Callable[[ProgramId], ProgramInfo | None],
     ) -> None:
         self._server = server
         self._loop = loop
         self._on_account = on_account
-        self._info_of = info_of
         self.max_model_len = max_model_len
 
     def tokenize(self, text: str) -> list[int]:
@@ -116,7 +125,7 @@ class RemoteChat:
 
     async def complete(self, request: Request) -> dict[str, Any]:
         """One answer, as an OpenAI `chat.completion` object."""
-        answer = await self._server.post(_CHAT, self._body(request), request.headers)
+        answer = await self._server.post(_CHAT, request.body(), request.headers)
         self._take_account(request, answer)
         answer.pop("kv_transfer_params", None)
         found = without_nulls(answer)
@@ -124,13 +133,10 @@ class RemoteChat:
 
     async def stream(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
         """The answer as OpenAI `chat.completion.chunk` objects."""
-        async with aclosing(self._server.stream(_CHAT, self._body(request), request.headers)) as chunks:
+        async with aclosing(self._server.stream(_CHAT, request.body(), request.headers)) as chunks:
             async for chunk in chunks:
                 self._take_account(request, chunk)
                 yield chunk
-
-    def _body(self, request: Request) -> dict[str, Any]:
-        return request.body(self._info_of(ProgramId((request.vllm_xargs or {}).get("program_id", ""))))
 
     def _take_account(self, request: Request, answer: dict[str, Any]) -> None:
         report = answer.pop("weft", None)

@@ -10,10 +10,11 @@ from typing import Any, Final, cast
 
 from weft.core.errors import EngineClosedError, ServerError
 from weft.core.log import get_logger
-from weft.core.process_rows import ProgramInfo, ProgramState
+from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.process_table import ProcessTable
+from weft.core.program import Program
 from weft.core.routing.admission import Admission
-from weft.engine.frontend.calls import ModelEndpoint
+from weft.engine.frontend.calls import InFlight, ModelEndpoint
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.scheduler_messages import SchedulerMessages
 from weft.engine.frontend.weak import weakly
@@ -100,7 +101,6 @@ class RemoteEngine(FrontEnd):
             self._loop,
             max_model_len=int(models[0].get("max_model_len") or 0),
             on_account=weakly(self._in_flight.account),
-            info_of=_InfoOf(self.table),
         )
         self._only_endpoint = ModelEndpoint(cast("Any", chat), Admission(lambda: _MOST_CALLS), self.engine_id)
         self._finalizer = weakref.finalize(self, not_in_forks(_close), self._server, self._loop, self._messages)
@@ -116,6 +116,13 @@ class RemoteEngine(FrontEnd):
     def _endpoint(self, model: str | None) -> ModelEndpoint:
         del model  # the server refuses a wrong name
         return self._only_endpoint
+
+    def _open_call(
+        self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
+    ) -> tuple[InFlight, Any]:
+        call, request = super()._open_call(body, program, identity, stream=stream)
+        request.describe(program, identity.call_id)
+        return call, request
 
     @property
     def _predicts(self) -> bool:
@@ -145,17 +152,6 @@ class RemoteEngine(FrontEnd):
 
     def __repr__(self) -> str:
         return f"<weft.connect({self.server_url!r}) {self.engine_id} {self.model!r}>"
-
-
-class _InfoOf:
-    """Finds the running programs of a table."""
-
-    def __init__(self, table: ProcessTable) -> None:
-        self._table = table
-
-    def __call__(self, program_id: Any) -> ProgramInfo | None:
-        row = self._table.get(program_id)
-        return row.info if row is not None else None
 
 
 async def _models(server: Server) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ _CONNECT_S: Final = 10.0
 _SEND_S: Final = 60.0  # for a piece of a request that the server does not read
 _ANSWER_S: Final = 60.0  # to a question that runs no call; a call may wait long in the server's queue
 _EXPIRY_S: Final = 2.0  # of an unused connection: less than the server's, or a call could meet its end
+_MOST_PORT: Final = 65_535
 _MOST_BYTES: Final = 64 << 20  # of an event
 
 # A host that has vanished is noticed after 2 minutes, also by a call that waits long in the server's queue.
@@ -45,6 +46,8 @@ def base_url(url: str) -> str:
         raise InvalidRequestError(f"{url!r:.200} is no address: {error}. Write it like http://host:8000.") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InvalidRequestError(f"{url!r:.200} is no address of HTTP. Write it like http://host:8000.")
+    if parsed.port is not None and not 0 < parsed.port <= _MOST_PORT:
+        raise InvalidRequestError(f"{url!r:.200} has no possible port. Write it like http://host:8000.")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

@@ -7,11 +7,13 @@ A route that needs to know the key declares a parameter of type `RequestKey`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Final
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from weft.core.routing.refusals import Refused
 from weft.engine.page.assets import PATHS
 from weft.engine.serve.keys import ApiKey, KeyRing
 from weft.engine.server.check_ids import App, Receive, Scope, Send
@@ -32,12 +34,14 @@ class Authenticate:
         app: The application.
         keys: The server's.
         root_path: What a proxy in front of the server puts before each path, as FastAPI takes it.
+        on_refused: Is told of requests without a right key.
     """
 
-    def __init__(self, app: App, keys: KeyRing, root_path: str = "") -> None:
+    def __init__(self, app: App, keys: KeyRing, root_path: str = "", *, on_refused: Callable[[Refused], None]) -> None:
         self._app = app
         self._keys = keys
         self._root_path = root_path
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -47,7 +51,9 @@ class Authenticate:
             scope = {**scope, "root_path": self._root_path}
         key = self._keys.find(scope["headers"])
         if key is None and not _is_open(scope):
-            await _refuse(scope, send)
+            has_key = any(name in (b"authorization", b"x-api-key") for name, _value in scope["headers"])
+            self._on_refused(Refused.WRONG_API_KEY if has_key else Refused.NO_API_KEY)
+            await _refuse(scope, send, has_key=has_key)
             return
         await self._app({**scope, _KEY: key}, receive, send)
 
@@ -81,11 +87,10 @@ def _is_open(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") and path_of(scope) in OPEN_PATHS
 
 
-async def _refuse(scope: Scope, send: Send) -> None:
+async def _refuse(scope: Scope, send: Send, *, has_key: bool) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})  # before it was accepted: status 403
         return
-    has_key = any(name in (b"authorization", b"x-api-key") for name, _value in scope["headers"])
     message, code = (_WRONG, "invalid_api_key") if has_key else (_MISSING, "missing_api_key")
     body = json.dumps(error_for(path_of(scope), 401, message, code)).encode()
     headers = [

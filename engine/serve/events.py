@@ -33,7 +33,12 @@ def note_events(engine: AsyncMultiLLMEngine, programs: OpenPrograms, scope: str,
         return
     found = decode_control(message)
     if isinstance(found, ProgramsEnded):
-        states = ((found.program_ids, ProgramState.FINISHED), (found.abandoned, ProgramState.ABANDONED))
+        states = (
+            (found.failed, ProgramState.FAILED),  # these two also are among all that have ended
+            (found.cancelled, ProgramState.CANCELLED),
+            (found.program_ids, ProgramState.FINISHED),
+            (found.abandoned, ProgramState.ABANDONED),
+        )
         for ids, state in states:
             for program_id in ids[:MOST_ITEMS]:
                 programs.end(ProgramId(f"{scope}/{program_id}"), state)

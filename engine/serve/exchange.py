@@ -16,13 +16,16 @@ from weft.core.identity.lineage import Placed
 from weft.core.identity.messages import items_of_answer, items_of_request
 from weft.core.identity.values import trace_id
 from weft.core.routing.admission import check_timeout
+from weft.core.routing.refusals import Refused, refused_by
 from weft.engine.frontend.calls import InFlight
 from weft.engine.frontend.fingerprint import fingerprint
 from weft.engine.serve.answers import AnswerReader
 from weft.engine.serve.auth import key_of, path_of
-from weft.engine.serve.client import REQUEST, ServedEngine, ServedRequest
+from weft.engine.serve.calls import REQUEST
+from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.reports import add_report, add_report_to_events, ends_choice, replace_error, report_of
+from weft.engine.serve.requests import ServedRequest
 from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.server.http_errors import error_body, error_code, error_for, error_headers, typed_error
 
@@ -158,6 +161,16 @@ class _ServedExchange(Exchange):
             )
             return Refusal(status, str(error), _encoded(error))
         return None
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        await super()._refuse(refusal)
+        if self._refused_by is not None:
+            reason = refused_by(self._refused_by)
+        elif refusal.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            reason = Refused.MAX_BODY_BYTES
+        else:
+            reason = Refused.MALFORMED
+        self._engine.refused(reason, self._client)
 
     async def send(self, message: Message) -> None:
         """Add the program's id and the call's account; and to an error whether, and when, to try again."""

@@ -173,7 +173,7 @@ def _read(path: Path) -> list[_Entry]:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise KeyFileError(f"the API keys in {path} cannot be read: {error.strerror or error}.") from error
+        raise KeyFileError(f"the API keys in {path} cannot be read: {error.strerror or error}. {_EXAMPLE}") from error
     if len(data) > _MOST_BYTES:
         raise KeyFileError(f"{path} has more than {_MOST_BYTES >> 20} MiB. Is it the file of API keys?")
     if mode & (stat.S_IRGRP | stat.S_IROTH):

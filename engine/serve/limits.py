@@ -32,7 +32,7 @@ class CallsOfKeys:
         try:
             admission.enter(now_s)
         except OverloadedError as error:
-            raise KeyLimitError("calls in flight", limit, error.retry_after_s) from None
+            raise KeyLimitError("max_calls", limit, error.retry_after_s) from None
 
     def leave(self, key: ApiKey, now_s: float) -> None:
         """A call that was admitted has ended."""

@@ -55,6 +55,8 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
     )
 
     parser = make_arg_parser(FlexibleArgumentParser())
+    parser.prog = "weft serve"
+    parser.usage = "weft serve [MODEL] [OPTIONS]"  # of vLLM's own usage, the error below it is the last of 150 lines
     parser.set_defaults(model=None, shutdown_timeout=_DRAIN_S)
     defaults = parser.parse_args([])
     options = parser.parse_args(list(arguments))

@@ -54,7 +54,7 @@ class OpenPrograms:
         if limit is None or identity.program_id in self._open or len(others) < limit:
             return
         if all(each in self._calls for each in others):
-            raise KeyLimitError("programs with calls in flight", limit, _RETRY_S)
+            raise KeyLimitError("max_programs", limit, _RETRY_S)
 
     def touch(self, program_id: ProgramId) -> bool:
         """Hear that a program goes on. Returns whether it is open."""

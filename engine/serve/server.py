@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from argparse import Namespace
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
+from errno import EADDRINUSE
 from pathlib import Path
 from socket import IPPROTO_TCP, TCP_NODELAY, socket
 from types import FrameType
@@ -16,6 +18,7 @@ from typing import Any, Final
 
 import uvicorn
 from prometheus_client import REGISTRY
+from uvicorn.logging import DefaultFormatter
 
 from weft.core.errors import EngineStartError
 from weft.engine.multi import AsyncMultiLLMEngine
@@ -58,6 +61,7 @@ def serve(
         KeyboardInterrupt: A signal came while the engine started.
     """
     with (
+        _log_to_stderr(),
         _socket(options) as (address, bound),
         _Signals() as signals,
         AsyncMultiLLMEngine(**engine_options) as engine,
@@ -66,7 +70,7 @@ def serve(
     ):
         served, server = engine.submit(_make(engine, options, keys)).result()
         running = engine.submit(server.serve(sockets=[bound]))
-        signals.are_counted = True
+        signals.count_from_now()
         while not server.started and not running.done():
             time.sleep(_POLL_S)
         if server.started and not signals.count:
@@ -88,7 +92,12 @@ async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) 
     app = build_app(options, tasks, served.model_config)
     await init_app_state(served, app.state, options, tasks)
     add_routes(app, served)
-    guarded = Authenticate(ServeRequests(app, served), keys, options.root_path or "")  # outside all that vLLM adds
+    guarded = Authenticate(  # outside all that vLLM adds
+        ServeRequests(app, served),
+        keys,
+        options.root_path or "",
+        on_refused=lambda reason: served.refused(reason, None),
+    )
     return served, uvicorn.Server(uvicorn_config(guarded, options))
 
 
@@ -127,6 +136,26 @@ def _wait(running: Future[None], is_over: Callable[[], bool], timeout_s: float |
 
 
 @contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    """Weft's records, such as the death of a replica, are lines of the server's log, in uvicorn's form."""
+    logger = logging.getLogger("weft")
+    if logger.handlers:  # the user has configured logging
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(DefaultFormatter("%(levelprefix)s %(message)s"))
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before
+
+
+@contextmanager
 def _metrics(engine: AsyncMultiLLMEngine) -> Iterator[None]:
     """Weft's metrics are in the registry that vLLM's route `/metrics` serves."""
     collector = MetricsCollector(engine)
@@ -143,8 +172,13 @@ def _socket(options: Namespace) -> Iterator[tuple[str, socket]]:
     try:
         address, bound = setup_server(options, reuse_port=False)
     except (OSError, OverflowError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno == EADDRINUSE:
+            raise EngineStartError(
+                f"the server cannot start: another process listens at port {options.port}. Stop it, or give "
+                "another --port."
+            ) from error
         raise EngineStartError(
-            f"the server cannot start: {error}. Compare --host, --port, --uds and the parsers' names."
+            f"the server cannot start: {str(error).rstrip('.')}. Compare --host, --port, --uds and the parsers' names."
         ) from error
     if not options.uds:
         # asyncio does this for sockets that know their protocol, as vLLM's does not. Without it, the body of an answer
@@ -175,6 +209,12 @@ class _Signals:
     def __enter__(self) -> _Signals:
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
+
+    def count_from_now(self) -> None:
+        """The server has started. Ray, if it did, has put its own handlers in place of these."""
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+        self.are_counted = True
 
     def __exit__(self, *_error: object) -> None:
         for number, handler in self._before.items():

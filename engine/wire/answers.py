@@ -11,7 +11,7 @@ from weft.core.ids import CallId, ProgramId
 from weft.core.kv_cache.stats import COUNTS, KvStats, ToolStats
 from weft.core.live import LiveCall, ProgramKv, SchedulerState
 from weft.core.policies.history import ProgramEnd
-from weft.core.policies.levels import LevelStats, ScheduleStats
+from weft.core.policies.queues.levels import LevelStats, ScheduleStats
 from weft.engine.wire.reports import decode_account
 
 

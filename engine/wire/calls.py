@@ -28,6 +28,7 @@ class CallHeader:
     program_calls: int = 0  # of the program so far, on all engines, this one included; 0 if unknown
     time_left_s: float = math.inf  # until the call's deadline
     program_time_left_s: float = math.inf  # until the program should have ended; 0 if that time has passed
+    waited_s: float = 0.0  # that the call has waited before this engine got it
     ends_program: bool = False  # the program ends with this call
     fingerprint: str = ""  # of the system prompt and the tools of the program's first call
     # Where nobody sends `ProgramEvents`, a call says the same of its program.
@@ -38,13 +39,19 @@ class CallHeader:
 
 _IDS: Final = ("program_id", "thread_id", "call_id")
 _TEXTS: Final = ("program_name", "fingerprint", "tenant", "tool_ended", "tool_started")
-_SECONDS: Final = ("service_s", "total_service_s", "wait_s", "total_wait_s", "time_left_s", "program_time_left_s")
+_ATTAINED: Final = ("service_s", "total_service_s", "wait_s", "total_wait_s")
+_SECONDS: Final = (*_ATTAINED, "time_left_s", "program_time_left_s", "waited_s")
 _FIGURES: Final = (*_SECONDS, "program_calls")
 _FLAGS: Final = ("program_end", "prefetch")
 FIELDS: Final = (*_IDS, "parents", *_TEXTS, *_FIGURES, *_FLAGS)  # in the `extra_args` of a call
 
+# What only `weft serve` reads, from its own client: the call's name, and the tools that ran before it.
+SHOWN: Final = ("label", "tools")
+MOST_TOOLS: Final = 64
+
 SCOPE_LENGTH: Final = 33  # of what a server puts before the ids of its clients (weft.engine.server.identity)
 _MAX_LENGTH: Final = MAX_ID_LENGTH + SCOPE_LENGTH
+_SHORTEST_S: Final = 0.001  # until a deadline: 0 would say that there is none
 
 
 def encode_call(header: CallHeader) -> ExtraArgs:
@@ -72,6 +79,8 @@ def encode_call(header: CallHeader) -> ExtraArgs:
         args["time_left_s"] = header.time_left_s
     if header.program_time_left_s < math.inf:
         args["program_time_left_s"] = max(0.0, header.program_time_left_s)
+    if header.waited_s:
+        args["waited_s"] = header.waited_s
     if header.tool_ended:
         args["tool_ended"] = header.tool_ended
     if header.tool_started:
@@ -81,6 +90,19 @@ def encode_call(header: CallHeader) -> ExtraArgs:
     if header.ends_program:
         args["program_end"] = 1
     return args
+
+
+def sent_later(args: Mapping[str, Any], later_s: float) -> dict[str, Any]:
+    """The `extra_args` of a call that reaches a scheduler some seconds after they were made.
+
+    These seconds are a wait, and deadlines are so much nearer.
+    """
+    later: dict[str, Any] = {**args, "waited_s": args.get("waited_s", 0.0) + later_s}
+    if "time_left_s" in args:
+        later["time_left_s"] = max(_SHORTEST_S, args["time_left_s"] - later_s)
+    if "program_time_left_s" in args:
+        later["program_time_left_s"] = max(0.0, args["program_time_left_s"] - later_s)
+    return later
 
 
 def decode_call(extra_args: object, request_id: str, session_id: object, *, is_trusted: bool) -> CallHeader:
@@ -126,6 +148,7 @@ def decode_call(extra_args: object, request_id: str, session_id: object, *, is_t
         program_calls=count(figures.get("program_calls")),
         time_left_s=seconds(figures.get("time_left_s")) or math.inf,
         program_time_left_s=seconds_or_inf(figures.get("program_time_left_s")),
+        waited_s=seconds(figures.get("waited_s")),
         ends_program=args.get("program_end") in (1, True),
         tool_ended=wire_id(args.get("tool_ended")),
         tool_started=wire_id(args.get("tool_started")),

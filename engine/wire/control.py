@@ -15,6 +15,8 @@ class ProgramsEnded(NamedTuple):
 
     program_ids: tuple[ProgramId, ...]
     abandoned: tuple[ProgramId, ...] = ()
+    failed: tuple[ProgramId, ...] = ()  # of `program_ids`; a scheduler does not mind
+    cancelled: tuple[ProgramId, ...] = ()  # likewise
 
 
 class EventKind(StrEnum):
@@ -108,11 +110,7 @@ _QUESTIONS: Final[dict[str, type[Question]]] = {
 def encode_control(message: Control | Ping) -> dict[str, Any]:
     """A control message as msgpack carries it."""
     if isinstance(message, ProgramsEnded):
-        return {
-            "type": "programs_ended",
-            "program_ids": list(message.program_ids),
-            "abandoned": list(message.abandoned),
-        }
+        return {"type": "programs_ended", **{name: list(ids) for name, ids in message._asdict().items()}}
     if isinstance(message, ProgramEvents):
         return {"type": "program_events", "events": [[str(each.kind), *each[1:]] for each in message.events]}
     if isinstance(message, AbortedCalls):
@@ -131,8 +129,7 @@ def decode_control(data: object) -> Control | None:
     control: Control | None = None
     match data.get("type"):
         case "programs_ended":
-            ended, abandoned = (strings(data.get(key)) for key in ("program_ids", "abandoned"))
-            control = ProgramsEnded(tuple(map(ProgramId, ended)), tuple(map(ProgramId, abandoned)))
+            control = ProgramsEnded(*(tuple(map(ProgramId, strings(data.get(key)))) for key in ProgramsEnded._fields))
         case "program_events":
             rows = data.get("events")
             found = map(_event, rows) if isinstance(rows, list | tuple) else ()

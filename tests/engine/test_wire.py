@@ -19,7 +19,7 @@ from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
 from weft.core.live import LiveCall, ProgramKv, SchedulerState
 from weft.core.policies.history import ProgramEnd
-from weft.core.policies.levels import LevelStats, ScheduleStats
+from weft.core.policies.queues.levels import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
 from weft.engine.wire.answers import (
     Learned,
@@ -41,6 +41,7 @@ from weft.engine.wire.calls import (
     decode_call,
     encode_call,
     program_of_request,
+    sent_later,
 )
 from weft.engine.wire.control import (
     AbortedCalls,
@@ -76,6 +77,7 @@ headers = st.builds(
     st.integers(0, 1000),
     st.just(math.inf) | st.floats(1e-3, 1e6),
     st.just(math.inf) | st.just(0.0) | st.floats(1e-3, 1e6),
+    seconds,
     st.booleans(),
     st.just("") | ids,
     st.just("") | ids,
@@ -108,6 +110,18 @@ def test_a_header_survives_its_journey(header: CallHeader) -> None:
     assert decode_call(args, "request", header.session_id, is_trusted=True) == header
 
 
+@given(headers, seconds)
+def test_a_header_that_is_sent_later_has_waited(header: CallHeader, later_s: float) -> None:
+    """The wait grows, and deadlines are nearer. A deadline that has passed meanwhile stays one."""
+    read = decode_call(sent_later(encode_call(header), later_s), "request", header.session_id, is_trusted=True)
+    changes: dict[str, Any] = {
+        "waited_s": header.waited_s + later_s,
+        "time_left_s": max(0.001, header.time_left_s - later_s),
+        "program_time_left_s": max(0.0, header.program_time_left_s - later_s),
+    }
+    assert read == replace(header, **changes)
+
+
 def test_a_default_takes_no_room() -> None:
     """A header without name, tenant, count and deadline sends none of them."""
     header = CallHeader(CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c")))
@@ -131,6 +145,7 @@ def test_the_scheduler_reads_whatever_comes(args: object, session_id: object, is
     assert all(type(figure) is float and 0 <= figure <= MAX_FIGURE for figure in figures)
     assert attained.total_service_s >= attained.service_s
     assert 0 <= header.program_calls <= MAX_FIGURE
+    assert 0 <= header.waited_s <= MAX_FIGURE
     assert 0 < header.time_left_s <= MAX_FIGURE or header.time_left_s == math.inf
     assert 0 <= header.program_time_left_s <= MAX_FIGURE or header.program_time_left_s == math.inf
 
@@ -140,6 +155,7 @@ def test_figures_of_a_sender_without_trust_are_unknown(header: CallHeader) -> No
     """Such a sender still names its program, but says nothing about what the program has attained."""
     read = decode_call(encode_call(header), "request", header.session_id, is_trusted=False)
     unknown = {"attained": Attained(), "program_calls": 0, "time_left_s": math.inf, "program_time_left_s": math.inf}
+    unknown["waited_s"] = 0.0
     assert read == replace(header, **unknown)  # type: ignore[arg-type]
 
 
@@ -274,7 +290,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
 @pytest.mark.parametrize(
     "message",
     [
-        ProgramsEnded((ProgramId("a"), ProgramId("b")), (ProgramId("c"),)),
+        ProgramsEnded((ProgramId("a"), ProgramId("b")), (ProgramId("c"),), (ProgramId("a"),), (ProgramId("b"),)),
         AbortedCalls((CallId("c"), CallId("d"))),
         ProgramEvents(
             (

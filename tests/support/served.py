@@ -14,9 +14,10 @@ import httpx
 from otlp import SpanReceiver
 
 KEY = "key-1"
-MAX_CALLS = 6
+MAX_CALLS = 10
 LIMITED_KEY, LIMITED_CALLS, LIMITED_PROGRAMS, LIMITED_BYTES = "key-limited", 2, 4, 20_000
 TRUSTED_KEY = "key-trusted"
+HEAVY_KEY, LIGHT_KEY, HEAVY_WEIGHT = "key-heavy", "key-light", 3
 KEY_FILE = f"""
 [[key]]
 key = "{LIMITED_KEY}"
@@ -29,6 +30,15 @@ max_body_bytes = {LIMITED_BYTES}
 key = "{TRUSTED_KEY}"
 tenant = "gateway"
 trusted = true
+
+[[key]]
+key = "{HEAVY_KEY}"
+tenant = "heavy"
+weight = {HEAVY_WEIGHT}
+
+[[key]]
+key = "{LIGHT_KEY}"
+tenant = "light"
 """
 
 

@@ -26,10 +26,10 @@ def _sizes(served: Any) -> dict[str, int]:
     engine, programs = served._engine, served.programs
     return {
         "requests": len(served._requests),
-        "admitted": served._endpoint.admission.calls,
+        "admitted": served._requests._admission.calls,
         "calls": len(engine._in_flight),
-        "calls of keys": sum(each.calls for each in served._calls_of_keys._admissions.values()),
-        "keys with calls": len(served._calls_of_keys._admissions),
+        "calls of keys": sum(each.calls for each in served._requests._calls_of_keys._admissions.values()),
+        "keys with calls": len(served._requests._calls_of_keys._admissions),
         "programs": len(programs),
         "rows": len(engine.table),
         "busy programs": len(programs._calls),

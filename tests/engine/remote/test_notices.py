@@ -103,10 +103,10 @@ def remote(server: CannedServer) -> Iterator[RemoteEngine]:
         yield engine
 
 
-async def ask(engine: RemoteEngine, program: weft.Program, **more: Any) -> dict[str, Any]:
+async def ask(engine: RemoteEngine, program: weft.Program, label: str | None = None, **more: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": "Hello"}], **more}
     run = object()
-    identity = program.start_call(run)
+    identity = program.start_call(run, label=label)
     answer = await engine.chat(body, program, identity)
     program.end_call(run, identity)
     return answer
@@ -176,8 +176,30 @@ with weft.connect({server.url!r}) as engine, weft.Program("bare") as program:
 async def test_a_name_that_cannot_travel_stays_here(server: CannedServer, remote: RemoteEngine) -> None:
     """It is only shown, so it is no reason to refuse a call, as in process."""
     with weft.Program("two\nlines") as program:
-        await ask(remote, program)
-    assert "program_name" not in server.calls[0]["vllm_xargs"]
+        await ask(remote, program, label="no\nname")
+    assert not {"program_name", "label"} & server.calls[0]["vllm_xargs"].keys()
+
+
+async def test_a_call_carries_its_name_and_the_tools_before_it(server: CannedServer, remote: RemoteEngine) -> None:
+    """The server shows them, and learns from them how programs go on. Very long ones are cut off."""
+    with weft.Program("p") as program:
+        await ask(remote, program, label="planner")
+        program.note_tools("run", ["search", "t" * 300])
+        await ask(remote, program, label="w" * 300)
+    first, second = (call["vllm_xargs"] for call in server.calls)
+    assert (first["label"], "tools" in first) == ("planner", False)
+    assert (second["label"], second["tools"]) == ("w" * 256, ["search", "t" * 256])
+
+
+@pytest.mark.parametrize("state", [ProgramState.FAILED, ProgramState.CANCELLED])
+async def test_how_a_program_ended_is_told(server: CannedServer, remote: RemoteEngine, state: ProgramState) -> None:
+    """It is among all that have ended, too, as a server before this one knows them."""
+    program = weft.Program("p")
+    await ask(remote, program)
+    program.end(state)
+    await server.until_told("programs_ended")
+    (ended,) = server.of_type("programs_ended")
+    assert ended["program_ids"] == ended[state.value] == [program.program_id]
 
 
 async def test_tools_and_the_end_are_told(server: CannedServer, remote: RemoteEngine) -> None:

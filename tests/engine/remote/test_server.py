@@ -88,7 +88,7 @@ async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
     assert not caught.value.may_have_run
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "", "/v1"])
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "", "/v1", "http://host:99999"])
 def test_an_address_that_is_none(url: str) -> None:
     """The caller is told how one looks."""
     with pytest.raises(InvalidRequestError, match="http://host:8000"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from weft.core.routing.refusals import Refused
 from weft.engine.serve.auth import OPEN_PATHS, Authenticate, key_of
 from weft.engine.serve.keys import ApiKey, make_key_ring
 
@@ -20,6 +21,7 @@ class Asked:
     Attributes:
         keys: What the application was reached with.
         sent: What the client got.
+        refused: Why, for the metrics.
         has_read: Whether anybody has read the body.
     """
 
@@ -30,7 +32,8 @@ class Asked:
         self.sent: list[Any] = []
         self.has_read = False
         scope = {"type": kind, "method": method, "path": path, "headers": headers or []}
-        guard = Authenticate(self._app, make_key_ring(["sk-a"]), root_path)
+        self.refused: list[Refused] = []
+        guard = Authenticate(self._app, make_key_ring(["sk-a"]), root_path, on_refused=self.refused.append)
         asyncio.run(guard(scope, self._receive, self._send))
 
     async def _receive(self) -> Any:
@@ -56,12 +59,14 @@ def test_a_request_without_a_key_reaches_nothing() -> None:
     assert asked.sent[0]["status"] == 401
     assert (b"connection", b"close") in asked.sent[0]["headers"]
     assert asked.error["error"]["code"] == "missing_api_key"
+    assert asked.refused == [Refused.NO_API_KEY]
 
 
 def test_a_wrong_key_is_told_from_none() -> None:
     """With OpenAI's own code, which its clients check; the answer does not repeat the key."""
     asked = Asked("/v1/models", [(b"authorization", b"Bearer sk-wrong")], "GET")
     assert asked.error["error"]["code"] == "invalid_api_key"
+    assert asked.refused == [Refused.WRONG_API_KEY]
     assert b"sk-wrong" not in asked.sent[1]["body"]
 
 

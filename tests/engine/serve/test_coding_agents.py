@@ -18,6 +18,7 @@ from weft.core.ids import ThreadId
 
 SESSION = "b4e5aaaa-9a3e-47c4-84ad-3a70f38c676e"
 MAIN, CHILD = "0197c0de-0000-7000-8000-00000000000a", "0197c0de-0000-7000-8000-00000000000b"
+GRANDCHILD = "0197c0de-0000-7000-8000-00000000000c"
 
 TOOLS_OF_CLAUDE_CODE = [
     {
@@ -143,10 +144,12 @@ RESULT = [
     },
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "a\nb"}]},
 ]
+NESTED = [{"role": "user", "content": "Count the slow tests."}]
 CLAUDE_CODE = [
     claude_code(USER, build="aaa"),
-    claude_code(SUBAGENT, build="bbb", agent_id="a1b2c3", parent_agent_id="main"),
-    claude_code(USER + RESULT, build="ccc"),
+    claude_code(SUBAGENT, build="bbb", agent_id="a1b2c3"),
+    claude_code(NESTED, build="ccc", agent_id="d4e5f6", parent_agent_id="a1b2c3"),
+    claude_code(USER + RESULT, build="ddd"),
 ]
 SHELL = [
     {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}', "call_id": "call_1"},
@@ -155,48 +158,80 @@ SHELL = [
 CODEX = [
     codex([codex_message("List the files.")], MAIN),
     codex([codex_message("Count the tests.")], CHILD, parent=MAIN),
+    codex([codex_message("Count the slow tests.")], GRANDCHILD, parent=CHILD),
     codex([codex_message("List the files."), *SHELL], MAIN),
 ]
 
 
 @pytest.mark.parametrize(
-    ("requests", "program", "child", "parent"),
+    ("requests", "program", "threads"),
     [
-        (CLAUDE_CODE, f"scope/claude-code:{SESSION}", "a1b2c3", "main"),
-        (CODEX, f"scope/codex:{MAIN}", CHILD, MAIN),
+        (CLAUDE_CODE, f"scope/claude-code:{SESSION}", [None, "a1b2c3", "d4e5f6", None]),
+        (CODEX, f"scope/codex:{MAIN}", [MAIN, CHILD, GRANDCHILD, MAIN]),
     ],
     ids=["Claude Code", "Codex"],
 )
-def test_a_sub_agent_is_a_thread_of_its_session(requests: list[Any], program: str, child: str, parent: str) -> None:
+def test_a_sub_agent_is_a_thread_of_its_session(
+    requests: list[Any], program: str, threads: list[ThreadId | None]
+) -> None:
     """The session is the program; the sub-agent names its thread and the thread that started it."""
-    first, sub, again = (identity(request) for request in requests)
-    assert {each.program_id for each in (first, sub, again)} == {program}
-    assert (sub.thread_id, sub.parent_thread_id) == (ThreadId(child), ThreadId(parent))
-    assert first.thread_id == again.thread_id != sub.thread_id
-    assert first.parent_thread_id is None
+    found = [identity(request) for request in requests]
+    assert {each.program_id for each in found} == {program}
+    assert [each.thread_id for each in found] == threads
+    assert [each.parent_thread_id for each in found] == [None, threads[0], threads[1], None]
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("requests", "path", "program", "last_event"),
+    ("requests", "path", "program", "agents"),
     [
-        (CLAUDE_CODE, "/v1/messages?beta=true", f"claude-code:{SESSION}", "message_stop"),
-        (CODEX, "/v1/responses", f"codex:{MAIN}", "response.completed"),
+        (CLAUDE_CODE, "/v1/messages?beta=true", f"claude-code:{SESSION}", ["a1b2c3", "d4e5f6"]),
+        (CODEX, "/v1/responses", f"codex:{MAIN}", [CHILD, GRANDCHILD]),
     ],
     ids=["Claude Code", "Codex"],
 )
 def test_a_session_is_served_as_one_program(
-    served: Served, requests: list[Any], path: str, program: str, last_event: str
+    served: Served, requests: list[Any], path: str, program: str, agents: list[str]
 ) -> None:
-    """The streams are whole, and the server shows one program with all calls and a thread for the sub-agent."""
+    """The streams are whole, and the server shows one program with all calls and a thread for each sub-agent.
+
+    An agent's first call comes after that of the agent which started it, and the main agent goes on after both.
+    """
     with httpx.Client(base_url=served.url, timeout=120) as client:
         for headers, body in requests:
             response = client.post(path, headers=headers, json=body)
             assert response.status_code == 200, response.text
             events = [json.loads(line[5:]) for line in response.text.splitlines() if line.startswith("data: {")]
-            assert last_event in {event.get("type") for event in events} | {"response.completed"}
+            assert {"message_stop", "response.completed"} & {event.get("type") for event in events}
             assert response.headers["weft-program-id"] == program
     programs = served.client.get("/weft/state").json()["programs"]
     (row,) = [each for each in programs if each["program_id"] == program]
-    assert (row["calls"], row["threads"]) == (3, 2)
+    assert (row["calls"], row["threads"]) == (4, 3)
+    timeline = served.client.get(f"/weft/programs/{program}/timeline").json()
+    lanes = [lane["thread_id"] for lane in timeline["lanes"]]
+    assert lanes[1:] == agents
+    assert [call["lane"] for call in timeline["calls"]] == [0, 1, 2, 0]
+    first, sub, nested, again = timeline["calls"]
+    ids = [[parent["call_id"] for parent in call["parents"]] for call in (first, sub, nested, again)]
+    assert ids == [[], [first["call_id"]], [sub["call_id"]], [nested["call_id"]]]
+    assert all(parent["is_exact"] for call in timeline["calls"] for parent in call["parents"])
     assert served.client.delete(f"/weft/programs/{program}").status_code == 204
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("prefix", ["x-dynamo-", "x-"])
+def test_a_session_names_the_session_that_started_it(served: Served, prefix: str) -> None:
+    """Dynamo's clients and vLLM's start a session for a sub-agent: a program of its own, shown with its parent."""
+    call = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    child = {f"{prefix}session-id": "child", f"{prefix}parent-session-id": "root"}
+    program_ids = []
+    for headers in ({f"{prefix}session-id": "root"}, child):
+        response = served.client.post("/v1/chat/completions", json=call, headers=headers)
+        program_ids.append(response.headers["weft-program-id"])
+    root, sub = program_ids
+    programs = served.client.get("/weft/state").json()["programs"]
+    parents = {each["program_id"]: each["parent_program_id"] for each in programs}
+    assert (parents[root], parents[sub]) == (None, root)
+    assert served.client.get(f"/weft/programs/{sub}/timeline").json()["parent_program_id"] == root
+    for program_id in program_ids:
+        assert served.client.delete(f"/weft/programs/{program_id}").status_code == 204

@@ -66,6 +66,15 @@ async def test_an_end_is_that_of_the_key(clients: Clients) -> None:
     assert len(clients.opened) == 0
 
 
+@pytest.mark.parametrize("state", [ProgramState.FAILED, ProgramState.CANCELLED])
+async def test_a_program_ends_in_the_state_that_the_client_names(clients: Clients, state: ProgramState) -> None:
+    """It is among all that have ended as well."""
+    mine = await clients.open("me")
+    ended = ProgramsEnded((ProgramId("p"),))._replace(**{state.value: (ProgramId("p"),)})
+    clients.say("me", encode_control(ended))
+    assert mine.state is state
+
+
 async def test_a_sign_of_life_counts(clients: Clients) -> None:
     """A program that goes on is not taken for abandoned."""
     program = await clients.open("me")

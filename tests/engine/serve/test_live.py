@@ -86,7 +86,7 @@ def test_the_state_shows_the_programs_of_a_key(served: Served) -> None:
     answer = served.client.get("/weft/state")
     assert answer.status_code == 200, answer.text
     state = from_json(answer.content)
-    assert (state.model, state.policy) == ("tiny", "atlas")
+    assert (state.model, state.policy) == ("tiny", "fair")
     (replica,) = state.replicas
     assert (replica.state, replica.running, replica.waiting, replica.calls) == ("ready", 0, 0, 0)
     seen = next(each for each in state.programs if each.program_id == "seen")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import MAX_CALLS, Served
+from served import LIMITED_BYTES, LIMITED_CALLS, LIMITED_KEY, MAX_CALLS, Served
 
 pytestmark = pytest.mark.engine
 
@@ -58,3 +59,25 @@ def test_the_route_of_vllms_metrics_has_wefts(served: Served) -> None:
     assert next(ended) == next(ended) + 1
     counters = {key for key in before if key[0].startswith("weft:") and key[0].endswith("_total")}
     assert all(before[key] <= found[key] <= after[key] for key in counters)
+
+
+def test_requests_that_were_refused_are_counted(served: Served) -> None:
+    """By reason, and by the tenant of the key; a key itself is in no metric."""
+    limited = {"authorization": f"Bearer {LIMITED_KEY}"}
+    many = {"model": "tiny", "prompt": ["a"] * (LIMITED_CALLS + 1), "max_tokens": 1}
+    requests: tuple[tuple[int, str, str, dict[str, str], dict[str, object]], ...] = (
+        (401, "no_api_key", "", {}, CALL),
+        (401, "wrong_api_key", "", {"authorization": "Bearer key-unknown"}, CALL),
+        (413, "max_body_bytes", "-/guests", limited, {**CALL, "user": "x" * LIMITED_BYTES}),
+        (400, "malformed", "-/guests", {**limited, "weft-program-id": "x" * 300}, CALL),
+        (429, "max_calls", "-/guests", limited, many),
+    )
+    before = metrics(served)
+    for status, _reason, _tenant, headers, body in requests:
+        path = "/v1/completions" if body is many else "/v1/chat/completions"
+        assert httpx.post(f"{served.url}{path}", json=body, headers=headers).status_code == status
+    found = metrics(served)
+    for _status, reason, tenant, _headers, _body in requests:
+        key = ("weft:requests_refused_total", f"reason={reason}", f"tenant={tenant}")
+        assert found[key] == before.get(key, 0) + 1, key
+    assert not any(secret in label for key in found for label in key for secret in (LIMITED_KEY, "key-unknown"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from pathlib import Path
@@ -31,3 +32,32 @@ def test_an_answer_waits_for_no_acknowledgement() -> None:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     finally:
         signal.signal(signal.SIGTERM, before)  # vLLM's function sets one
+
+
+def test_a_malformed_value_is_an_error_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage, and what is wrong. vLLM's own usage would hide the latter below 150 lines."""
+    with pytest.raises(SystemExit, match="2"):
+        parse_options(["--port", "abc"])
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == "usage: weft serve [MODEL] [OPTIONS]"
+    assert error == "weft serve: error: argument --port: invalid int value: 'abc'"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # vLLM leaves the socket that it could not bind
+def test_a_port_that_is_none_is_an_error() -> None:
+    """The reason of the operating system ends in a full stop, and the error adds no second one."""
+    options, _for_engine = parse_options(["--host", "127.0.0.1", "--port", "70000"])
+    with pytest.raises(EngineStartError, match=r"port must be 0-65535\. Compare --host"), _socket(options):
+        pass
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # vLLM leaves the socket that it could not bind
+def test_a_taken_port_is_named() -> None:
+    """Before an engine starts. The usual cause is a second server on the default port."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        options, _for_engine = parse_options(["--host", "127.0.0.1", "--port", str(port)])
+        with pytest.raises(EngineStartError, match=f"listens at port {port}. Stop it, or"), _socket(options):
+            pass
+    gc.collect()

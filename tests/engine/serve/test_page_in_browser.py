@@ -16,6 +16,7 @@ from perfetto_rules import check
 from served import KEY, Served
 
 import weft
+from weft.core.live import LiveProgram, LiveState, to_json
 from weft.testing import ScriptedEngine
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -252,3 +253,24 @@ def test_tools_and_labels_are_in_the_timeline(browser: Any) -> None:
         expect(page.locator(".details h2")).to_have_text("plan")
         assert page.title().startswith(program.program_id)
         context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 1061, 390])
+def test_long_figures_and_names_stay_in_the_table(browser: Any, served: Served, width: int) -> None:
+    """A program that is long at everything moves no figure out of its column, and takes four lines at most there."""
+    long = LiveProgram(
+        program_id="p" * 200, name="n" * 200, session_id="", tenant=None, state="tool", tools=("t" * 200,), level=3,
+        threads=1, calls=123_456, calls_in_flight=99, prompt_tokens=1, output_tokens=1, service_s=3599.0, wait_s=3599.0,
+        tools_s=0.0, kv_tokens=1_234_567, preemptions=0, engine_ids=tuple(f"engine-0/{n}" for n in range(8)),
+        age_s=3599.0, due_in_s=None, parent_program_id=None,
+    )  # fmt: skip
+    state = to_json(LiveState(0.0, "tiny", "auto", (), (long,), 1, ()))
+    made = Tab(browser, served, width=width)
+    made.page.route("**/weft/state", lambda route: route.fulfill(json=state))
+    page = made.open()
+    made.expect(page.locator("tbody tr")).to_have_count(1)
+    outside = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).map(cell => cell.dataset.name)"
+    assert page.locator("tbody td").evaluate_all(outside) == []
+    made.expect(page.locator("[data-name=replica]")).to_have_text("engine-0/0 and 7 more")
+    assert page.locator("[data-name=state]").evaluate("cell => cell.offsetHeight") < 100
+    made.context.close()

@@ -1,10 +1,11 @@
-"""A replica of `weft serve` is killed while it answers."""
+"""Replicas of `weft serve` are killed while they answer, and while calls move between them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ class Server(NamedTuple):
 
     url: str
     process: psutil.Process
+    log: Path
 
     def engines(self) -> list[psutil.Process]:
         """The scheduler processes of its replicas."""
@@ -43,12 +45,13 @@ def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     command = [
         *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--served-model-name", "tiny", "--replicas", "2"),
         *("--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager"),
-        *("--kv-cache-memory-bytes", str(256 << 20), "--policy", "fcfs"),  # so that calls wait, and have no token yet
+        # so that calls wait, and have no token yet
+        *("--kv-cache-memory-bytes", str(256 << 20), "--policy", "fcfs", "--stealing"),
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **ONE_THREAD})
     try:
-        yield Server(url_of(process, log), psutil.Process(process.pid))
+        yield Server(url_of(process, log), psutil.Process(process.pid), log)
     finally:
         process.terminate()
         process.wait(120)
@@ -99,7 +102,7 @@ async def state(client: httpx.AsyncClient) -> dict[str, Any]:
 
 async def test_a_replica_is_killed_and_no_answer_is_lost_or_doubled(pair: Server) -> None:
     """A call without a stream gets its whole answer, from the other replica if need be. A stream that has begun says
-    that it was lost, and the text until then is right. The replica comes back."""
+    that it was lost, and the text until then is right. The replica comes back. The server's log has both."""
     async with httpx.AsyncClient(base_url=pair.url, timeout=300, limits=httpx.Limits(max_connections=None)) as client:
         expected = [await ask(client, number, f"reference-{number}") for number in range(CALLS)]
         whole, streams = [], []
@@ -128,3 +131,62 @@ async def test_a_replica_is_killed_and_no_answer_is_lost_or_doubled(pair: Server
         assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
         assert len(pair.engines()) == 2
         assert await ask(client, 0, "after") == expected[0]
+    log = pair.log.read_text()
+    death = rf"WARNING:.* replica died .*replica={lost} reason=exit code -9 log=/.*\.log\n"
+    assert re.search(rf"{death}(.*\n)*INFO:.* replica ready .*replica={lost}\n", log), log
+
+
+async def test_calls_move_while_replicas_die(pair: Server) -> None:
+    """All calls are on the replica that is left. Some move when the other one is back; then the first one is killed.
+
+    Meanwhile clients leave and deadlines pass. Each other call gets its whole answer, once.
+    """
+    async with httpx.AsyncClient(base_url=pair.url, timeout=300, limits=httpx.Limits(max_connections=None)) as client:
+        expected = await ask(client, 0, "reference")
+        is_over = asyncio.Event()
+        done: list[str] = []
+
+        async def whole(number: int) -> None:
+            while not is_over.is_set():
+                done.append(await ask(client, 0, f"whole-{number}"))
+
+        async def streams() -> None:
+            while not is_over.is_set():
+                text, end = await read(client, 0)
+                if end == "[DONE]":
+                    done.append(text)
+                else:
+                    assert end == "replica_lost"
+                    assert expected.startswith(text)
+
+        async def impatient() -> None:
+            while not is_over.is_set():
+                hurried = {"weft-timeout-s": "0.5"}
+                answer = await client.post("/v1/chat/completions", json=body(0), headers=hurried)
+                assert answer.status_code in (200, 504), answer.text
+                leaving = asyncio.ensure_future(ask(client, 0, "left"))
+                await asyncio.wait([leaving], timeout=0.3)
+                leaving.cancel()
+                await asyncio.wait([leaving])
+
+        async def stolen() -> int:
+            return sum(each["stolen"] for each in (await state(client))["replicas"])
+
+        async with asyncio.TaskGroup() as clients:
+            for number in range(10):
+                clients.create_task(whole(number))
+                clients.create_task(streams())
+            clients.create_task(impatient())
+            first, other = pair.engines()
+            before = await stolen()
+            first.send_signal(signal.SIGKILL)
+            while await stolen() == before:  # noqa: ASYNC110  over HTTP
+                await asyncio.sleep(0.05)
+            other.send_signal(signal.SIGKILL)
+            finished = len(done)
+            while len(done) < finished + 20:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            is_over.set()
+        assert set(done) == {expected}
+        while any(each["calls"] for each in (await state(client))["replicas"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)

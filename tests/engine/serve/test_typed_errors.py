@@ -36,7 +36,8 @@ def answer(path: str, status: int, *pieces: bytes) -> tuple[dict[bytes, bytes], 
         request=lambda _key: None, end_request=lambda _key: None, call_timeout_s=None, lineage=Lineage()
     )
     scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-    asyncio.run(Authenticate(ServeRequests(app, engine), make_key_ring())(scope, receive, send))
+    guarded = Authenticate(ServeRequests(app, engine), make_key_ring(), on_refused=lambda _reason: None)
+    asyncio.run(guarded(scope, receive, send))
     body = b"".join(message.get("body", b"") for message in sent[1:])
     headers = dict(sent[0]["headers"])
     assert int(headers[b"content-length"]) == len(body) or sent[0]["status"] < 400

@@ -1,0 +1,63 @@
+"""`weft serve --backend ray`: the same over HTTP, with the replica in a Ray actor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from served import url_of
+from threads import ONE_THREAD
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a server that has started a Ray cluster of its own, on this machine."""
+    log = tmp_path_factory.mktemp("ray") / "log"
+    command = [
+        *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--served-model-name", "tiny", "--backend", "ray"),
+        *("--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(64 << 20), "--stealing"),
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **ONE_THREAD})
+    try:
+        with httpx.Client(base_url=url_of(process, log), timeout=300) as client:
+            yield client
+    finally:
+        process.terminate()
+        assert process.wait(120) == 0, log.read_text()[-3000:]
+
+
+def body(**more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hello"}]
+    return {"model": "tiny", "messages": messages, "max_tokens": 20, "temperature": 0, "ignore_eos": True, **more}
+
+
+def test_calls_streams_and_the_state_of_a_server_on_ray(client: httpx.Client) -> None:
+    """A stream has the text of the whole answer, both belong to the program that they name, and the state shows it."""
+    program = {"weft-program-id": "on-ray"}
+    answer = client.post("/v1/chat/completions", json=body(), headers=program).json()
+    assert answer["usage"]["completion_tokens"] == 20
+    assert answer["weft"]["service_s"] > 0
+    text = ""
+    with client.stream("POST", "/v1/chat/completions", json=body(stream=True), headers=program) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+    assert text == answer["choices"][0]["message"]["content"]
+    state = client.get("/weft/state").json()
+    assert [(each["program_id"], each["calls"]) for each in state["programs"]] == [("on-ray", 2)]
+    assert [(each["state"], each["deaths"]) for each in state["replicas"]] == [("ready", 0)]
+    late = client.post("/v1/chat/completions", json=body(max_tokens=1900), headers={"weft-timeout-s": "0.2"})
+    assert late.status_code == 504
+    assert "weft:replica_state" in client.get("/metrics").text
