@@ -99,6 +99,7 @@ def _replica(row: LiveRow) -> LiveReplica:
         calls=health.calls,
         deaths=health.deaths,
         kv_used=scheduler.kv_used if scheduler is not None else None,
+        stolen=health.stolen,
     )
 
 
@@ -108,6 +109,7 @@ def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LivePr
     at_schedulers = [found for call in calls if (found := _at_scheduler(call, known)) is not None]
     tools = tuple(dict.fromkeys(cut(tool.name.removeprefix(scope)) for tool in row.tools_running))[:_MOST_TOOLS]
     levels = [call.level for call in at_schedulers if call.level is not None]
+    places = [call.place for call in at_schedulers if call.place is not None]
     accounts = [_account(call, known) for call in calls]
     chains_s = [call.inherited.service_s + each.service_s for call, each in zip(calls, accounts, strict=True)]
     has_ended = not math.isnan(row.end_s)
@@ -120,6 +122,7 @@ def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LivePr
         state=str(row.state) if has_ended else _state(calls, at_schedulers, tools, known),
         tools=tools,
         level=min(levels, default=None),
+        place=min(places, default=None),
         threads=row.thread_count,
         calls=row.calls,
         calls_in_flight=len(calls),

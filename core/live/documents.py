@@ -21,6 +21,7 @@ class LiveReplica:
     calls: int  # in flight, of which some may be on their way
     deaths: int
     kv_used: float | None  # share of the device's KV cache that is in use, 0 to 1
+    stolen: int = 0  # calls that it has taken over from busier replicas so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class LiveProgram:
         age_s: Since its start; of one that has ended, until its end.
         due_in_s: Until it should have ended, negative when it is late. None: it may take any time.
         ended_ago_s: Since its end. None: it is open.
+        place: The best place of its calls among all that wait at their replica, 1 starts next. None: none waits.
     """
 
     program_id: str
@@ -71,6 +73,14 @@ class LiveProgram:
     due_in_s: float | None
     parent_program_id: str | None
     ended_ago_s: float | None = None
+    place: int | None = None
+
+    @property
+    def queue(self) -> str:
+        """Where its calls are: the queue under a policy with several, else the place of the first one that waits."""
+        if self.level is not None:
+            return f"Q{self.level + 1}"
+        return f"#{self.place}" if self.place is not None else ""
 
     @property
     def is_open(self) -> bool:

@@ -20,6 +20,7 @@ class LiveCall(NamedTuple):
     wait_s: float  # so far, the present wait included
     prompt_tokens: int
     output_tokens: int  # so far, of all its sequences
+    place: int | None = None  # among the calls that wait here, 1 starts next; None: it runs
 
 
 class ProgramKv(NamedTuple):

@@ -8,16 +8,13 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from weft.core.errors import EngineClosedError
-from weft.core.ids import ProgramId
-from weft.core.process_rows import ProgramRow
-from weft.core.program.observer import ProgramObserver
 from weft.core.program.state import nothing
 from weft.core.timeline.keeper import Timelines
 from weft.engine.live.address import Bound, bind, close_in_fork, parse
-from weft.engine.live.reader import LiveReader, WatchedEngine
+from weft.engine.live.reader import ListeningEngine, LiveReader
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.loop_thread import LoopThread
 
@@ -26,19 +23,6 @@ if TYPE_CHECKING:
 
 _STOP_S: Final = 5.0
 _MOST_CONNECTIONS: Final = 64
-
-
-class ListeningEngine(WatchedEngine, Protocol):
-    """What a listener asks of an engine."""
-
-    def row(self, program_id: ProgramId) -> ProgramRow | None:
-        """An open program's row."""
-
-    def observe(self, observer: ProgramObserver) -> None:
-        """Tell an observer what happens to programs from now on."""
-
-    def end_program(self, program_id: ProgramId) -> bool:
-        """End a program. Returns whether it was open."""
 
 
 class Listener:

@@ -11,9 +11,12 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from weft.core.errors import EngineError
+from weft.core.ids import ProgramId
 from weft.core.live import LiveRow, LiveState, SchedulerState, compose, to_json
 from weft.core.policies import PolicyConfig
+from weft.core.process_rows import ProgramRow
 from weft.core.process_table import ProcessTable
+from weft.core.program.observer import ProgramObserver
 from weft.core.routing.replicas import ReplicaHealth
 from weft.engine.processes.loop_thread import in_thread
 from weft.engine.wire.answers import read_state
@@ -46,6 +49,19 @@ class WatchedEngine(Protocol):
 
     def watched(self) -> Sequence[WatchedReplica]:
         """Its replicas. Called on the engine's event loop."""
+
+
+class ListeningEngine(WatchedEngine, Protocol):
+    """What a listener asks of an engine."""
+
+    def row(self, program_id: ProgramId) -> ProgramRow | None:
+        """An open program's row."""
+
+    def observe(self, observer: ProgramObserver) -> None:
+        """Tell an observer what happens to programs from now on."""
+
+    def end_program(self, program_id: ProgramId) -> bool:
+        """End a program. Returns whether it was open."""
 
 
 class LiveReader:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from weft.core.timeline.keeper import Timelines
-    from weft.engine.live.listener import ListeningEngine
+    from weft.engine.live.reader import ListeningEngine
 
 
 def check_packages() -> None:

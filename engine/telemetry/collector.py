@@ -160,6 +160,7 @@ class _Measured:
             samples.add("weft:replica_state", float(state is now), *labels, str(state))
         samples.add("weft:replica_calls", health.calls, *labels)
         samples.add("weft:replica_deaths_total", health.deaths, *labels)
+        samples.add("weft:calls_stolen_total", health.stolen, *labels)
         if replica.schedule is not None:
             self._answered[health.engine_id] = replica
             for level in replica.schedule.levels:
@@ -222,6 +223,9 @@ class _Measured:
             samples.add_histogram("weft:tool_duration_seconds", histogram, tool)
         for error, count in counts.refusals.items():
             samples.add("weft:calls_refused_total", count, error)
+        for tenant, reasons in counts.requests_refused.items():
+            for reason, count in reasons.items():
+                samples.add("weft:requests_refused_total", count, str(reason), tenant)
 
 
 def _is_in_event_loop() -> bool:

@@ -17,6 +17,7 @@ from weft.core.locks import fork_safe
 from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRow, ProgramState, RunningTool
 from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
+from weft.core.routing.refusals import Refused
 
 MOST_NAMES: Final = 32  # of programs, tenants and tools that are told apart, those that came first
 OTHER: Final = "other"  # what comes after them
@@ -104,6 +105,7 @@ class ProgramCounts(ProgramObserver):
         tenants: By tenant; "" for programs without one.
         tools: How long tools took, by name.
         refusals: Calls that were not admitted, by the error's class.
+        requests_refused: Requests that a server refused, by tenant and reason; "" for those without a tenant.
     """
 
     def __init__(self) -> None:
@@ -111,6 +113,7 @@ class ProgramCounts(ProgramObserver):
         self.tenants = ByName(TenantCounts)
         self.tools = ByName(Histogram)
         self.refusals: Counter[str] = Counter()
+        self.requests_refused: ByName[Counter[Refused]] = ByName(Counter)
         self._lock = fork_safe(threading.Lock())
         self._programs: dict[ProgramId, _Known] = {}
 
@@ -137,6 +140,11 @@ class ProgramCounts(ProgramObserver):
         del identity, now_s
         with self._lock:
             self.refusals[type(error).__name__ if isinstance(error, WeftError) else OTHER] += 1
+
+    def request_refused(self, reason: Refused, tenant: str | None, now_s: float) -> None:
+        del now_s
+        with self._lock:
+            self.requests_refused.of(tenant or "")[reason] += 1
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
         del now_s

@@ -26,6 +26,12 @@ METRICS: Final = (
     Export("weft:calls_limit", "gauge", ("model_name",), "How many calls may be in flight."),
     Export("weft:calls_overloaded_total", "counter", ("model_name",), "Calls that were refused because of the limit."),
     Export("weft:calls_refused_total", "counter", ("error",), "Calls that were refused inside a program, by error."),
+    Export(
+        "weft:requests_refused_total",
+        "counter",
+        ("reason", "tenant"),
+        "Requests that `weft serve` refused before they made a call, by reason and the API key's tenant.",
+    ),
     Export("weft:calls_total", "counter", ("program", "outcome"), "Calls that have left: finished, failed, cancelled."),
     Export("weft:call_wait_seconds", "histogram", _PROGRAM, "Wait of finished calls in the scheduler's queue."),
     Export("weft:call_service_seconds", "histogram", _PROGRAM, "Service of finished calls on the model executor."),
@@ -54,4 +60,5 @@ METRICS: Final = (
     Export("weft:replica_state", "gauge", (*_REPLICA, "state"), "1 for the state of the replica, 0 for the others."),
     Export("weft:replica_calls", "gauge", _REPLICA, "Calls in flight on a replica."),
     Export("weft:replica_deaths_total", "counter", _REPLICA, "Deaths and failed starts; each is followed by a start."),
+    Export("weft:calls_stolen_total", "counter", _REPLICA, "Calls that it has taken over from busier replicas."),
 )

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from weft.core.errors import EngineError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import KvStats
-from weft.core.policies.levels import ScheduleStats
+from weft.core.policies.queues.levels import ScheduleStats
 from weft.core.routing.replicas import ReplicaHealth
 from weft.engine.live import WatchedReplica
 from weft.engine.wire.answers import read_kv_stats, read_schedule_stats

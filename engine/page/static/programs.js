@@ -4,10 +4,10 @@ import { count, el, plural, seconds, write } from "./dom.js";
 import * as server from "./server.js";
 
 const COLUMNS = [
-  ["program", "Program"], ["state", "State"], ["service", "Service"], ["wait", "Wait"], ["level", "Level"],
+  ["program", "Program"], ["state", "State"], ["service", "Service"], ["wait", "Wait"], ["queue", "Queue"],
   ["calls", "Calls"], ["kv", "KV tokens"], ["replica", "Replica"], ["age", "Age"],
 ];
-const NUMBERS = new Set(["service", "wait", "level", "calls", "kv", "age"]);
+const NUMBERS = new Set(["service", "wait", "queue", "calls", "kv", "age"]);
 
 export class ProgramsView {
   constructor() {
@@ -105,18 +105,31 @@ function newProgram(program) {
   return { cells, link, id, element: el("tr", {}, made) };
 }
 
+// The queue, under a policy with several, or else the place of the first call that waits.
+function queue(program) {
+  if (program.level !== null) return `Q${program.level + 1}`;
+  return program.place === null ? "" : `#${program.place}`;
+}
+
+// The first replicas; the title has all.
+function places(ids) {
+  return ids.length > 2 ? `${ids[0]} and ${ids.length - 1} more` : ids.join(", ");
+}
+
 function showProgram(row, program) {
   const { cells } = row;
   write(row.link, program.name || "program");
   write(row.id, program.program_id);
   row.element.dataset.state = program.state;
+  cells.state.title = program.tools.join(", ");
   write(cells.state.firstChild, program.state === "tool" ? `in ${program.tools.join(", ")}` : program.state);
   write(cells.service, seconds(program.service_s));
   write(cells.wait, seconds(program.wait_s));
-  write(cells.level, program.level === null ? "" : `Q${program.level + 1}`);
+  write(cells.queue, queue(program));
   write(cells.calls, program.calls_in_flight ? `${count(program.calls)} (${count(program.calls_in_flight)})` : count(program.calls));
   cells.calls.title = `${plural(program.calls, "call")}, ${program.calls_in_flight} in flight`;
   write(cells.kv, program.kv_tokens === null ? "" : count(program.kv_tokens));
-  write(cells.replica, program.engine_ids.join(", ") || "–");
+  write(cells.replica, places(program.engine_ids));
+  cells.replica.title = program.engine_ids.join(", ");
   write(cells.age, seconds(program.age_s));
 }

@@ -89,6 +89,17 @@ def test_calls_in_flight_count() -> None:
     assert (program.tools_s, program.age_s, program.due_in_s) == (1.0, 20.0, None)
 
 
+def test_a_program_has_the_best_place_of_its_calls() -> None:
+    """The call that starts next says how long the program still waits. None of another program's counts."""
+    table = opened("p", "other")
+    for call in ("second", "first"):
+        arrive(table, "p", call)
+    arrive(table, "other", "next")
+    waiting = [live("other", "next", runs=False), live("p", "first", runs=False), live("p", "second", runs=False)]
+    places = [each._replace(place=number) for number, each in enumerate(waiting, 1)]
+    assert [program.place for program in state_of(table, replica(*places)).programs] == [2, 1]
+
+
 def test_the_present_pause_counts() -> None:
     """A program whose tool runs has been away since its last call left."""
     table = opened("p")

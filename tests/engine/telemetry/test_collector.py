@@ -13,11 +13,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import weft
-from weft.core.errors import OverloadedError
+from weft.core.errors import EngineClosedError, InvalidRequestError, KeyLimitError, OverloadedError, WeftError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import KvStats
-from weft.core.policies.levels import LevelStats, ScheduleStats
+from weft.core.policies.queues.levels import LevelStats, ScheduleStats
 from weft.core.program import Program
+from weft.core.routing.refusals import Refused, refused_by
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.live import WatchedReplica
 from weft.engine.telemetry.counts import MOST_NAMES
@@ -148,6 +149,33 @@ def test_refused_and_failed_calls_are_counted() -> None:
     assert after["weft:calls_overloaded_total", "model_name=scripted"] == 1
     assert after["weft:calls_refused_total", "error=OverloadedError"] == 1
     assert after["weft:call_wait_seconds_count", "program=agent"] == 1, "only calls with an answer have a time"
+
+
+def test_requests_that_a_server_refused_are_counted_by_reason_and_tenant() -> None:
+    """An operator sees whose limit is too low, and that somebody tries keys. Tenants have a bound, as elsewhere."""
+    engine = Watched([])
+    registry, _ = scraped(engine)
+    for number in range(MOST_NAMES + 10):
+        engine.request_refused(Refused.MAX_CALLS, f"tenant-{number}")
+    engine.request_refused(Refused.WRONG_API_KEY, None)
+    after = Scraped(registry)
+    assert after["weft:requests_refused_total", "reason=max_calls", "tenant=tenant-0"] == 1
+    assert after["weft:requests_refused_total", "reason=max_calls", "tenant=other"] == 10
+    assert after["weft:requests_refused_total", "reason=wrong_api_key", "tenant=other"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyLimitError("max_programs", 8, 0.25), Refused.MAX_PROGRAMS),
+        (OverloadedError(9, 8, 0.25), Refused.OVERLOADED),
+        (EngineClosedError(), Refused.STOPPING),
+        (InvalidRequestError("no"), Refused.MALFORMED),
+    ],
+)
+def test_an_error_stands_for_a_reason(error: WeftError, reason: Refused) -> None:
+    """There are as many labels as reasons, whatever a client sends."""
+    assert refused_by(error) is reason
 
 
 def test_names_that_clients_choose_make_a_bounded_number_of_series() -> None:

@@ -7,6 +7,8 @@ import re
 from itertools import combinations
 from typing import Any
 
+import promql_parser
+import pytest
 from background import ROOT
 
 from weft.engine.telemetry.metrics import METRICS
@@ -14,6 +16,7 @@ from weft.engine.telemetry.metrics import METRICS
 DASHBOARD = json.loads((ROOT / "docs/how-to/grafana-dashboard.json").read_text())
 PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES: list[str] = [target["expr"] for panel in PANELS for target in panel["targets"]]
+SNIPPETS = re.findall(r"```text\n(sum .*?)```", (ROOT / "docs/how-to/observe.md").read_text(), flags=re.DOTALL)
 # By the name of each series: its labels. A histogram has three series.
 SERIES = {
     name: {"engine", *metric.labels, *more}
@@ -26,37 +29,64 @@ SERIES = {
 }
 
 
-def names(query: str) -> set[str]:
-    return set(re.findall(r"weft:\w+", query))
+class Query:
+    """What a query asks for, as PromQL's grammar has it.
+
+    Attributes:
+        names: The series that it reads.
+        selected: The labels that it compares.
+        grouped: The labels by which it sums, or that a division leaves out.
+        by: The labels that its first sum leaves; None: it sums nothing.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.names: set[str] = set()
+        self.selected: set[str] = set()
+        self.grouped: set[str] = set()
+        self.by: set[str] | None = None
+        filled = text.replace("$__rate_interval", "1m").replace("$engine", ".*")  # as Grafana does
+        promql_parser.walk(promql_parser.parse(filled), self._read)
+
+    def _read(self, node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            self.names.add(node.name)
+            self.selected |= {matcher.name for matcher in node.matchers.matchers}
+        elif isinstance(node, promql_parser.AggregateExpr):
+            labels = set(node.modifier.labels) if node.modifier is not None else set()
+            self.grouped |= labels
+            self.by = labels if self.by is None else self.by
+        elif isinstance(node, promql_parser.BinaryExpr) and node.modifier is not None and node.modifier.matching:
+            self.grouped |= set(node.modifier.matching.labels)
 
 
-def test_every_metric_of_the_dashboard_is_exported() -> None:
-    """A panel of a metric that was renamed would be empty, and nobody would know why."""
-    assert QUERIES
-    assert {name for query in QUERIES for name in names(query)} <= SERIES.keys()
+@pytest.mark.parametrize("text", [*QUERIES, *SNIPPETS])
+def test_every_query_reads_series_that_are_exported_by_labels_that_they_have(text: str) -> None:
+    """It is PromQL, and no panel is empty because a metric was renamed, or one line because a label was."""
+    query = Query(text)
+    assert query.names
+    assert query.names <= SERIES.keys()
+    assert query.grouped | query.selected <= set.intersection(*(SERIES[name] for name in query.names))
 
 
-def test_every_label_of_the_dashboard_is_one_of_its_metric() -> None:
-    """Grouped by a label that does not exist, all series are one."""
-    for query in QUERIES:
-        labels = set.intersection(*(SERIES[name] for name in names(query)))
-        grouped = {label.strip() for found in re.findall(r"by \(([^)]*)\)", query) for label in found.split(",")}
-        selected = set(re.findall(r"(\w+)=~?\"", query))
-        assert grouped | selected <= labels, query
+def test_the_variable_is_a_label_of_a_metric() -> None:
+    """Otherwise no engine could be chosen, and every panel would be empty."""
+    (variable,) = [each for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
+    metric, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
+    assert label in SERIES[metric]
 
 
 def test_every_legend_has_labels_that_its_query_leaves() -> None:
     """A label that the sum has removed is empty in the legend."""
     for panel in PANELS:
         for target in panel["targets"]:
-            by = re.search(r"by \(([^)]*)\)", target["expr"])
-            left = set(by[1].split(", ")) if by is not None else set.union(*map(SERIES.get, names(target["expr"])))
+            query = Query(target["expr"])
+            left = query.by if query.by is not None else set.union(*(SERIES[name] for name in query.names))
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= left, target
 
 
 def test_every_metric_is_on_the_dashboard() -> None:
     """A metric that is added is shown, too."""
-    shown = {name for query in QUERIES for name in names(query)}
+    shown = {name for query in QUERIES for name in Query(query).names}
     for metric in METRICS:
         assert any(name.startswith(metric.name) for name in shown), metric.name
 
