@@ -22,8 +22,9 @@ from weft.core.routing import BalancerConfig, StealingConfig
 
 if TYPE_CHECKING:
     from weft.engine.engine import Engine
-    from weft.engine.multi import AsyncMultiLLMEngine, ServedModel
+    from weft.engine.multi import AsyncMultiLLMEngine
     from weft.engine.remote.engine import connect
+    from weft.engine.served_model import ServedModel
     from weft.engine.telemetry.collector import MetricsCollector
     from weft.engine.telemetry.spans import ProgramSpans
     from weft.integrations.openai import openai_client

@@ -28,6 +28,13 @@ def test_the_journal_resumes(tmp_path: Path) -> None:
         Journal(tmp_path, {"seed": 1})
 
 
+def test_a_long_setting_is_shortened_in_the_error(tmp_path: Path) -> None:
+    """Its start is enough to tell a checksum from another, and the cut is shown."""
+    Journal(tmp_path, {"source_sha256": "a" * 64})
+    with pytest.raises(BenchError, match=r"\(source_sha256: 'a{58}… there, 'b{58}… now\)"):
+        Journal(tmp_path, {"source_sha256": "b" * 64})
+
+
 def test_a_journal_of_an_older_version_is_refused(tmp_path: Path) -> None:
     """Its settings have no format, and its rounds have other keys. The error shows the difference."""
     settings = BenchSettings("chat").to_json()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+from background import CommandResult
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_kv_policies.py"
+SETTINGS = ("--programs", "20", "--seeds", "0", "--only", "tools, KV 65,536, load 3", "--out", "kv.json")
 
 
-def test_each_combination_is_compared_with_stock_fcfs(tmp_path: Path) -> None:
+@pytest.mark.background(str(BENCHMARK), *SETTINGS)
+def test_each_combination_is_compared_with_stock_fcfs(command_result: CommandResult) -> None:
     """A small setting gives a row for each combination, in which stock FCFS is 1 and host memory saves computation."""
-    out = tmp_path / "kv.json"
-    options = ("--programs", "20", "--seeds", "0", "--only", "tools, KV 65,536, load 3", "--out", str(out))
-    subprocess.run([sys.executable, str(BENCHMARK), *options], check=True, capture_output=True)
+    command_result.printed()
+    out = command_result.folder / "kv.json"
     rows = {(row["policy"], row["kv_policy"]): row for row in json.loads(out.read_text())["rows"][:24]}
     assert len(rows) == 3 * 8
     stock = rows["fcfs", "stock"]

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from background import CommandResult
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_policy_grid.py"
 SETTINGS = (
     "--programs",
@@ -25,11 +28,11 @@ def run(out: Path, *options: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_the_grid_is_played_once_and_continued(tmp_path: Path) -> None:
+@pytest.mark.background(str(BENCHMARK), *SETTINGS, "--cells", "--out", "grid.jsonl")
+def test_the_grid_is_played_once_and_continued(command_result: CommandResult) -> None:
     """A small grid prints its summary and writes figures and a plot. A second run plays only what is missing, and a
     line that was cut off is played again."""
-    out = tmp_path / "grid.jsonl"
-    first = run(out, "--cells")
+    first, out = command_result.printed(), command_result.folder / "grid.jsonl"
     assert "learned+gate" in first
     summary = json.loads(out.with_suffix(".json").read_text())
     assert [row["policy"] for row in summary["summary"]] == ["learned+gate", "srpt+gate"]

@@ -198,6 +198,16 @@ def test_the_former_name_of_an_option(main: Callable[..., int], capsys: pytest.C
         assert "lifo" in capsys.readouterr().err
 
 
+def test_bench_reads_the_trace_first(
+    main: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace that cannot be read starts no engine, and leaves no folder that refuses the right trace afterwards."""
+    (tmp_path / "bad.jsonl").write_text("no json\n")
+    assert main("bench", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "out")) == 1
+    assert "bad.jsonl, line 1: not JSON" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("options", [["--policy", "lifo"], ["--programs", "0"]])
 def test_demo_refuses_bad_options(options: list[str]) -> None:
     """An unknown policy or a number of programs below one is a usage error."""

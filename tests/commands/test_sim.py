@@ -177,10 +177,12 @@ def test_a_public_trace(weft: WeftCommand, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--batch-size", 0), "batch_size must be at least 1"),
-        (("--queue-bounds", "2,x"), "--queue-bounds is '2,x'; give numbers with commas"),
+        (("--replicas", 999_999_999), "replicas must be at most 10000"),
+        (("--queue-bounds", "2,3"), "--queue-bounds has no effect under auto; pass --policy with one of a"),
+        (("--policy", "atlas", "--queue-bounds", "2,x"), "--queue-bounds is '2,x'; give numbers with commas"),
         (("--policy", "atlas", "--queue-bounds", "3,2"), "queue bounds must be positive, finite and increasing"),
         (("--policy", "rr", "--queue-bounds", ""), "rr needs a quantum"),
-        (("--policy", "fcfs", "--beta", "2"), "policy 'fcfs' has no parameter 'beta'"),
+        (("--policy", "fcfs", "--beta", "2"), "--beta has no effect under fcfs; pass --policy with one of a"),
         (("--policy", "atlas", "--beta", -1), "beta must be > 0"),
         (("--kv-tokens", 2), "has 3 tokens, and the KV cache of a replica holds 2"),
         (("--load", "inf"), "such as 0.8, not inf"),
@@ -210,6 +212,7 @@ def test_a_wrong_trace(weft: WeftCommand, tmp_path: Path) -> None:
     code, out, err = weft("trace", tmp_path / "chess")
     assert (code, out) == (1, "")
     assert "chess cannot be read" in err
+    assert "or a workload: chat, tools" in err, "it may be a misspelled workload"
 
 
 def test_a_replay_compares_the_kv_policies(weft: WeftCommand, tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def test_the_table_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pyte
                 {"messages": [{"role": "user", "content": "Hello"}]}, program, program.start_call(object())
             )
             assert engine.url is not None
-            assert top(monkeypatch, engine.url.removeprefix("http://"), "--once") == 0
+            assert top(monkeypatch, engine.url.removeprefix("http://") + "/v1", "--once") == 0, (
+                "clients have such an address"
+            )
         assert top(monkeypatch, engine.url) == 0, "the output is no terminal"
     first, second = capsys.readouterr().out.split("replica ")[1:]
     line = next(line for line in first.splitlines() if line.startswith("agent"))
@@ -72,6 +74,7 @@ def test_the_table_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         ("ftp://127.0.0.1", "protocol"),
         ("http://[", ""),
         ("http://weft.invalid", ""),
+        ("http://127.0.0.1:99999", "there is no port 99999"),
         ("", ""),
     ],
 )
@@ -83,6 +86,7 @@ def test_a_wrong_address_is_an_error_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"error: no Weft server answers at '{url}': ")
     assert reason in error
+    assert ".." not in error.replace("...", ""), "a reason may end in a full stop of its own"
     assert len(error.splitlines()) == 1
 
 
@@ -91,7 +95,8 @@ def test_a_wrong_address_is_an_error_in_one_line(
     [
         (200, b"<html>", "no state of a Weft engine"),
         (200, b"x" * (33 << 20), "too long"),
-        (404, b"not here", "status 404"),
+        (404, b"not here", "another server, such as vLLM's own, is there"),
+        (500, b"oh", "status 500"),
         (401, b"who are you", "give --api-key"),
     ],
 )

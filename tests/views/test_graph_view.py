@@ -90,11 +90,13 @@ def test_no_such_program(trace: Path) -> None:
     [
         (None, "cannot be read: No such file"),
         (b"\xff\xfe\x00", "cannot be read: it is not UTF-8 text"),
-        (b"", "has no program"),
+        (b"", "is empty. Give a file"),
         (b"# not a trace", "line 1: not a graph that"),
         (b'{"format": "other"}', "line 1: not a graph that"),
+        (b'{"program": "a", "calls": []}', "line 1: not a graph that .* looks like a trace, which `weft sim`"),
         (graph().to_json().encode() + b"\n{", "line 2: not a graph that"),
         (b"[" * 100_000, "line 1: not a graph that"),
+        (b"[1, 2]", "line 1: not a graph that .* it is JSON, but no object"),
     ],
 )
 def test_no_trace(tmp_path: Path, content: bytes | None, message: str) -> None:

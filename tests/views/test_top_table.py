@@ -65,6 +65,16 @@ def test_programs_are_ordered_by_any_column() -> None:
     assert choice.order == COLUMNS[0].key
 
 
+def test_the_queue_is_a_level_or_a_place() -> None:
+    """Policies with one queue have places. The program that is served first leads, and those without a queue follow."""
+    places = [replace(PROGRAM, name=str(place), place=place) for place in (3, 1, None, 2)]
+    assert [each.queue for each in places] == ["#3", "#1", "", "#2"]
+    assert names(Choice("queue"), state_of(*places)) == ["1", "2", "3", "None"]
+    levels = [replace(PROGRAM, name=f"Q{level + 1}", level=level, place=9 - level) for level in (1, 0)]
+    assert [each.queue for each in levels] == ["Q2", "Q1"]
+    assert names(Choice("queue"), state_of(*levels)) == ["Q1", "Q2"]
+
+
 def test_a_filter_finds_names_ids_states_and_tools() -> None:
     """In any case, and in the programs that have ended too, if they are shown."""
     search = replace(PROGRAM, name="Agent", program_id="trip-17", state="tool", tools=("web_search",))
@@ -119,15 +129,18 @@ def test_a_program_that_nobody_has_named_shows_its_id() -> None:
     nameless = replace(PROGRAM, name="program")
     assert label(nameless) == "prog-1"
     assert label(PROGRAM) == "agent"
+    for blank in ("", "  "):
+        assert label(replace(PROGRAM, name=blank)) == PROGRAM.program_id, "a row without a name would look broken"
 
 
 def test_the_replicas_show_their_queues() -> None:
     """A scheduler that does not answer is a question mark."""
     silent = replace(REPLICA, engine_id="engine-1", state="down", running=None, waiting=None, kv_used=None, deaths=2)
+    silent = replace(silent, stolen=5)
     first, second = str(replicas([REPLICA, silent])).splitlines()[2:]
-    assert first.split() == ["engine-0", "ready", "1", "2", "3", "█████░░░░░", "50%", "0", "m"]
+    assert first.split() == ["engine-0", "ready", "1", "2", "3", "█████░░░░░", "50%", "0", "0", "m"]
     assert "0%" in str(replicas([replace(REPLICA, kv_used=math.inf)])), "a strange server ends nothing"
-    assert second.split() == ["engine-1", "down", "?", "?", "3", "?", "2", "m"]
+    assert second.split() == ["engine-1", "down", "?", "?", "3", "?", "2", "5", "m"]
 
 
 def test_numbers_are_short() -> None:

@@ -10,6 +10,7 @@ from weft.bench.records import Round
 from weft.core.errors import BenchError
 
 FILE: Final = "rounds.jsonl"
+_SHOWN: Final = 60  # characters of a setting in an error
 
 
 class Journal:
@@ -55,7 +56,9 @@ class Journal:
 
     def _other_settings(self, found: dict[str, Any], settings: dict[str, Any]) -> BenchError:
         keys = [key for key in settings | found if found.get(key) != settings.get(key)]
-        differences = ", ".join(f"{key}: {found.get(key)!r:.60} there, {settings.get(key)!r:.60} now" for key in keys)
+        differences = ", ".join(
+            f"{key}: {_short(found.get(key))} there, {_short(settings.get(key))} now" for key in keys
+        )
         return BenchError(
             f"{self.path.parent} holds rounds of other settings ({differences}). Choose another --out, give the same "
             f"settings to resume, or delete {self.path} to begin again."
@@ -66,3 +69,8 @@ class Journal:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(round_.to_json()) + "\n")
         self.rounds[round_.load, round_.number] = round_
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

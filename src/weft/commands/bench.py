@@ -24,9 +24,9 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, report.md and plots; the same folder resumes a benchmark.")
     ],
-    programs: Annotated[int, typer.Option(help="Programs in a round (of a trace: at most).")] = 40,
+    programs: Annotated[int, typer.Option(help="Programs in a round; for a trace, the most of its programs.")] = 40,
     seed: Annotated[int, typer.Option(help="The same seed draws the same programs.")] = 0,
-    scale: Annotated[float, typer.Option(help="Factor of all lengths and times.")] = 0.1,
+    scale: Annotated[float, typer.Option(help="A factor for all lengths and times.")] = 0.1,
     rates: Annotated[
         str | None,
         typer.Option(help="Programs that arrive a second, such as 0.5,1,2 (default for a trace: as recorded)."),
@@ -40,15 +40,15 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         typer.Option(
             "--baselines",
             "--rivals",  # the option's former name, still accepted
-            help="Schedulers to compare, the first as the base of all ratios. Also: "
+            help="Schedulers to compare. The first is the base of all ratios. There are also "
             f"{', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}.",
         ),
     ] = ",".join(DEFAULT_BASELINES),
     kv_policy: Annotated[
         str,
         typer.Option(
-            help=f"KV policies, with each of which Weft's schedulers are compared: {', '.join(KV_POLICIES)}. A "
-            "baseline's own is atlas+next-use."
+            help=f"Compare Weft's schedulers under each of these KV policies: {', '.join(KV_POLICIES)}. For one "
+            "scheduler only, write atlas+next-use as a baseline."
         ),
     ] = "",
     batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 8,
@@ -71,6 +71,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     from weft.bench.rounds import rates_of_loads
     from weft.bench.session import replay_missing
     from weft.bench.settings import BenchSettings, names_of_loads
+    from weft.core.trace.format import read
     from weft.engine.vllm_compat.version import check_vllm
 
     settings = BenchSettings(
@@ -86,6 +87,8 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     )
     per_s = [*_numbers(rates, "--rates"), *rates_of_loads(settings, _numbers(loads, "--loads"))]
     names = names_of_loads(settings, per_s, closed=closed)
+    if settings.is_file:
+        read(Path(source))  # A trace that cannot be read is reported before the folder belongs to it.
     version = check_vllm()
     plots.pyplot()  # A missing matplotlib is reported now and not after hours.
     journal = Journal(out, settings.to_json() | {"vllm": version})

@@ -51,7 +51,7 @@ def _options(
 
 for _command in (demo, graph, sim, bench, record, doctor):  # in the order of `weft --help`
     app.command()(_command)
-app.command(context_settings=CONTEXT)(serve)
+app.command(context_settings=CONTEXT, options_metavar="[MODEL] [OPTIONS] [OPTIONS OF vllm serve]")(serve)
 app.command()(top)
 app.add_typer(trace_app, name="trace")
 app.add_typer(model_app, name="model")

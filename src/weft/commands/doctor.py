@@ -86,12 +86,12 @@ def doctor(
     ] = False,
     model: Annotated[
         str | None,
-        typer.Option(help="The model of --engine, which this implies: a folder or hub name (default: embedded)."),
+        typer.Option(help="The model for --engine: a folder or hub name (default: embedded). Implies --engine."),
     ] = None,
     history: Annotated[
         Path | None,
         typer.Option(
-            help="Also show what is known of programs, and what forecasts rest on: the file of an engine's history=."
+            help="Also show what this file, an engine's history=, knows of programs, and what forecasts rest on."
         ),
     ] = None,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from weft.commands.choices import one_of
 from weft.commands.model import fetch_model
 from weft.core.policies import DEFAULT_POLICY, POLICIES
-from weft.core.routing import BALANCERS, DEFAULT_BALANCER
+from weft.core.routing import BALANCERS, DEFAULT_BALANCER, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
 from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.vllm_compat.version import check_vllm
@@ -26,20 +26,24 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     context: typer.Context,
     replicas: Annotated[int, typer.Option(min=1, help="How many engines serve the model.")] = 1,
     policy: Annotated[str, one_of(POLICIES, help="The scheduling policy.")] = DEFAULT_POLICY,
-    balancer: Annotated[str, one_of(BALANCERS, help="How calls are given to engines.")] = DEFAULT_BALANCER,
+    balancer: Annotated[str, one_of(BALANCERS, help="How the server chooses an engine for a call.")] = DEFAULT_BALANCER,
     backend: Annotated[
         Literal["mp", "ray"], typer.Option(help="Where engines run: processes of this host, or a Ray cluster.")
     ] = "mp",
+    stealing: Annotated[
+        bool, typer.Option("--stealing", help="Calls that have not begun move to an engine without a queue.")
+    ] = False,
     max_calls: Annotated[
-        int, typer.Option(min=1, help="Calls in flight on an engine; further ones get status 429.")
+        int, typer.Option(min=1, help="The most calls in flight on an engine; further calls get status 429.")
     ] = DEFAULT_MAX_CALLS,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="TOML with API keys, each with a tenant, a weight and limits.")
+        Path | None, typer.Option(help="A TOML file of API keys, each with a tenant, a weight and limits.")
     ] = None,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI and Anthropic do: weft serve [MODEL], then any options of `vllm serve`.
+    """Serve a model over HTTP with the APIs of OpenAI and Anthropic.
 
-    Without MODEL it serves the embedded one. SIGTERM lets the calls in flight end, for --shutdown-timeout seconds.
+    Without MODEL the server has the embedded one. Any options of `vllm serve` may follow, such as --port. At SIGTERM or
+    Ctrl-C, the calls in flight have --shutdown-timeout seconds to end.
     """
     check_vllm()
     from weft.engine.serve.options import parse_options, take_keys, with_weights
@@ -48,14 +52,15 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     keys = take_keys(options, api_key_file)
     if options.model is None and not is_embedded_model_ready():
         fetch_model()
-    from weft.engine.multi import ServedModel
     from weft.engine.serve.server import serve as run
+    from weft.engine.served_model import ServedModel
 
     engine_options: dict[str, Any] = {
         "models": [ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
         "policy": with_weights(policy, keys),
         "balancer": balancer,
         "backend": backend,
+        "stealing": StealingConfig() if stealing else None,
         "max_calls": max_calls,
         **engine_args,
     }

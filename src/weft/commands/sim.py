@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -13,7 +14,7 @@ from weft.commands.choices import one_of
 from weft.commands.progress import simulation_progress
 from weft.core.errors import PolicyError, SimulationError, WeftError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
-from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig
+from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig, registration, registrations
 from weft.core.routing import BALANCERS, DEFAULT_BALANCER, BalancerConfig, StealingConfig
 from weft.core.sim.load import with_load
 from weft.core.sim.result import SimResult
@@ -32,20 +33,23 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         str,
         one_of(
             SIMULATED_POLICIES,
-            help="The scheduling policy; priority: programs in order of arrival; srpt knows the future.",
+            help="The scheduling policy. priority serves programs in order of arrival; srpt knows the future.",
         ),
     ] = DEFAULT_POLICY,
     batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 64,
     queue_bounds: Annotated[
-        str | None, typer.Option(help="Inner bounds of the queues, such as 2,3; rr: its quantum (default: calibrated).")
+        str | None,
+        typer.Option(help="Inner bounds of the queues, such as 2,3; for rr its quantum (default: calibrated)."),
     ] = None,
     beta: Annotated[
-        float | None, typer.Option(help="Promote a call at this ratio of wait to service; inf: never (default: 8).")
+        float | None,
+        typer.Option(help="Promote a call at this ratio of wait to service; inf means never (default: 8)."),
     ] = None,
     unit_steps: Annotated[
         bool,
         typer.Option(
-            "--unit-steps", help="A call generates one token a unit of time, and prompts take none: small examples."
+            "--unit-steps",
+            help="For small examples: a call generates one token a unit of time, and prompts take no time.",
         ),
     ] = False,
     gate: Annotated[
@@ -53,7 +57,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         typer.Option("--gate/--no-gate", help="Open no more programs than the KV cache holds (default: under auto)."),
     ] = None,
     replicas: Annotated[int, typer.Option(help="Number of engines.")] = 1,
-    balancer: Annotated[str, one_of(BALANCERS, help="How calls are given to engines.")] = DEFAULT_BALANCER,
+    balancer: Annotated[str, one_of(BALANCERS, help="How an engine is chosen for a call.")] = DEFAULT_BALANCER,
     stealing: Annotated[
         bool, typer.Option("--stealing", help="Calls that wait move to engines without a queue (SAGA).")
     ] = False,
@@ -62,22 +66,26 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         str | None,
         one_of(
             KV_POLICIES,
-            help="What is evicted next (default: as the scheduling policy says; with host memory next-use).",
+            help="Which KV is evicted next (default: what the scheduling policy says; with host memory next-use).",
         ),
     ] = None,
     host_kv_tokens: Annotated[
-        int, typer.Option(help="Tokens of host memory for what programs leave between calls.")
+        int, typer.Option(help="Tokens of host memory for the contexts of programs between calls.")
     ] = 0,
     preemption: Annotated[
         Literal["recompute", "swap"], typer.Option(help="What happens to the KV of a preempted call.")
     ] = "recompute",
     load: Annotated[
         float | None,
-        typer.Option(help="Stretch the arrivals to this multiple of what the engines can serve, which is measured."),
+        typer.Option(
+            help="Stretch the arrivals to this multiple of what the engines can serve. weft sim measures that first."
+        ),
     ] = None,
     replay: Annotated[
         bool,
-        typer.Option("--replay", help="Compare the KV policies, and Bélády's rule, on the accesses to the KV cache."),
+        typer.Option(
+            "--replay", help="Compare the KV policies and Bélády's rule on the same accesses to the KV cache."
+        ),
     ] = False,
     gantt: Annotated[Path | None, typer.Option(help="Draw which call ran when into this .svg file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -149,6 +157,14 @@ def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: boo
 def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bool | None) -> PolicyConfig:
     """The policy with its parameters. An option that the policy does not have is an error."""
     options: dict[str, Any] = {}
+    has = {each.name for each in fields(registration(name).parameters)}
+    for option, value, parameters in (
+        ("--queue-bounds", queue_bounds, {"bounds_s", "quanta_s"}),
+        ("--beta", beta, {"beta"}),
+    ):
+        if value is not None and not has & parameters:
+            with_it = [each.name for each in registrations() if {f.name for f in fields(each.parameters)} & parameters]
+            raise PolicyError(f"{option} has no effect under {name}; pass --policy with one of {', '.join(with_it)}.")
     if queue_bounds is not None:
         try:
             bounds_s = tuple(float(bound) for bound in queue_bounds.split(",") if bound.strip())

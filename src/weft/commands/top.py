@@ -15,15 +15,16 @@ _URL = "http://localhost:8000"
 
 def top(
     url: Annotated[
-        str, typer.Argument(help="Of `weft serve`, or of an engine with listen=...: http://..., or unix:/path.")
+        str,
+        typer.Argument(help="The address of `weft serve`, or of an engine with listen=...: http://..., or unix:/path."),
     ] = _URL,
     api_key: Annotated[
-        str | None, typer.Option(envvar="WEFT_API_KEY", help="A key of the server, whose programs are shown.")
+        str | None, typer.Option(envvar="WEFT_API_KEY", help="One of the server's keys. Only its programs are shown.")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the table once, as plain text.")] = False,
 ) -> None:
-    """Show the programs of an engine live: service, wait, queue, state, KV, tokens; with the replicas above."""
+    """Show the programs and replicas of an engine live: state, queue, service, wait, KV, tokens."""
     asyncio.run(_top(url, api_key, interval, once))
 
 

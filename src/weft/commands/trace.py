@@ -43,12 +43,14 @@ def make(  # noqa: PLR0917  typer reads options off the signature
         ),
     ],
     out: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.jsonl"),
-    programs: Annotated[int, typer.Option(min=1, help="How many programs (of a file: at most).")] = 100,
+    programs: Annotated[
+        int, typer.Option(min=1, help="How many programs to make; of a file, the most to convert.")
+    ] = 100,
     rate: Annotated[float | None, typer.Option(help="Programs that arrive a second, on average (default: 1).")] = None,
     load: Annotated[
         float | None,
         typer.Option(
-            help="Instead of a rate: a multiple of what an engine of `weft sim` can serve, which is measured."
+            help="Instead of a rate: a multiple of what an engine of `weft sim` can serve, which is measured first."
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="For --load: calls that this engine runs at once.")] = 64,

@@ -30,10 +30,12 @@ def load(path: Path, program: str | None = None) -> ProgramGraph:
         TraceError: The file cannot be read, holds something else, or has no such program.
     """
     graphs = load_all(path)
+    if not graphs:
+        raise TraceError(f"{path} is empty. Give a file that `program.graph.to_json()` wrote.")
     wanted = [graph for graph in graphs if program is None or program in (graph.program_id, graph.name)]
     if not wanted:
-        there = ", ".join(f"{graph.program_id} ({graph.name})" for graph in graphs[:20]) or "none"
-        raise TraceError(f"{path} has no program {program or ''}. Choose one that it has: {there}.")
+        there = ", ".join(f"{graph.program_id} ({graph.name})" for graph in graphs[:20])
+        raise TraceError(f"{path} has no program {program}. Choose one that it has: {there}.")
     return wanted[0]
 
 

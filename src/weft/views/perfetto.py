@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from weft.core.errors import TraceError, WeftError
-from weft.core.program.graph import FORMAT
+from weft.core.program.graph.document import FORMAT
 from weft.core.timeline import Timeline, timeline
 from weft.core.timeline.perfetto import perfetto
 from weft.core.timeline.recorded import recorded

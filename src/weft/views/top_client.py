@@ -17,7 +17,9 @@ from weft.engine.live.documents import from_json, timeline_from_json
 
 DEFAULT_URL: Final = "http://localhost:8000"  # where `weft serve` is, unless it is told otherwise
 _UNIX: Final = "unix:"
+_STATE: Final = "/weft/state"
 _ANSWER_S: Final = 5.0
+_MOST_PORT: Final = 65_535
 _MOST_BYTES: Final = 32 << 20  # of an answer; a state has less than one MB
 
 
@@ -33,7 +35,7 @@ class StateClient:
     """
 
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1")  # many have the base URL of OpenAI's clients at hand
         is_unix = url.startswith(_UNIX)
         base_url = "http://weft" if is_unix else self.url if "://" in url else f"http://{self.url}"
         if api_key and not (api_key.isascii() and api_key.isprintable()):  # the error of a header would show it
@@ -48,8 +50,11 @@ class StateClient:
                 timeout=_ANSWER_S,
                 trust_env=not is_unix,  # no proxy leads to a unix socket
             )
+            port = self._http.base_url.port
         except (httpx2.InvalidURL, ValueError) as error:
             raise NotReachableError(url, f"{error}.") from error
+        if port is not None and not 0 < port <= _MOST_PORT:  # the operating system's error would have no message
+            raise NotReachableError(url, f"there is no port {port}.")
 
     async def read(self) -> LiveState:
         """The state now.
@@ -57,7 +62,7 @@ class StateClient:
         Raises:
             NotReachableError: Nobody answers there, or no Weft server, or the key is wrong.
         """
-        answer = await self._ask("GET", "/weft/state")
+        answer = await self._ask("GET", _STATE)
         try:
             return from_json(answer)
         except StateError as error:
@@ -96,9 +101,14 @@ class StateClient:
         except TimeoutError as error:
             raise NotReachableError(self.url, f"no answer in {_ANSWER_S:.0f} s.") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise NotReachableError(self.url, f"{str(error) or type(error).__name__}.") from error
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise NotReachableError(self.url, f"{reason}.") from error
         if answer.status_code in (401, 403):
             raise NotReachableError(self.url, "the server asks for another API key; give --api-key.")
+        if answer.status_code == 404 and path == _STATE:
+            raise NotReachableError(
+                self.url, "another server, such as vLLM's own, is there; it has no programs to show."
+            )
         if not answer.is_success and answer.status_code not in may_lack:
             raise NotReachableError(self.url, f"{path} answers with status {answer.status_code}.")
         return bytes(body)

@@ -109,7 +109,7 @@ def facts(program: LiveProgram) -> Table:
         "inside": program.parent_program_id or "",
         "state": state_text(program) + (f", {seconds(ended_s)} ago" if ended_s is not None else ""),
         "waits for": ", ".join(program.tools),
-        "queue": "" if program.level is None else f"Q{program.level + 1}",
+        "queue": program.queue,
         "age": seconds(program.age_s),
         "due": "" if due_s is None else f"in {seconds(due_s)}" if due_s >= 0 else f"{seconds(-due_s)} late",
         "calls": f"{program.calls} in {program.threads} thread{'' if program.threads == 1 else 's'}, "

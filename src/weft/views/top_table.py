@@ -43,7 +43,11 @@ class Column(NamedTuple):
 
 def label(program: LiveProgram) -> str:
     """A program's name, or its id where nobody has named it."""
-    return program.name if program.name != _NO_NAME else program.program_id
+    return program.name if program.name.strip() not in ("", _NO_NAME) else program.program_id
+
+
+def _queue_order(program: LiveProgram) -> tuple[float, ...]:
+    return tuple(-math.inf if each is None else -each for each in (program.level, program.place))
 
 
 def state_text(program: LiveProgram) -> str:
@@ -54,7 +58,7 @@ def state_text(program: LiveProgram) -> str:
 COLUMNS: Final = (
     Column("name", "program", 15, label, lambda p: label(p).casefold(), is_number=False),
     Column("state", "state", 16, state_text, lambda p: _STATES.get(p.state, 4), is_number=False),
-    Column("queue", "queue", 5, lambda p: "" if p.level is None else f"Q{p.level + 1}", lambda p: -_known(p.level)),
+    Column("queue", "queue", 5, lambda p: p.queue, _queue_order),
     Column("service", "service", 7, lambda p: seconds(p.service_s), lambda p: p.service_s),
     Column("wait", "wait", 7, lambda p: seconds(p.wait_s), lambda p: p.wait_s),
     Column("kv", "KV", 5, lambda p: "" if p.kv_tokens is None else count(p.kv_tokens), lambda p: _known(p.kv_tokens)),
@@ -152,12 +156,13 @@ def replicas(found: Iterable[LiveReplica]) -> Table:
             str(each.calls),
             "?" if each.kv_used is None else bar(each.kv_used),
             str(each.deaths),
+            str(each.stolen),
             short_name(each.model),
         ]
         for each in found
     ]
-    headings = ("replica", "state", "running", "waiting", "calls", "KV cache", "deaths", "model")
-    return Table("", headings, rows, frozenset({2, 3, 4, 6}), widest=16)
+    headings = ("replica", "state", "running", "waiting", "calls", "KV cache", "deaths", "stolen", "model")
+    return Table("", headings, rows, frozenset({2, 3, 4, 6, 7}), widest=16)
 
 
 def programs(state: LiveState, choice: Choice, terminal: int) -> Table:
