@@ -1,15 +1,17 @@
-"""Programs that arrive at a rate, and the search for the highest rate that keeps a latency."""
+"""Programs that arrive at a rate, their latency, and the search for the highest rate that keeps a latency."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from weft.core.errors import SimulationError
-from weft.core.sim import TraceProgram
+from weft.core.sim import SimSettings, TraceProgram, simulate
+from weft.core.trace.format import path_tokens
 from weft.core.trace.workloads import poisson
 
 ALONE_PER_S: Final = 1e-4  # at so low a rate, each program has its engine to itself
@@ -20,6 +22,13 @@ def arriving(programs: Iterable[TraceProgram], rate: float, seed: int) -> list[T
     """The programs with Poisson arrivals. Another rate gives the same arrivals, closer together or further apart."""
     arrivals_s = poisson(random.Random(f"arrivals {seed}"), rate)
     return [replace(program, arrival_s=next(arrivals_s)) for program in programs]
+
+
+def per_token(programs: Sequence[TraceProgram], rate: float, seed: int, settings: SimSettings) -> float:
+    """Mean latency per token at a rate, in seconds."""
+    made = arriving(programs, rate, seed)
+    rows = simulate(made, settings).programs
+    return statistics.fmean(rows[each.program].latency / path_tokens(each.calls) for each in made)
 
 
 def highest_rate(latency_ratio: Callable[[float], float], guess: float) -> float:

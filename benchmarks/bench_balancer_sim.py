@@ -13,6 +13,7 @@ they vary less than the latencies. Parameters were tuned on the seeds from 100, 
 - `conversation`: chats of at least 12 turns; most prompts are longer than Algorithm 2's threshold.
 - `chat`: all chats, distributed like ShareGPT; half of the prompts are short.
 - `search`: tree search.
+- `swe`, `web`, `tenants`: SAGA's, cut before a context is longer than a model's.
 
 A replica's KV cache holds 65,536 tokens, which are 8 GiB at 128 KiB per token: about ten long conversations, or most of
 one tree. Engines schedule with ATLAS, and a session is one program.
@@ -37,6 +38,7 @@ from typing import Annotated, Any
 
 import typer
 from arrival_rates import ALONE_PER_S, arriving, highest_rate
+from bounded_workloads import WORKLOADS
 from common import balancer_config, pyplot, spread
 from rich.console import Console
 from rich.progress import Progress
@@ -44,13 +46,17 @@ from rich.table import Table
 
 from weft.core.routing import BALANCERS, StealingConfig
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
-from weft.core.trace.workloads import chat, search
 
-TURNS = 12
-CONTEXT_TOKENS = 32_768  # a model's longest context; longer conversations are rejected
-RATES = {"conversation": (0.05, 0.1, 0.15), "chat": (0.2, 0.5, 0.8), "search": (0.01, 0.02, 0.04)}  # per replica
+RATES = {  # per replica
+    "conversation": (0.05, 0.1, 0.15),
+    "chat": (0.2, 0.5, 0.8),
+    "search": (0.01, 0.02, 0.04),
+    "swe": (0.01, 0.02),
+    "web": (0.05, 0.1),
+    "tenants": (0.05, 0.1),
+}
 # A workload's number of programs as a multiple of `--programs`: more of the short ones.
-SHARE = {"conversation": 1, "chat": 2, "search": 0.25}
+SHARE = {"conversation": 1, "chat": 2, "search": 0.25, "swe": 0.5, "web": 0.5, "tenants": 0.5}
 BASE = "round_robin"  # the balancer to which ratios are relative
 FOUR = ("round_robin", "least_used", "locality", "affinity")  # Algorithm 2, its baselines, and SAGA
 STEALS = " + stealing"
@@ -70,6 +76,13 @@ class Options:
     latency_ratio: float
     threshold_tokens: int
     kv_tokens: int
+    workloads: tuple[str, ...]
+    stealing: bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The balancers that are compared."""
+        return CHOICES if self.stealing else tuple(BALANCERS)
 
     def settings(self, choice: str, replicas: int) -> SimSettings:
         config = balancer_config(choice.removesuffix(STEALS), self.threshold_tokens)
@@ -84,29 +97,6 @@ class Options:
         """The seeds for so many replicas. A small cluster serves few programs and gets more seeds, so that its results
         vary as little as those of a large cluster."""
         return range(max(self.seeds, 16 // replicas if self.seeds > 1 else 1))
-
-
-def conversation(rng: random.Random, program: str) -> TraceProgram:
-    """A chat of at least 12 turns."""
-    while True:
-        candidate = bounded_chat(rng, program)
-        if len(candidate.calls) >= TURNS:
-            return candidate
-
-
-def bounded_chat(rng: random.Random, program: str) -> TraceProgram:
-    """A chat that fits in a model's context."""
-    while True:
-        candidate = chat(rng, program)
-        if candidate.calls[-1].prompt_tokens + candidate.calls[-1].output_tokens <= CONTEXT_TOKENS:
-            return candidate
-
-
-WORKLOADS: dict[str, Callable[[random.Random, str], TraceProgram]] = {
-    "conversation": conversation,
-    "chat": bounded_chat,
-    "search": search,
-}
 
 
 @functools.lru_cache(maxsize=8)
@@ -151,7 +141,7 @@ def alone_s(workload: str, replicas: int, seed: int, options: Options) -> float:
 def compare(options: Options, progress: Progress) -> list[dict[str, Any]]:
     """The balancers at each rate of each workload, with a summary for each seed."""
     rows: list[dict[str, Any]] = []
-    cases = [(workload, rate) for workload, rates in RATES.items() for rate in rates]
+    cases = [(workload, rate) for workload in options.workloads for rate in RATES[workload]]
     task = progress.add_task("balancers", total=len(cases) * options.seeds)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         runs = {
@@ -173,7 +163,7 @@ def compare_once(workload: str, rate: float, seed: int, options: Options) -> tup
     """The latency of the programs of a seed alone, and the summary of each choice."""
     programs = make_programs(workload, options.count(workload, options.replicas), seed)
     found = {}
-    for choice in CHOICES:
+    for choice in options.choices:
         result = serve(programs, rate * options.replicas, seed, options.settings(choice, options.replicas))
         found[choice] = summary(programs, result)
     return alone_s(workload, options.replicas, seed, options), found
@@ -286,10 +276,11 @@ def of_linear(of_size: dict[int, list[float]], size: int) -> float:
 
 def plot(rows: list[dict[str, Any]], rates: Rates, path: Path) -> None:
     """Mean latency over arrival rate for each workload, dotted its 95th percentile, and the scaling curve."""
-    count = len(RATES) + bool(rates)
+    workloads = dict.fromkeys(row["workload"] for row in rows)
+    count = len(workloads) + bool(rates)
     figure, axes = pyplot().subplots(1, count, figsize=(4 * count, 3.8), layout="constrained")
     colors = {balancer: f"C{number}" for number, balancer in enumerate(BALANCERS)}
-    for axis, workload in zip(axes, RATES, strict=False):
+    for axis, workload in zip(axes, workloads, strict=False):
         own = [row for row in rows if row["workload"] == workload]
         for balancer, color in colors.items():
             for key, style in (("mean_s", "o-"), ("p95_s", ":")):
@@ -323,11 +314,23 @@ def main(
     latency_ratio: Annotated[float, typer.Option(help="Allowed mean latency, as a multiple of that alone.")] = 2.0,
     threshold_tokens: Annotated[int, typer.Option(help="Algorithm 2 (locality) treats longer prompts as long.")] = 2048,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache of a replica holds.")] = 65_536,
+    workloads: Annotated[str, typer.Option(help="Workloads, with commas.")] = ",".join(RATES),
+    stealing: Annotated[bool, typer.Option(help="Whether to compare with stealing, too.")] = True,
     out: Annotated[Path | None, typer.Option(help="JSON file for all results; a plot is written next to it.")] = None,
 ) -> None:
     """Compare load balancers in simulation, print tables, and write JSON and a plot."""
     numbers = tuple(int(size) for size in sizes.split(",") if size)
-    options = Options(seeds, programs, replicas, numbers, latency_ratio, threshold_tokens, kv_tokens)
+    options = Options(
+        seeds,
+        programs,
+        replicas,
+        numbers,
+        latency_ratio,
+        threshold_tokens,
+        kv_tokens,
+        tuple(workloads.split(",")),
+        stealing,
+    )
     console = Console()
     with Progress(console=Console(stderr=True)) as progress:
         rows = compare(options, progress)

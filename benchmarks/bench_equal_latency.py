@@ -10,26 +10,23 @@ FCFS. A step of `plain` computes at most 16,384 tokens, which the longest prompt
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from arrival_rates import ALONE_PER_S, arriving, highest_rate
-from common import machine, pyplot, spread
+from arrival_rates import ALONE_PER_S, highest_rate, per_token
+from common import machine, spread
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
+from seeds import measured, ratio_panels, write
 
 from weft.core.errors import SimulationError
 from weft.core.policies import PolicyConfig
-from weft.core.sim import SimSettings, TraceProgram, simulate
-from weft.core.trace.format import path_tokens
+from weft.core.sim import SimSettings
 from weft.core.trace.workloads import AUTELLIX, generate, poisson
 
 BASELINES: Final = ("plain", "fcfs", "mlfq", "atlas", "auto")
@@ -44,13 +41,6 @@ def engine(name: str, base: SimSettings) -> SimSettings:
         plain = replace(base, prefix_cache=False, chunked_prefill=False, chunk_tokens=WHOLE_PROMPT_TOKENS)
         return replace(plain, policy=PolicyConfig("fcfs"))
     return replace(base, policy=PolicyConfig(name))
-
-
-def per_token(programs: Sequence[TraceProgram], rate: float, seed: int, settings: SimSettings) -> float:
-    """Mean latency per token at a rate, in seconds."""
-    made = arriving(programs, rate, seed)
-    rows = simulate(made, settings).programs
-    return statistics.fmean(rows[each.program].latency / path_tokens(each.calls) for each in made)
 
 
 def measure(workload: str, seed: int, count: int, load: float, base: SimSettings) -> dict[str, float | None]:
@@ -90,18 +80,11 @@ def _ratio(seeds: Sequence[Mapping[str, float | None]], above: str, below: str) 
 
 def plot(data: Mapping[str, Any], path: Path) -> None:
     """A panel for each workload: the median throughput of each baseline divided by that of FCFS, and its range."""
-    plt = pyplot()
-    figure, axes = plt.subplots(1, len(data["rates"]), figsize=(3 * len(data["rates"]), 2.8), layout="constrained")
-    for axis, (workload, seeds) in zip(axes, data["rates"].items(), strict=True):
-        rows = {name: [(seed[name] or 0.0) / seed["fcfs"] for seed in seeds] for name in BASELINES}
-        medians = [statistics.median(row) for row in rows.values()]
-        below = [median - min(row) for median, row in zip(medians, rows.values(), strict=True)]
-        above = [max(row) - median for median, row in zip(medians, rows.values(), strict=True)]
-        axis.barh(list(rows), medians, xerr=(below, above), color="tab:blue", ecolor="black", capsize=3)
-        axis.axvline(1.0, color="0.4", lw=0.8)
-        axis.invert_yaxis()
-        axis.set(title=workload, xlabel="throughput ÷ FCFS")
-    figure.savefig(path, metadata={"Date": None})
+    panels = {
+        workload: {name: [(seed[name] or 0.0) / seed["fcfs"] for seed in seeds] for name in BASELINES}
+        for workload, seeds in data["rates"].items()
+    }
+    ratio_panels(panels, path, "throughput ÷ FCFS", (3, 2.8))
 
 
 def main(
@@ -115,20 +98,12 @@ def main(
     """Simulate, print a table and write JSON and a picture."""
     base = SimSettings(batch_size=slots, kv_tokens=kv_tokens or math.inf)
     console = Console(width=200)
-    rates: dict[str, list[dict[str, float | None]]] = {}
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("searching", total=len(AUTELLIX) * seeds)
-        for workload in AUTELLIX:
-            for seed in range(seeds):
-                count = math.ceil(programs * SHARE[workload])
-                rates.setdefault(workload, []).append(measure(workload, seed, count, load, base))
-                progress.advance(task)
+    counts = {workload: math.ceil(programs * SHARE[workload]) for workload in AUTELLIX}
+    rates = measured(AUTELLIX, seeds, lambda workload, seed: measure(workload, seed, counts[workload], load, base))
     settings = {"programs": programs, "seeds": seeds, "slots": slots, "kv_tokens": kv_tokens}
     data = {"machine": machine(), **settings, "load": load, "rates": rates}
     show(data, console)
-    if out is not None:
-        out.write_text(json.dumps(data, indent=1))
-        plot(data, out.with_suffix(".svg"))
+    write(data, out, plot)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from common import pyplot
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from seeds import write
 
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimResult, SimSettings, TraceProgram, capacity, simulate
@@ -138,9 +139,7 @@ def main(
         for seed in track(range(seeds), "seeds", console=console, transient=True)
     ]
     show(data, console)
-    if out is not None:
-        out.write_text(json.dumps(data, indent=1))
-        plot(data, out.with_suffix(".svg"))
+    write(data, out, plot)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from weft.core.ids import CallId, ThreadId
 from weft.core.policies import PolicyConfig
 from weft.core.policies.fair import Fair, FairParameters
 from weft.core.policies.registry import register, registration
-from weft.core.policies.remaining import LearnedRemaining
+from weft.core.policies.service.remaining import LearnedRemaining
 from weft.core.policies.view import Call, ProgramView
 from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.execution_graph import Cost

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,25 +24,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from arrival_rates import ALONE_PER_S, arriving, highest_rate
 from common import pyplot, spread
+from policy_loads import Load, Summary, loaded
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from weft.bench.measures import summarise
 from weft.core.policies import SIMULATED_POLICIES, PolicyConfig
-from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
-from weft.core.trace.format import path_tokens
-from weft.core.trace.workloads import AUTELLIX, generate, poisson
+from weft.core.sim import SimSettings
+from weft.core.trace.workloads import AUTELLIX
 
-# A workload's number of programs as a multiple of `--programs`: more of the short ones.
-SHARE = {"chat": 2, "tools": 2, "search": 0.2, "mixed": 1}
-GUESSES = {"chat": 0.7, "tools": 1.0, "search": 0.065, "mixed": 0.2}  # programs per second where the search begins
 RATE_FACTORS = (0.4, 0.6, 0.8, 1.0, 1.2)  # the curve's rates, as multiples of the rate of the comparison
 KEYS = ("mean", "p95", "p99")
 COUNTS = ("preemptions", "recomputed_tokens")
-Summary = dict[str, Any]
 # Workload or machine, policy or variant, and its summaries and those of the base, one for each seed.
 Ratio = tuple[str, str, Sequence[Summary], Sequence[Summary]]
 
@@ -56,27 +49,6 @@ class Options:
     programs: int
     slots: int
     load: float
-
-
-@dataclass(frozen=True)
-class Load:
-    """The programs of a workload and seed, and their arrival rate."""
-
-    workload: str
-    seed: int
-    programs: tuple[TraceProgram, ...]
-    rate: float = math.nan
-
-    def call_service_s(self, settings: SimSettings) -> float:
-        """The 90th percentile of the service of calls under FCFS, which is the first bound that calibration finds."""
-        programs = arriving(self.programs, self.rate, self.seed)
-        executions = simulate(programs, with_policy(settings, "fcfs"), runs=True).runs
-        return statistics.quantiles((each.end_s - each.start_s for each in executions), n=10)[-1]
-
-    def simulate(self, settings: SimSettings, policy: PolicyConfig | str) -> Summary:
-        """Simulate the programs under a policy."""
-        programs = arriving(self.programs, self.rate, self.seed)
-        return summary(programs, simulate(programs, with_policy(settings, policy)))
 
 
 def bounds(first_s: float, queues: int, ratio: float = 2.0) -> tuple[float, ...]:
@@ -129,48 +101,6 @@ def machines(slots: int) -> dict[str, SimSettings]:
     }
 
 
-def with_policy(settings: SimSettings, policy: PolicyConfig | str) -> SimSettings:
-    return replace(settings, policy=PolicyConfig(policy) if isinstance(policy, str) else policy)
-
-
-def summary(programs: Sequence[TraceProgram], result: SimResult) -> Summary:
-    """The figures by which policies are compared, with times in seconds.
-
-    `kinds` has the mean latency of all programs with the same name.
-    """
-    latencies = [result.programs[program.program].latency for program in programs]
-    kinds: dict[str, list[float]] = {}
-    for program, latency in zip(programs, latencies, strict=True):
-        kinds.setdefault(program.name or "", []).append(latency)
-    outputs = [[call.output_tokens for call in program.calls] for program in programs]
-    both = list(zip(programs, latencies, outputs, strict=True))
-    waited_s, served_s = result.total_wait, sum(row.service for row in result.programs.values())
-    return {
-        "latency": summarise(latencies),
-        "per_token": summarise([latency / path_tokens(program.calls) for program, latency, _ in both]),
-        "per_token_of_all": summarise([latency / sum(tokens) for _, latency, tokens in both]),
-        "kinds": {kind: statistics.fmean(found) for kind, found in sorted(kinds.items())},
-        "tokens_per_s": sum(map(sum, outputs)) / result.makespan,
-        "wait_share": waited_s / (waited_s + served_s),
-        "hit_rate": result.prefix_hit_rate,
-        "preemptions": result.counts.preemptions,
-        "recomputed_tokens": result.counts.recomputed,
-    }
-
-
-def loaded(workload: str, seed: int, options: Options, settings: SimSettings) -> Load:
-    """Programs with the arrival rate at which FCFS has `options.load` times the mean latency that they have alone."""
-    count = math.ceil(options.programs * SHARE[workload])
-    programs = generate(workload, count, poisson(random.Random(0), 1.0), random.Random(f"{workload} {seed}"))
-    load = Load(workload, seed, tuple(programs))
-    allowed_s = options.load * replace(load, rate=ALONE_PER_S).simulate(settings, "fcfs")["latency"]["mean"]
-
-    def ratio(rate: float) -> float:
-        return float(replace(load, rate=rate).simulate(settings, "fcfs")["latency"]["mean"] / allowed_s)
-
-    return replace(load, rate=highest_rate(ratio, GUESSES[workload]))
-
-
 # -- the four parts
 
 
@@ -186,7 +116,7 @@ def compare(options: Options, progress: Progress) -> tuple[dict[str, list[Load]]
     found: dict[str, Any] = {}
     for workload in AUTELLIX:
         for seed in range(options.seeds):
-            load = loaded(workload, seed, options, settings)
+            load = loaded(workload, seed, options.programs, options.load, settings)
             loads.setdefault(workload, []).append(load)
             for policy in SIMULATED_POLICIES:
                 found.setdefault(workload, {}).setdefault(policy, []).append(load.simulate(settings, policy))
@@ -230,7 +160,7 @@ def compare_machines(options: Options, progress: Progress) -> dict[str, Any]:
         for workload in AUTELLIX:
             row = found.setdefault(machine, {}).setdefault(workload, {})
             for seed in range(seeds):
-                load = loaded(workload, seed, options, settings)
+                load = loaded(workload, seed, options.programs, options.load, settings)
                 first_s = load.call_service_s(settings)
                 variants = {name: VARIANTS[name](first_s) for name in MACHINE_VARIANTS}
                 for name, policy in {"fcfs": "fcfs", "atlas": "atlas", **variants, "srpt": "srpt"}.items():
