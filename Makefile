@@ -30,7 +30,7 @@ help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
 	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK, seen by weft top"
 	@echo "make test       set up, then run the tests, real vLLM included (15 minutes on two cores)"
-	@echo "make test-slow  those that take most of a minute each: a Ray cluster, Ctrl-C in the demo (CI runs both)"
+	@echo "make test-slow  those that take most of a minute each: a Ray cluster, servers of their own, Ctrl-C in the demo (CI runs both)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"

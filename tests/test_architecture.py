@@ -66,6 +66,12 @@ def among(source: str, modules: tuple[str, ...]) -> set[str]:
     return {module for used in uses(source) for module in modules if used == module or used.startswith(f"{module}.")}
 
 
+def users_of(modules: tuple[str, ...], *folders: str) -> dict[str, set[str]]:
+    """The files of some folders that use one of the modules, each with those that it uses."""
+    found = {relative_name(path): among(path.read_text(), modules) for path in sources(*folders)}
+    return {name: used for name, used in found.items() if used}
+
+
 def in_a_fresh_process(code: str) -> str:
     """Run `code` in a new Python process, with warnings as errors, and return what it prints."""
     completed = subprocess.run(
@@ -118,20 +124,19 @@ def test_the_checks_read_the_whole_tree() -> None:
     assert {relative_name(path) for path in installed if path.is_relative_to(ROOT)} <= checked
 
 
-@pytest.mark.parametrize("path", sources(*FOLDERS), ids=relative_name)
-def test_identity_is_never_looked_up(path: Path) -> None:
+def test_identity_is_never_looked_up() -> None:
     """No module reads context variables or structlog's thread-locals, because identity is handed over explicitly."""
-    assert among(path.read_text(), IMPLICIT) == set()
+    assert users_of(IMPLICIT, *FOLDERS) == {}
 
 
-@pytest.mark.parametrize("path", sources("core"), ids=relative_name)
-def test_core_stands_alone(path: Path) -> None:
+def test_core_stands_alone() -> None:
     """Core imports only the standard library, numpy, structlog and itself."""
-    assert among(path.read_text(), HEAVY) == set()
-    for imported in imports(path.read_text()):
-        top = imported.split(".")[0]
-        is_known = top in sys.stdlib_module_names or top in {"numpy", "structlog"}
-        assert is_known or imported.startswith("weft.core."), imported
+    assert users_of(HEAVY, "core") == {}
+    for path in sources("core"):
+        for imported in imports(path.read_text()):
+            top = imported.split(".")[0]
+            is_known = top in sys.stdlib_module_names or top in {"numpy", "structlog"}
+            assert is_known or imported.startswith("weft.core."), f"{relative_name(path)} imports {imported}"
 
 
 @pytest.mark.parametrize(
@@ -143,10 +148,11 @@ def test_the_check_finds_every_import_of_vllm(source: str) -> None:
     assert among(source, ("vllm",))
 
 
-@pytest.mark.parametrize("path", sources(*FOLDERS, "tests", "benchmarks"), ids=relative_name)
-def test_vllm_is_imported_in_one_place(path: Path) -> None:
+def test_vllm_is_imported_in_one_place() -> None:
     """Only engine/vllm_compat imports vLLM, so it lists all names and members of vLLM that Weft uses."""
-    assert not among(path.read_text(), ("vllm",)) or path.is_relative_to(ROOT / "engine" / "vllm_compat")
+    users = users_of(("vllm",), *FOLDERS, "tests", "benchmarks")
+    assert users
+    assert {name for name in users if not name.startswith("engine/vllm_compat/")} == set()
 
 
 def test_import_weft_is_light() -> None:

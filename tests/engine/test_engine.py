@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from background import TINY, CommandResult
 from observers import ENDLESS_TOKENS, cancel_while_generating, vllm_requests, wait_until_idle
 from polling import until
 
@@ -18,8 +19,6 @@ import weft
 from weft.core.accounts import Account
 from weft.core.errors import (
     ContextLengthError,
-    EngineClosedError,
-    EngineDiedError,
     EngineStartError,
     InvalidIdError,
     InvalidRequestError,
@@ -178,6 +177,21 @@ async def test_a_repeated_prompt_is_found_in_the_prefix_cache(engine: weft.Engin
     assert second["weft"]["cached_tokens"] >= 128
     assert program.row is not None
     assert program.row.account.cached_tokens == second["weft"]["cached_tokens"]
+
+
+async def test_prompts_with_a_seed_may_be_computed_in_several_steps(engine: weft.Engine) -> None:
+    """Stock vLLM on a CPU dies of it. Asked again, with prompts that are in the KV cache, the answers are the same."""
+    texts = [f"{number} " * 330 for number in range(101, 108)]
+
+    async def answers() -> list[str]:
+        with weft.Program("seeded") as program:
+            made = [call(engine, program, key=text, text=text, temperature=1.0, seed=7) for text in texts]
+            return [answer["choices"][0]["message"]["content"] for answer in await asyncio.gather(*made)]
+
+    first = await answers()
+
+    assert await answers() == first
+    assert len(set(first)) > 1, "the answers are sampled"
 
 
 async def test_samples_and_stop_strings_are_accounted_too(engine: weft.Engine) -> None:
@@ -550,33 +564,8 @@ def test_an_unsupported_vllm_is_a_typed_error(
         compat.require_vllm()
 
 
-async def test_an_engine_that_hung_and_died_and_one_that_was_shut_down(tiny_model: Path) -> None:
+@pytest.mark.background(Path(__file__).parents[1] / "support" / "hung_engine.py", TINY)
+def test_an_engine_that_hung_and_died_and_one_that_was_shut_down(command_result: CommandResult) -> None:
     """Weft kills an engine whose process is stopped. The call in flight and later calls raise EngineDiedError. After
     the shutdown they raise EngineClosedError."""
-    import psutil
-    from threads import one_thread
-    from tiny_engine import ENGINE_ARGS
-
-    with one_thread():
-        engine = await weft.Engine.create(tiny_model, hang_timeout_s=5.0, **ENGINE_ARGS)
-    processes = [
-        process for child in engine._children for process in psutil.Process(child.pid).children(recursive=True)
-    ] + [psutil.Process(child.pid) for child in engine._children]
-    try:
-        with weft.Program("victim") as program:
-            in_flight = asyncio.create_task(call(engine, program, **LONG))
-            await wait_until_vllm_has_a_request(engine)
-            for child in engine._children:
-                psutil.Process(child.pid).suspend()
-            with pytest.raises(EngineDiedError, match=r"it hung: no answer .* for 5 s; it was killed.*start a new one"):
-                await asyncio.wait_for(in_flight, 120)  # the timeout only prevents a hang
-            with pytest.raises(EngineDiedError):
-                await call(engine, program)
-            assert not engine.is_alive
-        assert len(engine.table) == 0
-    finally:
-        await anyio.to_thread.run_sync(engine.shutdown)
-    with weft.Program("late") as late, pytest.raises(EngineClosedError):
-        await call(engine, late)
-    _, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=120))
-    assert alive == []
+    command_result.printed()

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from cancelling import WAYS, cancelled_at
+from polling import until
 from stub_replicas import StubLauncher, stub_launchers
 
 import weft
@@ -26,12 +27,14 @@ def launchers(tiny_model: Path) -> Iterator[list[StubLauncher]]:
     before = set(threading.enumerate())
     with stub_launchers(tiny_model) as launchers:
         yield launchers
-        for thread in set(threading.enumerate()) - before:
-            if thread.name.startswith(("engine-", "weft-")):
-                thread.join(60)  # the last thing that a thread does is to deliver its result
-                assert not thread.is_alive()
+        # The last thing that a thread does is to deliver its result. A thread that was not started yet is listed too.
+        anyio.run(until, lambda: not any(ours(thread) for thread in set(threading.enumerate()) - before))
         for launcher in launchers:
             assert_ended(launcher)
+
+
+def ours(thread: threading.Thread) -> bool:
+    return thread.name.startswith(("engine-", "weft-"))
 
 
 @pytest.fixture

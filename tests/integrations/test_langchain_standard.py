@@ -1,4 +1,4 @@
-"""The standard suites of langchain-tests for chat models, on an engine with the embedded model."""
+"""The standard suites of langchain-tests for chat models. Calls are made on an engine with the embedded model."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def smollm2() -> Iterator[weft.Engine]:
 class _OnWeft:
     """What both suites need to know about `ChatWeft`."""
 
-    @pytest.fixture(autouse=True)
-    def _engine(self, smollm2: weft.Engine) -> None:
-        self._smollm2 = smollm2
+    weft_engine: weft.Engine
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -53,7 +51,7 @@ class _OnWeft:
     @property
     def chat_model_params(self) -> dict[str, Any]:
         """The arguments of the class."""
-        return {"engine": self._smollm2, "temperature": 0}
+        return {"engine": self.weft_engine, "temperature": 0}
 
     @property
     def supports_json_mode(self) -> bool:
@@ -63,15 +61,24 @@ class _OnWeft:
     @property
     def model_override_value(self) -> str:
         """The only model of the engine."""
-        return self._smollm2.model
+        return self.weft_engine.model
 
 
 class TestChatWeftUnit(_OnWeft, ChatModelUnitTests):
-    """The suite that makes no calls."""
+    """The suite that makes no calls. Any engine serves it."""
+
+    @pytest.fixture(autouse=True)
+    def _engine(self, engine: weft.Engine) -> None:
+        self.weft_engine = engine
 
 
+@pytest.mark.slow
 class TestChatWeftIntegration(_OnWeft, ChatModelIntegrationTests):
     """The suite that makes calls."""
+
+    @pytest.fixture(autouse=True)
+    def _engine(self, smollm2: weft.Engine) -> None:
+        self.weft_engine = smollm2
 
     @property
     def chat_model_params(self) -> dict[str, Any]:

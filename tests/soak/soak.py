@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from soak_judge import WARM_UP
 
 if TYPE_CHECKING:  # the engine's processes import this file again, and need none of it
     from rich.console import Console
@@ -160,13 +161,21 @@ class Soak:
         return int((await asyncio.wrap_future(answer))["ended"])
 
 
-def report(out: Path, tally: Tally, problems: list[str], settings: dict[str, Any], console: Console) -> int:
-    """Judge the samples, print and write the report, draw the plot. Returns the exit code."""
+def report(
+    out: Path,
+    tally: Tally,
+    problems: list[str],
+    settings: dict[str, Any],
+    console: Console,
+    *,
+    warm_up: float = WARM_UP,
+) -> int:
+    """Judge the samples after the warm-up, print and write the report, draw the plot. Returns the exit code."""
     from rich.table import Table
     from soak_samples import judge_samples, plot, read_samples
 
     samples = read_samples(out / "samples.jsonl")
-    verdicts = judge_samples(samples)
+    verdicts = judge_samples(samples, warm_up)
     problems = [*problems, *(f"{name} is not flat" for name, verdict in verdicts.items() if not verdict.is_flat)]
     table = Table(title=f"{samples[-1]['calls']} calls in {samples[-1]['at_s'] / 3600:.2f} hours")
     for heading in ("", "start", "end", "an hour", "growth", "allowed"):

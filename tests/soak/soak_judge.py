@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
         return self.growth <= self.allowed
 
 
-def judge(times_s: Sequence[float], values: Sequence[float], limit: Limit) -> Verdict:
+def judge(times_s: Sequence[float], values: Sequence[float], limit: Limit, warm_up: float = WARM_UP) -> Verdict:
     """Judge one figure by its samples after the warm-up.
 
     The growth is the larger one of two: the Theil-Sen slope times the time, which finds a steady leak in noise, and the
@@ -42,11 +42,12 @@ def judge(times_s: Sequence[float], values: Sequence[float], limit: Limit) -> Ve
         times_s: When the samples were taken, in seconds, increasing.
         values: The samples.
         limit: In the unit of the samples.
+        warm_up: The share of the time whose samples do not count.
 
     Raises:
         ValueError: Fewer than 12 samples are left after the warm-up.
     """
-    warm_s = times_s[0] + (times_s[-1] - times_s[0]) * WARM_UP if times_s else 0.0
+    warm_s = times_s[0] + (times_s[-1] - times_s[0]) * warm_up if times_s else 0.0
     samples = [(time_s, value) for time_s, value in zip(times_s, values, strict=True) if time_s >= warm_s]
     if len(samples) < 12:
         raise ValueError(f"{len(samples)} samples after the warm-up are too few to judge by. Let the soak run longer.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from soak_judge import Limit, Verdict, judge
+from soak_judge import WARM_UP, Limit, Verdict, judge
 
 import weft
 
@@ -78,11 +78,11 @@ def read_samples(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def judge_samples(samples: Sequence[dict[str, Any]]) -> dict[str, Verdict]:
-    """The verdict on each figure, such as "rss_mb of host"."""
+def judge_samples(samples: Sequence[dict[str, Any]], warm_up: float = WARM_UP) -> dict[str, Verdict]:
+    """The verdict on each figure after the warm-up, such as "rss_mb of host"."""
     times_s = [sample["at_s"] for sample in samples]
     return {
-        f"{kind} of {name}": judge(times_s, [sample[kind][name] for sample in samples], _limit(kind, name))
+        f"{kind} of {name}": judge(times_s, [sample[kind][name] for sample in samples], _limit(kind, name), warm_up)
         for kind in JUDGED
         for name in samples[0][kind]
     }

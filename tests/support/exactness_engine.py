@@ -26,11 +26,11 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # two threads would split sums by the shape of the batch
 
-import numpy as np
 import torch
 
 from weft.core.errors import SwapDeviceError
 from weft.core.kv_cache.config import SwapConfig
+from weft.engine.frontend.start import CPU_WORKER
 from weft.engine.kv_cache.connector import transfer_config
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.names import (
@@ -201,37 +201,14 @@ class PreemptingScheduler(WeftScheduler):
 # -- features that vLLM lacks on CPU
 
 
-class RewindingRunner(CPUModelRunner):
-    """Rewinds the generators of seeded calls after a chunk of their prefill, and records near ties.
-
-    vLLM 0.32 samples after every chunk, discards the token, and rewinds the generator by an offset that only CUDA's
-    generators have. On CPU a seeded call with a chunked prompt would therefore end the engine.
-    """
+class WatchedRunner(CPUModelRunner):
+    """Records near ties."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.near_ties: set[tuple[str, int]] | None = None  # request and position; None: not recorded
-        self._rewind: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._sample_once = self.sampler.sample
         self.sampler.sample = self._sample_watched
-
-    def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        generators = self.input_batch.generators
-        discarded = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
-        self._rewind = {
-            row: (generators[row], generators[row].get_state()) for row in discarded.tolist() if row in generators
-        }
-        return super()._sample(*args, **kwargs)
-
-    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
-        generators = self.input_batch.generators
-        for row, (generator, state) in self._rewind.items():
-            generator.set_state(state)
-            del generators[row]
-        try:
-            return super()._bookkeeping_sync(*args, **kwargs)
-        finally:
-            generators.update({row: generator for row, (generator, _) in self._rewind.items()})
 
     def _sample_watched(self, logits: torch.Tensor, metadata: Any, *args: Any, **kwargs: Any) -> Any:
         if self.near_ties is None:
@@ -266,8 +243,8 @@ class _Immediate:
 
 
 def patch_for_cpu() -> None:
-    """Make the model runner rewind generators, and deliver its outputs one step later, as it does on a GPU."""
-    cpu_worker.CPUModelRunner = RewindingRunner
+    """Make the model runner record near ties, and deliver its outputs one step later, as it does on a GPU."""
+    cpu_worker.CPUModelRunner = WatchedRunner
     torch.cuda.Event = torch.cuda.Stream = _Immediate
     torch.cuda.current_stream = _Immediate
     torch.cuda.stream = contextlib.nullcontext
@@ -415,6 +392,7 @@ class Bench:
             enforce_eager=True,
             use_tqdm_on_load=False,
             scheduler_cls=PreemptingScheduler,
+            worker_cls=CPU_WORKER,
             additional_config={"weft": {"name": "plas", "bounds_s": [0.05, 0.2], "beta": 2.0}},
             kv_transfer_config=transfer_config(swap) if swaps else None,
         ).create_engine_config()
@@ -425,7 +403,7 @@ class Bench:
         # If a thread compiled the grammars, the step at which one is ready would vary from run to run.
         self._core.structured_output_manager._use_async_grammar_compilation = False
         self.scheduler: PreemptingScheduler = self._core.scheduler
-        self.runner: RewindingRunner = self._core.model_executor.driver_worker.worker.model_runner
+        self.runner: WatchedRunner = self._core.model_executor.driver_worker.worker.model_runner
 
     def shutdown(self) -> None:
         self._engine.engine_core.shutdown()

@@ -26,7 +26,7 @@ from threads import ONE_THREAD
 
 from weft.engine.server.identity import scope_of
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]  # it starts a server of its own
 
 MODEL = "tiny"
 KEYS = ("key-1", "key-2")
