@@ -5,8 +5,12 @@
 Open programs have left contexts in all free blocks, so every block that a step takes is evicted. In *decode* steps each
 running request gets one token, and nothing begins or ends. In *churn* one call arrives in each step, and on average one
 ends, which leaves a context, and one begins. The baselines step in turns, 20 ms apart by the scheduler's clock, so
-one step in 50 has an epoch. The result is the ratio of medians, and of means, in which the epochs count. With *+host*,
-host memory of four times the KV cache keeps what is evicted; its workers copy in no time.
+one step in 50 has an epoch. With *+host*, host memory of four times the KV cache keeps what is evicted; its workers
+copy in no time.
+
+Where a scheduler lies in memory is worth several per cent. So each round makes all schedulers anew, in an order of its
+own. The figure of a round is the ratio to stock of the medians of its steps, or of their means, in which the epochs
+count. The median of the rounds is reported, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Annotated, Any, Final
 import typer
 from common import machine
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from weft.core.kv_cache.choice import CopySpeed
@@ -85,7 +90,7 @@ class Bench:
             folder,
             blocks=blocks,
             block_tokens=BLOCK_TOKENS,
-            overlapping=False,
+            overlapping=True,
             head_size=HEAD_SIZE,
             max_model_len=4096,
             max_num_seqs=running,
@@ -149,11 +154,12 @@ def _reported(report: WorkerReport) -> KVConnectorOutput:
 
 
 def measure(
-    baselines: list[str], running: int, waiting: int, held_blocks: int, steps: int, *, churns: bool
+    baselines: list[str], seed: int, running: int, waiting: int, held_blocks: int, steps: int, *, churns: bool
 ) -> dict[str, dict[str, float]]:
-    """Microseconds of one `schedule()` and of a step's whole scheduling, for each baseline."""
+    """One round: microseconds of one `schedule()` and of a step's whole scheduling, for each baseline."""
     with tempfile.TemporaryDirectory() as folder:
-        benches = {name: Bench(name, Path(folder), running, waiting, held_blocks, churns=churns) for name in baselines}
+        order = random.Random(seed).sample(baselines, len(baselines))
+        benches = {name: Bench(name, Path(folder), running, waiting, held_blocks, churns=churns) for name in order}
         for bench in benches.values():
             for _ in range(SETTLING_STEPS):
                 bench.step(arrives=churns)
@@ -177,9 +183,19 @@ def measure(
     }
 
 
+def cell(rounds: list[dict[str, dict[str, float]]], name: str, key: str) -> str:
+    """A figure of a baseline over the rounds, and its ratio to stock in the same round."""
+    text = f"{statistics.median(found[name][key] for found in rounds):.0f}"
+    if key == "schedule_most_us":
+        return text
+    ratios = [found[name][key] / found[BASE][key] for found in rounds]
+    return f"{text} {statistics.median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})"
+
+
 def main(
     out: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps to measure for each baseline.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with schedulers of its own.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure for each baseline in a round.")] = 200,
     running: Annotated[int, typer.Option(help="Requests that run.")] = 256,
     waiting: Annotated[int, typer.Option(help="Requests that wait.")] = 10_000,
     held_blocks: Annotated[int, typer.Option(help="Blocks of contexts that programs have left.")] = 10_000,
@@ -191,22 +207,23 @@ def main(
     if unknown := [name for name in baselines if name not in BASELINES]:
         raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(BASELINES)}.", param_hint="--only")
     table = Table(
-        title=f"{running} running, {waiting} waiting, {held_blocks} held blocks; microseconds, ratio to stock"
+        title=f"{running} running, {waiting} waiting, {held_blocks} held blocks; microseconds, and the ratio to stock: "
+        f"median of {rounds} rounds (lowest, highest)"
     )
     for heading in ("steps", "baseline", "schedule()", "mean", "most", "with arrivals and outputs", "mean"):
         table.add_column(heading, justify="right")
+    console = Console(width=160)
     for churns in (False, True):
         kind = "churn" if churns else "decode"
-        found = results[kind] = measure(baselines, running, waiting, held_blocks, steps, churns=churns)
-        for name, row in found.items():
-            cells = [
-                f"{value:.0f} {'' if key == 'schedule_most_us' else f'{value / found[BASE][key]:.2f}'}"
-                for key, value in row.items()
-            ]
-            table.add_row(kind, name, *cells)
-    Console(width=120).print(table)
+        found = results[kind] = [
+            measure(baselines, seed, running, waiting, held_blocks, steps, churns=churns)
+            for seed in track(range(rounds), f"measuring {kind}", console=console, transient=True)
+        ]
+        for name in baselines:
+            table.add_row(kind, name, *(cell(found, name, key) for key in found[0][name]))
+    console.print(table)
     if out is not None:
-        sizes = {"running": running, "waiting": waiting, "held_blocks": held_blocks, "steps": steps}
+        sizes = {"running": running, "waiting": waiting, "held_blocks": held_blocks, "rounds": rounds, "steps": steps}
         out.write_text(json.dumps({"machine": machine(), **sizes, "results": results}, indent=1))
 
 

@@ -72,7 +72,7 @@ class Bench:
             folder,
             blocks=running * 300,
             block_tokens=BLOCK_TOKENS,
-            overlapping=False,
+            overlapping=True,
             max_model_len=4096,
             max_num_seqs=running,
             max_num_batched_tokens=8192,

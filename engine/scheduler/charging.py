@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -44,6 +44,11 @@ class StepCharges:
         policy: The policy.
         token_s: The service that a new token counts for, in seconds; None to count time.
         swap: It learns the speed of steps; None if KV is not swapped.
+
+    Attributes:
+        costs: What steps cost, as last fitted.
+        levels: Wait and service by queue.
+        rank_changed: Whether a charge has changed the rank of a call, and nobody has asked since.
     """
 
     def __init__(
@@ -64,8 +69,14 @@ class StepCharges:
         self._updated_at_s = -math.inf
         self._steps = 0
         self._fit = StepCostFit()
-        self.costs = StepCosts()  # as last fitted
+        self.costs = StepCosts()
         self.levels = Levels()
+        self.rank_changed = False
+
+    def take_rank_changed(self) -> bool:
+        """Whether the rank of a call has changed since the last question."""
+        changed, self.rank_changed = self.rank_changed, False
+        return changed
 
     def note_prompt(self, request: Request, entry: Entry, scheduled_tokens: int) -> None:
         """The step that is being formed computes known tokens of a request. vLLM counts them as computed already."""
@@ -90,6 +101,7 @@ class StepCharges:
         self._updated_at_s = now_s
         self._steps += 1
         self._observe(output, step, step_s)
+        served: defaultdict[int, float] = defaultdict(float)  # seconds, by queue
         for request_id, scheduled_tokens in output.num_scheduled_tokens.items():
             entry = self._entries.get(request_id)
             if entry is None:  # aborted while the step ran
@@ -99,18 +111,23 @@ class StepCharges:
             if self._token_s is not None:
                 service_s = (scheduled_tokens if part is None else part.new_tokens) * self._token_s
                 ledger.service_s += service_s
-                self.levels.served(call.rank.level, service_s)
+                served[call.rank.level] += service_s
             elif ledger.last_step != self._steps:
                 ledger.last_step = self._steps
                 ledger.service_s += step_s
-                self.levels.served(call.rank.level, step_s)
+                served[call.rank.level] += step_s
             if part is not None:
                 call.computed_tokens += part.prompt_tokens
             else:
                 call.output_tokens = request.num_output_tokens + 1
+            rank = call.rank
             self._policy.charge(call, service_s, now_s, recomputed=recomputes(request, entry))
+            if call.rank is not rank:
+                self.rank_changed = True
             if part is not None and part.is_last:
                 call.output_tokens = request.num_output_tokens + 1
+        for level, level_s in served.items():
+            self.levels.served(level, level_s)
 
     def _observe(self, output: SchedulerOutput, step: Step, step_s: float) -> None:
         scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, Final
 
 from weft.core.kv_cache.policies import KvPolicyConfig
-from weft.core.policies import Call, Policy, PolicyConfig, ProgramView
+from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, Rank
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.kv_cache.make_order import make_order
 from weft.engine.kv_cache.order import CallKv, KvOrder
@@ -146,6 +148,9 @@ class WeftScheduler(AsyncScheduler):
     def _call_of(self, request: Request) -> Call:
         return self._entries[request.request_id].call
 
+    def _rank_of(self, request: Request) -> Rank:
+        return self._entries[request.request_id].call.rank
+
     def check_integrity(self) -> None:
         """Assert that every request is in one queue and that the sums agree. For tests.
 
@@ -159,6 +164,7 @@ class WeftScheduler(AsyncScheduler):
             "a request is in two queues": not (running & waiting or running & held or waiting & held),
             "a request is lost": running | waiting | held == set(self.requests) == set(self._entries),
             "the queue and the policy disagree": {request.request_id for request in self.waiting} == waiting,
+            "running requests are out of order": self._charges.rank_changed or self._is_in_order(),
         }
         failed = [what for what, holds in checks.items() if not holds]
         if failed:
@@ -167,6 +173,9 @@ class WeftScheduler(AsyncScheduler):
         self._kv_order.check_integrity()
         if self._swap is not None:
             self._swap.check_integrity()
+
+    def _is_in_order(self) -> bool:
+        return all(self._rank_of(one) <= self._rank_of(other) for one, other in pairwise(self.running))
 
     # -- arrival, departure, control
 
@@ -234,12 +243,11 @@ class WeftScheduler(AsyncScheduler):
         # Between decisions vLLM still gives the slot of a call that ends to the first that waits.
         decides = self._steps_to_decision == 0
         self._steps_to_decision = (self._decide_every if decides else self._steps_to_decision) - 1
-        if decides:
-            self.weft_policy.decide(now_s)
+        changed = self.weft_policy.decide(now_s) if decides else ()
         # vLLM preempts running[-1] when KV blocks run out inside the step. Calls that end in the same step end in this
         # order, as they do in the simulator.
-        if len(self.running) > 1:
-            self.running.sort(key=lambda request: self._entries[request.request_id].call.rank)
+        if self._charges.take_rank_changed() or any(self._entries[call.key].running for call in changed):
+            self.running.sort(key=self._rank_of)
         if self.pause_state == PauseState.UNPAUSED:
             for request in self._former.form(may_preempt=decides, has_prompts=len(self._inflight_prefills) > 0):
                 self.force_out(request)
@@ -258,8 +266,10 @@ class WeftScheduler(AsyncScheduler):
             if self._entries[request.request_id].running:
                 break
             started.append(request)
+        del self.running[len(self.running) - len(started) :]
         for request in reversed(started):
             self._start(request, self._entries[request.request_id], output, now_s)
+            insort(self.running, request, key=self._rank_of)
         computing = self._computing | {request.request_id: request for request in reversed(started)}
         self._computing = {}
         for key, request in computing.items():
