@@ -140,9 +140,13 @@ class Spills:
         ends: dict[Context, Block] = {}  # of the contexts that lose blocks and are not in host memory
         for key, number in reused.items():
             block = block_at(key)
-            if block is None or block.pins or ((at := block_of(key)) is not None and at.block_id != number):
-                continue  # in the last case another holds the same
+            if block is None or block.pins:
+                continue
             self._gone.append(key)
+            if not block.children and all(context.on_host for context in block.contexts):
+                continue  # nobody loses anything, which is the usual case
+            if (at := block_of(key)) is not None and at.block_id != number:
+                continue  # another block holds the same
             lost[block] = number
             if not block.children:
                 ends.update((context, block) for context in block.contexts if not context.on_host)
