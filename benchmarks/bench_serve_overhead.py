@@ -1,14 +1,17 @@
-"""What `weft serve` costs a call: the same calls through it and through vLLM's own server, in pairs.
+"""What `weft serve` costs a call: the same calls through it and through vLLM's own server, in turns.
 
     python benchmarks/bench_serve_overhead.py --out serve_overhead.json
 
-Two servers of the tests' tiny random Llama run at once: vLLM's, with its own scheduler, and `weft serve` with its
-default policy. One client sends each request to both, one after the other, in an order that a seed decides. The
-requests of a pair are the same, and each pair has a prompt of its own. Requests are of three kinds: a whole answer, a
-stream, and a conversation of four turns without ids, which `weft serve` has to recognise. The figure of a round is the
-ratio of the quantiles of its calls. The median of the rounds is reported, with the lowest and the highest. p10 and the
-CPU time of a call depend less on other work on the machine. So they are reported too, the CPU time for the process that
-serves HTTP and for the engine below it.
+Two servers run at once: vLLM's, with its own scheduler, and `weft serve` with its default policy. One client sends the
+same calls to both, a block of calls to one and then to the other, in an order that a seed decides. Before each block is
+a pause, because vLLM's processes spin on a core for a second after their last message: of two servers that are used at
+once, each waits for the other's. The model is the tests' tiny random Llama, whose steps take 2 ms, or with
+`--model embedded` the embedded one.
+
+Requests are of three kinds: a whole answer, a stream, and a conversation of four turns without ids, which `weft serve`
+has to recognise. The figure of a round is the ratio of the quantiles of its calls. The median of the rounds is
+reported, with the lowest and the highest. p10 and the CPU time of a call depend less on other work on the machine. So
+they are reported too, the CPU time for the process that serves HTTP and for the engine below it.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -32,15 +37,27 @@ from http_servers import MODEL, Capacity, vllm_server, weft_server
 from rich.console import Console
 from rich.table import Table
 
+from weft.engine.models.embedded import embedded_model
 from weft.engine.models.tiny import make_tiny_llama
 
 CAPACITY: Final = Capacity(slots=4, kv_tokens=32_768, chunk_tokens=2048, max_model_len=2048)
 KINDS: Final = ("whole", "stream", "turns")
 TURNS: Final = 4
-WARM_UP_PAIRS: Final = 20
+WARM_UP_CALLS: Final = 20
+BLOCK: Final = 20  # calls to one server; whole conversations
+PAUSE_S: Final = 1.5
 SHARES: Final = {"p10": 0.10, "p50": 0.50, "p95": 0.95, "p99": 0.99}
 
+PARTS: Final = ("http", "engine")
+
 Seconds = dict[str, list[float]]  # of each call, by server
+
+
+class Model(StrEnum):
+    """What both servers serve."""
+
+    TINY = "tiny"
+    EMBEDDED = "embedded"
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -61,36 +78,32 @@ async def call(client: aiohttp.ClientSession, url: str, body: dict[str, Any]) ->
     return took_s, json.loads(data)["choices"][0]["message"]["content"]
 
 
-async def pairs(client: aiohttp.ClientSession, urls: dict[str, str], kind: str, count: int, seed: int) -> Seconds:
-    """Send so many pairs of calls of a kind."""
-    rng = random.Random(f"{kind} {seed}")
-    seconds: Seconds = {name: [] for name in urls}
-    conversations: dict[str, list[dict[str, str]]] = {}
-    for number in range(count):
-        if kind != "turns" or number % TURNS == 0:
-            words = " ".join(f"w{rng.randrange(10_000)}" for _ in range(30))
-            conversations = {name: [{"role": "user", "content": words}] for name in urls}
-        order = list(urls)
-        rng.shuffle(order)
-        for name in order:
-            messages = conversations[name]
-            body = {"model": MODEL, "messages": messages, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-            took_s, text = await call(client, urls[name], {**body, "stream": kind == "stream"})
-            seconds[name].append(took_s)
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
+async def block(client: aiohttp.ClientSession, url: str, kind: str, count: int, seed: str) -> list[float]:
+    """Send so many calls of a kind to one server; the seconds of each. One before them is not counted."""
+    rng = random.Random(seed)
+    seconds: list[float] = []
+    messages: list[dict[str, str]] = []
+    for number in range(-1, count):
+        if kind != "turns" or number % TURNS == 0 or number < 0:
+            messages = [{"role": "user", "content": " ".join(f"w{rng.randrange(10_000)}" for _ in range(30))}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        took_s, text = await call(client, url, {**body, "stream": kind == "stream"})
+        if number >= 0:
+            seconds.append(took_s)
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
     return seconds
 
 
-def cpu_s(server: psutil.Process) -> dict[str, float]:
+def cpu_s(server: psutil.Process) -> Counter[str]:
     """CPU seconds so far of a server's own process, and of all below it."""
     own, *below = (sum(each.cpu_times()[:2]) for each in (server, *server.children(recursive=True)))
-    return {"http": own, "engine": sum(below)}
+    return Counter(dict(zip(PARTS, (own, sum(below)), strict=True)))
 
 
 async def measure(
     urls: dict[str, str],
     servers: dict[str, psutil.Process],
-    count: int,
+    blocks: int,
     rounds: int,
     seed: int,
     tell: Callable[[str], None],
@@ -99,15 +112,22 @@ async def measure(
     rows = []
     async with aiohttp.ClientSession() as client:
         for kind in KINDS:
-            await pairs(client, urls, kind, WARM_UP_PAIRS, -1)
+            for url in urls.values():
+                await block(client, url, kind, WARM_UP_CALLS, "warm up")
         for number in range(rounds):
             for kind in KINDS:
-                before = {name: cpu_s(server) for name, server in servers.items()}
-                found = await pairs(client, urls, kind, count, seed + number)
-                row: dict[str, Any] = {"round": number, "kind": kind, "calls": count}
-                for name, server in servers.items():
-                    spent = {part: value - before[name][part] for part, value in cpu_s(server).items()}
-                    row[f"cpu_ms_{name}"] = {part: round(1e3 * value / count, 3) for part, value in spent.items()}
+                row: dict[str, Any] = {"round": number, "kind": kind, "calls": blocks * BLOCK}
+                found: Seconds = {name: [] for name in urls}
+                spent_s: dict[str, Counter[str]] = {name: Counter() for name in urls}
+                for each in range(blocks):
+                    block_seed = f"{kind} {seed + number} {each}"
+                    for name in random.Random(block_seed).sample(list(urls), len(urls)):
+                        await asyncio.sleep(PAUSE_S)
+                        before_s = cpu_s(servers[name])
+                        found[name] += await block(client, urls[name], kind, BLOCK, block_seed)
+                        spent_s[name] += cpu_s(servers[name]) - before_s
+                for name, parts in spent_s.items():
+                    row[f"cpu_ms_{name}"] = {part: round(1e3 * parts[part] / row["calls"], 3) for part in PARTS}
                 for name, share in SHARES.items():
                     by_server = {server: quantile(seconds, share) for server, seconds in found.items()}
                     row[name] = {server: round(1e3 * value, 3) for server, value in by_server.items()}
@@ -152,22 +172,23 @@ def draw(rows: list[Any], path: Path) -> None:
 
 def main(
     out: Annotated[Path, typer.Option(help="A JSON file; the plot is written next to it.")] = Path("overhead.json"),
-    pairs_a_round: Annotated[int, typer.Option("--pairs", help="Pairs of calls of each kind in a round.")] = 200,
+    blocks: Annotated[int, typer.Option(min=1, help=f"Blocks of {BLOCK} calls of each kind in a round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
     seed: Annotated[int, typer.Option(help="Of the prompts and the order.")] = 0,
+    model: Annotated[Model, typer.Option(help="What the servers serve.")] = Model.TINY,
 ) -> None:
     """Measure, print a table, and write a JSON file and a plot."""
     console = Console()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        model = make_tiny_llama(folder / "model")
+        weights = embedded_model() if model is Model.EMBEDDED else make_tiny_llama(folder / "model")
         urls, servers = {}, {}
         for server, start in (("vllm", vllm_server), ("weft", weft_server)):
-            urls[server] = stack.enter_context(start(model, CAPACITY, folder / f"{server}.log"))
+            urls[server] = stack.enter_context(start(weights, CAPACITY, folder / f"{server}.log"))
             servers[server] = psutil.Process().children()[-1]
-        rows = asyncio.run(measure(urls, servers, pairs_a_round, rounds, seed, console.print))
+        rows = asyncio.run(measure(urls, servers, blocks, rounds, seed, console.print))
     console.print(shown(rows))
-    out.write_text(json.dumps({"machine": machine(), "seed": seed, "rounds": rows}, indent=1))
+    out.write_text(json.dumps({"machine": machine(), "model": model, "seed": seed, "rounds": rows}, indent=1))
     draw(rows, out.with_suffix(".svg"))
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-_MOST_BYTES = 64 << 20  # of a response; a longer one is not read
+_MOST_BYTES: Final = 64 << 20  # of a response; a longer one is not read
+_UNREAD_BYTES: Final = 16 << 10  # events are read together, until there are so many bytes
+_END: Final = re.compile(rb'"finish_reason": ?"|response\.(?:in)?complete|message_delta')  # of an answer
+_LONGEST_END: Final = 32
 
 
 class AnswerReader:
@@ -18,7 +22,8 @@ class AnswerReader:
 
     def __init__(self, *, is_stream: bool) -> None:
         self._is_stream = is_stream
-        self._rest = bytearray()  # the beginning of an event, or all until the end
+        self._rest = bytearray()  # what has not been read yet
+        self._has_end = False  # whether an answer may end in it
         self._read_bytes = 0
         self._id: str | None = None
         self._messages: dict[int, dict[str, Any]] = {}  # of Chat Completions, by choice
@@ -30,11 +35,16 @@ class AnswerReader:
         if self._read_bytes > _MOST_BYTES:
             self._rest.clear()
             return []
+        unsearched = max(0, len(self._rest) - _LONGEST_END)
         self._rest += data
         if not self._is_stream:
             return [_object(bytes(self._rest))] if is_last else []
+        self._has_end = self._has_end or _END.search(self._rest, unsearched) is not None
+        if not (self._has_end or is_last) and len(self._rest) < _UNREAD_BYTES:
+            return []
         *events, rest = bytes(self._rest).split(b"\n\n")
         self._rest = bytearray(rest)
+        self._has_end = _END.search(rest) is not None
         lines = (line for event in events for line in event.split(b"\n") if line.startswith(b"data:"))
         answers = (self._event(_object(line.removeprefix(b"data:"))) for line in lines)
         return [answer for answer in answers if answer]

@@ -197,7 +197,9 @@ class _ServedExchange(Exchange):
                 await self._send_whole(self._held, message, request)
                 return
             if request is not None and self._path in _REPORTING:
-                message = {**message, "body": self._reported(message.get("body", b""), request)}
+                body = message.get("body", b"")
+                if (reported := self._reported(body, request)) is not body:
+                    message = {**message, "body": reported}
         await super().send(message)
 
     async def _send_whole(self, start: Message, message: Message, request: ServedRequest | None) -> None:

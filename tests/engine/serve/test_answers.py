@@ -64,6 +64,19 @@ def test_a_stream_is_read_as_its_whole(events: list[dict[str, Any]], size: int) 
     assert [items_of_answer(answer) for answer in found] == [[ITEMS]]
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["as vLLM writes", "with spaces"])
+def test_an_answer_is_there_before_its_last_event_goes_on(separators: tuple[str, str]) -> None:
+    """A client that goes on at once finds its program. Events are read together, also those of a long answer."""
+    reader = AnswerReader(is_stream=True)
+    words = [f"word{number} " for number in range(2000)]
+    for word in words:
+        event = json.dumps(delta(0, content=word), separators=separators)
+        assert reader.take(f"data: {event}\n\n".encode(), is_last=False) == []
+    end = json.dumps(delta(0, "stop", content="."), separators=separators)
+    (answer,) = reader.take(f"data: {end}\n\n".encode(), is_last=False)
+    assert answer["choices"][0]["message"]["content"] == "".join(words) + "."
+
+
 def test_a_whole_response_is_read_with_its_last_piece() -> None:
     """A response without a stream may come in pieces, too."""
     body = json.dumps({"choices": [{"message": {"content": "I look.", "tool_calls": [CALL]}}]}).encode()
