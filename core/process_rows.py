@@ -61,6 +61,9 @@ class CallIdentity:
     parents: tuple[CallId, ...] = ()  # the calls that had to finish first
 
 
+MOST_EARLIER_ENGINES: Final = 4  # that are kept of a call
+
+
 @dataclass(slots=True)
 class CallRow:
     """A call in flight."""
@@ -71,6 +74,7 @@ class CallRow:
     inherited: Attained  # a copy of the program's values on arrival (Alg. 1 line 11)
     account: Account = field(default_factory=Account)  # as of the call's latest output
     model: str = ""  # its name; "" if the engine does not say
+    earlier_engine_ids: tuple[EngineId, ...] = ()  # the latest engines that it was on before, the first one first
 
 
 @dataclass(slots=True)

@@ -17,7 +17,15 @@ from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.ids import EngineId, ProgramId
 from weft.core.locks import fork_safe
 from weft.core.prediction import ForecastRow
-from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRow, ProgramState, RunningTool
+from weft.core.process_rows import (
+    MOST_EARLIER_ENGINES,
+    CallIdentity,
+    CallRow,
+    ProgramInfo,
+    ProgramRow,
+    ProgramState,
+    RunningTool,
+)
 from weft.core.process_view import programs
 from weft.core.tables import ShownAsTable, Table
 
@@ -83,8 +91,10 @@ class ProcessTable(ShownAsTable):
             return call, replace(row.attained)
 
     def assign(self, call: CallRow, engine_id: EngineId) -> None:
-        """Note the engine that a call goes to, at first or after its engine died."""
+        """Note the engine that a call goes to: at first, after its engine died, or because it was stolen."""
         with self._lock:
+            if call.engine_id not in (None, engine_id):
+                call.earlier_engine_ids = (*call.earlier_engine_ids, call.engine_id)[-MOST_EARLIER_ENGINES:]
             call.engine_id = engine_id
             row = self._rows.get(call.identity.program_id)
             if row is not None and engine_id not in row.engine_ids:

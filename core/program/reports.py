@@ -289,12 +289,21 @@ class ReportedProgram:
             self._shared.graph.arrive(call_id, now_s)
 
     def call_left(
-        self, call_id: CallId, now_s: float, account: Account, state: CallState, engine_id: EngineId | None = None
+        self,
+        call_id: CallId,
+        now_s: float,
+        account: Account,
+        state: CallState,
+        *,
+        engine_id: EngineId | None = None,
+        earlier_engine_ids: tuple[EngineId, ...] = (),
     ) -> None:
         """Report that a call left the engine, or that the engine refused it, before the caller gets the result."""
         with self._shared.lock:
             self._shared.reports += 1
-            self._shared.graph.leave(call_id, now_s, account, state, engine_id)
+            self._shared.graph.leave(
+                call_id, now_s, account, state, engine_id=engine_id, earlier_engine_ids=earlier_engine_ids
+            )
             if state in (CallState.FAILED, CallState.CANCELLED):
                 self._shared.tree.drop_call(call_id)
 

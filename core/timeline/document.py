@@ -34,6 +34,7 @@ class TimelineCall:
     label: str
     state: str
     replica: str | None
+    earlier_replicas: tuple[str, ...]  # that it was on before: it was stolen, or they died
     parents: tuple[Parent, ...]
     is_critical: bool  # on the critical path
     start_s: float

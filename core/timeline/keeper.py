@@ -122,7 +122,9 @@ class Timelines(ProgramObserver):
             state=str(row.state) if row is not None else kept.state,
             tools=tools or None,  # a framework that reports no runs may have named tools
             tools_forgotten=forgotten,
-            live={call_id: Live(call.account, call.engine_id) for call_id, call in active.items()},
+            live={
+                call_id: Live(call.account, call.engine_id, call.earlier_engine_ids) for call_id, call in active.items()
+            },
             scope=scope,
         )
 

@@ -32,6 +32,7 @@ class Live(NamedTuple):
 
     account: Account
     engine_id: EngineId | None
+    earlier_engine_ids: tuple[EngineId, ...] = ()
 
 
 def timeline(
@@ -131,6 +132,7 @@ def _calls(
                 label=node.label[:MOST_LETTERS],
                 state=str(node.state),
                 replica=node.engine_id if known is None else known.engine_id,
+                earlier_replicas=(node if known is None else known).earlier_engine_ids,
                 parents=tuple(
                     Parent(edge.parent.removeprefix(scope), edge.exact) for edge in node.parents[-_MOST_PARENTS:]
                 ),

@@ -136,6 +136,7 @@ def _figures(call: TimelineCall) -> dict[str, Any]:
         "call_id": call.call_id,
         "state": call.state,
         "replica": call.replica or "",
+        **({"earlier_replicas": ", ".join(call.earlier_replicas)} if call.earlier_replicas else {}),
         "wait_s": call.wait_s,
         "service_s": call.service_s,
         "preemptions": call.preemptions,

@@ -55,4 +55,4 @@ def _add(graph: ProgramGraph, call: TraceCall, measured: Measured) -> None:
     graph.open(CallNode(call_id, ThreadId(measured.thread), parents, measured.label, tools))
     graph.arrive(call_id, measured.arrival_s)
     engine_id = EngineId(measured.engine) if measured.engine else None
-    graph.leave(call_id, measured.end_s, account, CallState(measured.state), engine_id)
+    graph.leave(call_id, measured.end_s, account, CallState(measured.state), engine_id=engine_id)

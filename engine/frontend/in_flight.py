@@ -51,7 +51,15 @@ class InFlightCalls:
         account = call.row.account
         call.endpoint.admission.leave(now_s)
         self._table.leave(call.row, now_s)
-        call.program.call_left(call_id, now_s, account, call.outcome, call.row.engine_id)
+        row = call.row
+        call.program.call_left(
+            call_id,
+            now_s,
+            account,
+            call.outcome,
+            engine_id=row.engine_id,
+            earlier_engine_ids=row.earlier_engine_ids,
+        )
         call.program.log.debug(
             "call left the engine",
             thread_id=call.identity.thread_id,

@@ -210,6 +210,8 @@ class ProgramSpans(ProgramObserver):
             span.set_attributes({"weft.outcome": str(outcome), **_account_attributes(row.account)})
             if row.engine_id is not None:
                 span.set_attribute("weft.replica", row.engine_id)
+            if row.earlier_engine_ids:
+                span.set_attribute("weft.earlier_replicas", row.earlier_engine_ids)
             if outcome is CallState.FAILED:
                 _fail(span, "_OTHER")
             span.end()

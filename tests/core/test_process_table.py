@@ -462,6 +462,15 @@ def test_a_call_may_be_assigned_to_an_engine_later(it: Table) -> None:
     it.table.assign(call, EngineId("b"))
     it.table.assign(call, EngineId("a"))
     assert (call.engine_id, it.row.engine_ids) == ("a", ["a", "b"])
+    assert call.earlier_engine_ids == ("a", "b")
+
+
+def test_a_call_that_moves_for_ever_keeps_its_latest_engines(it: Table) -> None:
+    """An assignment to the engine that it is on changes nothing."""
+    call, _ = it.table.arrive(identity("c1"), None, 0.0)
+    for number in (*range(100), 99):
+        it.table.assign(call, EngineId(f"e{number}"))
+    assert call.earlier_engine_ids == ("e95", "e96", "e97", "e98")
 
 
 def test_no_program_has_kv_on_a_lost_engine(it: Table) -> None:

@@ -23,7 +23,7 @@ def run(  # noqa: PLR0917  the first ones are a row of a table
     graph.open(CallNode(CallId(call), ThreadId(thread), edges, f"label of {call}", tools))
     graph.arrive(CallId(call), start_s)
     cost = account or Account(took_s * 0.75, took_s * 0.25, prompt_tokens=10, output_tokens=3, cached_tokens=2)
-    graph.leave(CallId(call), end_s, cost, CallState.FINISHED, EngineId("engine-1"))
+    graph.leave(CallId(call), end_s, cost, CallState.FINISHED, engine_id=EngineId("engine-1"))
 
 
 def think_and_sum() -> ProgramGraph:

@@ -52,14 +52,26 @@ class ProgramGraph:
             self._calls[call_id] = replace(self[call_id], state=CallState.RUNNING, arrival_s=now_s)
 
     def leave(
-        self, call_id: CallId, now_s: float, account: Account, state: CallState, engine_id: EngineId | None = None
+        self,
+        call_id: CallId,
+        now_s: float,
+        account: Account,
+        state: CallState,
+        *,
+        engine_id: EngineId | None = None,
+        earlier_engine_ids: tuple[EngineId, ...] = (),
     ) -> None:
         """Note that a call leaves the engine, or that the engine refuses it. An unknown call changes nothing."""
         if call_id in self._calls:
             left_s = None if self[call_id].arrival_s is None else now_s
             node = self[call_id]
             self._calls[call_id] = replace(
-                node, state=state, completion_s=left_s, account=account, engine_id=engine_id or node.engine_id
+                node,
+                state=state,
+                completion_s=left_s,
+                account=account,
+                engine_id=engine_id or node.engine_id,
+                earlier_engine_ids=earlier_engine_ids,
             )
 
     def settle(self, call_id: CallId, account: Account) -> None:
@@ -207,6 +219,7 @@ class ProgramGraph:
                         "swapped_tokens", "recomputed_tokens", "fetched_tokens",
                         "folded_s",                                  # only if folded calls came before the call
                         "engine_id",                                 # only if it was on one
+                        "earlier_engine_ids",                        # only if it was on others before
                         "waits"}]}                                   # only if it waited after it had begun to run
 
         Times are seconds of the engine's monotonic clock. Keys are in this order, and calls are in the order in which

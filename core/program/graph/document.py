@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from weft.core.accounts import MOST_WAITS, Account
 from weft.core.errors import TraceError
+from weft.core.process_rows import MOST_EARLIER_ENGINES
 from weft.core.program.graph.nodes import CallNode, CallState, Edge, FoldedCalls
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def write(graph: ProgramGraph) -> str:
             **_sums(node.account),
             **({"folded_s": node.folded_s} if node.folded_s else {}),
             **({"engine_id": node.engine_id} if node.engine_id is not None else {}),
+            **({"earlier_engine_ids": node.earlier_engine_ids} if node.earlier_engine_ids else {}),
             **({"waits": node.account.waits} if node.account.waits else {}),
         }
         for node in graph.calls
@@ -81,6 +83,7 @@ def read(text: str, kind: type[ProgramGraph]) -> ProgramGraph:
 
 def _node(data: dict[str, Any]) -> CallNode:
     times = {key: _typed(data[key], float, int, type(None)) for key in ("arrival_s", "completion_s")}
+    earlier = _typed(data.get("earlier_engine_ids", []), list)
     return CallNode(
         **{key: _typed(data[key], str) for key in ("call_id", "thread_id", "label")},
         parents=tuple(Edge(_typed(each["call_id"], str), _typed(each["exact"], bool)) for each in data["parents"]),
@@ -90,6 +93,7 @@ def _node(data: dict[str, Any]) -> CallNode:
         account=_account(data),
         folded_s=_typed(data.get("folded_s", 0.0), float, int),
         engine_id=_typed(data.get("engine_id"), str, type(None)),
+        earlier_engine_ids=tuple(_typed(each, str) for each in earlier[:MOST_EARLIER_ENGINES]),
     )
 
 

@@ -42,6 +42,7 @@ class CallNode:
     account: Account = field(default_factory=Account)
     folded_s: float = 0.0  # service of the longest chain of folded calls before the call
     engine_id: EngineId | None = None  # the engine that it was on when it left
+    earlier_engine_ids: tuple[EngineId, ...] = ()  # those that it was on before: it was stolen, or they died
 
     @property
     def service_s(self) -> float:

@@ -100,7 +100,7 @@ export class ProgramView {
       Preemptions: count(call.preemptions),
       Prompt: `${plural(call.prompt_tokens, "token")}, ${count(call.cached_tokens)} cached`,
       Answer: plural(call.output_tokens, "token"),
-      Replica: call.replica ?? "–",
+      Replica: [call.replica ?? "–", ...call.earlier_replicas.map((earlier) => `before: ${earlier}`)].join(", "),
       "Critical path": call.is_critical ? "yes" : "no",
     };
     const list = el("dl", { class: "figures" });

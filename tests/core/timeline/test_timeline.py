@@ -12,7 +12,7 @@ from timeline_parts import run, think_and_sum
 
 from weft.core.accounts import MOST_WAITS, Account
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
-from weft.core.program.graph import CallNode, ProgramGraph
+from weft.core.program.graph import CallNode, CallState, ProgramGraph
 from weft.core.timeline import Gap, Lane, Path, Span, TimelineTool, make, timeline
 from weft.core.timeline.lanes import rows
 from weft.core.timeline.make import Live, ToolRun
@@ -60,6 +60,18 @@ def test_waits_are_where_the_scheduler_says() -> None:
     assert call.waits == (Span(0.0, 1.0), Span(3.0, 5.0), Span(6.0, 7.0))
     assert call.services == (Span(1.0, 3.0), Span(5.0, 6.0), Span(7.0, 9.0))
     assert call.is_placed
+
+
+def test_a_call_that_moved_says_where_it_was() -> None:
+    """It ended on one replica, and another had it first. The file of the graph has both."""
+    graph = empty()
+    graph.open(CallNode(CallId("a"), ThreadId("t0")))
+    graph.arrive(CallId("a"), 0.0)
+    engines = (EngineId("engine-2"), (EngineId("engine-0"), EngineId("engine-1")))
+    graph.leave(CallId("a"), 1.0, Account(), CallState.FINISHED, engine_id=engines[0], earlier_engine_ids=engines[1])
+    for each in (graph, ProgramGraph.from_json(graph.to_json())):
+        (call,) = timeline(each).calls
+        assert (call.replica, call.earlier_replicas) == engines
 
 
 @pytest.mark.parametrize("waits", [(), ((0.0, 1.0), (3.0, 1.0))])
