@@ -55,6 +55,7 @@ def test_the_simulator_stretches_arrivals_to_a_load(weft: WeftCommand, tmp_path:
         (("--load", -1), "such as 0.8, not -1.0"),
         (("--load", 0.8, "--rate", 2), "give one of them"),
         (("--load", 0.8, "--batch-size", 0), "batch_size must be at least 1"),
+        (("--batch-size", 8), "give --load too"),
     ],
 )
 def test_a_wrong_load(weft: WeftCommand, tmp_path: Path, options: tuple[object, ...], message: str) -> None:

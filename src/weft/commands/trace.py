@@ -53,7 +53,9 @@ def make(  # noqa: PLR0917  typer reads options off the signature
             help="Instead of a rate: a multiple of what an engine of `weft sim` can serve, which is measured first."
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="For --load: calls that this engine runs at once.")] = 64,
+    batch_size: Annotated[
+        int | None, typer.Option(help="For --load: calls that this engine runs at once (default: 64).")
+    ] = None,
     bursty: Annotated[bool, typer.Option("--bursty", help="Programs arrive in bursts (default: Poisson).")] = False,
     seed: Annotated[int, typer.Option(help="The same seed makes the same trace.")] = 0,
 ) -> None:
@@ -68,11 +70,14 @@ def make(  # noqa: PLR0917  typer reads options off the signature
             return workloads.generate(source, count, arrivals, random.Random(f"programs {seed}"))  # noqa: S311
         return convert(Path(source), arrivals)[:count]
 
+    if load is None and batch_size is not None:
+        raise SimulationError("--batch-size is of the engine whose load --load names; give --load too.")
     if load is not None:
         if rate is not None:
             raise SimulationError("--rate and --load both say how many programs arrive; give one of them.")
         check_load(load)
-        engine = SimSettings(batch_size=batch_size, chunk_tokens=max(2048, batch_size))
+        calls = 64 if batch_size is None else batch_size
+        engine = SimSettings(batch_size=calls, chunk_tokens=max(2048, calls))
         rate = load * capacity(draw(max(programs, ENOUGH), 1.0), engine, tools=False)
     write(draw(programs, 1.0 if rate is None else rate), out)
     typer.echo(out)
