@@ -8,7 +8,7 @@ ends, which leaves a context, and one begins. The baselines step in turns, 20 ms
 one step in 50 has an epoch. With *+host*, host memory of four times the KV cache keeps what is evicted; its workers
 copy in no time.
 
-Where a scheduler lies in memory is worth several per cent. So each round makes all schedulers anew, in an order of its
+Where a scheduler lies in memory is worth several per cent. So each round makes all schedulers again, in an order of its
 own. The figure of a round is the ratio to stock of the medians of its steps, or of their means, in which the epochs
 count. The median of the rounds is reported, with the lowest and the highest.
 """
