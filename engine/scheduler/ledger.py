@@ -83,7 +83,7 @@ class Ledger:
 
     def encode(self) -> CallAccount:
         """The account as an output carries it."""
-        return encode_account(self.account())
+        return encode_account(self)
 
 
 @dataclass(slots=True)
