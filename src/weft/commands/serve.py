@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
 from weft.commands.choices import one_of
 from weft.commands.model import fetch_model
@@ -46,9 +47,10 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     Ctrl-C, the calls in flight have --shutdown-timeout seconds to end.
     """
     check_vllm()
-    from weft.engine.serve.options import parse_options, take_keys, with_weights
+    with Console(stderr=True).status("reading the options, which takes vLLM some seconds"):
+        from weft.engine.serve.options import parse_options, take_keys, with_weights
 
-    options, engine_args = parse_options(context.args)
+        options, engine_args = parse_options(context.args)
     keys = take_keys(options, api_key_file)
     if options.model is None and not is_embedded_model_ready():
         fetch_model()
