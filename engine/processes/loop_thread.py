@@ -27,7 +27,7 @@ class LoopThread:
     """An asyncio event loop that runs on a daemon thread until `stop`."""
 
     def __init__(self, name: str) -> None:
-        self._loop = _new_event_loop()
+        self._loop = asyncio.new_event_loop()
         self._lock = fork_safe(threading.Lock())
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -106,17 +106,8 @@ class LoopThread:
                 self._is_stopping = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
         # If a task blocks the loop, the thread goes on. It is a daemon, so the host can exit nevertheless.
-        self._thread.join(timeout=20)
-
-
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's loop, as vLLM's own server has it: a stream of 16 tokens takes 9 ms of CPU time, and 12 on asyncio's.
-    vLLM brings uvloop along. A client of `weft.connect` may be without vLLM."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        if threading.current_thread() is not self._thread:  # the garbage collection of its owner may run on it
+            self._thread.join(timeout=20)
 
 
 def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,6 +55,8 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     keys = take_keys(options, api_key_file)
     if options.model is None and not is_embedded_model_ready():
         fetch_model()
+    import uvloop  # vLLM brings it along
+
     from weft.engine.serve.server import serve as run
     from weft.engine.served_model import ServedModel
 
@@ -66,6 +69,7 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         "max_calls": max_calls,
         **engine_args,
     }
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # as in vLLM's own server
     run(options, engine_options, keys, _announce)
 
 
