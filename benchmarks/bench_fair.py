@@ -119,6 +119,7 @@ def plot(data: Mapping[str, Any], path: Path) -> None:
 def main(
     programs: Annotated[int, typer.Option(help="Programs in a run.")] = 300,
     seeds: Annotated[int, typer.Option(help="Runs with other programs.")] = 3,
+    first_seed: Annotated[int, typer.Option(help="Of the first run.")] = 0,
     load: Annotated[float, typer.Option(help="Part of the measured capacity.")] = 0.8,
     slots: Annotated[int, typer.Option(help="Calls that the engine runs at once.")] = 4,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds.")] = 262_144,
@@ -133,10 +134,11 @@ def main(
         return
     base = SimSettings(batch_size=slots, kv_tokens=kv_tokens)
     data: dict[str, Any] = {"programs": programs, "load": load, "slots": slots, "kv_tokens": kv_tokens}
+    data["first_seed"] = first_seed
     data["multiples"] = MULTIPLES
     data["seeds"] = [
         measure(seed, programs, load, base, at_once=at_once)
-        for seed in track(range(seeds), "seeds", console=console, transient=True)
+        for seed in track(range(first_seed, first_seed + seeds), "seeds", console=console, transient=True)
     ]
     show(data, console)
     write(data, out, plot)
