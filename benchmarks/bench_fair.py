@@ -37,12 +37,12 @@ POLICIES: Final = {
     "astraea": PolicyConfig("astraea"),
     "fair (fcfs)": PolicyConfig("fair", inner="fcfs"),
     "fair (atlas)": PolicyConfig("fair", inner="atlas"),
-    "fair (atlas), gate": PolicyConfig("fair", inner="atlas", gate=True),
+    "fair": PolicyConfig("fair"),
 }
 KINDS: Final = ("heavy", "medium", "light")
 SLO: Final = 1.5
 MULTIPLES: Final = (1.0, 1.1, 1.2, 1.3, 1.4, SLO, 1.75, 2.0, 2.5, 3.0, 5.0)
-_DRAWN: Final = {"fcfs": "0.45", "atlas": "C0", "fair (fcfs)": "C1", "fair (atlas)": "C3"}
+_DRAWN: Final = {"fcfs": "0.45", "atlas": "C0", "fair (atlas)": "C1", "fair": "C3"}
 
 
 def in_time(result: SimResult, programs: Sequence[TraceProgram], alone: Mapping[str, float]) -> dict[str, list[float]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from weft.core.class_rows import Branch
 from weft.core.policies.history import ModelHistory
@@ -35,7 +36,6 @@ class Auto(Learned):
     Programs of one name only go first come, first served until some have ended. Queues would not tell them apart.
     """
 
-    is_gated = True
     branch_of_new = Branch.QUEUES
 
     def __init__(self) -> None:
@@ -48,6 +48,10 @@ class Auto(Learned):
         self._is_calibrated = False  # until then the bounds are those of ATLAS in seconds
         self._queues: tuple[float, ...] = ()  # by bucket of ages
         self._set_queues(self._first_bounds())
+
+    @classmethod
+    def is_gated(cls, parameters: Any) -> bool:
+        return True
 
     def learn(self, past: ModelHistory) -> None:
         self._has_several |= len(past) > 0

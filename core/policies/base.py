@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from weft.core.class_rows import ClassRow
 from weft.core.policies.history import ModelHistory, ProgramEnd
@@ -33,8 +34,6 @@ class Policy(Registered, ABC):
     order_follows_clock: bool = False
     # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
     preempts: bool = True
-    # Whether the gate is before it (`weft.core.policies.gated`), unless the user says otherwise.
-    is_gated: bool = False
     # Whether the policy learns from programs that end, so that it can begin with a history.
     learns: bool = False
     # Whether the KV cache of programs that have ended is evicted before that of others.
@@ -44,6 +43,11 @@ class Policy(Registered, ABC):
         self.waiting = WaitingCalls()  # the calls that may start
         self.held = WaitingCalls()  # waiting calls that may not start yet (`weft.core.policies.gated`)
         self._promotions = 0
+
+    @classmethod
+    def is_gated(cls, parameters: Any) -> bool:
+        """Whether the gate is before it (`weft.core.policies.gated`), unless the user says otherwise."""
+        return False
 
     # -- what the driver reports
 

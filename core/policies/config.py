@@ -28,7 +28,8 @@ class PolicyConfig:
         token_s: Count service in tokens instead of time: so many seconds for each token that is computed for the first
             time, prompt and output alike. Astraea §4.3: a step's time depends on what else is in the batch, its tokens
             do not. None: count time on the model executor.
-        gate: Open no more programs than the KV cache holds (docs/reference/policies.md). None: under `auto` only.
+        gate: Open no more programs than the KV cache holds (docs/reference/policies.md). None: under `auto`
+            only, which includes fair shares over it.
 
     Raises:
         PolicyError: The name is unknown, the policy does not have a parameter, or a value makes no sense.
@@ -64,14 +65,14 @@ class PolicyConfig:
             raise PolicyError(f"decide_every must be a whole number of steps, at least 1, not {decide_every!r}.")
         if token_s is not None and not 0 < check_number(token_s, "token_s", PolicyError) < math.inf:
             raise PolicyError(f"token_s must be positive seconds, or None to count time, not {token_s}.")
+        # JSON has lists where Python has tuples.
+        own = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
         if gate is None:
-            gate = registered.kind.is_gated
+            gate = registered.kind.is_gated(own)
         if not isinstance(gate, bool):
             raise PolicyError(f"gate must be true or false, not {gate!r:.60}.")
-        # JSON has lists where Python has tuples.
-        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "parameters", kind(**tuples))
+        object.__setattr__(self, "parameters", own)
         object.__setattr__(self, "decide_every", decide_every)
         object.__setattr__(self, "token_s", token_s)
         object.__setattr__(self, "gate", gate)

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from weft.core.errors import PolicyError
 from weft.core.policies.around import PolicyAround
 from weft.core.policies.base import Policy
+from weft.core.policies.config import DEFAULT_POLICY
 from weft.core.policies.fairness import Task, Tenant, demand, shares
 from weft.core.policies.queues.stride import ByTenant, TenantQueue
 from weft.core.policies.registry import register, registration
@@ -44,7 +45,8 @@ class FairParameters:
     """The parameters of fair shares.
 
     Args:
-        inner: The policy that orders the calls of a tenant, by name, with its default parameters.
+        inner: The policy that orders the calls of a tenant, by name, with its default parameters. It also says whether
+            the gate is before fair shares.
         weights: The weights of tenants, as (tenant, weight) pairs or a mapping. Others have weight 1.
         slo: A program without a deadline should end within so many times the time that it takes alone.
 
@@ -52,7 +54,7 @@ class FairParameters:
         PolicyError: The inner policy is unknown, is for simulation only or is this one, or a number makes no sense.
     """
 
-    inner: str = "atlas"
+    inner: str = DEFAULT_POLICY
     weights: tuple[tuple[str, float], ...] = ()
     slo: float = 1.5
 
@@ -112,6 +114,11 @@ class Fair(PolicyAround):
     def from_parameters(cls, parameters: Any) -> Self:
         found = registration(parameters.inner)
         return cls(found.kind.from_parameters(found.parameters()), dict(parameters.weights), parameters.slo)
+
+    @classmethod
+    def is_gated(cls, parameters: Any) -> bool:
+        inner = registration(parameters.inner)
+        return inner.kind.is_gated(inner.parameters())
 
     @property
     def preempts(self) -> bool:  # type: ignore[override]

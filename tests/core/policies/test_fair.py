@@ -380,3 +380,9 @@ def test_weights_survive_json() -> None:
     assert config.parameters.weights == (("a", 2.0),)
     assert PolicyConfig.from_dict({"name": "fair", "weights": [["a", 2.0]]}) == config
     assert hash(config) == hash(PolicyConfig("fair", weights=[["a", 2.0]]))
+
+
+@pytest.mark.parametrize(("inner", "gate"), [({}, True), ({"inner": "learned"}, False), ({"gate": False}, False)])
+def test_the_inner_policy_says_whether_there_is_a_gate(inner: dict[str, Any], gate: bool) -> None:
+    """Fair shares have the gate over `auto`, which is the default. The user may say otherwise."""
+    assert PolicyConfig("fair", **inner).gate is gate

@@ -37,6 +37,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "fair", "inner": "fcfs", "weights": (("T0", 3.0),)},
     {"name": "fair", "inner": "atlas"},
     {"name": "fair", "inner": "learned"},
+    {"name": "fair", "gate": False},
     {"name": "fair", "inner": "astraea", "decide_every": 2},
 ]
 
@@ -215,7 +216,7 @@ def test_every_step_has_the_same_calls(
     assert preempted > 0 or config["name"] in ("fcfs", "fair") or not config.get("preempt", True)
 
 
-@pytest.mark.parametrize("name", ["fcfs", "atlas", "learned"])
+@pytest.mark.parametrize("name", ["fcfs", "atlas", "learned", "fair"])
 def test_a_gate_holds_back_the_same_calls(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the gate, for five random workloads of conversations, simulator and plugin agree in every step. The gate
     is told of a KV cache that is too small for all. The real ones are larger, because vLLM counts in blocks."""

@@ -41,7 +41,7 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     keys.chmod(0o600)
     command = [
         *(sys.executable, str(Path(sized_server.__file__)), "serve", str(tiny_model)),
-        *("--max-calls", str(MAX_CALLS), "--policy", "fair"),  # of one tenant's calls it is atlas
+        *("--max-calls", str(MAX_CALLS), "--policy", "fair"),  # of one tenant's calls it is auto
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", "--api-key", KEY, "key-2"),
         *("--api-key-file", str(keys), "--h11-max-incomplete-event-size", "65536"),
         *("--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", "268435456"),
