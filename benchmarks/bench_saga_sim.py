@@ -81,16 +81,27 @@ def with_deadlines(programs: Sequence[TraceProgram], alone: Mapping[str, float])
     return [replace(each, deadline_s=SLO * alone[each.program]) for each in programs]
 
 
-def measure(workload: str, seed: int, count: int, load: float, base: SimSettings) -> dict[str, dict[str, float]]:
-    """By variant: mean and p95 of the completion time, programs in time, tokens computed again, and calls that moved.
+def arrivals(
+    workload: str, seed: int, count: int, load: float, base: SimSettings
+) -> tuple[list[TraceProgram], dict[str, float]]:
+    """Programs with deadlines that arrive at a part of the measured capacity.
 
-    The completion times and the makespan are ratios to `STOCK`.
+    Returns:
+        The programs, and the seconds that each takes alone.
     """
     one = replace(base, replicas=1, policy=PolicyConfig("fcfs"))
     made = [bounded(each) for each in generate(workload, count, poisson(Random(0), 1.0), Random(f"{workload} {seed}"))]
     alone = {name: row.latency for name, row in simulate(arriving(made, ALONE_PER_S, seed), one).programs.items()}
     most = base.replicas * capacity(made, one, tools=False)
-    programs = with_deadlines(arriving(made, load * most, seed), alone)
+    return with_deadlines(arriving(made, load * most, seed), alone), alone
+
+
+def measure(workload: str, seed: int, count: int, load: float, base: SimSettings) -> dict[str, dict[str, float]]:
+    """By variant: mean and p95 of the completion time, programs in time, tokens computed again, and calls that moved.
+
+    The completion times and the makespan are ratios to `STOCK`.
+    """
+    programs, alone = arrivals(workload, seed, count, load, base)
     settings = {STOCK: cluster(frozenset(), base)}
     settings |= {
         name: replace(settings[STOCK], balancer=BalancerConfig(balancer)) for name, balancer in BASELINES.items()

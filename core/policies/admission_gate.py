@@ -13,6 +13,7 @@ from typing import Final
 
 from weft.core.policies.queues.waiting import RankHeap
 from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.prediction import ReusedPart
 
 FILL: Final = 0.92  # programs open until their contexts take this part of the KV cache; the rest is for their growth
 _LATEST: Final = 0.05  # weight of a call in the mean output
@@ -23,7 +24,8 @@ class Resident:
     """A program as the gate sees it.
 
     Its context is a trunk that its calls share, and what each call adds to it. What the first call finds in the prefix
-    cache belongs to other programs as well, and is not counted.
+    cache belongs to other programs as well, and is not counted. Between two calls, only what the next one is expected
+    to use is counted.
     """
 
     program: ProgramView
@@ -34,6 +36,8 @@ class Resident:
     trunk: int = 0  # that the calls in progress share
     shared: int = -1  # tokens that it shares with other programs; -1 until its first call starts
     idle_since_s: float = math.nan  # without a call in progress
+    reused: float = 1.0  # the part of its context that its next call is expected to use
+    resuming: Call | None = None  # the call that came after it had none, and has not started
     standing: Rank = field(default=Rank(0, math.inf))  # the best of its calls; without any, of the call that ended last
 
     @property
@@ -45,8 +49,8 @@ class Resident:
     @property
     def tokens(self) -> int:
         """The tokens of the KV cache that it needs for itself."""
-        trunk = self.trunk if self.calls else self.context
-        return max(0, trunk - max(0, self.shared)) + sum(self.calls.values())
+        own = max(0, (self.trunk if self.calls else self.context) - max(0, self.shared))
+        return own + sum(self.calls.values()) if self.calls else math.ceil(self.reused * own)
 
 
 class AdmissionGate:
@@ -64,6 +68,7 @@ class AdmissionGate:
         self._open: RankHeap[Resident] = RankHeap()  # the last in standing first
         self._idle: dict[Resident, None] = {}  # open programs without calls, the longest idle first
         self._mean_output = 0.0
+        self._reused = ReusedPart()
 
     def __getitem__(self, program: ProgramView) -> Resident:
         return self._residents[program]
@@ -76,6 +81,8 @@ class AdmissionGate:
         if found is None:
             found = self._residents[call.program] = Resident(call.program)
         found.has_ended = False
+        if not found.calls:
+            found.resuming = call if found.is_open and found.shared >= 0 else None
         with _Recount(self, found):
             trunk = min(call.prompt_tokens, found.context)
             found.trunk = max(trunk, found.trunk if found.calls else 0)
@@ -87,7 +94,12 @@ class AdmissionGate:
     def start(self, call: Call) -> None:
         """A call starts, so it is known what it found in the prefix cache."""
         found = self._residents.get(call.program)
-        if found is not None and found.shared < 0:
+        if found is not None and found.resuming is call:
+            found.resuming = None
+            if (own := found.context - found.shared) > 0:
+                part = (call.cached_tokens - found.shared) / own
+                self._reused.observe((call.program.tenant, call.program.name), min(max(part, 0.0), 1.0))
+        elif found is not None and found.shared < 0:
             with _Recount(self, found):
                 found.shared = call.cached_tokens
                 found.context = found.trunk = max(found.context, found.shared)
@@ -101,7 +113,10 @@ class AdmissionGate:
             return
         with _Recount(self, found):
             del found.calls[call]
+            if found.resuming is call:
+                found.resuming = None
             found.standing = self._standing(call)
+            found.reused = self._reused.part((call.program.tenant, call.program.name))
             if call.output_tokens:
                 found.context = call.prompt_tokens + call.output_tokens
                 self._mean_output += _LATEST * (call.output_tokens - self._mean_output)

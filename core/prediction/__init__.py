@@ -10,7 +10,7 @@ from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Node
 from weft.core.prediction.foresight import ExecutionGraphs, ForecastRow
 from weft.core.prediction.output_lengths import OutputLengths
 from weft.core.prediction.remaining import Estimate, Remaining
-from weft.core.prediction.reuse import Reuse
+from weft.core.prediction.reuse import Reuse, ReusedPart
 from weft.core.prediction.samples import Samples
 from weft.core.prediction.static_graph import StaticGraph, read_static_graph
 from weft.core.prediction.template import Forecast, Successor, Tier
@@ -30,6 +30,7 @@ __all__ = [
     "OutputLengths",
     "Remaining",
     "Reuse",
+    "ReusedPart",
     "Samples",
     "StaticGraph",
     "Successor",

@@ -1,8 +1,9 @@
-"""Whether the end of a context is continued by a later call, by the program's name."""
+"""Whether a later call continues the end of a context, and how much of it the next one uses, by the program's name."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +12,8 @@ from weft.core.prediction.tool_times import MOST_LETTERS
 _MOST_NAMES: Final = 256
 _AGES: Final = 12  # classes of ages, by powers of two
 _FORGET: Final = 0.998  # a context counts this much less with each later one
+_LATEST_PARTS: Final = 64
+_KNOWN_FROM: Final = 8  # parts
 
 
 @dataclass(slots=True)
@@ -53,3 +56,33 @@ class Reuse:
 
 def _age_class(age: int) -> int:
     return min(max(0, age).bit_length(), _AGES - 1)
+
+
+class ReusedPart:
+    """The part of a context that the program's next call finds in the KV cache, by name.
+
+    A loop that appends to its context uses all of it again. If each prompt has a new page, the next call uses only what
+    comes before the page. A call also finds less if others have evicted its context. So the 0.95 quantile of the latest
+    parts counts, and all of the context until eight parts are known.
+    """
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[Hashable, deque[float]] = OrderedDict()  # the latest used last
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def observe(self, name: Hashable, part: float) -> None:
+        """A call has found this part of its program's context, 0 to 1."""
+        latest = self._names.setdefault(name, deque(maxlen=_LATEST_PARTS))
+        self._names.move_to_end(name)
+        latest.append(part)
+        if len(self._names) > _MOST_NAMES:
+            self._names.popitem(last=False)
+
+    def part(self, name: Hashable) -> float:
+        """The part, 0 to 1."""
+        latest = self._names.get(name, ())
+        if len(latest) < _KNOWN_FROM:
+            return 1.0
+        return sorted(latest)[len(latest) * 19 // 20]

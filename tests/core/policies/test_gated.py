@@ -77,6 +77,32 @@ def test_calls_of_an_open_program_always_pass() -> None:
     policy.check_integrity()
 
 
+def test_between_calls_only_what_is_used_again_counts() -> None:
+    """Programs whose next calls use a quarter of the context take a quarter of it while their tools run."""
+    policy = gated()
+    program = ProgramView("web", "web")
+    for number in range(12):
+        call = arrive(policy, f"a{number}", 399, float(number), program)
+        call.cached_tokens = 100 if number else 0
+        run(policy, call, 1, float(number))
+        assert policy.gate.used_tokens == (400 if number < 8 else 100)
+        policy.check_integrity()
+    arrive(policy, "b", 800, 20.0)
+    assert held(policy) == []
+
+
+def test_what_others_have_evicted_is_no_sign_of_less_use() -> None:
+    """Of programs that were shut out nothing is learned: their contexts are gone."""
+    policy = gated()
+    program = ProgramView("loop", "loop")
+    for number in range(12):
+        call = arrive(policy, f"a{number}", 399, 100.0 * number, program)
+        run(policy, call, 1, 100.0 * number)
+        policy.gate.close(policy.gate[program])
+    policy.gate.open(policy.gate[program])
+    assert policy.gate.used_tokens == 400
+
+
 def test_nobody_overtakes_at_the_gate() -> None:
     """A small program that would fit waits behind a large one, or the large one would wait for ever."""
     policy = gated()

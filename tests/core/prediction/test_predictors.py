@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.prediction import OutputLengths, Reuse, ToolTimes, WaitsByLevel
+from weft.core.prediction import OutputLengths, Reuse, ReusedPart, ToolTimes, WaitsByLevel
 from weft.core.prediction.names import MOST_NAMES
 
 
@@ -122,3 +122,22 @@ def test_levels_are_bounded() -> None:
     """Whatever levels a policy has."""
     waits = WaitsByLevel()
     assert waits.of(10**9) is waits.of(10**6)
+
+
+def test_the_part_of_a_context_that_is_used_again() -> None:
+    """All of it is assumed until eight calls have shown less. Calls whose context was evicted do not count for less, as
+    long as one call in twenty finds it."""
+    parts = ReusedPart()
+    for _ in range(7):
+        parts.observe("web", 0.3)
+    assert parts.part("web") == 1.0
+    parts.observe("web", 0.3)
+    assert parts.part("web") == pytest.approx(0.3)
+    for _ in range(3):
+        for found in (*[0.0] * 19, 0.3):
+            parts.observe("web", found)
+    assert parts.part("web") == pytest.approx(0.3)
+    assert parts.part("other") == 1.0
+    for number in range(1000):
+        parts.observe(number, 0.5)
+    assert len(parts) <= 256

@@ -16,6 +16,7 @@ import pytest
 from weft.core.ids import ProgramId
 from weft.core.policies import PolicyConfig, StepCosts
 from weft.core.policies.gated import Gated
+from weft.core.prediction.reuse import ReusedPart
 from weft.core.sim import SimResult, SimSettings, StepTime, TraceCall, TraceProgram, simulate
 
 pytestmark = pytest.mark.engine
@@ -60,8 +61,8 @@ def workload(seed: int, output_tokens: tuple[int, int] = (1, 9), prompt_tokens: 
     return programs
 
 
-def conversations(seed: int) -> list[TraceProgram]:
-    """Twelve programs of up to six calls, each of which extends the one before; every second gap is 2 s."""
+def conversations(seed: int, reused: float = 1.0) -> list[TraceProgram]:
+    """Twelve programs of up to six calls, which use a part of the context before them; every second gap is 2 s."""
     rng = random.Random(seed)
     programs = []
     for number in range(12):
@@ -69,9 +70,10 @@ def conversations(seed: int) -> list[TraceProgram]:
         context = 0
         for index in range(rng.randint(1, 6)):
             parents = (calls[-1].call_id,) if calls else ()
+            shared = int(reused * context)
             prompt, output = context + rng.randint(5, 40), rng.randint(1, 9)
             gap_s = float(rng.choice((0, 2))) if parents else 0.0
-            calls.append(TraceCall(f"c{index}", parents, output, prompt, gap_s, shared_prefix_tokens=context))
+            calls.append(TraceCall(f"c{index}", parents, output, prompt, gap_s, shared_prefix_tokens=shared))
             context = prompt + output
         programs.append(TraceProgram(f"P{number}", tuple(calls), float(rng.randint(0, 40)), f"name-{number % 3}"))
     return programs
@@ -84,11 +86,11 @@ class Contexts:
         self._contexts: dict[str, list[int]] = {}
 
     def prompt(self, name: str, call: TraceCall) -> list[int]:
-        """A prompt that begins with the first parent's prompt and output, if the call shares them. No two programs
-        share anything."""
+        """A prompt that begins with the first parent's prompt and output, if the call shares them. Nothing else is
+        shared."""
         from scheduler_harness import expected_output
 
-        prompt = [len(self._contexts) + 1000] + [7] * (call.prompt_tokens - 1)
+        prompt = [len(self._contexts) + 1000] * call.prompt_tokens
         if call.shared_prefix_tokens:
             shared = call.shared_prefix_tokens
             prompt[:shared] = self._contexts[f"{name}/{call.parents[0]}"][:shared]
@@ -216,18 +218,25 @@ def test_every_step_has_the_same_calls(
     assert preempted > 0 or config["name"] in ("fcfs", "fair") or not config.get("preempt", True)
 
 
-@pytest.mark.parametrize("name", ["fcfs", "atlas", "learned", "fair"])
-def test_a_gate_holds_back_the_same_calls(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "reused"), [("fcfs", 1.0), ("atlas", 1.0), ("learned", 1.0), ("fair", 1.0), ("learned", 0.4)]
+)
+def test_a_gate_holds_back_the_same_calls(
+    name: str, reused: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Behind the gate, for five random workloads of conversations, simulator and plugin agree in every step. The gate
-    is told of a KV cache that is too small for all. The real ones are larger, because vLLM counts in blocks."""
-    use_kv = Gated.use_kv
+    is told of a KV cache that is too small for all. The real ones are larger, because vLLM counts in blocks. Calls that
+    use a part of a context teach the gate to count no more of it."""
+    use_kv, part_of = Gated.use_kv, ReusedPart.part
     monkeypatch.setattr(Gated, "use_kv", lambda gated, _tokens: use_kv(gated, GATE_TOKENS))
+    parts: list[float] = []
+    monkeypatch.setattr(ReusedPart, "part", lambda self, name: parts.append(part_of(self, name)) or parts[-1])
     from scheduler_harness import BLOCK_TOKENS
 
     own = {"bounds_s": (2.0, 5.0, 11.0), "beta": 1.0} if name == "atlas" else {}
     held = 0
     for seed in range(5):
-        programs = conversations(seed)
+        programs = conversations(seed, reused)
         config: dict[str, Any] = {"name": name, "gate": True, **own}
         steps, end_s, _ = schedule(programs, config, tmp_path, prefix_caching=True, blocks=400)
         ungated, _, _ = schedule(programs, config | {"gate": False}, tmp_path, prefix_caching=True, blocks=400)
@@ -244,6 +253,7 @@ def test_a_gate_holds_back_the_same_calls(name: str, tmp_path: Path, monkeypatch
         assert simulated_steps(result, len(steps)) == steps
         assert max(row.finish for row in result.programs.values()) == end_s
     assert held > 0
+    assert (min(parts) < 0.6) == (reused < 1)
 
 
 @pytest.mark.parametrize("name", ["fcfs", "atlas"])
