@@ -3,12 +3,13 @@
 A program's age a is the work that it has had: output tokens, and ω for each prompt token that was newly computed. Its
 class is tenant and name. With S for the work of a program of the class, the rank is
 
-    r(a) = λ a + (1 - λ) G(a)        λ = min(1, Var log S)^1.5
+    r(a) = λ a + (1 - λ) G(a)        λ = min(1, n / (n + 8) Var log S)^1.5
 
-G is the Gittins index (`weft.core.policies.service.gittins`). It is constant where all programs need the same: they go
-first come, first served. Where their work varies by orders of magnitude, λ is 1: least attained service. In between a
-program that has had little goes a little before those that have had much, which serves the short ones' latency per
-token and costs completion time little.
+n programs of the class have ended. A few ends make the variance too large, which the factor corrects. G is the Gittins
+index (`weft.core.policies.service.gittins`). It is constant where all programs need the same: they go first come, first
+served. Where their work varies by orders of magnitude, λ is 1: least attained service. In between a program that has
+had little goes a little before those that have had much, which serves the short ones' latency per token and costs
+completion time little.
 
 By its rank a program counts as having arrived earlier, by a boost that is bounded (`weft.core.policies.service.boost`).
 """

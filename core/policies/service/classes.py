@@ -17,8 +17,9 @@ WINDOW: Final = 400  # the latest programs of a class that are remembered
 MOST_CLASSES: Final = 4096  # a program is in up to seven
 LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution of all programs
 _REFIT_ENDS: Final = 8
-ALIKE_BELOW: Final = 1.3  # the spread below which programs of a class are alike
+ALIKE_BELOW: Final = math.log(2.3)  # the variance of the logarithm of work below which programs of a class are alike
 _VARIED_POWER: Final = 1.5
+_PRIOR_ENDS: Final = 8  # programs of like work that a class is taken to have had, next to those that are known
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -87,6 +88,9 @@ class ServiceClass:
     def fit(self, distribution: Distribution | None, ages: Sequence[float], *, is_all: bool) -> None:
         """Rank the programs of the class by the distribution of their work (`weft.core.policies.learned`).
 
+        A few ends make the variance too large, because the estimate has a tail and is smoothed. Eight programs of like
+        work are therefore counted with them.
+
         Args:
             distribution: None: too little is known, so they are ranked by all programs.
             ages: The ages that have ranks, in tokens.
@@ -100,8 +104,10 @@ class ServiceClass:
 
         self.remaining = tuple(map(float, distribution.mean_remaining()))
         self.median_tokens, self.p95_tokens = distribution.quantile(0.5), distribution.quantile(0.95)
-        varied = 0.0 if is_all else min(1.0, distribution.log_variance) ** _VARIED_POWER
-        self.is_alike = distribution.spread < ALIKE_BELOW
+        ends = len(self.finished)
+        log_variance = distribution.log_variance * ends / (ends + _PRIOR_ENDS)
+        varied = 0.0 if is_all else min(1.0, log_variance) ** _VARIED_POWER
+        self.is_alike = log_variance < ALIKE_BELOW
         index = map(float, gittins_index(distribution))
         self.ranks = tuple(varied * age + (1 - varied) * rank for age, rank in zip(ages, index, strict=True))
         self.branch = Branch.ALIKE if self.is_alike else Branch.VARIED if varied == 1 else Branch.INDEX

@@ -39,19 +39,12 @@ class Distribution:
 
     Args:
         mass: The probability of each cell. They add up to 1.
-        log_variance: The variance of the logarithm of the work.
+        log_variance: The variance of the logarithm of the work. In logarithms no single program decides, which matters
+            because the largest ones are censored.
     """
 
     mass: Array
     log_variance: float
-
-    @property
-    def spread(self) -> float:
-        """v = exp(Var log S) - 1: for a log-normal distribution, the squared coefficient of variation.
-
-        It is measured in logarithms, because the largest programs are censored, and one of them would decide.
-        """
-        return math.expm1(self.log_variance)
 
     @property
     def survival(self) -> Array:

@@ -155,33 +155,35 @@ def test_it_has_the_gate_unless_the_user_says_otherwise() -> None:
     assert not PolicyConfig("learned").gate
 
 
-def cold_starts() -> dict[str, list[TraceProgram]]:
-    rng = random.Random(0)
+def chats_behind_searches(rng: random.Random) -> list[TraceProgram]:
     searches = generate("search", 10, poisson(rng, 10.0), rng)
-    chats = [replace(WORKLOADS["chat"](rng, f"c{number}"), arrival_s=5.0 + number) for number in range(40)]
-    return {
-        "mixed": generate("mixed", 40, poisson(rng, 0.5), rng),
-        "tools": generate("tools", 40, poisson(rng, 2.0), rng),
-        "chats behind searches": searches + chats,
-    }
+    return searches + [replace(WORKLOADS["chat"](rng, f"c{number}"), arrival_s=5.0 + number) for number in range(40)]
 
 
-@pytest.mark.parametrize("case", cold_starts())
+COLD_STARTS = {
+    "mixed": lambda rng: generate("mixed", 40, poisson(rng, 0.5), rng),
+    "tools": lambda rng: generate("tools", 40, poisson(rng, 2.0), rng),
+    "chats behind searches": chats_behind_searches,
+}
+
+
+@pytest.mark.parametrize("case", COLD_STARTS)
 def test_a_cold_start_is_no_worse_than_atlas(case: str) -> None:
     """From the first program on, also where the first ones are long: there `learned` took half as long again."""
 
-    def mean_s(policy: str) -> float:
+    def mean_s(policy: str, programs: list[TraceProgram]) -> float:
         settings = SimSettings(policy=PolicyConfig(policy), batch_size=16)
-        return statistics.fmean(row.latency for row in simulate(cold_starts()[case], settings).programs.values())
+        return statistics.fmean(row.latency for row in simulate(programs, settings).programs.values())
 
-    assert mean_s("auto") <= 1.02 * mean_s("atlas")
+    drawn = [COLD_STARTS[case](random.Random(seed)) for seed in range(5)]
+    assert statistics.geometric_mean(mean_s("auto", each) / mean_s("atlas", each) for each in drawn) <= 1.02
 
 
 def test_the_classes_say_what_is_known_and_what_ranks_them(policy: Auto) -> None:
     """One row for each class: how many ended and live, the distribution of the work, and the branch."""
     end(policy, "alike", *[1000, 1100, 1200] * 4)
     end(policy, "varied", *[20, 400, 8000] * 4)
-    end(policy, "few", *[100, 200, 600])
+    end(policy, "few", *[70, 500, 4000])
     waiting(policy, "new", 10, 100)
     rows = {row.name: row for row in policy.classes()}
     assert {name: row.branch for name, row in rows.items()} == {

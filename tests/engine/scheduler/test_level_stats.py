@@ -44,7 +44,7 @@ def test_promotions_are_counted(tmp_path: Path, name: str) -> None:
     """A call that starves in the second queue is promoted, also by a policy inside another one."""
     from scheduler_harness import SchedulerHarness
 
-    policy = {"bounds_s": [2.0], "beta": 0.5, "gate": True} if name == "atlas" else {}
+    policy = {"bounds_s": [2.0], "beta": 0.5, "gate": True} if name == "atlas" else {"inner": "atlas"}
     h = SchedulerHarness(tmp_path, {"name": name, **policy}, slots=1)
     h.add("old", max_tokens=4, program_id="old", service_s=9.0, total_service_s=9.0)
     for number in range(12):
