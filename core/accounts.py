@@ -1,11 +1,15 @@
-"""What calls have cost, and what a program has had of it (Autellix §4.2)."""
+"""The cost of a call (`Account`), and the service and the wait that a program has attained (Autellix §4.2).
+
+The scheduler fills in the accounts of calls. The process table and the schedulers fold them into `Attained`, by which
+policies rank calls.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-MOST_WAITS: Final = 16  # whose places in a call are known
+MOST_WAITS: Final = 16  # of one call, whose starts and lengths an account keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,20 +17,20 @@ class Account:
     """The cost of one call so far. The account travels back from the engine with the call's output."""
 
     service_s: float = 0.0  # seconds on the model executor, summed over the steps that the call was part of
-    # Seconds in schedulers' queues, before the first step and while preempted or stalled. Of a call that another
-    # replica got first, all seconds until it moved, and of one that no replica took at once, those until one did.
+    # Seconds in schedulers' queues: before the first step, and while the call is preempted or stalled. If the call
+    # moved to another replica, all its time at the first one counts as wait. So does the time until a replica took it.
     wait_s: float = 0.0
     preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens that were not computed: found in the prefix cache, or fetched
     swapped_tokens: int = 0  # tokens whose KV was copied back from host memory after preemptions
-    # Tokens whose KV was computed again: of the prompt, in full blocks, what an earlier call of the program had
-    # computed, and what the call itself had computed before a preemption.
+    # Tokens whose KV was computed again: full blocks of the prompt that an earlier call of the program had computed,
+    # and what the call itself had computed before a preemption.
     recomputed_tokens: int = 0
     fetched_tokens: int = 0  # of `cached_tokens`, those whose KV was copied from host memory when the call began
-    # Of a call that waited after it had begun to run, its first waits: each the seconds from the call's arrival, and
-    # its length in seconds. A sum of accounts has none.
+    # The first waits of a call that waited again after it had begun to run. Each is the seconds from the call's arrival
+    # to the start of the wait, and the length of the wait in seconds. Empty for other calls, and for sums of accounts.
     waits: tuple[tuple[float, float], ...] = ()
 
     @property

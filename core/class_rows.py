@@ -1,4 +1,7 @@
-"""What a policy knows of classes of programs, for people."""
+"""What a policy that learns knows of each class of programs, as rows for people.
+
+`Policy.classes` makes the rows. The process table and `weft doctor --history` show them.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from enum import StrEnum
 
 
 class Branch(StrEnum):
-    """What ranks the programs of a class."""
+    """How the programs of a class are ranked, and why."""
 
-    QUEUES = "atlas"  # ATLAS's queues, because too few programs have ended
-    ALL = "all programs"  # the index of all programs together, likewise
-    ALIKE = "first come"  # they need like work
-    VARIED = "least attained"  # their work varies much
-    INDEX = "gittins"
+    QUEUES = "atlas"  # by ATLAS's queues, because too few programs of the class have ended
+    ALL = "all programs"  # by the Gittins index of all programs together, because too few of the class have ended
+    ALIKE = "first come"  # in order of arrival, because they need about the same work
+    VARIED = "least attained"  # by attained service, because their work varies by orders of magnitude
+    INDEX = "gittins"  # by the Gittins index of the class
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,11 @@ class ClassRow:
 
 
 def together(rows: Iterable[ClassRow]) -> list[ClassRow]:
-    """The classes of several schedulers. Numbers are added up; the rest is from the one where most have ended."""
+    """Merge the rows of several schedulers into one row for each tenant and name.
+
+    The numbers of programs are added up. The other fields are from the scheduler where most programs have ended.
+    Classes with held programs come first, then those with live programs, then those where most have ended.
+    """
     by_key: dict[tuple[str | None, str], ClassRow] = {}
     for row in rows:
         other = by_key.setdefault((row.tenant, row.name), row)
@@ -48,5 +55,5 @@ def together(rows: Iterable[ClassRow]) -> list[ClassRow]:
 
 
 def known(tokens: float) -> str:
-    """A number of tokens, "" if it is unknown."""
+    """A number of tokens as text; "" for nan, which means unknown."""
     return "" if math.isnan(tokens) else f"{tokens:.0f}"

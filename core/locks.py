@@ -15,8 +15,8 @@ _locks: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 def fork_safe(lock: _Lock) -> _Lock:
     """Make a lock free in every forked child, and return it.
 
-    In a child only the thread runs that has forked. A lock that another thread held at that moment would never be
-    released there. What it protects may be half changed in the child.
+    Only the thread that forks goes on in the child. A lock that another thread held at that moment would never be
+    released there. The data that the lock protects may be half changed in the child.
     """
     _locks.add(lock)
     return lock

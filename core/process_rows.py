@@ -16,7 +16,7 @@ from weft.core.tables import ShownAsTable, Table
 
 # A program that runs for days may use a new thread for each call. Older threads without a call are summed up.
 KEEP_IDLE_THREADS: Final = 256
-KEEP_TOOLS: Final = 256  # that run in a program at once, those that began last
+KEEP_TOOLS: Final = 256  # running tools of a program that its row lists: those that began last
 
 
 class ProgramState(StrEnum):
@@ -38,11 +38,11 @@ class ProgramInfo:
     session_id: SessionId
     name: str
     tenant: str | None = None
-    timeout_s: float | None = None  # from its first call on; then its calls are aborted
-    deadline_s: float | None = None  # from its first call on; policies try to keep it
+    timeout_s: float | None = None  # seconds from its first call on, after which its calls are aborted
+    deadline_s: float | None = None  # seconds from its first call on within which policies try to end it
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    parent_program_id: ProgramId | None = None  # the program inside one of whose runs this program runs
+    parent_program_id: ProgramId | None = None  # the program that started this one inside one of its runs
     graph: StaticGraph | None = None  # the steps that its author has drawn
 
     @property
@@ -61,7 +61,7 @@ class CallIdentity:
     parents: tuple[CallId, ...] = ()  # the calls that had to finish first
 
 
-MOST_EARLIER_ENGINES: Final = 4  # that are kept of a call
+MOST_EARLIER_ENGINES: Final = 4  # of one call, that its row keeps
 
 
 @dataclass(slots=True)
@@ -84,16 +84,16 @@ class ThreadRow:
     thread_id: ThreadId
     arrival_s: float  # of the thread's first call
     active: dict[CallId, CallRow] = field(default_factory=dict)  # the calls in flight
-    calls: int = 0  # that have arrived so far
+    calls: int = 0  # calls that have arrived so far
     account: Account = field(default_factory=Account)  # sum over the calls that have left the engine
 
 
 class RunningTool(NamedTuple):
-    """A tool that a program waits for, or a human's answer ("human")."""
+    """A tool that a program waits for. A human's answer counts as the tool "human"."""
 
     name: str
     start_s: float
-    number: int = 0  # tells this run of a tool from others of the table
+    number: int = 0  # tells this run of a tool from all others in the table
 
 
 @dataclass(slots=True)
@@ -142,16 +142,20 @@ class ProgramRow(ShownAsTable):
 
     @property
     def due_s(self) -> float:
-        """The time by which the program should have ended; inf: any."""
+        """The time by which the program should end; inf if it may take any time."""
         return self.start_s + self.info.due_after_s
 
     @property
     def tools_running(self) -> tuple[RunningTool, ...]:
-        """The tools that the program waits for, those that began first first."""
+        """The tools that the program waits for, in the order in which they began."""
         return tuple(self._tools.copy().values())  # a copy, because another thread may change the dictionary
 
     def start_tool(self, run: Hashable, tool: RunningTool) -> bool:
-        """A tool begins. Only the process table calls this. Returns whether it did not run yet."""
+        """Note that a tool begins. Only the process table calls this.
+
+        Returns:
+            Whether the run is new. If not, nothing changes.
+        """
         if run in self._tools:
             return False
         self._tools[run] = tool
@@ -160,7 +164,11 @@ class ProgramRow(ShownAsTable):
         return True
 
     def end_tools(self, runs: Collection[Hashable]) -> list[RunningTool]:
-        """Those of these tools that ran end. Only the process table calls this. Returns them."""
+        """Note that tools have returned. Only the process table calls this.
+
+        Returns:
+            The tools that were running; unknown runs are ignored.
+        """
         return [self._tools.pop(run) for run in runs if run in self._tools] if self._tools else []
 
     @property

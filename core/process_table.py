@@ -33,11 +33,15 @@ from weft.core.tables import ShownAsTable, Table
 class ProcessTable(ShownAsTable):
     """One row for each running program. A row leaves the table when its program ends.
 
-    A terminal and a notebook show the table with the programs that have ended, `print(engine.table)` too. Below it is
-    what the schedulers know of classes of programs, if their policy learns.
+    `print(engine.table)`, a terminal and a notebook show the table together with the programs that have ended. If the
+    policy learns, what the schedulers know of classes of programs is shown below it.
 
     Args:
         keep_ended: how many rows of ended programs stay readable by `ended()`.
+
+    Attributes:
+        forecasts: returns what forecasts of each program name rest on. The engine sets it.
+        classes: the classes of programs as of the schedulers' latest report; empty if their policy keeps none.
     """
 
     def __init__(self, keep_ended: int = 1000) -> None:
@@ -45,8 +49,8 @@ class ProcessTable(ShownAsTable):
         self._ended: deque[ProgramRow] = deque(maxlen=keep_ended)
         self._lock = fork_safe(threading.RLock())
         self._tool_numbers = itertools.count(1)
-        self.forecasts: Callable[[], Sequence[ForecastRow]] = tuple  # what forecasts of each name rest on
-        self.classes: Sequence[ClassRow] = ()  # as of the latest report of the schedulers; empty: they keep none
+        self.forecasts: Callable[[], Sequence[ForecastRow]] = tuple
+        self.classes: Sequence[ClassRow] = ()
 
     def open(self, info: ProgramInfo, now_s: float) -> None:
         """Add a row for a program that starts.
@@ -123,8 +127,9 @@ class ProcessTable(ShownAsTable):
                 row.state = ProgramState.IDLE
 
     def settle(self, call: CallRow, account: Account) -> None:
-        """Correct the cost of an aborted call that has left: its final account exceeds that of its latest output.
+        """Correct the cost of an aborted call that has left.
 
+        Such a call leaves with the account of its latest output, and its scheduler reports the final account later.
         Only service, wait and preemptions are taken over. A call whose program has ended changes nothing.
 
         Args:
@@ -150,7 +155,7 @@ class ProcessTable(ShownAsTable):
             call.account = replace(call.account + more, waits=account.waits)
 
     def tool_started(self, program_id: ProgramId, run: Hashable, name: str, now_s: float) -> RunningTool | None:
-        """A program waits for a tool from now on.
+        """Note that a program waits for a tool from now on.
 
         Args:
             program_id: the program.
@@ -159,7 +164,7 @@ class ProcessTable(ShownAsTable):
             now_s: the time.
 
         Returns:
-            The tool; None if it ran already, or the program has ended.
+            The tool; None if this run is known already, or the program has ended.
         """
         with self._lock:
             row = self._rows.get(program_id)
@@ -169,10 +174,10 @@ class ProcessTable(ShownAsTable):
             return tool if row.start_tool(run, tool) else None
 
     def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> list[RunningTool]:
-        """Tools have returned. Runs that are no tools, or that have ended, change nothing.
+        """Note that tools have returned. Unknown runs are ignored.
 
         Returns:
-            Those of the tools that ran until now.
+            The tools that were running.
         """
         with self._lock:
             row = self._rows.get(program_id)
@@ -207,7 +212,7 @@ class ProcessTable(ShownAsTable):
         return self._rows.get(program_id)
 
     def last(self, program_id: ProgramId) -> ProgramRow | None:
-        """Return the last row of a program that has ended, None if it is not there any more."""
+        """Return the last row of a program that has ended, None if the row is not kept any more."""
         return next((row for row in self.ended() if row.info.program_id == program_id), None)
 
     def ended(self) -> list[ProgramRow]:

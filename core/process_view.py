@@ -41,7 +41,9 @@ _STATE_STYLES: Final = {
 
 
 def programs(table: ProcessTable) -> Table:
-    """The programs that run and those that have ended, in the order of their starts; of many, 50.
+    """A table of the programs that run and of those that have ended, in the order of their starts.
+
+    At most 50 are shown: those that run, then those that ended last.
 
     The columns are, with times in seconds:
 
@@ -54,10 +56,10 @@ def programs(table: ProcessTable) -> Table:
     - tools: interception, which is time between calls with no call in flight
     - preempt.: preemptions of the program's calls
     - took: time from start to end
-    - state, or the tools that it waits for
-    - tenant, if they are not all of one
+    - state, or the tools that the program waits for
+    - tenant, if the programs belong to more than one
     - due: seconds from the first call on within which the program should end, if any program has a deadline
-    - in: the program around this one, if any program of the table has one
+    - in: the program inside which this one runs, if any program of the table runs inside another
     """
     rows = [*table, *table.ended()]  # those that have ended, the newest first
     shown = sorted(rows[:MOST_PROGRAMS], key=lambda row: row.start_s)
@@ -85,7 +87,7 @@ def programs(table: ProcessTable) -> Table:
 
 
 def kv(rows: Sequence[ProgramRow], below: Table | None = None) -> Table:
-    """Where the KV of programs' prompts came from, in tokens; shown if any was lost or copied.
+    """A table of where the KV of programs' prompts came from, in tokens.
 
     The columns are:
 
@@ -95,7 +97,7 @@ def kv(rows: Sequence[ProgramRow], below: Table | None = None) -> Table:
 
     Args:
         rows: The programs.
-        below: What is shown below it.
+        below: The table to show below this one.
     """
     accounts = [row.account for row in rows]
     cells: list[list[str | Cell]] = [
@@ -107,15 +109,15 @@ def kv(rows: Sequence[ProgramRow], below: Table | None = None) -> Table:
 
 
 def classes(rows: Sequence[ClassRow]) -> Table:
-    """What the scheduler knows of classes of programs, those first of which programs wait or run; of many, 50.
+    """A table of what the scheduler knows of each class of programs, at most 50, in the order of `rows`.
 
-    The columns are, with work in output tokens and prompt tokens weighed against them:
+    Work is counted in output tokens; a computed prompt token counts as a part of one. The columns are:
 
     - class: the programs' name
     - ended: how many programs have ended
     - live: how many have not
     - held: how many of these the gate holds back
-    - median and p95: work of a program, half of the programs and 95 % of them need no more; empty while it is unknown
+    - median and p95: the work that half of the programs, and 95 % of them, do not exceed; empty while it is unknown
     - ranked by: see `weft.core.class_rows.Branch`
     - tenant, if any class has one
     """
@@ -143,19 +145,19 @@ def classes(rows: Sequence[ClassRow]) -> Table:
 
 
 def forecasts(rows: Sequence[ForecastRow], below: Table | None = None) -> Table:
-    """What forecasts of each program name rest on; of many names, 50.
+    """A table of what the forecasts of each program name rest on, at most 50, in the order of `rows`.
 
     The columns are:
 
     - name
     - tier: see `weft.core.prediction.Tier`
     - ended: how many programs have ended
-    - calls: of a program, mean
-    - nodes: labels and tools that are told apart
+    - calls: the mean number of calls of a program
+    - nodes: the pairs of label and tools that are told apart
 
     Args:
         rows: The names.
-        below: What is shown below it.
+        below: The table to show below this one.
     """
     shown = rows[:MOST_PROGRAMS]
     title = "forecasts" + (f": {len(shown)} of {len(rows)}" if len(shown) < len(rows) else "")
@@ -173,7 +175,7 @@ def forecasts(rows: Sequence[ForecastRow], below: Table | None = None) -> Table:
 
 
 def facts(row: ProgramRow) -> Table:
-    """What a row says about its program, one fact a line."""
+    """A table of what a row says about its program, with one fact on each line."""
     info, account, attained = row.info, row.account, row.attained
     took_s = row.end_s - row.start_s
 

@@ -1,4 +1,8 @@
-"""Registries: names for users, parameters for validation, summaries for help texts and docs."""
+"""Registries of the classes that users choose by name: policies, KV policies and balancers.
+
+Each class is registered with its name, a dataclass that validates its parameters, and a summary for help texts and
+docs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ class NoParameters:
 
 
 def check_number(value: object, what: str, error: type[WeftError]) -> float:
-    """Return a number as it is.
+    """Return `value` if it is a number.
 
     Args:
         value: The value of a parameter.
@@ -26,7 +30,7 @@ def check_number(value: object, what: str, error: type[WeftError]) -> float:
         error: The class of the error.
 
     Raises:
-        WeftError: Of the class `error`: the value is not a number.
+        WeftError: The value is not a number. The error is of the class `error`.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise error(f"{what} must be a number, not {value!r:.60}.")
@@ -98,7 +102,7 @@ class Registry(Generic[T]):
         """The registration of a name.
 
         Raises:
-            WeftError: Of the class `error`: there is none. The message lists the names that an engine takes.
+            WeftError: There is none. The error is of the class `error`, and lists the names that an engine takes.
         """
         found = self.entries.get(name) if isinstance(name, str) else None
         if found is None:
@@ -107,10 +111,11 @@ class Registry(Generic[T]):
         return found
 
     def parameters(self, name: str, given: Mapping[str, Any]) -> Any:
-        """The parameters dataclass of a name, with the values that are given.
+        """Make the parameters dataclass of a name from the values that are given.
 
         Raises:
-            WeftError: Of the class `error`: the name is unknown, or it does not have a parameter, or refuses a value.
+            WeftError: The name is unknown, the class has no such parameter, or the dataclass refuses a value. The error
+                is of the class `error`.
         """
         kind = self.registration(name).parameters
         allowed = [each.name for each in fields(kind)]
@@ -124,5 +129,5 @@ class Registry(Generic[T]):
         return kind(**given)
 
     def registrations(self) -> list[Registration[T]]:
-        """All registrations by name."""
+        """All registrations, sorted by name."""
         return [self.entries[name] for name in sorted(self.entries)]

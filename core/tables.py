@@ -60,7 +60,7 @@ class Table(NamedTuple):
         return f"<{tag} style='text-align: {side}'>{_html(text)}</{tag}>"
 
     def _lines(self) -> Iterator[list[Cell]]:
-        """The lines of the table as parts with their styles."""
+        """Yield the lines of the table, each as parts with their styles."""
         rows = [[Cell(self._fitting(number, cell.text), cell.style) for number, cell in enumerate(map(_cell, row))]
                 for row in self.rows]  # fmt: skip
         headings = [heading.split("\n") for heading in self.headings]
@@ -92,7 +92,7 @@ class Table(NamedTuple):
         return line
 
     def _fitting(self, column: int, text: str) -> str:
-        """Cut a text off that is too wide for its column. Numbers are never cut off."""
+        """The text, cut off if it is too wide for its column. Numbers are never cut off."""
         text = one_line(text)
         if column in self.numbers or (len(text) <= self.widest and _width(text) <= self.widest):
             return text
