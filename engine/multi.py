@@ -61,7 +61,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         model: As for `weft.Engine`.
         replicas: How many engines, 1 or more.
         models: Several models instead of one. A request names its model.
-        balancer: A name in `weft.core.balancer.BALANCERS`, or a `BalancerConfig`. Each model has its own balancer.
+        balancer: A name in `weft.core.routing.BALANCERS`, or a `BalancerConfig`. Each model has its own balancer.
         stealing: When calls that have not begun move to a replica without a queue; None: never.
         max_calls: How many calls may be in flight on one replica, its queue included. Further calls are refused
             with `OverloadedError`.

@@ -7,11 +7,7 @@ import importlib
 import pytest
 
 MOVED = {
-    "weft.core.balancer": ("weft.core.routing", ["BalancerConfig", "Locality", "Affinity", "Arrival", "EngineLoad"]),
-    "weft.core.graph": ("weft.core.program.graph", ["ProgramGraph", "CallNode", "CallState", "Edge", "CriticalPath"]),
     "weft.core.sim": ("weft.core.trace", ["TraceCall", "TraceProgram"]),
-    "weft.core.sim.trace": ("weft.core.trace.format", ["TraceCall", "TraceProgram", "read", "write", "from_graph"]),
-    "weft.core.sim.workloads": ("weft.core.trace.workloads", ["WORKLOADS", "generate", "poisson", "bursty", "mixed"]),
     "weft.core.program": ("weft.core.program.handle", ["Program", "Backend", "register_adapter"]),
     "weft.engine.wire": ("weft.engine.wire.calls", ["CallHeader"]),
     "weft.engine.http": ("weft.engine.server.check_ids", ["CheckIds"]),

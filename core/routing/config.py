@@ -16,7 +16,7 @@ class BalancerConfig:
     """A balancer by name, with parameters: `BalancerConfig("locality", threshold_tokens=512)`.
 
     Args:
-        name: one of `weft.core.balancer.BALANCERS`.
+        name: one of `weft.core.routing.BALANCERS`.
         **parameters: the balancer's own parameters: e.g. `threshold_tokens` of `locality`.
 
     Raises:
