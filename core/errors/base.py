@@ -1,4 +1,4 @@
-"""What all errors have in common: a base class, and a way between processes."""
+"""The base class of all errors, which lets an error travel from one process to another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ def _restore(kind: type[WeftError], args: tuple[Any, ...], state: dict[str, Any]
 
 
 def restored(kind: type[WeftError], message: str, attributes: Mapping[str, Any]) -> WeftError:
-    """An error that another process has raised, from its message and its attributes."""
+    """Rebuild an error that another process has raised.
+
+    Args:
+        kind: the class of the error.
+        message: its finished message.
+        attributes: its other attributes, by name.
+    """
     return _restore(kind, (message,), dict(attributes))
 
 

@@ -117,4 +117,4 @@ class ReplicaLostError(CallError):
 
 
 class ScriptError(CallError, AssertionError):
-    """A `weft.testing.ScriptedEngine` has no reply for a call, or one that is no reply."""
+    """A `weft.testing.ScriptedEngine` has no reply for a call, or its reply is not one that it can give."""

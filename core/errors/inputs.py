@@ -23,7 +23,7 @@ class BenchError(WeftError, ValueError):
 
 
 class HistoryError(WeftError, ValueError):
-    """A file or text that holds no history of programs, or a file that cannot be read or written."""
+    """A file or text holds no history of programs, or the file cannot be read or written."""
 
 
 class StateError(WeftError, ValueError):

@@ -42,7 +42,7 @@ class ProgramEngineError(ProgramError):
 
 
 class ArgumentTypeError(WeftError, TypeError):
-    """An argument of the wrong kind, such as a name instead of an engine.
+    """An argument has the wrong kind, such as a name instead of an engine.
 
     Args:
         function: the function that was called.

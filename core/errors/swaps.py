@@ -10,7 +10,7 @@ class SwapError(EngineError):
 
 
 class SwapArgumentError(SwapError, ValueError):
-    """Blocks, slots or caches that cannot be swapped as given; nothing was copied."""
+    """The blocks, slots or caches cannot be swapped as given. Nothing was copied."""
 
 
 class SwapDeviceError(SwapError):

@@ -1,4 +1,4 @@
-"""The state of an engine, put together from its process table and what its schedulers say."""
+"""Makes the document `LiveState` of an engine from its process table and the answers of its schedulers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weft.core.live.schedulers import LiveCall, SchedulerState
 from weft.core.process_rows import CallRow, ProgramRow, ProgramState
 from weft.core.routing.replicas import ReplicaHealth
 
-MOST_PROGRAMS: Final = 500  # open ones in a document, those that were used last
-MOST_ENDED: Final = 50
+MOST_PROGRAMS: Final = 500  # open programs in a document: those whose calls arrived last
+MOST_ENDED: Final = 50  # programs that have ended in a document: those that ended last
 _MOST_TOOLS: Final = 16
 _MOST_LETTERS: Final = 200  # of a name
 
 
 class LiveRow(NamedTuple):
-    """A replica with its scheduler's answer."""
+    """A replica, and the answer of its scheduler."""
 
     model: str
     health: ReplicaHealth
@@ -30,11 +30,11 @@ class LiveRow(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What all schedulers together know."""
+    """What all schedulers together have answered."""
 
     calls: Mapping[CallId, LiveCall]
     kv_tokens: Mapping[ProgramId, int]
-    are_all: bool  # that there are, so that a call which none of them has waits
+    is_complete: bool  # every scheduler has named all its calls, so a call that none has named has not reached one
 
 
 def compose(
@@ -47,16 +47,16 @@ def compose(
     policy: str,
     scope: str = "",
 ) -> LiveState:
-    """Put a document together. The rows may change meanwhile: it takes no lock.
+    """Make the document. It takes no lock, so the rows may change meanwhile.
 
     Args:
-        open_rows: Of the programs that are open.
-        ended_rows: Of those that have ended, the newest first.
+        open_rows: The rows of the programs that are open.
+        ended_rows: The rows of programs that have ended, the newest first.
         replicas: All replicas.
         now_s: The time.
         model: The name of the (first) model.
         policy: The scheduling policy's name.
-        scope: Only of programs whose id begins so, which is then left out of all ids.
+        scope: Only programs whose id begins with it are shown. It is left out of all ids.
     """
     mine = [row for row in open_rows if row.info.program_id.startswith(scope)]
     shown = sorted(heapq.nlargest(MOST_PROGRAMS, mine, key=_used_s), key=lambda row: row.start_s)
@@ -84,8 +84,8 @@ def _known(replicas: Sequence[LiveRow]) -> _Known:
         for program_id, device_tokens, host_tokens in answer.programs:
             kv_tokens[program_id] = kv_tokens.get(program_id, 0) + device_tokens + host_tokens
     calls = {call.call_id: call for answer in answers for call in answer.calls}
-    are_all = bool(replicas) and len(answers) == len(replicas) and not any(answer.is_cut for answer in answers)
-    return _Known(calls, kv_tokens, are_all)
+    is_complete = bool(replicas) and len(answers) == len(replicas) and not any(answer.is_cut for answer in answers)
+    return _Known(calls, kv_tokens, is_complete)
 
 
 def _replica(row: LiveRow) -> LiveReplica:
@@ -142,13 +142,13 @@ def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LivePr
 
 
 def _at_scheduler(call: CallRow, known: _Known) -> LiveCall | None:
-    """The call at its scheduler. Two programs may have chosen the same id for their calls."""
+    """What the scheduler says of a call. Two programs may have chosen one call id, so the program must match, too."""
     found = known.calls.get(call.identity.call_id)
     return found if found is not None and found.program_id == call.identity.program_id else None
 
 
 def _account(call: CallRow, known: _Known) -> Account:
-    """The account of a call in flight: what its scheduler says, or that of its latest output."""
+    """The account of a call in flight: the larger of what its scheduler says and what its latest output said."""
     found, account = _at_scheduler(call, known), call.account
     if found is None:
         return account
@@ -166,10 +166,10 @@ def _state(calls: Sequence[CallRow], found: Sequence[LiveCall], tools: Sequence[
         return "tool" if tools else str(ProgramState.IDLE)
     if any(call.runs for call in found) or any(call.account.output_tokens for call in calls if not found):
         return "running"
-    return "waiting" if found or known.are_all else "running"
+    return "waiting" if found or known.is_complete else "running"
 
 
 def cut(text: str) -> str:
-    """A name of at most 200 letters. Names may be very long, and may be no Unicode text."""
+    """Cut a name off after 200 letters, and replace what is not valid Unicode. Users choose names freely."""
     shown = text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
     return shown.encode("utf-8", "replace").decode()

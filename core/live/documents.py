@@ -26,29 +26,31 @@ class LiveReplica:
 
 @dataclass(frozen=True, slots=True)
 class LiveProgram:
-    """A program that is open, or one that has ended.
+    """A program that is open, or that has ended.
 
     Attributes:
         program_id, name, session_id, tenant, parent_program_id: Its ids and names. The maker of the program chose them,
             and long ones are cut off: show them with care.
-        state: running, waiting (for a scheduler), tool or idle; of one that has ended finished, failed, cancelled or
+        state: While the program is open: running, waiting, tool or idle. After its end: finished, failed, cancelled or
             abandoned.
         tools: The tools that it waits for, each name once.
-        level: The best queue of its calls, 0 is served first. None: it has no call there, or the policy has one queue.
+        level: The best queue that has one of its calls; 0 is served first. None: it has no call at a scheduler, or the
+            policy has one queue.
         threads: Concurrent chains of calls so far.
-        calls: So far.
-        calls_in_flight: Of these, those that wait or run.
-        prompt_tokens, output_tokens: Of all calls so far, those in flight included.
-        service_s: Time on the model executor along the longest chain of calls.
-        wait_s: Time in schedulers' queues, over all calls.
-        tools_s: Time between calls with none in flight.
-        kv_tokens: KV on devices and in host memory. None: no scheduler knows.
-        preemptions: Of its calls.
+        calls: Calls so far.
+        calls_in_flight: The calls that wait or run now.
+        prompt_tokens, output_tokens: Sums over all calls so far, those in flight included.
+        service_s: Seconds on the model executor along the longest chain of calls.
+        wait_s: Seconds in schedulers' queues, over all calls.
+        tools_s: Seconds between calls, with none in flight.
+        kv_tokens: Tokens whose KV is on devices or in host memory. None: no scheduler knows.
+        preemptions: Preemptions of its calls.
         engine_ids: The replicas that may hold its KV.
-        age_s: Since its start; of one that has ended, until its end.
-        due_in_s: Until it should have ended, negative when it is late. None: it may take any time.
-        ended_ago_s: Since its end. None: it is open.
-        place: The best place of its calls among all that wait at their replica, 1 starts next. None: none waits.
+        age_s: Seconds from its start until now, or until its end.
+        due_in_s: Seconds until it should end; negative when it is late. None: it may take any time.
+        ended_ago_s: Seconds since its end. None: it is open.
+        place: The best place of its waiting calls among all calls that wait at the same replica; 1 starts next. None:
+            none of its calls waits.
     """
 
     program_id: str
@@ -77,7 +79,7 @@ class LiveProgram:
 
     @property
     def queue(self) -> str:
-        """Where its calls are: the queue under a policy with several, else the place of the first one that waits."""
+        """Where its calls are: "Q2" under a policy with several queues, else "#3" for the first waiting call, or ""."""
         if self.level is not None:
             return f"Q{self.level + 1}"
         return f"#{self.place}" if self.place is not None else ""
@@ -96,17 +98,17 @@ class LiveState:
     model: str
     policy: str
     replicas: tuple[LiveReplica, ...]
-    programs: tuple[LiveProgram, ...]  # the open ones that were used last, the earliest start first
-    programs_total: int  # that are open
-    ended: tuple[LiveProgram, ...]  # the newest first
+    programs: tuple[LiveProgram, ...]  # open programs, at most `MOST_PROGRAMS`, in the order of their starts
+    programs_total: int  # all open programs
+    ended: tuple[LiveProgram, ...]  # programs that have ended, the newest first
 
 
 def to_json(state: LiveState) -> dict[str, Any]:
-    """The document as JSON carries it."""
+    """The document as values that JSON can hold."""
     rows = {name: [_plain(row) for row in getattr(state, name)] for name in ("replicas", "programs", "ended")}
     return {**_plain(state), **rows}
 
 
 def _plain(row: LiveState | LiveReplica | LiveProgram) -> dict[str, Any]:
-    """Its fields; `asdict` would copy each of them, which takes ten times as long."""
+    """The fields of a row. `asdict` would copy each of them, which takes ten times as long."""
     return {name: getattr(row, name) for name in row.__slots__}

@@ -1,4 +1,4 @@
-"""What a scheduler says of its calls and of the KV of its programs."""
+"""What a scheduler answers about its calls and about the KV of its programs, when the host process asks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ProgramId
 
-MOST_CALLS: Final = 10_000  # in one answer of a scheduler; and as many programs
+MOST_CALLS: Final = 10_000  # calls in one answer of a scheduler, and programs in it
 
 
 class LiveCall(NamedTuple):
@@ -24,7 +24,7 @@ class LiveCall(NamedTuple):
 
 
 class ProgramKv(NamedTuple):
-    """The KV that a program holds, in tokens: that of its calls, and if the KV policy knows it, that between them."""
+    """The tokens of KV that a program holds: in its calls and, if the KV policy knows them, between its calls."""
 
     program_id: ProgramId
     device_tokens: int
@@ -38,7 +38,7 @@ class SchedulerState(NamedTuple):
     waiting: int
     kv_used: float  # share of the device's KV cache that is in use, 0 to 1
     calls: tuple[LiveCall, ...]  # the earliest `MOST_CALLS`
-    programs: tuple[ProgramKv, ...]  # as far as anything is known; at most `MOST_CALLS`, those with calls first
+    programs: tuple[ProgramKv, ...]  # programs whose KV is known; at most `MOST_CALLS`, those with calls first
 
     @property
     def is_cut(self) -> bool:

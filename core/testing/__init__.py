@@ -1,4 +1,7 @@
-"""For tests of code that uses Weft: a clock that the test advances, and an engine that has only a process table."""
+"""For tests of code that uses Weft: a clock that the test advances, and a backend that has only a process table.
+
+`weft.testing` hands both on to users, together with a scripted engine.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +81,9 @@ class RecordingBackend:
         started: the programs, in the order of their first calls.
         ended: each ended program with its state, in the order of their ends.
         calls: the calls, in the order in which they began.
+        tools: each tool that was reported to start, with its program.
+        returned: each tool that was reported to have returned, with its program.
+        announced: the programs whose next call was announced.
     """
 
     engine_id: Final = EngineId("recording")
@@ -88,9 +94,9 @@ class RecordingBackend:
         self.started: list[ProgramInfo] = []
         self.ended: list[tuple[ProgramId, ProgramState]] = []
         self.calls: list[CallIdentity] = []
-        self.tools: list[tuple[ProgramId, str]] = []  # that were reported to start
-        self.returned: list[tuple[ProgramId, str]] = []  # tools that were reported to have returned
-        self.announced: list[ProgramId] = []  # programs whose next call was announced
+        self.tools: list[tuple[ProgramId, str]] = []
+        self.returned: list[tuple[ProgramId, str]] = []
+        self.announced: list[ProgramId] = []
         self._runs = itertools.count(1)
 
     def start_session(self, info: ProgramInfo) -> None:
@@ -115,7 +121,7 @@ class RecordingBackend:
         return self.table.get(program_id)
 
     def begin(self, program: Program, run: Hashable) -> CallRow:
-        """Begin a call inside `run`, as an integration and an engine together do. `finish` ends the call.
+        """Begin a call inside `run`, as an integration and an engine do together. `finish` ends the call.
 
         Raises:
             ProgramEndedError: the program has ended.

@@ -1,4 +1,8 @@
-"""A program's timeline: what each of its calls and tools did, and when. Made from its graph; also a Perfetto trace."""
+"""A program's timeline: what each of its calls and tools did, and when.
+
+`timeline` makes it from the program's graph. The web page and `GET /weft/programs/{id}/timeline` show it, and
+`weft.core.timeline.perfetto` turns it into a trace for Perfetto.
+"""
 
 from __future__ import annotations
 

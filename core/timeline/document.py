@@ -10,7 +10,7 @@ VERSION: Final = 1
 
 
 class Span(NamedTuple):
-    """A piece of time; in JSON a pair."""
+    """A span of time, in seconds. JSON has a pair."""
 
     start_s: float
     end_s: float
@@ -21,12 +21,12 @@ class Parent:
     """A call that had to end before another one."""
 
     call_id: str
-    is_exact: bool  # False: a guess
+    is_exact: bool  # False: Weft has guessed that it is a parent
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineCall:
-    """A call. It is on an engine from `start_s` to `end_s`, and waits or is served within."""
+    """A call. It is at a replica from `start_s` to `end_s`, and waits or is served in between."""
 
     call_id: str
     lane: int  # its thread: an index into `Timeline.lanes`
@@ -34,14 +34,14 @@ class TimelineCall:
     label: str
     state: str
     replica: str | None
-    earlier_replicas: tuple[str, ...]  # that it was on before: it was stolen, or they died
+    earlier_replicas: tuple[str, ...]  # where it was before it was stolen, or before they died
     parents: tuple[Parent, ...]
     is_critical: bool  # on the critical path
     start_s: float
     end_s: float | None  # None: it has not ended
     waits: tuple[Span, ...]
     services: tuple[Span, ...]
-    is_placed: bool  # False: only the sums are known, and the wait is drawn before the service
+    is_placed: bool  # False: only the sums are known, so `waits` has one wait at the start
     wait_s: float
     service_s: float
     preemptions: int
@@ -55,7 +55,7 @@ class TimelineTool:
     """A run of a tool, or a human's answer."""
 
     name: str
-    row: int  # rows of tools that overlap differ
+    row: int  # tools that overlap have different rows
     start_s: float
     end_s: float | None  # None: it still runs
 
@@ -67,12 +67,12 @@ class Gap:
     call_id: str
     start_s: float
     end_s: float
-    tools: tuple[str, ...]  # that are known to have run in it
+    tools: tuple[str, ...]  # the tools that are known to have run in it
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A thread."""
+    """A thread, and how many rows its calls need."""
 
     thread_id: str
     rows: int
@@ -94,15 +94,15 @@ class Timeline:
     program_id: str
     name: str
     state: str
-    parent_program_id: str | None  # of the program inside one of whose runs it runs
-    length_s: float  # until its end, or until now
+    parent_program_id: str | None  # the program inside which it runs
+    length_s: float  # from its start until its end, or until now
     is_open: bool
     lanes: tuple[Lane, ...]  # in the order of their first calls
     calls: tuple[TimelineCall, ...]  # in the order in which they started
     tools: tuple[TimelineTool, ...]
     gaps: tuple[Gap, ...]
     critical_path: Path
-    calls_left_out: int  # older ones, and those that reached no engine
+    calls_left_out: int  # older calls, and calls that reached no engine
     tools_left_out: int
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Keeps what timelines are made from: of the programs of an engine that are open, and of the newest that have ended."""
+"""Keeps what timelines are made from, for the open programs of an engine and for those that ended last."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from weft.core.program.observer import ProgramObserver
 from weft.core.timeline.document import Timeline
 from weft.core.timeline.make import MOST_TOOLS, Live, ToolRun, timeline
 
-MOST_ENDED: Final = 1_000  # programs, and
-MOST_ENDED_BYTES: Final = 64 << 20  # of them, about
-_CALL_BYTES, _TOOL_BYTES = 3_000, 300  # measured: of a call with 16 waits, which few have, and of a tool
+MOST_ENDED: Final = 1_000  # programs that have ended
+MOST_ENDED_BYTES: Final = 64 << 20  # memory that these take, estimated
+_CALL_BYTES, _TOOL_BYTES = 3_000, 300  # measured; a call with 16 waits, which few have, and a tool
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A program."""
+    """What is kept of one program."""
 
     start_s: float
     graph: ProgramGraph | None = None  # from its first call on
-    tools: OrderedDict[int, ToolRun] = field(default_factory=OrderedDict)  # by number, the oldest first
+    tools: OrderedDict[int, ToolRun] = field(default_factory=OrderedDict)  # by number of the run, the oldest first
     tools_forgotten: int = 0
     end_s: float | None = None
     state: str = ""
@@ -41,8 +41,8 @@ class Timelines(ProgramObserver):
     """Keeps the graphs and the runs of tools of programs. May be used from any thread.
 
     Args:
-        row: The row of a program that is open; None: it is not.
-        clock: Seconds of the engine's clock.
+        row: Returns the row of an open program; None if the program is not open.
+        clock: Returns the time in seconds of the engine's clock.
     """
 
     def __init__(self, row: Callable[[ProgramId], ProgramRow | None], clock: Callable[[], float]) -> None:
@@ -62,7 +62,7 @@ class Timelines(ProgramObserver):
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
         with self._lock:
             kept = self._open.get(identity.program_id)
-            if kept is None:  # it began before it was observed
+            if kept is None:  # the program began before it was observed
                 kept = self._open[identity.program_id] = _Kept(now_s)
             kept.graph = graph
 
@@ -88,7 +88,7 @@ class Timelines(ProgramObserver):
             if kept is None or kept.graph is None:
                 return
             kept.end_s, kept.state = now_s, str(state)
-            for number, tool in kept.tools.items():  # those that still ran are not waited for any more
+            for number, tool in kept.tools.items():  # nobody waits for the tools that still run
                 if tool.end_s is None:
                     kept.tools[number] = tool._replace(end_s=now_s)
             before = self._ended.pop(row.info.program_id, None)  # an earlier program of this id
@@ -100,11 +100,11 @@ class Timelines(ProgramObserver):
     # -- reading
 
     def timeline(self, program_id: ProgramId, scope: str = "") -> Timeline | None:
-        """The timeline of a program as of now. None: it has made no call, or is forgotten.
+        """The timeline of a program as of now. None: the program has made no call, or is forgotten.
 
         Args:
             program_id: the program.
-            scope: what its ids begin with and is left out of them.
+            scope: the beginning of its ids, which is left out.
         """
         with self._lock:
             kept = self._open.get(program_id) or self._ended.get(program_id)
@@ -120,7 +120,7 @@ class Timelines(ProgramObserver):
             start_s=kept.start_s,
             end_s=kept.end_s,
             state=str(row.state) if row is not None else kept.state,
-            tools=tools or None,  # a framework that reports no runs may have named tools
+            tools=tools or None,  # None: take the names from the graph, because some frameworks report no runs
             tools_forgotten=forgotten,
             live={
                 call_id: Live(call.account, call.engine_id, call.earlier_engine_ids) for call_id, call in active.items()

@@ -1,4 +1,4 @@
-"""Rows for pieces of time, so that none overlaps another in its row."""
+"""Puts spans of time into rows, so that no two spans of a row overlap."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 def rows(spans: Iterable[tuple[float, float]]) -> list[int]:
-    """For each span, the number of its row; rows are filled from the first.
+    """Return the number of a row for each span: the first row that is free.
 
     Args:
-        spans: starts and ends, in seconds, the earliest start first.
+        spans: start and end of each span in seconds, sorted by start.
     """
     busy: list[tuple[float, int]] = []  # the end of the last span of a row, and the row
     free: list[int] = []

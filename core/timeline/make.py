@@ -13,8 +13,8 @@ from weft.core.program.graph import CallNode, CriticalPath, Interception, Progra
 from weft.core.timeline.document import Gap, Lane, Parent, Path, Span, Timeline, TimelineCall, TimelineTool
 from weft.core.timeline.lanes import rows
 
-MOST_CALLS: Final = 2_000  # of a timeline, the newest
-MOST_TOOLS: Final = 2_000
+MOST_CALLS: Final = 2_000  # calls in a timeline: the newest
+MOST_TOOLS: Final = 2_000  # runs of tools in a timeline: the newest
 MOST_LETTERS: Final = 200  # of a name
 _MOST_PARENTS: Final = 64  # of a call, the newest
 
@@ -50,15 +50,15 @@ def timeline(
     """Return the timeline of a program.
 
     Args:
-        graph: of the program. It may go on meanwhile.
+        graph: the graph of the program, which may go on meanwhile.
         now_s: the time on the engine's clock. Default: the last end of a call.
         start_s: when the program started. Default: when its first call arrived.
-        end_s: when it ended; None: it has not, or its end is not known.
-        state: of the program.
-        tools: the runs of its tools. None: not known; those that the graph names between calls are taken.
-        tools_forgotten: how many more runs there were.
-        live: accounts of calls in flight. The others' are in the graph.
-        scope: what ids begin with and is left out of them.
+        end_s: when it ended. None: it has not, or its end is not known.
+        state: the state of the program.
+        tools: the runs of its tools. None: the runs are not known, and the tools that the graph names are used.
+        tools_forgotten: how many older runs there were.
+        live: what is known of calls in flight. The graph has the accounts of the other calls.
+        scope: the beginning of all ids, which is left out.
     """
     graph = graph.copy()
     timed = [node for node in graph.calls if node.arrival_s is not None]
@@ -100,7 +100,7 @@ def timeline(
 def _calls(
     nodes: Sequence[CallNode],
     path: CriticalPath,
-    program: Span,  # in seconds of the engine's clock
+    program: Span,  # from its start until its end or until now, in seconds of the engine's clock
     live: Mapping[CallId, Live],
     scope: str,
 ) -> tuple[tuple[TimelineCall, ...], tuple[Lane, ...]]:
@@ -154,11 +154,13 @@ def _calls(
 
 
 def pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """Return the waits and the services within a call's bar. The service fills the time between waits, up to its sum.
+    """Return the waits and the times of service between a call's arrival and its end.
+
+    The service fills the time between the waits, until its sum is used up.
 
     Args:
-        bar: from the call's arrival to its end.
-        account: its cost.
+        bar: the time from the call's arrival to its end.
+        account: the cost of the call.
     """
     places = account.waits or (((0.0, account.wait_s),) if account.wait_s > 0 else ())
     waits, services = [], []
@@ -176,14 +178,14 @@ def pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, .
 
 
 def _is_placed(account: Account) -> bool:
-    """Whether it is known when a call waited: at first only, or as its scheduler reports."""
+    """Whether the times of all waits are known. A call without `waits` and preemptions waited only before its start."""
     if account.waits:
         return math.isclose(sum(length_s for _, length_s in account.waits), account.wait_s, abs_tol=1e-6)
     return not account.preemptions
 
 
 def _named(gaps: Iterable[Interception]) -> list[ToolRun]:
-    """The tools that a graph names between calls: a run for each gap, however many calls follow it."""
+    """The tools that a graph names between calls. A gap is one run, however many calls follow it."""
     found = {(gap.start_s, gap.end_s, gap.tools) for gap in gaps if gap.tools and gap.end_s > gap.start_s}
     return [ToolRun(", ".join(tools), start_s, end_s) for start_s, end_s, tools in sorted(found)]
 

@@ -1,8 +1,8 @@
 """Timelines in the JSON trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A program is a process of the trace, and its critical path, its tools and its lanes are that process's threads. A call
-is a slice, with its waits and services inside; arrows lead from calls to those that came after them. Slices of a thread
-must lie inside each other or apart, which whole microseconds keep.
+A program is a process of the trace. Its critical path, its tools and its lanes are threads of that process. A call is a
+slice that contains its waits and services. An arrow leads from each call to the calls that follow it. The slices of a
+thread must not overlap in part, so all times are rounded to whole microseconds in the same way.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.core.timeline.document import Span, Timeline, TimelineCall
 
-_PATH, _TOOLS, _FIRST_LANE = 1, 2, 1_000  # numbers of threads in the trace; tools take up to _FIRST_LANE
+_PATH, _TOOLS, _FIRST_LANE = 1, 2, 1_000  # numbers of threads in the trace; rows of tools take the numbers in between
 
 
 def perfetto(programs: Iterable[tuple[Timeline, float]]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class _Process:
         self._pid = pid
         self._start_s = start_s
         self._flows = flows
-        self._first_row: list[int] = []  # of each lane: its number as a thread
+        self._first_row: list[int] = []  # of each lane: the thread number of its first row
         number = _FIRST_LANE
         for lane in timeline.lanes:
             self._first_row.append(number)
@@ -91,7 +91,7 @@ class _Process:
     def _arrows(self, call: TimelineCall, calls: Mapping[str, TimelineCall]) -> Iterator[dict[str, Any]]:
         for parent in call.parents:
             before = calls.get(parent.call_id)
-            if before is None or before.start_s > call.start_s:  # left out, or a guess that was wrong
+            if before is None or before.start_s > call.start_s:  # the call is left out, or the guess was wrong
                 continue
             name, number = "then" if parent.is_exact else "then (a guess)", next(self._flows)
             begin_us, end_us, to_us = (self._us(at_s) for at_s in (before.start_s, self._end_s(before), call.start_s))
