@@ -1,7 +1,8 @@
-"""Which programs are open: those whose contexts the KV cache holds together.
+"""The gate's counts: which programs are open, and how much of the KV cache their contexts take.
 
-A program that is shut out costs nothing. A program that is let in and then loses its KV cache to others computes its
-context again with each call, and so do the others: where contexts just exceed the cache, that is most of the work.
+`weft.core.policies.gated` opens and closes programs by these counts. A program that is shut out costs nothing. If the
+contexts of open programs exceed the cache, they evict each other, and each call computes its program's context again.
+If they exceed it only by a little, that is most of the engine's work.
 """
 
 from __future__ import annotations
@@ -16,58 +17,65 @@ from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.prediction import ReusedPart
 
 FILL: Final = 0.92  # programs open until their contexts take this part of the KV cache; the rest is for their growth
-_LATEST: Final = 0.05  # weight of a call in the mean output
+_LATEST: Final = 0.05  # weight of the latest call in the mean output
 
 
 @dataclass(eq=False, slots=True)
 class Resident:
     """A program as the gate sees it.
 
-    Its context is a trunk that its calls share, and what each call adds to it. What the first call finds in the prefix
-    cache belongs to other programs as well, and is not counted. Between two calls, only what the next one is expected
-    to use is counted.
+    Its context is a trunk, which its calls in progress share, and the tokens that each of these calls adds. The tokens
+    that its first call found in the prefix cache belong to other programs, too, and are not counted. Between two calls,
+    only the tokens that the next call is expected to use are counted.
     """
 
     program: ProgramView
     is_open: bool = False
     has_ended: bool = False
     calls: dict[Call, int] = field(default_factory=dict)  # in progress, with the tokens that each adds to the trunk
-    context: int = 0  # of the call that ended last
-    trunk: int = 0  # that the calls in progress share
-    shared: int = -1  # tokens that it shares with other programs; -1 until its first call starts
-    idle_since_s: float = math.nan  # without a call in progress
-    reused: float = 1.0  # the part of its context that its next call is expected to use
-    resuming: Call | None = None  # the call that came after it had none, and has not started
-    standing: Rank = field(default=Rank(0, math.inf))  # the best of its calls; without any, of the call that ended last
+    context_tokens: int = 0  # prompt and output of the call that ended last
+    trunk_tokens: int = 0  # shared by the calls in progress
+    shared_tokens: int = -1  # shared with other programs; -1 until its first call starts
+    idle_since_s: float = math.nan  # when its last call left; counts while it has no call in progress
+    reused_part: float = 1.0  # the part of its context that its next call is expected to use, 0 to 1
+    resuming: Call | None = None  # the first call after it had none, until that call starts
+    standing: Rank = field(default=Rank(0, math.inf))  # that of its best call, or of the call that ended last
 
     @property
     def rank(self) -> Rank:
-        """Its place among the programs that may have to make way: the last in standing comes first."""
+        """Its rank among the programs that may have to close: the program with the worst standing comes first."""
         level, order, tie = self.standing
         return Rank(-level, -order, -tie)
 
     @property
     def tokens(self) -> int:
         """The tokens of the KV cache that it needs for itself."""
-        own = max(0, (self.trunk if self.calls else self.context) - max(0, self.shared))
-        return own + sum(self.calls.values()) if self.calls else math.ceil(self.reused * own)
+        own = max(0, (self.trunk_tokens if self.calls else self.context_tokens) - max(0, self.shared_tokens))
+        return own + sum(self.calls.values()) if self.calls else math.ceil(self.reused_part * own)
 
 
 class AdmissionGate:
     """Counts the contexts of open programs against the KV cache.
 
-    All counts change only when calls arrive, start, are preempted and leave, so a simulator that skips steps and an
-    engine agree.
+    The counts change only when calls arrive, start, are preempted or leave. An engine and a simulator that skips steps
+    therefore agree.
+
+    Args:
+        standing: The rank by which a call's program keeps its place. Default: the call's rank.
+
+    Attributes:
+        kv_tokens: The tokens that the KV cache holds. Infinite until the policy is told.
+        used_tokens: The tokens that the open programs need.
     """
 
     def __init__(self, standing: Callable[[Call], Rank] = lambda call: call.rank) -> None:
         self.kv_tokens = math.inf
         self._standing = standing
-        self.used_tokens = 0  # by the open programs
+        self.used_tokens = 0
         self._residents: dict[ProgramView, Resident] = {}
-        self._open: RankHeap[Resident] = RankHeap()  # the last in standing first
+        self._open: RankHeap[Resident] = RankHeap()  # the worst standing first
         self._idle: dict[Resident, None] = {}  # open programs without calls, the longest idle first
-        self._mean_output = 0.0
+        self._mean_output_tokens = 0.0
         self._reused = ReusedPart()
 
     def __getitem__(self, program: ProgramView) -> Resident:
@@ -76,107 +84,107 @@ class AdmissionGate:
     # -- events
 
     def arrive(self, call: Call) -> Resident:
-        """A call arrives, and its program with it if that is new."""
-        found = self._residents.get(call.program)
-        if found is None:
-            found = self._residents[call.program] = Resident(call.program)
-        found.has_ended = False
-        if not found.calls:
-            found.resuming = call if found.is_open and found.shared >= 0 else None
-        with _Recount(self, found):
-            trunk = min(call.prompt_tokens, found.context)
-            found.trunk = max(trunk, found.trunk if found.calls else 0)
-            found.calls[call] = call.prompt_tokens - trunk + round(self._mean_output)
-        self._idle.pop(found, None)
-        self._stand(found)
-        return found
+        """A call arrives. Returns its program, which may be new."""
+        resident = self._residents.get(call.program)
+        if resident is None:
+            resident = self._residents[call.program] = Resident(call.program)
+        resident.has_ended = False
+        if not resident.calls:
+            resident.resuming = call if resident.is_open and resident.shared_tokens >= 0 else None
+        with _Recount(self, resident):
+            trunk = min(call.prompt_tokens, resident.context_tokens)
+            resident.trunk_tokens = max(trunk, resident.trunk_tokens if resident.calls else 0)
+            resident.calls[call] = call.prompt_tokens - trunk + round(self._mean_output_tokens)
+        self._idle.pop(resident, None)
+        self._stand(resident)
+        return resident
 
     def start(self, call: Call) -> None:
-        """A call starts, so it is known what it found in the prefix cache."""
-        found = self._residents.get(call.program)
-        if found is not None and found.resuming is call:
-            found.resuming = None
-            if (own := found.context - found.shared) > 0:
-                part = (call.cached_tokens - found.shared) / own
+        """A call starts, so it is known how many tokens it has found in the prefix cache."""
+        resident = self._residents.get(call.program)
+        if resident is not None and resident.resuming is call:
+            resident.resuming = None
+            if (own := resident.context_tokens - resident.shared_tokens) > 0:
+                part = (call.cached_tokens - resident.shared_tokens) / own
                 self._reused.observe((call.program.tenant, call.program.name), min(max(part, 0.0), 1.0))
-        elif found is not None and found.shared < 0:
-            with _Recount(self, found):
-                found.shared = call.cached_tokens
-                found.context = found.trunk = max(found.context, found.shared)
-                if call in found.calls:
-                    found.calls[call] -= found.shared
+        elif resident is not None and resident.shared_tokens < 0:
+            with _Recount(self, resident):
+                resident.shared_tokens = call.cached_tokens
+                resident.context_tokens = resident.trunk_tokens = max(resident.context_tokens, resident.shared_tokens)
+                if call in resident.calls:
+                    resident.calls[call] -= resident.shared_tokens
 
     def leave(self, call: Call, now_s: float) -> None:
         """A call has ended or was aborted."""
-        found = self._residents.get(call.program)
-        if found is None or call not in found.calls:
+        resident = self._residents.get(call.program)
+        if resident is None or call not in resident.calls:
             return
-        with _Recount(self, found):
-            del found.calls[call]
-            if found.resuming is call:
-                found.resuming = None
-            found.standing = self._standing(call)
-            found.reused = self._reused.part((call.program.tenant, call.program.name))
+        with _Recount(self, resident):
+            del resident.calls[call]
+            if resident.resuming is call:
+                resident.resuming = None
+            resident.standing = self._standing(call)
+            resident.reused_part = self._reused.part((call.program.tenant, call.program.name))
             if call.output_tokens:
-                found.context = call.prompt_tokens + call.output_tokens
-                self._mean_output += _LATEST * (call.output_tokens - self._mean_output)
-        self._stand(found)
-        if not found.calls:
-            found.idle_since_s = now_s
-            if found.has_ended:
-                self._forget(found)
-            elif found.is_open:
-                self._idle[found] = None
+                resident.context_tokens = call.prompt_tokens + call.output_tokens
+                self._mean_output_tokens += _LATEST * (call.output_tokens - self._mean_output_tokens)
+        self._stand(resident)
+        if not resident.calls:
+            resident.idle_since_s = now_s
+            if resident.has_ended:
+                self._forget(resident)
+            elif resident.is_open:
+                self._idle[resident] = None
 
     def rerank(self, calls: Iterable[Call]) -> None:
-        """The ranks of calls have changed, and with them the standing of their programs."""
+        """The ranks of these calls have changed. Update the standing of their programs."""
         for program in dict.fromkeys(call.program for call in calls):
             if program in self._residents:
                 self._stand(self._residents[program])
 
-    def _stand(self, found: Resident) -> None:
-        found.standing = min(map(self._standing, found.calls), default=found.standing)
-        self._open.update(found)
+    def _stand(self, resident: Resident) -> None:
+        resident.standing = min(map(self._standing, resident.calls), default=resident.standing)
+        self._open.update(resident)
 
     def end(self, program: ProgramView) -> None:
-        """A program has ended: what it held is free, once its last call has left."""
-        found = self._residents.get(program)
-        if found is not None:
-            found.has_ended = True
-            if not found.calls:
-                self._forget(found)
+        """A program has ended. It is forgotten once its last call has left."""
+        resident = self._residents.get(program)
+        if resident is not None:
+            resident.has_ended = True
+            if not resident.calls:
+                self._forget(resident)
 
-    def _forget(self, found: Resident) -> None:
-        self.close(found)
-        del self._residents[found.program]
+    def _forget(self, resident: Resident) -> None:
+        self.close(resident)
+        del self._residents[resident.program]
 
     # -- opening and closing
 
-    def open(self, found: Resident) -> None:
+    def open(self, resident: Resident) -> None:
         """Let a program in."""
-        found.is_open = True
-        self._open.push(found)
-        self.used_tokens += found.tokens
+        resident.is_open = True
+        self._open.push(resident)
+        self.used_tokens += resident.tokens
 
-    def close(self, found: Resident) -> None:
+    def close(self, resident: Resident) -> None:
         """Shut a program out."""
-        if found.is_open:
-            self.used_tokens -= found.tokens
-            found.is_open = False
-            self._open.discard(found)
-            self._idle.pop(found, None)
+        if resident.is_open:
+            self.used_tokens -= resident.tokens
+            resident.is_open = False
+            self._open.discard(resident)
+            self._idle.pop(resident, None)
 
     @property
     def fill_tokens(self) -> float:
-        """The tokens that programs may take when they open."""
+        """The tokens up to which programs may open."""
         return FILL * self.kv_tokens
 
-    def fits(self, found: Resident) -> bool:
+    def fits(self, resident: Resident) -> bool:
         """Whether a closed program may open next to those that are open."""
-        return self.used_tokens + found.tokens <= self.fill_tokens
+        return self.used_tokens + resident.tokens <= self.fill_tokens
 
     def is_exceeded(self) -> bool:
-        """Whether the contexts of several open programs have outgrown the KV cache."""
+        """Whether several programs are open and need more than the KV cache holds."""
         return self.used_tokens > self.kv_tokens and len(self._open) > 1
 
     def is_busy(self) -> bool:
@@ -188,7 +196,7 @@ class AdmissionGate:
         return next(iter(self._idle), None)
 
     def last(self) -> Resident:
-        """The open program that is the last in standing.
+        """The open program with the worst standing.
 
         Raises:
             IndexError: No program is open.
@@ -196,7 +204,7 @@ class AdmissionGate:
         return self._open.peek()
 
     def last_first(self) -> Iterator[Resident]:
-        """The open programs, the last in standing first. None may open or close meanwhile."""
+        """The open programs, the worst standing first. No program may open or close during the iteration."""
         return iter(self._open)
 
     def __iter__(self) -> Iterator[Resident]:
@@ -224,16 +232,16 @@ class AdmissionGate:
 
 
 class _Recount:
-    """Keeps the sum right while the tokens of a program change."""
+    """Keeps `used_tokens` right while the tokens of one program change."""
 
-    def __init__(self, gate: AdmissionGate, found: Resident) -> None:
+    def __init__(self, gate: AdmissionGate, resident: Resident) -> None:
         self._gate = gate
-        self._found = found
+        self._resident = resident
 
     def __enter__(self) -> None:
-        if self._found.is_open:
-            self._gate.used_tokens -= self._found.tokens
+        if self._resident.is_open:
+            self._gate.used_tokens -= self._resident.tokens
 
     def __exit__(self, *_: object) -> None:
-        if self._found.is_open:
-            self._gate.used_tokens += self._found.tokens
+        if self._resident.is_open:
+            self._gate.used_tokens += self._resident.tokens

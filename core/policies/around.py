@@ -1,4 +1,4 @@
-"""A policy around another one, which does all that is not changed."""
+"""The base of policies that change a part of another policy: the gate and fair shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.core.policies.view import Call, ProgramView, Rank
 
 
 class PolicyAround(Policy):
-    """Hands everything on to an inner policy. A subclass overrides what it does in another way.
+    """Hands every report and question on to an inner policy. A subclass overrides the methods that it changes.
 
     Args:
         inner: The inner policy, without calls.

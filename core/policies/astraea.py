@@ -1,10 +1,11 @@
 """Astraea's Stateful-MLFQ (§4.3.2, Algorithm 1), with the highest response ratio next inside a queue (§4.3.3).
 
-Where the paper leaves something open, this is the reading (docs/reference/policies.md#astraea):
+Where the paper leaves something open, Weft reads it so (docs/reference/policies.md#astraea):
 
-- The cost of a call is the tokens that are computed for the first time. Prompts are long and mostly cached, so that
-  whole prompts would put all programs into the last queue at once.
-- Ageing applies to all queues but the first. In the paper it applies to the last one, and those between may starve.
+- The cost of a call is the number of tokens that are computed for the first time. Prompts are long and mostly cached.
+  If whole prompts counted, all programs would be in the last queue at once.
+- Ageing applies to all queues but the first. In the paper it applies to the last queue only, so calls of the queues in
+  between may starve.
 - A free slot is filled from the first queue that has a call. In the paper a queue is served until it is empty.
 """
 
@@ -28,7 +29,7 @@ from weft.core.registry import check_number
 
 THRESHOLDS_TOKENS: Final = (128, 256, 384, 512, 640)
 TAU: Final = 5.0
-_LEAST_S: Final = 1e-6
+_LEAST_S: Final = 1e-6  # of a predicted service, which a ratio is divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,12 @@ class AstraeaParameters:
     """The parameters of Astraea.
 
     Args:
-        thresholds_tokens: For each queue but the last, a call that computes more new tokens than this moves its program
-            one queue down. Others move it one queue up. The last queue has the last threshold.
+        thresholds_tokens: A threshold for each queue but the last, which has that of the queue before it. A call that
+            computes more new tokens than its queue's threshold moves its program one queue down. Other calls move it
+            one queue up.
         tau: A call moves to the first queue at this ratio of wait and predicted service to predicted service.
         preempt: Whether a call of a better queue takes the place of a running one. The paper does not preempt.
-        wait: The wait that counts for the order inside a queue: of the whole "program" so far, or of the "call".
+        wait: The wait that counts for the order inside a queue: that of the whole "program" so far, or of the "call".
 
     Raises:
         PolicyError: The thresholds are not positive and increasing, tau is not above 1, or another value is unknown.
@@ -71,16 +73,17 @@ class _Program:
     """What is known of a program that has not ended."""
 
     level: int = 0
-    context_tokens: int = 0  # of its latest call that left: mostly found in the prefix cache by the next one
-    forgiven_s: float = 0.0  # of its wait: what it had waited when it was last moved up by age
-    calls: dict[Call, int] = field(default_factory=dict)  # and how many came before
+    context_tokens: int = 0  # of its call that left last; the next call finds most of them in the prefix cache
+    forgiven_s: float = 0.0  # its wait when it was last moved up by age, which does not count again
+    calls: dict[Call, int] = field(default_factory=dict)  # calls in progress, each with the number of calls before it
 
 
 @register("astraea", "six queues by the tokens of the latest calls, and highest response ratio next", AstraeaParameters)
 class Astraea(Policy):
     """Programs whose calls compute few tokens before they yield to a tool go first.
 
-    Inside a queue a call's predicted service counts, which follows from what calls of its program's name generated.
+    Inside a queue, the call with the highest ratio of wait to predicted service goes first. The prediction follows from
+    the output lengths of earlier calls of programs with the same name.
     """
 
     order_follows_clock = True
@@ -130,7 +133,7 @@ class Astraea(Policy):
         self._starvation.discard(call)
         program = self._programs.get(call.program)
         calls_before = program.calls.pop(call, None) if program is not None else None
-        if program is None or calls_before is None:  # its program had ended before
+        if program is None or calls_before is None:  # the program has ended before
             return
         if call.computed_tokens + call.output_tokens == 0:  # it was aborted, or moved to another engine, before it ran
             return
@@ -186,14 +189,14 @@ class Astraea(Policy):
             self._starvation.watch(call, max(0.0, waited_s), call.predicted_service_s)
 
     def _predict_s(self, call: Call, program: _Program) -> float:
-        """The service of a call, alone in each step: what its program had before is in the prefix cache."""
+        """The predicted service of a call that is alone in its steps, and finds its program's context cached."""
         output_tokens = self._lengths.mean_tokens(call.program.name, None, program.calls[call])
         new_tokens = max(0, call.prompt_tokens - program.context_tokens)
         return new_tokens * self.costs.prefill_token_s + output_tokens * self._decode_s
 
     @property
     def _decode_s(self) -> float:
-        """Seconds between two output tokens of a call alone."""
+        """Seconds for an output token of a call that is alone in its steps."""
         return self.costs.fixed_s + self.costs.decode_token_s
 
 
@@ -201,7 +204,7 @@ class Astraea(Policy):
     "astraea-oracle", "astraea, which knows the output lengths as in its paper", AstraeaParameters, simulation_only=True
 )
 class AstraeaOracle(Astraea):
-    """Astraea with the true work of each call, as in all results of its paper."""
+    """Astraea with the true output length of each call, as in all results of the paper."""
 
     def _predict_s(self, call: Call, program: _Program) -> float:
         del program

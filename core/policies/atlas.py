@@ -11,8 +11,8 @@ from weft.core.policies.view import Call
 class Atlas(MultilevelPolicy):
     """Ranks a call by the longest critical path that its program has shown so far.
 
-    Parallel calls of a program inherit the same scalar and therefore rank equally. A wide program is not penalised for
-    its width, as it is under PLAS.
+    Parallel calls of a program inherit the same scalar and therefore rank equally. Unlike under PLAS, a wide program is
+    not penalised for its width.
     """
 
     def attained_service_s(self, call: Call) -> float:

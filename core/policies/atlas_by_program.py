@@ -1,4 +1,4 @@
-"""ATLAS with queues in the order of programs: a baseline."""
+"""ATLAS with each queue in the order of the programs' arrival: a baseline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weft.core.policies.view import Call, Rank
 
 @register("atlas_by_program", "ATLAS, each queue in the order of programs", MultilevelParameters, simulation_only=True)
 class AtlasByProgram(Atlas):
-    """ATLAS whose queues go first come, first served by program and not by call.
+    """ATLAS whose queues are first come, first served by program and not by call.
 
-    It is not Algorithm 1. It shows how much of a gain over ATLAS comes from that order alone.
+    This is not Algorithm 1. It shows how much of another policy's gain over ATLAS comes from this order alone.
     """
 
     def _enter(self, call: Call, level: int) -> None:

@@ -1,8 +1,9 @@
-"""Learned ranks with a beginning: new names go through ATLAS's queues, behind the gate.
+"""`auto`, the default policy: learned ranks, and ATLAS's queues for names that are new, behind the gate.
 
-`learned` ranks a class of which too few programs have ended by all programs together. Where these are long, that keeps
-a new class of short programs behind them, and so it never ends and is never learned. Under ATLAS a newcomer comes
-first, and what it needs is soon known. It takes a few programs of the name to learn that, so only these are explored.
+`learned` ranks a class of which too few programs have ended by all programs together. If those are long, a new class of
+short programs waits behind them. Its programs do not end, so the policy never learns that they are short. Under ATLAS
+new programs come first, and it is soon known what they need. A few programs of a name are enough to learn that, so only
+the first few are explored in this way.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ from weft.core.policies.view import Call, ProgramView
 
 @register("auto", "ATLAS's queues for new names, learned ranks for known ones, behind the gate")
 class Auto(Learned):
-    """`learned`, except for classes without a distribution of their own, where programs have several names.
+    """`learned`, except for names of which too few programs have ended.
 
-    Of each such name the first `LEAST_ENDED` live programs are in ATLAS's queues by the work that they have had, until
-    they have had more than half of all programs need. In a queue they go by arrival. That many have to end before the
-    name is known; to explore more would delay programs of which something is known. The others are ranked by all
-    programs together, and go last while no program at all has ended.
+    The first `LEAST_ENDED` live programs of such a name are in ATLAS's queues by the work that they have had, until
+    they have had more work than half of all programs need. In a queue they go in order of arrival. `LEAST_ENDED`
+    programs have to end before the name is known. Exploring more of them would delay programs of known names. The other
+    programs of the name are ranked by all programs together, and go last while no program at all has ended.
 
-    Programs of one name only go first come, first served until some have ended. Queues would not tell them apart.
+    If all programs have the same name, they go first come, first served until some have ended, because queues would not
+    tell them apart.
     """
 
     branch_of_new = Branch.QUEUES
 
     def __init__(self) -> None:
         super().__init__()
-        self._new: tuple[float, ...] = ()  # the ranks of classes without a distribution, by bucket
-        self._new_alike: dict[ServiceClass, tuple[float, ...]] = {}  # those of names whose programs show the same
-        self._first: ServiceClass | None = None
-        self._has_several = False  # names
+        self._new_ranks: tuple[float, ...] = ()  # by bucket of ages: the ranks of explored names
+        self._new_shape_ranks: dict[ServiceClass, tuple[float, ...]] = {}  # those of parts of such names
+        self._first_class: ServiceClass | None = None
+        self._has_several_names = False
         self._calibration = BoundsCalibration(len(DEFAULT_BOUNDS_S) + 1)
-        self._is_calibrated = False  # until then the bounds are those of ATLAS in seconds
-        self._queues: tuple[float, ...] = ()  # by bucket of ages
+        self._is_calibrated = False  # until then ATLAS's bounds in seconds are converted
+        self._queue_ranks: tuple[float, ...] = ()  # by bucket of ages: the lower bound of its queue, in tokens
         self._set_queues(self._first_bounds())
 
     @classmethod
@@ -54,7 +56,7 @@ class Auto(Learned):
         return True
 
     def learn(self, past: ModelHistory) -> None:
-        self._has_several |= len(past) > 0
+        self._has_several_names |= len(past) > 0
         super().learn(past)
 
     def leave(self, call: Call) -> None:
@@ -69,66 +71,71 @@ class Auto(Learned):
         if not self._is_calibrated:
             self._set_queues(self._first_bounds())
 
-    def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
-        program = super()._open(view, now_s)
-        self._first = self._first or program.named
-        if not self._has_several and program.named is not self._first:
-            self._has_several = True
+    def _add_program(self, view: ProgramView, now_s: float) -> LiveProgram:
+        program = super()._add_program(view, now_s)
+        self._first_class = self._first_class or program.named_class
+        if not self._has_several_names and program.named_class is not self._first_class:
+            self._has_several_names = True
             self._renew()
-        if self._has_several and not self._all.ranks:
-            self._follow(len(self._programs) * UNKNOWN_TOKENS, UNKNOWN_TOKENS)
+        if self._has_several_names and not self._all.ranks:
+            self._update_boost(len(self._programs) * UNKNOWN_TOKENS, UNKNOWN_TOKENS)
             self._set_key(program)
         return program
 
     def _ranks_of(self, program: LiveProgram) -> tuple[float, ...]:
-        of = program.of
-        if of.ranks and not of.shape.startswith(ANY_NAME):
-            return of.ranks
-        if self._has_several and program not in itertools.islice(program.named.live, LEAST_ENDED):
-            return of.ranks or self._all.ranks or (max(self._queues),) * len(self._ages)  # none has ended: go last
-        if not of.ranks:
-            return self._new
-        found = self._new_alike.get(of)
+        ranked_by = program.ranked_by
+        if ranked_by.ranks and not ranked_by.shape.startswith(ANY_NAME):
+            return ranked_by.ranks
+        if self._has_several_names and program not in itertools.islice(program.named_class.live, LEAST_ENDED):
+            go_last = (max(self._queue_ranks),) * len(self._ages)  # while no program at all has ended
+            return ranked_by.ranks or self._all.ranks or go_last
+        if not ranked_by.ranks:
+            return self._new_ranks
+        found = self._new_shape_ranks.get(ranked_by)
         if found is None:
-            found = self._new_alike[of] = self._explored(of.ranks)
+            found = self._new_shape_ranks[ranked_by] = self._explored(ranked_by.ranks)
         return found
 
-    def _by_all(self) -> Iterable[LiveProgram]:
-        is_any = (each for each in self._programs.values() if each.of.shape.startswith(ANY_NAME))
-        return itertools.chain(super()._by_all(), is_any)
+    def _ranked_by_all(self) -> Iterable[LiveProgram]:
+        is_any = (each for each in self._programs.values() if each.ranked_by.shape.startswith(ANY_NAME))
+        return itertools.chain(super()._ranked_by_all(), is_any)
 
     def _fit(self, each: ServiceClass) -> None:
         super()._fit(each)
-        self._new_alike.pop(each, None)
+        self._new_shape_ranks.pop(each, None)
         if each is self._all:
             self._renew()
 
     def _renew(self) -> None:
-        """What new names are ranked by has changed."""
-        self._new = self._explored(self._all.ranks)
-        self._new_alike.clear()
-        self._pending |= dict.fromkeys(self._by_all())
+        """The ranks of new names have changed: rank their programs again."""
+        self._new_ranks = self._explored(self._all.ranks)
+        self._new_shape_ranks.clear()
+        self._pending |= dict.fromkeys(self._ranked_by_all())
 
     def _explored(self, ranks: tuple[float, ...]) -> tuple[float, ...]:
-        """The ranks of other programs, as they are for a new name: newcomers come first, as in ATLAS's queues."""
-        if not self._has_several:
+        """The ranks of a new name, made from the ranks of other programs: the better of that rank and of the queue.
+
+        Args:
+            ranks: By bucket of ages, the ranks of all programs, or of programs that have shown the same.
+        """
+        if not self._has_several_names:
             return ranks
         if not self._all.ranks:
-            return ranks or self._queues
+            return ranks or self._queue_ranks
         return tuple(
             min(queue, rank) if age < self._all.median_tokens else rank
-            for age, queue, rank in zip(self._ages, self._queues, ranks, strict=True)
+            for age, queue, rank in zip(self._ages, self._queue_ranks, ranks, strict=True)
         )
 
     def _first_bounds(self) -> list[float]:
-        """ATLAS's inner bounds in tokens: a call gets one of them with each step of a full batch."""
+        """ATLAS's inner bounds, converted to the tokens that a call gets in that time in a full batch."""
         return [bound_s / (self.costs.slots * self.costs.token_s) for bound_s in DEFAULT_BOUNDS_S]
 
     def _set_queues(self, bounds: Sequence[float]) -> None:
-        """By bucket, the lower bound of the queue that holds its age, in tokens."""
+        """Use these inner bounds, in tokens. A bucket's rank is the lower bound of the queue that holds its age."""
         first = self._ages[1] / 2
         queues = tuple(max((bound for bound in bounds if bound <= age), default=first) for age in self._ages)
-        if queues != self._queues:
-            self._queues = queues
-            if self._has_several:
+        if queues != self._queue_ranks:
+            self._queue_ranks = queues
+            if self._has_several_names:
                 self._renew()

@@ -1,8 +1,8 @@
 """The contract of a scheduling policy: an order of calls that changes while they wait and run.
 
-It is Algorithm 1 of Autellix in parts that a simulator and vLLM's scheduler both drive. The driver reports to the
-policy when a call arrives, starts, is preempted, is charged for a step and leaves. The policy says in which order the
-calls should run. All times are seconds of the driver's clock.
+The contract divides Algorithm 1 of Autellix into parts that a simulator and vLLM's scheduler both drive. The driver
+reports when a call arrives, starts, is preempted, is charged for a step and leaves. The policy says in which order the
+calls should run. All times are seconds of the driver's clock. Line numbers are those of Algorithm 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.core.registry import Registered
 
 
 class Policy(Registered, ABC):
-    """The contract.
+    """Ranks calls, and says which running calls are preempted for waiting ones.
 
     For each call the driver calls `arrive`, then any number of `start`, `charge`, `stall`, `go_on` and `preempt`, then
     `leave`. Before the driver forms a batch, it calls `decide` and then `victims`.
@@ -30,11 +30,11 @@ class Policy(Registered, ABC):
 
     # Whether a rank depends on the progress of each single step. The simulator then skips no steps.
     ranks_follow_steps: bool = False
-    # Whether the order of waiting calls changes with time, as of the times that the driver reports.
+    # Whether the order of waiting calls changes with the times that the driver reports, without any other event.
     order_follows_clock: bool = False
     # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
     preempts: bool = True
-    # Whether the policy learns from programs that end, so that it can begin with a history.
+    # Whether the policy learns from programs that end. It can then begin with a history (`learn`).
     learns: bool = False
     # Whether the KV cache of programs that have ended is evicted before that of others.
     evicts_ended_first: bool = False
@@ -46,7 +46,7 @@ class Policy(Registered, ABC):
 
     @classmethod
     def is_gated(cls, parameters: Any) -> bool:
-        """Whether the gate is before it (`weft.core.policies.gated`), unless the user says otherwise."""
+        """Whether the policy runs behind the gate (`weft.core.policies.gated`) unless the user says otherwise."""
         return False
 
     # -- what the driver reports
@@ -79,7 +79,7 @@ class Policy(Registered, ABC):
     def stall(self, call: Call, now_s: float) -> None:
         """A running call gets no tokens in the coming step, because calls of better rank use them up.
 
-        It stays in the batch, and waits.
+        The call stays in the batch, and the time counts as wait.
         """
         call.waiting_since_s = now_s
 
@@ -105,15 +105,15 @@ class Policy(Registered, ABC):
         self.program_ended(program)
 
     def learn(self, past: ModelHistory) -> None:
-        """Programs of earlier runs of the engine needed so much work."""
+        """Begin with the work that programs of earlier runs of the engine needed."""
         del past
 
     def use_costs(self, costs: StepCosts) -> None:
-        """What the engine's steps cost, as is known now. A driver that measures it says so again from time to time."""
+        """Use new costs of the engine's steps. A driver that measures them calls this from time to time."""
         del costs
 
     def use_kv(self, tokens: float) -> None:
-        """The KV cache holds so many tokens; inf: no bound."""
+        """Note how many tokens the KV cache holds; inf if it has no bound."""
         del tokens
 
     # -- what the driver asks
@@ -139,7 +139,7 @@ class Policy(Registered, ABC):
 
     @property
     def promotions(self) -> int:
-        """How many calls were promoted so far."""
+        """The number of promotions so far."""
         return self._promotions
 
     def rerank(self, now_s: float) -> Iterable[tuple[Call, Rank]]:
@@ -153,7 +153,7 @@ class Policy(Registered, ABC):
         return ()
 
     def next_change_s(self) -> float:
-        """Until this time `decide` changes no rank, unless the driver reports something before. inf: never."""
+        """The time before which `decide` changes no rank, unless the driver reports something. inf: it never does."""
         return math.inf
 
     def classes(self) -> list[ClassRow]:
@@ -161,7 +161,7 @@ class Policy(Registered, ABC):
         return []
 
     def take_ends(self) -> list[ProgramEnd]:
-        """The programs that have ended since the last question, the oldest of very many left out."""
+        """Return the programs that have ended since the previous call. The oldest of very many are left out."""
         return []
 
     def has_level(self, level: int) -> bool:
@@ -172,26 +172,27 @@ class Policy(Registered, ABC):
         """Whether a call that is held back may take the room of an open program (`weft.core.policies.gated`).
 
         Args:
-            rank: The rank of that program.
-            cost_s: What it costs, in seconds of the engine.
+            call: The call.
+            rank: The standing of the open program.
+            cost_s: What closing that program costs, in seconds of the engine.
         """
         del cost_s
         return self.preempts and call.rank.level < rank.level
 
     def standing(self, call: Call) -> Rank:
-        """The rank by which the call's program keeps its place at the gate, if not the call's own."""
+        """The rank by which the call's program keeps its place at the gate. By default the call's rank."""
         return call.rank
 
     def is_settled(self, worst: Rank) -> bool:
-        """Whether a glance shows that no waiting call displaces a running one. There are waiting calls.
+        """A quick check: whether certainly no waiting call displaces a running one. If not, `victims` has to look.
 
         Args:
-            worst: The greatest rank of a running call.
+            worst: The worst rank of a running call. There must be waiting calls, too.
         """
         return not self.preempts or self.waiting.peek().rank >= worst
 
     def outranks(self, call: Call, running: Call) -> bool:
-        """Whether a waiting call may preempt a running one, where there is no room for both."""
+        """Whether a waiting call may preempt a running one if there is no room for both."""
         return call.rank < running.rank
 
     def victims(
@@ -208,11 +209,11 @@ class Policy(Registered, ABC):
             running: The calls in the batch.
             free_slots: How many more calls the batch could take.
             ready: Whether a waiting call could start now. A call that could not is passed over.
-            room: The KV cache and the step's tokens; None if they have no bound. `victims` uses the room up.
+            room: The KV cache and the step's tokens; None if they have no bound. `victims` changes it.
 
         Returns:
-            The calls to preempt, the last in rank first. For each there is a waiting call of better rank that then
-            fits.
+            The calls to preempt, the worst rank first. For each of them there is a waiting call of better rank that
+            then fits.
         """
         if not self.preempts:
             return []

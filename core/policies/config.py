@@ -25,11 +25,11 @@ class PolicyConfig:
         *values, **parameters: The policy's own parameters (docs/reference/policies.md).
         decide_every: Engine steps from one promotion and preemption to the next (Autellix §4.2.2, multi-step
             scheduling).
-        token_s: Count service in tokens instead of time: so many seconds for each token that is computed for the first
-            time, prompt and output alike. Astraea §4.3: a step's time depends on what else is in the batch, its tokens
-            do not. None: count time on the model executor.
-        gate: Open no more programs than the KV cache holds (docs/reference/policies.md). None: under `auto`
-            only, which includes fair shares over it.
+        token_s: Count service in tokens instead of time: this many seconds for each token of prompt or output that is
+            computed for the first time. The time of a step depends on what else is in the batch, and its tokens do not
+            (Astraea §4.3). None: count time on the model executor.
+        gate: Whether to open no more programs than the KV cache holds (docs/reference/policies.md). None: only under
+            `auto`, and under `fair` with `auto` inside.
 
     Raises:
         PolicyError: The name is unknown, the policy does not have a parameter, or a value makes no sense.

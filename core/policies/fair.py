@@ -1,7 +1,7 @@
 """Fair shares of tenants over any policy: Agent Fair Share of SAGA (§6), by stride scheduling.
 
-Where the paper leaves something open, or would let a tenant buy more by sending more, this is the reading
-(docs/reference/policies.md#fair-shares).
+docs/reference/policies.md#fair-shares says how Weft reads the paper where it leaves something open, or would give a
+tenant more because it sends more.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from weft.core.policies.steps.room import Room, UnlimitedRoom
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.registry import check_number
 
-EPOCH_S: Final = 0.1
-PATIENCE_S: Final = 0.5
-_MOST_TASKS: Final = 32  # of a tenant that an epoch looks at
+EPOCH_S: Final = 0.1  # shares are computed again so often
+PATIENCE_S: Final = 0.5  # a tenant whose calls have waited this long may preempt
+_MOST_TASKS: Final = 32  # programs of a tenant whose demand counts: those that arrived first
 
 
 @dataclass(eq=False, slots=True)
@@ -35,9 +35,9 @@ class _Progress:
     """What is known of a program that has not ended."""
 
     done_tokens: float = 0.0  # the work that it has had
-    calls: int = 0  # that wait or run
-    away_s: float = 0.0  # the time in which it had none: tools and humans
-    away_since_s: float = math.nan
+    calls: int = 0  # calls that wait or run
+    away_s: float = 0.0  # the time without a call, in tools or with humans
+    away_since_s: float = math.nan  # when its last call left
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class FairParameters:
     """The parameters of fair shares.
 
     Args:
-        inner: The policy that orders the calls of a tenant, by name, with its default parameters. It also says whether
-            the gate is before fair shares.
+        inner: The name of the policy that orders the calls of a tenant. It has its default parameters. `fair` has the
+            gate if this policy has it.
         weights: The weights of tenants, as (tenant, weight) pairs or a mapping. Others have weight 1.
-        slo: A program without a deadline should end within so many times the time that it takes alone.
+        slo: A program without a deadline should end within this multiple of the time that it takes alone.
 
     Raises:
         PolicyError: The inner policy is unknown, is for simulation only or is this one, or a number makes no sense.
@@ -79,13 +79,13 @@ class FairParameters:
 
 @register("fair", "fair shares of tenants by weight and deadlines, over another policy", FairParameters)
 class Fair(PolicyAround):
-    """Serves the tenant whose share is least used, and of a tenant the call that the inner policy puts first.
+    """Serves the tenant that has used its share least, and of that tenant the call that the inner policy ranks first.
 
-    With one tenant it is the inner policy.
+    With one tenant it behaves as the inner policy.
 
     Args:
         inner: The inner policy, without calls.
-        weights: By tenant.
+        weights: The weight of each tenant; 1 if it is not named.
         slo: See `FairParameters`.
         remaining: Predicts the work that programs have left.
     """
@@ -105,10 +105,10 @@ class Fair(PolicyAround):
         self.queue = ByTenant(make, lambda tenant: weights.get(tenant, 1.0), self._work)
         self.waiting = inner.waiting = self.queue
         self._programs: dict[ProgramView, _Progress] = {}
-        self._now_s = -math.inf  # as far as the driver has said
+        self._now_s = -math.inf  # the latest time that the driver has reported
         self._next_epoch_s = -math.inf
-        self._heads = -1, Rank(0, 0.0)
-        self._displacing: tuple[int, TenantQueue | None, bool] = (-1, None, False)
+        self._best_head_at = -1, Rank(0, 0.0)
+        self._may_displace_at: tuple[int, TenantQueue | None, bool] = (-1, None, False)
 
     @classmethod
     def from_parameters(cls, parameters: Any) -> Self:
@@ -122,10 +122,10 @@ class Fair(PolicyAround):
 
     @property
     def preempts(self) -> bool:  # type: ignore[override]
-        return self.inner.preempts or self._has_several
+        return self.inner.preempts or self._has_several_tenants
 
     @property
-    def _has_several(self) -> bool:
+    def _has_several_tenants(self) -> bool:
         return len(self.queue.tenants) > 1
 
     def _work(self, call: Call) -> float:
@@ -150,10 +150,10 @@ class Fair(PolicyAround):
     def start(self, call: Call, now_s: float) -> None:
         self.inner.start(call, now_s)
         self.queue.reserve(call)
-        tenant = self.queue.of(call)
+        tenant = self.queue.tenant_of(call)
         tenant.running[call] = None
         self.queue.changes += 1
-        tenant.served_at_s, tenant.is_owed = now_s, False
+        tenant.served_at_s, tenant.is_overdue = now_s, False
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         self._now_s = now_s
@@ -161,7 +161,7 @@ class Fair(PolicyAround):
 
     def preempt(self, call: Call, now_s: float) -> None:
         self.queue.settle(call)
-        self.queue.of(call).running.pop(call, None)
+        self.queue.tenant_of(call).running.pop(call, None)
         self.queue.changes += 1
         self.inner.preempt(call, now_s)
 
@@ -170,7 +170,7 @@ class Fair(PolicyAround):
         has_entered = call in self.queue.entered
         self.queue.exit(call)
         program = self._programs.get(call.program)
-        if program is None or not has_entered:  # its program had ended before
+        if program is None or not has_entered:  # the program has ended before
             return
         program.done_tokens += self._work(call)
         program.calls -= 1
@@ -198,9 +198,9 @@ class Fair(PolicyAround):
     def decide(self, now_s: float) -> list[Call]:
         self._now_s = now_s
         changed = self.inner.decide(now_s)
-        if self._has_several and now_s >= self._next_epoch_s:
+        if self._has_several_tenants and now_s >= self._next_epoch_s:
             self._next_epoch_s = now_s + EPOCH_S
-            self.queue.forget()
+            self.queue.forget_idle()
             self.set_shares(now_s)
         return changed
 
@@ -208,15 +208,17 @@ class Fair(PolicyAround):
         """An epoch begins: divide the engine among the tenants that have programs, by what they need now."""
         self._remaining.refresh()
         tenants = [tenant for tenant in self.queue.tenants.values() if tenant.programs or tenant.calls]
-        needs = [Tenant(tenant.weight, demand(map(self._task, self._urgent(tenant)), now_s)) for tenant in tenants]
+        needs = [
+            Tenant(tenant.weight, demand(map(self._task, self._oldest_programs(tenant)), now_s)) for tenant in tenants
+        ]
         self.queue.changes += 1
-        weights = math.fsum(tenant.weight for tenant in tenants)  # so that tenants between two epochs are comparable
+        weights = math.fsum(tenant.weight for tenant in tenants)  # shares of new tenants are their weights
         for tenant, share in zip(tenants, shares(needs), strict=True):
-            tenant.share = max(share * weights, tenant.weight)  # who needs little pays no more for a call
-            tenant.is_owed = len(tenant.waiting) > 0 and now_s >= tenant.served_at_s + PATIENCE_S
+            tenant.share = max(share * weights, tenant.weight)  # a tenant with a small demand is not charged more
+            tenant.is_overdue = len(tenant.waiting) > 0 and now_s >= tenant.served_at_s + PATIENCE_S
 
-    def _urgent(self, tenant: TenantQueue) -> list[ProgramView]:
-        """The programs of a tenant that arrived first; there may be very many."""
+    def _oldest_programs(self, tenant: TenantQueue) -> list[ProgramView]:
+        """The programs of a tenant that arrived first. There may be too many to look at all of them."""
         return list(itertools.islice(tenant.programs, _MOST_TASKS))
 
     def _task(self, program: ProgramView) -> Task:
@@ -228,53 +230,53 @@ class Fair(PolicyAround):
         return Task(left * self.costs.token_s, deadline_s, alone_s)
 
     def next_change_s(self) -> float:
-        return min(self.inner.next_change_s(), self._next_epoch_s if self._has_several else math.inf)
+        return min(self.inner.next_change_s(), self._next_epoch_s if self._has_several_tenants else math.inf)
 
     def is_settled(self, worst: Rank) -> bool:
-        if not self._has_several:
+        if not self._has_several_tenants:
             return self.inner.is_settled(worst)
         if self._may_next_displace():
             return False
         return len(self.queue) == 0 or self._best_head() >= worst
 
     def _best_head(self) -> Rank:
-        """The best inner rank among the first calls of the tenants. Most steps change nothing about it."""
-        changes, best = self._heads
+        """The best inner rank among the first calls of the tenants. It is kept, because most steps do not change it."""
+        changes, best = self._best_head_at
         if changes != self.queue.changes or self.order_follows_clock:
             best = min(call.rank for call in self.queue.heads())
-            self._heads = self.queue.changes, best
+            self._best_head_at = self.queue.changes, best
         return best
 
     def _may_next_displace(self) -> bool:
-        """Whether the next call may take the place of another tenant's."""
+        """Whether the next call may take the place of a call of another tenant."""
         if len(self.queue) == 0:
             return False
-        return self._may_displace(self.queue.of(self.queue.peek()))
+        return self._may_displace(self.queue.tenant_of(self.queue.peek()))
 
     def _may_displace(self, tenant: TenantQueue) -> bool:
-        """Whether a tenant's call may take the place of another tenant's. Most steps change nothing about it."""
-        changes, asked, answer = self._displacing
+        """Whether a tenant's call may take the place of another tenant's. Kept, because most steps do not change it."""
+        changes, asked, answer = self._may_displace_at
         if changes != self.queue.changes or asked is not tenant:
             running = (call for each in self.queue.tenants.values() for call in each.running)
             answer = self._displaced(tenant, running) is not None
-            self._displacing = self.queue.changes, tenant, answer
+            self._may_displace_at = self.queue.changes, tenant, answer
         return answer
 
     def _displaced(self, ours: TenantQueue, running: Iterable[Call]) -> Call | None:
-        """The call of another tenant whose place a call takes if its own tenant has credit or has been kept waiting."""
-        if not (ours.is_owed or self.queue.has_credit(ours)):
+        """The call that a tenant displaces if it has credit, or has waited too long. None: there is no such call."""
+        if not (ours.is_overdue or self.queue.has_credit(ours)):
             return None
-        others = [call for call in running if self.queue.of(call) is not ours]
+        others = [call for call in running if self.queue.tenant_of(call) is not ours]
         if not others:
             return None
-        worst = max(others, key=lambda call: (self.queue.of(call).passed, call.rank))
-        after = ours.passed + ours.mean_tokens / ours.share
-        return worst if after <= self.queue.without(worst) else None
+        worst = max(others, key=lambda call: (self.queue.tenant_of(call).virtual_time, call.rank))
+        after = ours.virtual_time + ours.mean_tokens / ours.share
+        return worst if after <= self.queue.virtual_time_without(worst) else None
 
     def outranks(self, call: Call, running: Call) -> bool:
-        if not self._has_several:
+        if not self._has_several_tenants:
             return self.inner.outranks(call, running)
-        tenant = self.queue.of(call)
+        tenant = self.queue.tenant_of(call)
         if self._may_displace(tenant):
             return True
         return self.inner.preempts and any(self.inner.outranks(call, own) for own in tenant.running)
@@ -287,9 +289,12 @@ class Fair(PolicyAround):
         ready: Callable[[Call], bool] = lambda _call: True,
         room: Room | None = None,
     ) -> list[Call]:
-        """As in `Policy`, but a call displaces those of its own tenant by the inner policy, and those of another
-        tenant if its own has credit or has been kept waiting for `PATIENCE_S`, and would still have had less."""
-        if not self._has_several:
+        """As in `Policy`, with two rules for whose calls a candidate displaces.
+
+        The inner policy decides about calls of its own tenant. It displaces a call of another tenant if its own tenant
+        has credit or has waited for `PATIENCE_S`, and would still have had less than the other tenant.
+        """
+        if not self._has_several_tenants:
             return self.inner.victims(running, free_slots, ready=ready, room=room)
         room = room or UnlimitedRoom()
         left = dict.fromkeys(sorted(running, key=lambda call: call.rank))
@@ -315,9 +320,9 @@ class Fair(PolicyAround):
         return victims
 
     def _victim(self, candidate: Call, left: Mapping[Call, None]) -> Call | None:
-        ours = self.queue.of(candidate)
+        ours = self.queue.tenant_of(candidate)
         if self.inner.preempts:
-            own = next((call for call in reversed(list(left)) if self.queue.of(call) is ours), None)
+            own = next((call for call in reversed(list(left)) if self.queue.tenant_of(call) is ours), None)
             if own is not None and self.inner.outranks(candidate, own):
                 return own
         return self._displaced(ours, left)

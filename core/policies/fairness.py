@@ -1,8 +1,8 @@
 """Agent Fair Share: what each tenant needs to meet its deadlines, and what it gets (SAGA §6, eqs. 8-9).
 
-The paper hands out capacity in proportion to the sum of remaining work over time left. That rewards a tenant for
-sending more, and a task whose deadline has passed takes everything. Here the time left has a lower bound, and no tenant
-gets more than its weight's part while others need theirs.
+The paper divides capacity in proportion to each tenant's sum of remaining work over time left. That rewards a tenant
+for sending more, and a task whose deadline has passed takes everything. Here the time left has a lower bound, and no
+tenant gets more than its weight's part while others need theirs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-LEAST_SLACK_S: Final = 0.1  # an epoch
-_LEAST_SLACK: Final = 0.05  # of the time that a program is expected to take
-_FLOOR: Final = 0.25  # of its weight's part that a tenant gets whatever it seems to need
+LEAST_SLACK_S: Final = 0.1  # the least time left that counts: an epoch
+_LEAST_SLACK: Final = 0.05  # the same, as a part of the time that the program is expected to take
+_FLOOR: Final = 0.25  # the part of its weight's part that a tenant gets whatever it seems to need
 
 
 class Task(NamedTuple):
@@ -21,7 +21,7 @@ class Task(NamedTuple):
 
     work_s: float  # left, in seconds of the engine; nan: unknown
     deadline_s: float  # inf: none
-    expected_s: float  # that the program takes from its arrival to its end, alone
+    expected_s: float  # from its arrival to its end, if it were alone
 
 
 class Tenant(NamedTuple):
@@ -32,10 +32,10 @@ class Tenant(NamedTuple):
 
 
 def demand(tasks: Iterable[Task], now_s: float) -> float:
-    """The part of the engine that a tenant needs: for each of its programs, the work left by the time left.
+    """The part of the engine that a tenant needs: the sum over its programs of work left divided by time left.
 
     Returns:
-        inf for a task of unknown work, and as soon as the sum exceeds the whole engine.
+        inf if the work of a task is unknown, or the sum exceeds the whole engine.
     """
     needed = 0.0
     for task in tasks:
@@ -49,8 +49,10 @@ def demand(tasks: Iterable[Task], now_s: float) -> float:
 
 
 def shares(tenants: Sequence[Tenant]) -> list[float]:
-    """Divide the engine: each tenant gets what it needs, up to its weight's part of what others leave (weighted max-min
-    fairness). What nobody needs is divided by weight.
+    """Divide the engine by weighted max-min fairness.
+
+    Each tenant gets what it needs, up to its weight's part of what the others leave. What nobody needs is divided by
+    weight.
 
     Returns:
         The share of each tenant. All are above 0, and their sum is 1.
@@ -58,7 +60,7 @@ def shares(tenants: Sequence[Tenant]) -> list[float]:
     given = [0.0] * len(tenants)
     left, open_weight = 1.0, math.fsum(tenant.weight for tenant in tenants)
     total_weight = open_weight
-    # By demand for each unit of weight, so that nobody after one that gets less than it needs gets all.
+    # By demand for each unit of weight. All tenants after the first that gets less than it needs get less, too.
     for index in sorted(range(len(tenants)), key=lambda index: tenants[index].demand / tenants[index].weight):
         weight, needed = tenants[index]
         given[index] = min(needed, left * weight / open_weight)

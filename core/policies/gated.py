@@ -1,4 +1,4 @@
-"""Any policy behind a gate that opens no more programs than the KV cache holds."""
+"""The gate: any policy, with no more programs open than the KV cache holds (docs/reference/policies.md#the-gate)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.core.class_rows import ClassRow
 from weft.core.policies.admission_gate import AdmissionGate, Resident
 from weft.core.policies.around import PolicyAround
 from weft.core.policies.base import Policy
-from weft.core.policies.learned import RETURN
+from weft.core.policies.learned import LOST_WORK_FACTOR
 from weft.core.policies.steps.costs import StepCosts
 from weft.core.policies.view import Call, ProgramView
 
@@ -19,11 +19,13 @@ class Gated(PolicyAround):
     """Holds back the calls of programs that are not open.
 
     - Calls of open programs always pass.
-    - The others open in rank order, and nobody overtakes: else a large program would wait for ever.
-    - When contexts outgrow the KV cache, the last in rank closes. An idle program closes when another one could have
-      filled the cache in the meantime.
-    - The first that is shut out takes the room of open programs of worse rank, if the policy finds that it pays.
-    - While no open program has a call, the first that is held back opens, whatever its size. So nothing waits for ever.
+    - Other programs open in rank order, and none overtakes another. Otherwise a large program would wait for ever.
+    - When contexts outgrow the KV cache, the open program of worst standing closes. An idle program closes when another
+      one could have filled the cache in the meantime.
+    - The first program that is shut out takes the room of open programs of worse standing, if the policy says that it
+      pays.
+    - While no open program has a call, the first program that is held back opens, whatever its size. So none waits for
+      ever.
 
     Args:
         inner: The policy, without calls.
@@ -31,12 +33,12 @@ class Gated(PolicyAround):
 
     def __init__(self, inner: Policy) -> None:
         super().__init__(inner)
-        self.name = inner.name  # type: ignore[misc]  # it goes by the name of what it gates
+        self.name = inner.name  # type: ignore[misc]  # users know it by the name of the inner policy
         self.evicts_ended_first = True
         self.gate = AdmissionGate(inner.standing)
         self._prefill_token_s = StepCosts().prefill_token_s
         self._now_s = -math.inf
-        self._is_recounted = False  # contexts or ranks have changed since the last decision
+        self._has_changed = False  # contexts or ranks have changed since the last decision
 
     # -- what the driver reports
 
@@ -51,14 +53,14 @@ class Gated(PolicyAround):
         self._now_s = now_s
         self.inner.arrive(call, now_s)
         self._hold(call, self.gate.arrive(call))
-        self._is_recounted = True
+        self._has_changed = True
         self._open(now_s)
 
     def start(self, call: Call, now_s: float) -> None:
         self._now_s = now_s
         self.inner.start(call, now_s)
         self.gate.start(call)
-        self._is_recounted = True
+        self._has_changed = True
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         self._now_s = now_s
@@ -67,7 +69,7 @@ class Gated(PolicyAround):
         if call.rank != before:
             self.held.update(call)
             self.gate.rerank([call])
-            self._is_recounted = True
+            self._has_changed = True
 
     def preempt(self, call: Call, now_s: float) -> None:
         self._now_s = now_s
@@ -78,7 +80,7 @@ class Gated(PolicyAround):
         self.inner.leave(call)
         self.held.discard(call)
         self.gate.leave(call, self._now_s)
-        self._is_recounted = True
+        self._has_changed = True
         if self.held and not self.gate.is_busy():  # do not wait for a decision, which may be steps away
             self._open(self._now_s)
 
@@ -98,15 +100,15 @@ class Gated(PolicyAround):
         for call in changed:
             self.held.update(call)
         self.gate.rerank(changed)
-        if changed or self._is_recounted or now_s >= self._idle_until_s():
-            self._is_recounted = False
+        if changed or self._has_changed or now_s >= self._idle_until_s():
+            self._has_changed = False
             while self.gate.is_exceeded():
                 self._close(self.gate.last())
             self._open(now_s)
         return changed
 
     def next_change_s(self) -> float:
-        if self._is_recounted and (self.held or self.gate.is_exceeded()):
+        if self._has_changed and (self.held or self.gate.is_exceeded()):
             return -math.inf
         return min(self.inner.next_change_s(), self._idle_until_s())
 
@@ -117,22 +119,22 @@ class Gated(PolicyAround):
     # -- the gate
 
     def _idle_until_s(self) -> float:
-        """When the program that has been idle for longest makes way for one that is held back."""
+        """The time at which the longest idle program closes for one that is held back; inf if nothing is held back."""
         idle = self.gate.longest_idle() if self.held else None
         return math.inf if idle is None else idle.idle_since_s + self._idle_limit_s
 
     @property
     def _idle_limit_s(self) -> float:
-        """As long as it takes to compute as many tokens as the KV cache holds."""
+        """The seconds that it takes to compute as many tokens as the KV cache holds."""
         return self.gate.kv_tokens * self._prefill_token_s
 
     def _end(self, program: ProgramView) -> None:
         self.gate.end(program)
-        self._is_recounted = True
+        self._has_changed = True
 
-    def _hold(self, call: Call, found: Resident) -> None:
+    def _hold(self, call: Call, resident: Resident) -> None:
         """Keep a waiting call back if its program is closed."""
-        if not found.is_open:
+        if not resident.is_open:
             self.waiting.discard(call)
             self.held.push(call)
 
@@ -140,41 +142,41 @@ class Gated(PolicyAround):
         """Open programs in rank order, until the first does not fit."""
         while self.held:
             call = self.held.peek()
-            found = self.gate[call.program]
-            if not (self.gate.fits(found) or self._makes_room(call, found, now_s)):
+            resident = self.gate[call.program]
+            if not (self.gate.fits(resident) or self._makes_room(call, resident, now_s)):
                 return
-            self.gate.open(found)
-            for each in found.calls:
+            self.gate.open(resident)
+            for each in resident.calls:
                 if each in self.held:
                     self.held.discard(each)
                     self.waiting.push(each)
 
-    def _makes_room(self, call: Call, found: Resident, now_s: float) -> bool:
-        """Close programs that are idle for too long, or have to make way, so that another one can open."""
+    def _makes_room(self, call: Call, resident: Resident, now_s: float) -> bool:
+        """Close idle programs, or programs that the call displaces. Returns whether its program can open now."""
         while (idle := self.gate.longest_idle()) is not None:
             if self.gate.is_busy() and now_s < idle.idle_since_s + self._idle_limit_s:
                 break
             self._close(idle)
-            if self.gate.fits(found):
+            if self.gate.fits(resident):
                 return True
         if not self.gate.is_busy():
             return True
-        victims = self._making_way(call, found)
+        victims = self._displaced(call, resident)
         for victim in victims:
             self._close(victim)
         return bool(victims)
 
-    def _making_way(self, call: Call, found: Resident) -> list[Resident]:
-        """The open programs to close for a call that is held back, the last in rank first. Empty: it does not pay."""
-        # By how much others have outgrown the cache is not for the newcomer to pay.
-        missing = min(found.tokens, self.gate.used_tokens + found.tokens - self.gate.fill_tokens)
+    def _displaced(self, call: Call, resident: Resident) -> list[Resident]:
+        """The open programs to close for a call that is held back, the worst standing first. Empty: it does not pay."""
+        # The newcomer does not have to make up for what others take beyond the fill.
+        missing = min(resident.tokens, self.gate.used_tokens + resident.tokens - self.gate.fill_tokens)
         standing, free, chosen = self.inner.standing(call), 0, []
         for victim in self.gate.last_first():
             free += victim.tokens
             lost = min(free, missing)  # a context is evicted only as far as its place is needed
-            # Both have to hold: by the ranks alone nobody can be displaced by one that it has just displaced.
+            # The standing must be worse as well, so that a program is never displaced by one that it has displaced.
             if standing >= victim.standing or not self.inner.displaces(
-                call, victim.standing, RETURN * lost * self._prefill_token_s
+                call, victim.standing, LOST_WORK_FACTOR * lost * self._prefill_token_s
             ):
                 return []
             chosen.append(victim)
@@ -182,10 +184,10 @@ class Gated(PolicyAround):
                 return chosen
         return []
 
-    def _close(self, found: Resident) -> None:
-        """Shut a program out. Its running calls stay until their place is needed; what waits is held back."""
-        self.gate.close(found)
-        for call in found.calls:
+    def _close(self, resident: Resident) -> None:
+        """Shut a program out. Its running calls go on until their place is needed; its waiting calls are held back."""
+        self.gate.close(resident)
+        for call in resident.calls:
             if call in self.waiting:
                 self.waiting.discard(call)
                 self.held.push(call)

@@ -1,4 +1,4 @@
-"""What programs did, so that an engine can begin with it: how much work they took, and their execution graphs.
+"""The history that an engine can begin with: how much work programs took, and their execution graphs.
 
 A history is kept as JSON text::
 
@@ -27,7 +27,7 @@ from weft.core.prediction.saved_graphs import decode_graphs, encode_graphs
 FORMAT: Final = "weft-history"
 VERSION: Final = 1
 MOST_CLASSES: Final = 1024
-KEPT: Final = 100  # programs of a class; a scheduler's window is longer
+KEPT: Final = 100  # the latest programs of a class; a scheduler's window is longer
 _MOST_MODELS: Final = 8
 _MOST_TOKENS: Final = 10**12  # of one program
 _MOST_ENDED: Final = 10**12
@@ -35,21 +35,21 @@ _MOST_LETTERS: Final = 1024  # of a name
 
 
 class ProgramEnd(NamedTuple):
-    """A program has ended, or no more of it is expected."""
+    """A program that has ended, or of which nothing more is expected."""
 
     tenant: str | None
     name: str
     work_tokens: int
-    is_known: bool  # that it has ended; otherwise it needed so much at least
+    is_known: bool  # True: it has ended. False: no end was reported, so its work is at least this much
 
 
 @dataclass(eq=False, slots=True)
-class Past:
-    """The programs of one class that are gone."""
+class ClassHistory:
+    """The work of the programs of one class that are gone."""
 
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))  # work in tokens, the latest last
-    forgotten: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
-    ended: int = 0  # also those that the window no longer holds
+    forgotten: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))  # the same, if no end was reported
+    ended: int = 0  # programs that have ended, also those that `finished` no longer holds
 
     def add(self, end: ProgramEnd) -> None:
         """A program is gone."""
@@ -61,16 +61,16 @@ class ModelHistory:
     """The past of the programs that one model served, by class."""
 
     def __init__(self) -> None:
-        self.all = Past()
-        self._classes: OrderedDict[tuple[str | None, str], Past] = OrderedDict()  # the latest changed last
+        self.all = ClassHistory()
+        self._classes: OrderedDict[tuple[str | None, str], ClassHistory] = OrderedDict()  # the latest changed last
 
     def add(self, end: ProgramEnd) -> None:
-        """A program is gone. Too many classes: the one that changed longest ago is dropped."""
+        """A program is gone. If there are too many classes, the one that changed longest ago is dropped."""
         self.all.add(end)
         self[end.tenant, end.name].add(end)
 
-    def __getitem__(self, key: tuple[str | None, str]) -> Past:
-        past = self._classes.setdefault(key, Past())
+    def __getitem__(self, key: tuple[str | None, str]) -> ClassHistory:
+        past = self._classes.setdefault(key, ClassHistory())
         self._classes.move_to_end(key)
         if len(self._classes) > MOST_CLASSES:
             self._classes.popitem(last=False)
@@ -82,7 +82,7 @@ class ModelHistory:
     def __len__(self) -> int:
         return len(self._classes)
 
-    def items(self) -> Iterable[tuple[tuple[str | None, str], Past]]:
+    def items(self) -> Iterable[tuple[tuple[str | None, str], ClassHistory]]:
         """Tenant and name of each class, and its past."""
         return self._classes.items()
 
@@ -124,7 +124,7 @@ class History:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote. What exceeds the bounds is left out.
+        """Read what `to_json` wrote. Classes and programs beyond the bounds are left out.
 
         Raises:
             HistoryError: The text is damaged, or from a newer version of Weft.
@@ -159,11 +159,11 @@ class History:
         return history
 
 
-def _row(key: dict[str, Any], past: Past) -> dict[str, Any]:
+def _row(key: dict[str, Any], past: ClassHistory) -> dict[str, Any]:
     return {**key, "ended": past.ended, "finished": list(past.finished), "forgotten": list(past.forgotten)}
 
 
-def _read(row: Mapping[str, Any], past: Past) -> None:
+def _read(row: Mapping[str, Any], past: ClassHistory) -> None:
     for kind in ("finished", "forgotten"):
         works = row.get(kind)
         if not isinstance(works, list) or not all(type(work) is int and 0 < work <= _MOST_TOKENS for work in works):

@@ -1,17 +1,18 @@
-"""Ranks that are learned from programs of the same name.
+"""`learned`: ranks that are learned from programs of the same name.
 
-A program's age a is the work that it has had: output tokens, and ω for each prompt token that was newly computed. Its
-class is tenant and name. With S for the work of a program of the class, the rank is
+A program's age a is the work that it has had: 1 for each output token, and ω for each prompt token that was newly
+computed. Its class is its tenant and name. With S for the work of a program of the class, the rank is
 
     r(a) = λ a + (1 - λ) G(a)        λ = min(1, n / (n + 8) Var log S)^1.5
 
-n programs of the class have ended. A few ends make the variance too large, which the factor corrects. G is the Gittins
-index (`weft.core.policies.service.gittins`). It is constant where all programs need the same: they go first come, first
-served. Where their work varies by orders of magnitude, λ is 1: least attained service. In between a program that has
-had little goes a little before those that have had much, which serves the short ones' latency per token and costs
-completion time little.
+n programs of the class have ended. A few ends make the variance too large, which the factor n / (n + 8) corrects. G is
+the Gittins index (`weft.core.policies.service.gittins`). If all programs need the same work, G is constant, and they go
+first come, first served. If their work varies by orders of magnitude, λ is 1, which is least attained service. In
+between, a program that has had little work goes a little before those that have had much. That lowers the latency per
+token of short programs, and costs little completion time.
 
-By its rank a program counts as having arrived earlier, by a boost that is bounded (`weft.core.policies.service.boost`).
+The rank gives a program a bounded boost, by which it counts as having arrived earlier than it did
+(`weft.core.policies.service.boost`). docs/reference/policies.md#learned-ranks describes the policy for users.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import ClassVar, Final, cast
 
 from weft.core.class_rows import Branch, ClassRow
 from weft.core.policies.base import Policy
-from weft.core.policies.history import ModelHistory, Past, ProgramEnd
+from weft.core.policies.history import ClassHistory, ModelHistory, ProgramEnd
 from weft.core.policies.registry import register
 from weft.core.policies.service.boost import Boost
 from weft.core.policies.service.classes import ServiceClass, ServiceTable
@@ -33,22 +34,25 @@ from weft.core.policies.service.live_program import Counted, LiveProgram
 from weft.core.policies.steps.costs import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 
-_MOST_ENDS: Final = 4096
-_REFIT_S: Final = 30.0
-_REFITS_AT_ONCE: Final = 1  # classes in one decision: a refit takes some 0.2 ms
-_RERANKS_AT_ONCE: Final = 64  # calls in one decision, unless the boost has changed
-_LEAST_CHARGE_TOKENS: Final = 8
-RETURN: Final = 2.0  # one that makes way computes its context again, and so has the other one's time twice
-_WIDE: Final = "\twide"  # no fingerprint has a tab
-ANY_NAME: Final = "\tany\t"
+_MOST_ENDS: Final = 4096  # ended programs that wait until `take_ends` is called
+_REFIT_S: Final = 30.0  # classes that have changed without an end are fitted again so often
+_REFITS_AT_ONCE: Final = 1  # classes that one decision fits: a fit takes some 0.2 ms
+_RERANKS_AT_ONCE: Final = 64  # calls that one decision ranks again, unless the boost has changed
+_LEAST_CHARGE_TOKENS: Final = 8  # output tokens between two charges of a call
+# Displacing a program, or preempting its call, must outweigh this many times the work that it causes: the context that
+# is lost has to be computed again.
+LOST_WORK_FACTOR: Final = 2.0
+# A shape is what programs of a class have shown: a fingerprint, or the following. No fingerprint has a tab.
+_WIDE: Final = "\twide"  # two calls side by side
+ANY_NAME: Final = "\tany\t"  # begins the shapes of programs of all names
 
 
 @register("learned", "ranks learned from programs of the same name: Gittins index and attained service")
 class Learned(Policy):
     """Ranks all calls of a program by its age and its class.
 
-    Programs that are alike do not preempt each other, and keep their places at the gate by arrival: they would share
-    the engine and the KV cache, compute contexts again, and all end late.
+    Programs of a class whose work is alike do not preempt each other, and keep their places at the gate by arrival.
+    Otherwise they would share the engine and the KV cache, compute contexts again, and all end late.
     """
 
     evicts_ended_first = True
@@ -63,19 +67,19 @@ class Learned(Policy):
         self._ages: tuple[float, ...] = tuple(map(float, AGES))
         self._table = ServiceTable()
         self._all = ServiceClass()  # all programs, whatever their class
-        self._classes: dict[ServiceClass, None] = {}  # those with live programs
+        self._classes: dict[ServiceClass, None] = {}  # classes with live programs
         self._programs: dict[ProgramView, LiveProgram] = {}
-        self._ends: deque[ProgramEnd] = deque(maxlen=_MOST_ENDS)  # that nobody has taken yet
+        self._ends: deque[ProgramEnd] = deque(maxlen=_MOST_ENDS)  # until `take_ends` is called
         self._numbers = itertools.count()
-        self._due: dict[ServiceClass, None] = {}  # to be fitted
-        self._pending: dict[LiveProgram, None] = {}  # to be ranked again
-        self._backlog_tokens = 0.0  # the work left of all live programs
+        self._due: dict[ServiceClass, None] = {}  # classes to fit again
+        self._pending: dict[LiveProgram, None] = {}  # programs to rank again
+        self._backlog_tokens = 0.0  # the work that all live programs have left
         self._boost = Boost()
         self._boost_changed = False  # since the latest decision
         self._fitted_at_s = -math.inf
 
     def use_costs(self, costs: StepCosts) -> None:
-        """The costs weigh prompt tokens, and the ranks follow them as programs are ranked again."""
+        """Weigh prompt tokens by new costs. A program's rank follows when it is ranked again."""
         self.costs = costs
 
     # -- what the driver reports
@@ -83,12 +87,12 @@ class Learned(Policy):
     def arrive(self, call: Call, now_s: float) -> None:
         program = self._programs.get(call.program)
         if program is None:
-            program = self._open(call.program, now_s)
+            program = self._add_program(call.program, now_s)
         elif program.calls and not program.is_wide:
             program.is_wide = True
-            self._show(program, _WIDE)
+            self._show_shape(program, _WIDE)
             if call.program.fingerprint:
-                self._show(program, call.program.fingerprint + _WIDE)
+                self._show_shape(program, call.program.fingerprint + _WIDE)
             self._pending[program] = None
         program.calls[call] = Counted(next(self._numbers), call.computed_tokens, call.output_tokens)
         call.rank = self._rank(program, call)
@@ -100,19 +104,19 @@ class Learned(Policy):
         program = self._programs.get(call.program)
         if program is not None:
             counted = program.calls.get(call)
-            if counted is None:  # its program had ended, and has a new call
+            if counted is None:  # its program had ended, and a new call has brought it back
                 return
             program.running += 1
             counted.is_running = True
             self._set_charge(program, call)
 
     def preempt(self, call: Call, now_s: float) -> None:
-        self._stop(call)
+        self._leave_batch(call)
         super().preempt(call, now_s)
 
     def leave(self, call: Call) -> None:
         super().leave(call)
-        self._stop(call)
+        self._leave_batch(call)
         program = self._programs.get(call.program)
         if program is not None:
             program.calls.pop(call, None)
@@ -120,7 +124,7 @@ class Learned(Policy):
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         del now_s, recomputed
         call.model_time_s += model_time_s
-        if 0 < call.output_tokens < call.charge_at_tokens:  # most steps of most calls: its prompt is computed
+        if 0 < call.output_tokens < call.charge_at_tokens:  # the prompt is computed: most steps of most calls
             return
         program = self._programs.get(call.program)
         counted = program.calls.get(call) if program is not None else None
@@ -133,7 +137,7 @@ class Learned(Policy):
             self._set_charge(program, call)
 
     def program_ended(self, program: ProgramView) -> None:
-        ended = self._close(program)
+        ended = self._remove_program(program)
         if ended is None or ended.age <= 0:
             return
         self._note_end(ended, is_known=True)
@@ -143,8 +147,8 @@ class Learned(Policy):
                 self._due[each] = None
 
     def program_forgotten(self, program: ProgramView) -> None:
-        """A program that was forgotten had its work at least, and perhaps more: it counts as censored."""
-        gone = self._close(program)
+        """The work of a forgotten program is at least what it has had, so it counts as censored."""
+        gone = self._remove_program(program)
         if gone is not None and gone.age > 0:
             self._note_end(gone, is_known=False)
             for each in (*gone.classes, self._all):
@@ -156,14 +160,14 @@ class Learned(Policy):
         self._ends.append(ProgramEnd(view.tenant, view.name, math.ceil(program.age), is_known))
 
     def learn(self, past: ModelHistory) -> None:
-        """Programs of earlier runs needed so much. A thousand classes take some 0.3 s, once."""
+        """Begin with the work of programs of earlier runs. A thousand classes take some 0.3 s, once."""
         self._learn(self._all, past.all)
         for (tenant, name), each in past.items():
             self._learn(self._table.get(tenant, name), each)
 
-    def _learn(self, of: ServiceClass, past: Past) -> None:
-        of.precede(past.finished, past.forgotten, past.ended)
-        self._fit(of)
+    def _learn(self, service_class: ServiceClass, past: ClassHistory) -> None:
+        service_class.precede(past.finished, past.forgotten, past.ended)
+        self._fit(service_class)
 
     # -- what the driver asks
 
@@ -175,7 +179,7 @@ class Learned(Policy):
             del self._due[each]
             self._fit(each)
         if self._all.remaining:
-            self._follow(self._backlog_tokens, self._all.remaining[0])
+            self._update_boost(self._backlog_tokens, self._all.remaining[0])
         most, self._boost_changed = math.inf if self._boost_changed else _RERANKS_AT_ONCE, False
         count = 0
         while self._pending and count < most:
@@ -195,18 +199,21 @@ class Learned(Policy):
         return self._fitted_at_s + _REFIT_S if self._programs else math.inf
 
     def outranks(self, call: Call, running: Call) -> bool:
-        """Preemption must pay: with the work to compute the running call's prompt again, twice as at the gate, the
-        waiting one still goes first. Programs that are alike do not preempt each other, because they go by arrival,
-        which a slot more or less hardly changes."""
+        """Whether a waiting call goes before a running one, and preemption pays.
+
+        It pays if the waiting call still goes first after `LOST_WORK_FACTOR` times the work of the running call's
+        prompt, which will be computed again, is added to its rank. Programs of a class whose work is alike do not
+        preempt each other: they go by arrival, and another order would change little.
+        """
         if call.rank >= running.rank:
             return False
         ours, theirs = self._programs.get(call.program), self._programs.get(running.program)
         if ours is None or theirs is None:
             return True
-        if ours.of is theirs.of and ours.of.is_alike:
+        if ours.ranked_by is theirs.ranked_by and ours.ranked_by.is_alike:
             return False
-        lost = running.prompt_tokens * self.costs.prompt_weight  # its output is mostly less, and not known at all times
-        return self._key(ours, RETURN * lost) < running.rank.order
+        lost = running.prompt_tokens * self.costs.prompt_weight  # outputs are mostly shorter, and not always known
+        return self._key(ours, LOST_WORK_FACTOR * lost) < running.rank.order
 
     def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
         program = self._programs.get(call.program)
@@ -228,52 +235,54 @@ class Learned(Policy):
         """The programs that have not ended."""
         return self._programs.values()
 
-    # -- the age of a program
+    # -- the classes and the age of a program
 
-    def _open(self, view: ProgramView, now_s: float) -> LiveProgram:
+    def _add_program(self, view: ProgramView, now_s: float) -> LiveProgram:
         arrival_s = now_s if math.isnan(view.arrival_s) else view.arrival_s
-        named = self._table.get(view.tenant, view.name)
-        program = self._programs[view] = LiveProgram(view=view, named=named, of=named, arrival_s=arrival_s)
+        named_class = self._table.get(view.tenant, view.name)
+        program = self._programs[view] = LiveProgram(
+            view=view, named_class=named_class, ranked_by=named_class, arrival_s=arrival_s
+        )
         self._all.live[program] = None
-        self._join(program, named)
+        self._join(program, named_class)
         if view.fingerprint:
-            self._show(program, view.fingerprint)
+            self._show_shape(program, view.fingerprint)
         self._set_left(program)
         self._set_key(program)
         return program
 
-    def _show(self, program: LiveProgram, shape: str) -> None:
-        """A program has shown what some of its name, and some of other names, have shown, too."""
+    def _show_shape(self, program: LiveProgram, shape: str) -> None:
+        """A program has shown a shape. It joins the programs of its name, and of all names, that have shown it, too."""
         tenant, name = program.view.tenant, program.view.name
-        program.others.append(self._table.get(tenant, "", ANY_NAME + shape))
-        program.parts.append(self._table.get(tenant, name, shape))
-        for each in (program.others[-1], program.parts[-1]):
+        program.parts_of_all.append(self._table.get(tenant, "", ANY_NAME + shape))
+        program.parts_of_name.append(self._table.get(tenant, name, shape))
+        for each in (program.parts_of_all[-1], program.parts_of_name[-1]):
             self._join(program, each)
 
     def _join(self, program: LiveProgram, each: ServiceClass) -> None:
-        if each.ranks and each.has_changed and each not in self._classes:  # while none of its programs lived
+        if each.ranks and each.has_changed and each not in self._classes:  # it changed while none of its programs lived
             self._due[each] = None
         self._classes[each] = None
         each.live[program] = None
         each.has_changed |= each.is_exceeded(program.age, self._all)
 
-    def _close(self, view: ProgramView) -> LiveProgram | None:
-        """A program does not live any more. Its calls, if it has any, are being aborted."""
+    def _remove_program(self, view: ProgramView) -> LiveProgram | None:
+        """Remove a program that has ended or is forgotten. If it still has calls, they are being aborted."""
         program = self._programs.pop(view, None)
         if program is None:
             return None
         for call, counted in program.calls.items():
             self._count(program, call, counted)
         self._pending.pop(program, None)
-        self._backlog_tokens = self._backlog_tokens - program.left if self._programs else 0.0
+        self._backlog_tokens = self._backlog_tokens - program.left_tokens if self._programs else 0.0
         for each in (*program.classes, self._all):
             del each.live[program]
             if not each.live:
                 self._classes.pop(each, None)
         return program
 
-    def _stop(self, call: Call) -> None:
-        """A call leaves the batch, if it was in it: count what it has done."""
+    def _leave_batch(self, call: Call) -> None:
+        """A call may leave the batch. If it was in the batch, count what it has done."""
         program = self._programs.get(call.program)
         counted = program.calls.get(call) if program is not None else None
         if program is not None and counted is not None and counted.is_running:
@@ -282,9 +291,9 @@ class Learned(Policy):
             self._count(program, call, counted)
 
     def _count(self, program: LiveProgram, call: Call, counted: Counted) -> None:
-        self._age(program, counted.count(call, self.costs.prompt_weight))
+        self._add_work(program, counted.count(call, self.costs.prompt_weight))
 
-    def _age(self, program: LiveProgram, work: float) -> None:
+    def _add_work(self, program: LiveProgram, work: float) -> None:
         program.age += work
         bucket = bisect_right(self._ages, program.age) - 1
         if bucket != program.bucket:
@@ -295,7 +304,7 @@ class Learned(Policy):
             self._pending[program] = None
 
     def _set_charge(self, program: LiveProgram, call: Call) -> None:
-        """Have the call charged about when its program enters the next bucket, if its calls in the batch go on."""
+        """Have a call charged at about the time when its program enters the next bucket of ages."""
         if program.bucket + 1 == len(self._ages):
             call.charge_at_tokens = math.inf
             return
@@ -309,51 +318,53 @@ class Learned(Policy):
         return Rank(0, program.key, (program.view.arrival_order << 48) + program.calls[call].number)
 
     def _set_key(self, program: LiveProgram) -> None:
-        program.of = program.find_class()
+        program.ranked_by = program.find_class()
         program.key, program.standing = self._key(program), self._key(program, at_gate=True)
 
     def _key(self, program: LiveProgram, more_tokens: float = 0.0, *, at_gate: bool = False) -> float:
-        """The arrival less the boost, in seconds: the least goes first.
+        """The program's arrival less its boost, in seconds. The least key goes first.
 
         Args:
+            program: The program.
             more_tokens: Work that is added to the rank.
-            at_gate: Programs that are alike keep their places by arrival, because a context that is lost costs.
+            at_gate: Whether the key is for the gate. There, programs whose work is alike keep their places by arrival,
+                because a program that closes loses its context.
         """
         ranks = self._ranks_of(program)
-        bucket = 0 if at_gate and program.of.is_alike else program.bucket
+        bucket = 0 if at_gate and program.ranked_by.is_alike else program.bucket
         return program.arrival_s - self._boost.of((ranks[bucket] if ranks else 0.0) + more_tokens)
 
     def _ranks_of(self, program: LiveProgram) -> tuple[float, ...]:
-        """What ranks a program, by bucket of its age; empty: nothing is known of any program."""
-        return program.of.ranks or self._all.ranks
+        """The ranks of a program by bucket of ages, in tokens. Empty: nothing is known of any program."""
+        return program.ranked_by.ranks or self._all.ranks
 
     def _fit(self, each: ServiceClass) -> None:
-        """Estimate a class's distribution, and rank its programs by it."""
+        """Estimate the distribution of a class again, and rank its programs by it."""
         distribution = each.estimate(self._all)
         each.fit(distribution, self._ages, is_all=each is self._all)
         if distribution is not None and each is self._all:
             self._boost.use(distribution.share_beyond())
-        ranked = list(self._by_all() if each is self._all else _live(each))
+        ranked = list(self._ranked_by_all() if each is self._all else _live(each))
         self._pending |= dict.fromkeys(ranked)
         for program in ranked:
             self._set_left(program)
 
     def _set_left(self, program: LiveProgram) -> None:
-        """The work that a program has left follows from its age and its class."""
-        before, remaining = program.left, program.named.remaining or self._all.remaining
-        program.left = remaining[program.bucket] if remaining else 0.0
-        self._backlog_tokens += program.left - before
+        """Set the work that a program is expected to have left, which follows from its age and its class."""
+        before, remaining = program.left_tokens, program.named_class.remaining or self._all.remaining
+        program.left_tokens = remaining[program.bucket] if remaining else 0.0
+        self._backlog_tokens += program.left_tokens - before
 
-    def _by_all(self) -> Iterable[LiveProgram]:
+    def _ranked_by_all(self) -> Iterable[LiveProgram]:
         """The programs whose rank or work left follows from the distribution of all programs."""
-        return (each for each in self._programs.values() if not (each.of.ranks and each.named.ranks))
+        return (each for each in self._programs.values() if not (each.ranked_by.ranks and each.named_class.ranks))
 
-    def _follow(self, left_tokens: float, mean_tokens: float) -> None:
-        """Rank all programs again if the boost changes."""
+    def _update_boost(self, left_tokens: float, mean_tokens: float) -> None:
+        """Follow the backlog. If the boost changes, rank all programs again."""
         if self._boost.follow(left_tokens, mean_tokens, self.costs):
             self._boost_changed = True
             self._pending |= dict.fromkeys(self._programs.values())
 
 
-def _live(of: ServiceClass) -> list[LiveProgram]:
-    return cast("list[LiveProgram]", list(of.live))
+def _live(service_class: ServiceClass) -> list[LiveProgram]:
+    return cast("list[LiveProgram]", list(service_class.live))

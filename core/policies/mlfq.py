@@ -1,4 +1,4 @@
-"""Multi-level feedback queue over single calls: the paper's MLFQ baseline, which does not know programs."""
+"""Multi-level feedback queue over single calls: the baseline MLFQ of Autellix (§6), which does not know programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.core.policies.view import Call
 
 @register("mlfq", "a multi-level feedback queue over single calls, without programs", MultilevelParameters)
 class Mlfq(MultilevelPolicy):
-    """Every new call starts in Q_1. A call starves by its own wait and run time only."""
+    """Every new call starts in Q_1. Only its own wait and run time count for anti-starvation."""
 
     def attained_service_s(self, call: Call) -> float:
         del call

@@ -18,9 +18,9 @@ from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.registry import check_number
 
 # Where calibration starts. The first bound should exceed the service of a typical call. Otherwise calls are demoted
-# while they run and preempt each other to no purpose: in the demo a call takes 2 to 3 s, and with a first bound of
-# 0.5 s each call was preempted once. Bounds that double keep programs apart over a wide range. The last of the five
-# queues is first come, first served. With seven queues the last bound was so large that all long programs ended late.
+# while they run, and preempt each other to no purpose: in the demo a call takes 2 to 3 s, and with a first bound of
+# 0.5 s each call was preempted once. Bounds that double tell programs apart over a wide range. The last of the five
+# queues is first come, first served. With seven queues, its bound was so large that all long programs ended late.
 DEFAULT_BOUNDS_S: Final = (4.0, 8.0, 16.0, 32.0)
 DEFAULT_BETA: Final = 8.0
 
@@ -126,8 +126,7 @@ class MultilevelPolicy(Policy):
         """The service that ranks an arriving call: `c.service`, line 11."""
 
     def attained_wait_s(self, call: Call) -> float:
-        """The program's part of W_total: `pt[c.pid].wait`, line 24. It covers the same calls as
-        `attained_service_s`."""
+        """The program's part of W_total: `pt[c.pid].wait`, line 24. It is of the same calls as `attained_service_s`."""
         return call.program.attained.wait_s
 
     def level_of(self, service_s: float) -> int:
@@ -166,7 +165,7 @@ class MultilevelPolicy(Policy):
             self._set_bounds(self._calibration.observe(call.served_s))
 
     def _set_bounds(self, bounds_s: Sequence[float] | None) -> None:
-        """Use new bounds for calls that arrive from now on. Earlier calls keep queue and quantum until they move."""
+        """Use new bounds for calls that arrive from now on. Other calls keep queue and quantum until they move."""
         if bounds_s is None:
             return
         self.bounds_s = tuple(bounds_s)
@@ -181,7 +180,7 @@ class MultilevelPolicy(Policy):
             call.quantum_s -= model_time_s
         if call.quantum_s <= 0:
             self._enter(call, call.rank.level + 1)
-        if not math.isnan(call.waiting_since_s):  # the step was reported after the call's preemption, or as it stalled
+        if not math.isnan(call.waiting_since_s):  # it waits: the step is reported after a preemption or a stall
             self.waiting.update(call)
             self._watch(call)
 

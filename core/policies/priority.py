@@ -13,9 +13,9 @@ from weft.core.policies.view import Call, Rank
 class Priority(Policy):
     """What a user of stock vLLM can do for programs without Weft.
 
-    A program's calls go before those of programs that arrived later, and among themselves first come, first served.
-    Like vLLM's `--scheduling-policy priority` it orders the waiting calls only. It preempts only when KV blocks run
-    out, the call of the latest program first.
+    A program's calls go before those of programs that arrived later. Calls of one program are first come, first served.
+    Like vLLM's `--scheduling-policy priority`, the policy orders only the waiting calls. Calls are preempted only when
+    KV blocks run out, those of the latest program first.
     """
 
     preempts = False

@@ -1,4 +1,7 @@
-"""What a policy may see: calls, their programs, and the ranks that it gives to calls."""
+"""What a policy may see of calls and programs, and the ranks that it gives to calls.
+
+Both drivers, vLLM's scheduler and the simulator, fill these objects in.
+"""
 
 from __future__ import annotations
 

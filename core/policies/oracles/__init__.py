@@ -1,4 +1,4 @@
-"""Policies that know the future. They run in simulation only, as bounds on what a real policy can reach."""
+"""Policies that know the future, as bounds on what a policy of an engine can reach. They run in simulation only."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from weft.core.policies.view import Call, Rank
 
 @register("sjf", "shortest call first, which knows the output lengths", simulation_only=True)
 class Sjf(Policy):
-    """Runs the calls with the least work first, whatever their programs have left. It does not preempt."""
+    """Runs the calls with the least work first, whatever work their programs have left. It does not preempt."""
 
     preempts = False
 

@@ -13,8 +13,11 @@ from weft.core.policies.view import Call, Rank
 
 
 def remaining_work(call: Call) -> float:
-    """A program's remaining work in output tokens, less a fraction of one token that favours, of one program, the call
-    with the longer chain of calls behind it, so that the program ends sooner."""
+    """The remaining work of a call's program in output tokens, less a part of a token for the call itself.
+
+    The part is larger if a longer chain of calls follows the call. Among the calls of a program that call then goes
+    first, so that the program ends sooner.
+    """
     path = call.predicted_path_tokens
     return call.program.predicted_tokens - path / (1 + path)
 
@@ -23,10 +26,10 @@ def remaining_work(call: Call) -> float:
 class Srpt(Policy):
     """Runs the calls with the least work left first, as if the future were known.
 
-    Behind the gate it also knows what a displaced program loses: the clairvoyant of sizes and cache.
+    Behind the gate it also takes into account what a displaced program loses.
 
     Args:
-        remaining: The work left of a call's program, or of the call, in any unit.
+        remaining: The work that a call's program, or the call, has left, in output tokens.
     """
 
     ranks_follow_steps = True

@@ -1,1 +1,1 @@
-"""Queues of waiting calls, the bounds between them, and what calls have had in them."""
+"""Queues of waiting calls, the bounds between queues, anti-starvation, and counts of each queue."""

@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-_WINDOW_CALLS: Final = 512
-_EVERY_CALLS: Final = 32
+_WINDOW_CALLS: Final = 512  # the latest calls, from which the bounds follow
+_EVERY_CALLS: Final = 32  # the bounds are computed again after so many calls
 
 
 class BoundsCalibration:
     """Learns the queue bounds from the latest calls.
 
-    The first bound is the 90th percentile of a call's service, and each further bound is twice the one before. A
-    narrower first queue would demote calls while they run, and they would preempt each other to no purpose. A much
-    wider one would hold all of a short program and most of a long one, and would tell them apart too late. The same
-    calls give the same bounds, because only calls are counted and no clock is read.
+    The first bound is the 90th percentile of a call's service, and each further bound is twice the one before. With a
+    narrower first queue, calls would be demoted while they run, and preempt each other to no purpose. A much wider one
+    would hold all of a short program and most of a long one, and tell them apart too late. The same calls give the same
+    bounds, because only calls are counted and no clock is read.
 
     Args:
-        queues: K, the number of queues between the bounds.
+        queues: K, the number of queues.
     """
 
     def __init__(self, queues: int) -> None:
@@ -29,10 +29,10 @@ class BoundsCalibration:
         self._calls = 0
 
     def observe(self, service_s: float) -> Sequence[float] | None:
-        """Observe a call that has left after `service_s` seconds of service.
+        """Observe a call that has left after `service_s` of service, in seconds or in any other unit.
 
         Returns:
-            The K-1 new bounds in seconds after every 32nd call, otherwise None.
+            The K-1 new bounds in the same unit after every 32nd call, otherwise None.
         """
         if service_s <= 0:  # the call was aborted before it ran
             return None

@@ -1,4 +1,4 @@
-"""What the calls of each queue have had, for people who watch an engine."""
+"""Counts of each queue for people who watch an engine: starts, wait and service (docs/how-to/observe.md)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-MOST_LEVELS: Final = (
-    16  # that are told apart; `priority` has one for each program. Calls further down count as the last
-)
+# Queues that are told apart. `priority` has a queue for each program. Calls further down count in the last one.
+MOST_LEVELS: Final = 16
 
 
 @dataclass(slots=True)
@@ -65,9 +64,9 @@ class Levels:
         """The figures now.
 
         Args:
-            running: The levels of the calls that run.
-            waiting: Of those that wait.
-            promotions: Of the policy.
+            running: The levels of the sequences that run.
+            waiting: The levels of the calls that wait.
+            promotions: The policy's promotions so far.
         """
         now_running, now_waiting = _per_level(running), _per_level(waiting)
         for level in (*now_running, *now_waiting):

@@ -1,8 +1,8 @@
 """Waiting calls by queue, and in a queue by response ratio: HRRN (Astraea §4.3.3, eq. 4).
 
 The ratio of a call's wait to its service grows faster for short calls, so the order changes while calls wait. Calls of
-like service are in one bucket, where the order is that of their waits and does not change. So only the first calls of
-the buckets are compared.
+about the same service are in one bucket. Inside a bucket they go by their waits, an order that does not change, so only
+the first calls of the buckets have to be compared.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final
 from weft.core.policies.queues.waiting import RankHeap, WaitingCalls
 from weft.core.policies.view import Call, Rank
 
-_WIDTH: Final = math.log(1.1)  # of a bucket: so a call goes before another of up to 10 % higher ratio
+_WIDTH: Final = math.log(1.1)  # of a bucket, in which a call may go before another whose ratio is up to 10 % higher
 
 
 class ByResponseRatio(WaitingCalls):
-    """The calls of the first queue that has any go first, and of these the one with the highest response ratio.
+    """Waiting calls: those of the first queue first, and in a queue the call with the highest response ratio.
 
     A call's rank is its queue, the time since which it counts as waiting, and its arrival. Its `predicted_service_s`
-    must not change while it is here.
+    must not change while it waits here.
     """
 
     def __init__(self) -> None:

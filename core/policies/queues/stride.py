@@ -2,8 +2,9 @@
 queueing).
 
 Each tenant has a virtual time, which grows by the work of its calls divided by its share. The tenant with the least
-goes next. A call's work is known when it has left, so an estimate counts from its start on. A tenant that asked for
-less than its share has credit for a few calls, so that one of short programs need not wait its turn for each call.
+virtual time goes next. The work of a call is known when the call has left, so from its start until then an estimate
+counts. A tenant that has asked for less than its share keeps credit for a few calls. A tenant with short programs then
+need not wait for its turn with each call.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from weft.core.policies.queues.waiting import RankHeap, WaitingCalls
 from weft.core.policies.view import Call, ProgramView, Rank
 
 MOST_IDLE: Final = 4096  # tenants without a program that are remembered
-_PRIOR_TOKENS: Final = 256.0  # of a call, before any has left
-CREDIT_CALLS: Final = 4  # of its share that a tenant may keep for later, at most
-_WINDOW: Final = 128  # calls that the mean follows
+_PRIOR_TOKENS: Final = 256.0  # the work of a call that counts as one more in the mean
+CREDIT_CALLS: Final = 4  # mean calls for which a tenant may keep credit
+_WINDOW: Final = 128  # the number of calls at which the sums of the mean are halved
 
 
 class Reserved(NamedTuple):
-    """What a call that has started counts for until it leaves."""
+    """The estimate that counts for a call from its start until it leaves."""
 
-    passed: float  # by which its tenant's virtual time grew
+    virtual_time: float  # by which the tenant's virtual time has grown
     done_tokens: float  # its work before it started
 
 
@@ -40,33 +41,39 @@ class TenantQueue:
     waiting: WaitingCalls
     weight: float = 1.0
     share: float = 1.0  # its weight, until an epoch gives it more or less
-    passed: float = 0.0  # its virtual time
-    reserved: float = 0.0  # of it, what its running calls are expected to take
-    calls: dict[Call, None] = field(default_factory=dict)  # that wait or run
+    virtual_time: float = 0.0  # the work that it has had, divided by its share
+    reserved_time: float = 0.0  # the part of its virtual time that is an estimate, for its running calls
+    calls: dict[Call, None] = field(default_factory=dict)  # calls that wait or run
     running: dict[Call, None] = field(default_factory=dict)
-    programs: dict[ProgramView, None] = field(default_factory=dict)  # that have not ended
-    served_at_s: float = -math.inf  # when a call of it last started, or when it began to wait
-    is_owed: bool = False  # it has been kept waiting for so long that it may preempt
-    work_tokens: float = 0.0  # of its latest calls that left
-    left: float = 0.0  # and how many they are
+    programs: dict[ProgramView, None] = field(default_factory=dict)  # programs that have not ended
+    served_at_s: float = -math.inf  # when one of its calls last started, or when it began to wait
+    is_overdue: bool = False  # it has waited for so long that it may preempt
+    work_tokens: float = 0.0  # sum over its latest calls that have left
+    left_calls: float = 0.0  # the number of these calls
 
     @property
     def rank(self) -> Rank:
-        return Rank(0, self.passed, self.number)
+        return Rank(0, self.virtual_time, self.number)
 
     @property
     def mean_tokens(self) -> float:
         """The expected work of a call."""
-        return (self.work_tokens + _PRIOR_TOKENS) / (self.left + 1)
+        return (self.work_tokens + _PRIOR_TOKENS) / (self.left_calls + 1)
 
 
 class ByTenant(WaitingCalls):
-    """The waiting calls: the tenant with the least virtual time first, and of a tenant in the order of its own queue.
+    """The waiting calls: the tenant with the least virtual time first, and its calls in the order of its own queue.
 
     Args:
         make: Makes the queue of a tenant.
-        weight_of: The weight of a tenant.
-        work_of: The work of a call so far, in tokens.
+        weight_of: Returns the weight of a tenant.
+        work_of: Returns the work of a call so far, in output tokens.
+
+    Attributes:
+        tenants: The tenants by name.
+        entered: The tenant of each call that waits or runs. It may differ from the call's own, because a program's
+            tenant is that of its first call.
+        changes: Counts everything that may change who may displace whom.
     """
 
     def __init__(
@@ -78,81 +85,85 @@ class ByTenant(WaitingCalls):
         super().__init__()
         self.tenants: dict[str, TenantQueue] = {}
         self._make, self._weight_of, self._work_of = make, weight_of, work_of
-        self._ready: RankHeap[TenantQueue] = RankHeap()  # those with waiting calls
+        self._ready: RankHeap[TenantQueue] = RankHeap()  # tenants with waiting calls
         self._reserved: dict[Call, Reserved] = {}
-        self.entered: dict[Call, TenantQueue] = {}  # a program's tenant may be named after its first call
-        self._of_program: dict[ProgramView, TenantQueue] = {}
+        self.entered: dict[Call, TenantQueue] = {}
+        self._tenant_of_program: dict[ProgramView, TenantQueue] = {}
         self._count = 0
         self._numbers = itertools.count()
-        self.changes = 0  # counts what may change who may displace whom
-        self._virtual = 0.0  # what the tenants have passed whose calls start, without calls that run; never falls
+        self.changes = 0
+        self._system_time = 0.0  # the greatest virtual time, without estimates, of a tenant whose call has started
 
-    def of(self, call: Call) -> TenantQueue:
+    def tenant_of(self, call: Call) -> TenantQueue:
         """The tenant of a call that has entered and not left."""
         return self.entered[call]
 
-    def _tenant(self, name: str) -> TenantQueue:
+    def _get_tenant(self, name: str) -> TenantQueue:
         found = self.tenants.get(name)
         if found is None:
             found = self.tenants[name] = TenantQueue(name, next(self._numbers), self._make(), self._weight_of(name))
             found.share = found.weight
-            found.passed = self._with_credit(found)
+            found.virtual_time = self._full_credit_time(found)
         return found
 
-    def _with_credit(self, tenant: TenantQueue) -> float:
-        """The virtual time of a tenant that had kept all the credit that it may."""
-        return self._virtual - CREDIT_CALLS * tenant.mean_tokens / tenant.share
+    def _full_credit_time(self, tenant: TenantQueue) -> float:
+        """The least virtual time that a tenant may have: it then has all the credit that it may keep."""
+        return self._system_time - CREDIT_CALLS * tenant.mean_tokens / tenant.share
 
     def has_credit(self, tenant: TenantQueue) -> bool:
-        """Whether a tenant will have had less than its share also after a further call."""
-        return tenant.passed + tenant.mean_tokens / tenant.share <= self._virtual
+        """Whether a tenant will still have had less than its share after one more call."""
+        return tenant.virtual_time + tenant.mean_tokens / tenant.share <= self._system_time
 
     # -- calls come and go
 
     def enter(self, call: Call, now_s: float) -> None:
-        """A call arrives. A tenant that had none keeps little credit for the time in which it asked for nothing."""
+        """A call arrives. If its tenant had no call, its credit is limited, because it has asked for nothing lately."""
         if call in self.entered:  # the next input of a streaming session
             self.settle(call)
             return
-        tenant = self._of_program.get(call.program) or self._tenant(call.program.tenant or "")
-        self.entered[call] = self._of_program[call.program] = tenant
+        tenant = self._tenant_of_program.get(call.program) or self._get_tenant(call.program.tenant or "")
+        self.entered[call] = self._tenant_of_program[call.program] = tenant
         if not tenant.calls:
-            self._move(tenant, max(tenant.passed, self._with_credit(tenant)))
+            self._set_virtual_time(tenant, max(tenant.virtual_time, self._full_credit_time(tenant)))
         if not tenant.waiting:
             tenant.served_at_s = now_s
         tenant.calls[call] = tenant.programs[call.program] = None
 
     def reserve(self, call: Call) -> None:
-        """A call starts: count what a call of its tenant takes on average."""
+        """A call starts. Count the mean work of its tenant's calls as an estimate."""
         if call in self._reserved:
             return
-        tenant = self.of(call)
-        self._virtual = max(self._virtual, tenant.passed - tenant.reserved)
-        passed = tenant.mean_tokens / tenant.share
-        tenant.reserved += passed
-        self._reserved[call] = Reserved(passed, self._work_of(call))
-        self._move(tenant, tenant.passed + passed)
+        tenant = self.tenant_of(call)
+        self._system_time = max(self._system_time, tenant.virtual_time - tenant.reserved_time)
+        estimate = tenant.mean_tokens / tenant.share
+        tenant.reserved_time += estimate
+        self._reserved[call] = Reserved(estimate, self._work_of(call))
+        self._set_virtual_time(tenant, tenant.virtual_time + estimate)
 
     def settle(self, call: Call) -> None:
-        """A call leaves the batch: count what it has done instead of the estimate."""
+        """A call leaves the batch. Count what it has done instead of the estimate."""
         reserved = self._release(call)
         if reserved is not None:
-            tenant = self.of(call)
-            self._move(tenant, tenant.passed + (self._work_of(call) - reserved.done_tokens) / tenant.share)
+            tenant = self.tenant_of(call)
+            self._set_virtual_time(
+                tenant, tenant.virtual_time + (self._work_of(call) - reserved.done_tokens) / tenant.share
+            )
 
     def _release(self, call: Call) -> Reserved | None:
         reserved = self._reserved.pop(call, None)
         if reserved is not None:
-            tenant = self.of(call)
-            tenant.reserved -= reserved.passed
-            self._move(tenant, tenant.passed - reserved.passed)
+            tenant = self.tenant_of(call)
+            tenant.reserved_time -= reserved.virtual_time
+            self._set_virtual_time(tenant, tenant.virtual_time - reserved.virtual_time)
         return reserved
 
-    def without(self, call: Call) -> float:
-        """The virtual time of a running call's tenant as if the call had not started. What it has done is not known in
-        each step."""
+    def virtual_time_without(self, call: Call) -> float:
+        """The virtual time of a running call's tenant as if the call had not started.
+
+        It leaves the call's estimate out, because what the call has really done is not known in each step.
+        """
         reserved = self._reserved.get(call)
-        return self.of(call).passed - (reserved.passed if reserved is not None else 0.0)
+        return self.tenant_of(call).virtual_time - (reserved.virtual_time if reserved is not None else 0.0)
 
     def exit(self, call: Call) -> None:
         """A call leaves the engine."""
@@ -163,49 +174,49 @@ class ByTenant(WaitingCalls):
         tenant.running.pop(call, None)
         del tenant.calls[call]
         tenant.work_tokens += self._work_of(call)
-        tenant.left += 1
-        if tenant.left >= _WINDOW:
-            tenant.work_tokens, tenant.left = tenant.work_tokens / 2, tenant.left / 2
+        tenant.left_calls += 1
+        if tenant.left_calls >= _WINDOW:
+            tenant.work_tokens, tenant.left_calls = tenant.work_tokens / 2, tenant.left_calls / 2
 
     def end(self, program: ProgramView) -> None:
-        """A program has ended. Calls of it may still be here."""
-        tenant = self._of_program.pop(program, None)
+        """A program has ended. It may still have calls here, which are being aborted."""
+        tenant = self._tenant_of_program.pop(program, None)
         if tenant is not None:
             del tenant.programs[program]
 
-    def forget(self) -> None:
-        """Forget tenants that have nothing here and would return with all credit, and of very many the oldest."""
+    def forget_idle(self) -> None:
+        """Forget idle tenants that would return with full credit, and the oldest of very many idle tenants."""
         idle = [each for each in self.tenants.values() if not (each.calls or each.programs)]
         for number, tenant in enumerate(idle):
-            if tenant.passed <= self._with_credit(tenant) or len(idle) - number > MOST_IDLE:
+            if tenant.virtual_time <= self._full_credit_time(tenant) or len(idle) - number > MOST_IDLE:
                 del self.tenants[tenant.name]
 
-    def _move(self, tenant: TenantQueue, passed: float) -> None:
-        tenant.passed = passed
+    def _set_virtual_time(self, tenant: TenantQueue, virtual_time: float) -> None:
+        tenant.virtual_time = virtual_time
         self.changes += 1
         self._ready.update(tenant)
 
     # -- the queue
 
     def push(self, member: Call) -> None:
-        tenant = self.of(member)
+        tenant = self.tenant_of(member)
         self._follow_clock(tenant)
         tenant.waiting.push(member)
         self._count += 1
         self.changes += 1
         if tenant not in self._ready:
             self._ready.push(tenant)
-        self._release(member)  # if it was taken out and did not start
+        self._release(member)  # `pop` may have taken it out without its start
 
     def update(self, member: Call) -> None:
         if member in self:
-            self.of(member).waiting.update(member)
+            self.tenant_of(member).waiting.update(member)
             self.changes += 1
 
     def discard(self, member: Call) -> None:
         if member not in self:
             return
-        tenant = self.of(member)
+        tenant = self.tenant_of(member)
         tenant.waiting.discard(member)
         self._count -= 1
         self.changes += 1
@@ -250,7 +261,7 @@ class ByTenant(WaitingCalls):
         return self._count
 
     def __iter__(self) -> Iterator[Call]:
-        """In the order in which the calls would start, if all could."""
+        """Iterate in the order in which the calls would start if all of them could."""
         turns: list[tuple[Rank, TenantQueue, Iterator[Call]]] = []
         in_order = iter(self._ready)
         later_one = next(in_order, None)

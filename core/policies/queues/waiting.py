@@ -1,4 +1,4 @@
-"""Calls, or programs, in rank order: O(log n) to add, take and re-rank one, O(1) to remove one from anywhere."""
+"""Queues in rank order: O(log n) to add, take and re-rank a member, O(1) to remove one from anywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.core.policies.view import Call, Rank
 
 
 class Ranked(Hashable, Protocol):
-    """Something with a rank. The first one has the least rank."""
+    """Something with a rank. The member with the least rank comes first."""
 
     @property
     def rank(self) -> Rank: ...
@@ -23,8 +23,8 @@ T = TypeVar("T", bound=Ranked)
 class RankHeap(Generic[T]):
     """A priority queue by rank. After a change of a member's rank, call `update`.
 
-    Removing or re-ranking a member leaves its old heap entry behind. Such an entry is dropped when it reaches the
-    front. When more than half of the entries are such, the heap is rebuilt.
+    Removing or re-ranking a member leaves its old heap entry behind. An old entry is dropped when it reaches the front.
+    When more than half of the entries are old, the heap is rebuilt.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class RankHeap(Generic[T]):
         self._add(member)
 
     def update(self, member: T) -> None:
-        """Sort a member by its present rank. One that is not in the queue is ignored."""
+        """Sort a member by its present rank. A member that is not in the queue is ignored."""
         entry = self._entries.get(member)
         if entry is not None and entry[0] != member.rank:
             self._add(member)
@@ -106,7 +106,7 @@ class RankHeap(Generic[T]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate in rank order, O(log n) for each member: walks down the heap, always to the smallest entry seen.
+        """Iterate in rank order, O(log n) for each member, by walking down the heap to the smallest entry seen so far.
 
         The queue must not change during the iteration.
         """

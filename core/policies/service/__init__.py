@@ -1,1 +1,1 @@
-"""How much work programs need: learned from those that have ended, and what follows for ranks."""
+"""How much work programs need, learned from those that have ended, and the ranks that follow from it."""

@@ -1,10 +1,10 @@
-"""By how much earlier a program counts as having arrived, for its rank: what the first come lose to the short ones.
+"""The boost: by how much earlier a program counts as having arrived, because of its rank.
 
     boost(r) = B * E[(X - r)+] / E[X]        B = BOOST * min(backlog, BATCHES * slots * E[X]) * seconds per token
 
-X is the work of any program, r a rank in tokens, and the backlog the work that all programs have left. So nobody is
-overtaken by one that arrives more than B later. With a longer B, the largest programs would wait until no others
-arrive any more.
+X is the work of any program, r a rank in tokens, and the backlog the work that all programs have left. A program is
+therefore never overtaken by one that arrives more than B later. With a larger B, the largest programs would wait until
+no others arrive any more.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final
 
 from weft.core.policies.steps.costs import StepCosts
 
-BOOST: Final = 8.0  # the most that a program counts as having arrived earlier, in units of the backlog
+BOOST: Final = 8.0  # the largest boost, in units of the backlog
 BATCHES: Final = 3.5  # the most that the backlog counts, in full batches of programs of mean work
-UNKNOWN_TOKENS: Final = 1000.0  # the mean work of a program, while none has ended
-_LEAST_CHANGE: Final = 0.1  # B follows the backlog when it has changed by this part
+UNKNOWN_TOKENS: Final = 1000.0  # the assumed mean work of a program while none has ended
+_LEAST_CHANGE: Final = 0.1  # B follows the backlog once it is off by this part
 
 
 class Boost:
-    """The boost of all programs. It changes for all of them at once, because keys under different ones do not compare.
+    """The boost. It changes for all programs at once, because keys under different boosts do not compare.
 
     Attributes:
-        most_s: B, in seconds.
+        most_s: B, the largest boost, in seconds.
     """
 
     def __init__(self) -> None:
@@ -35,18 +35,19 @@ class Boost:
         self.most_s = 0.0
         self._edges: tuple[float, ...] = tuple(map(float, EDGES))
         self._latest: tuple[float, ...] | None = None
-        self._beyond: tuple[float, ...] | None = None  # E[(X - x)+] / E[X] at each edge x
+        self._beyond: tuple[float, ...] | None = None  # E[(X - x)+] / E[X] at each edge x; None until a fit counts
 
     def use(self, share_beyond: Iterable[float]) -> None:
-        """The work of any program was fitted: by edge x, E[(X - x)+] / E[X]. It counts with the next change."""
+        """Take over a new fit: E[(X - x)+] / E[X] at each edge x. It counts from the next change of B on."""
         self._latest = tuple(map(float, share_beyond))
 
     def follow(self, left_tokens: float, mean_tokens: float, costs: StepCosts) -> bool:
-        """Follow the backlog, if it has changed enough.
+        """Set B by the backlog, if B is off by more than a tenth.
 
         Args:
             left_tokens: The work that all programs have left.
             mean_tokens: E[X].
+            costs: The costs of the engine's steps.
 
         Returns:
             Whether the boost has changed.
@@ -62,7 +63,7 @@ class Boost:
         return self.most_s * self._share_beyond(rank_tokens)
 
     def _share_beyond(self, rank: float) -> float:
-        """The share of the work of all programs that comes after so many tokens of each of them: 1 for a rank of 0."""
+        """The share of all work that lies beyond the first `rank` tokens of each program: 1 for a rank of 0."""
         if self._beyond is None:
             return math.exp(-rank / UNKNOWN_TOKENS)
         last = len(self._edges) - 1

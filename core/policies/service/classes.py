@@ -1,4 +1,4 @@
-"""What is known of the programs of one class, and a bounded table of classes."""
+"""What a policy that learns knows of the programs of one class, and a bounded table of classes."""
 
 from __future__ import annotations
 
@@ -14,44 +14,52 @@ if TYPE_CHECKING:
     from weft.core.policies.service.distribution import Distribution
 
 WINDOW: Final = 400  # the latest programs of a class that are remembered
-MOST_CLASSES: Final = 4096  # a program is in up to seven
+MOST_CLASSES: Final = 4096  # in a table; a program is in up to seven classes
 LEAST_ENDED: Final = 3  # with fewer ends, a class is ranked by the distribution of all programs
-_REFIT_ENDS: Final = 8
-ALIKE_BELOW: Final = math.log(2.3)  # the variance of the logarithm of work below which programs of a class are alike
+_REFIT_ENDS: Final = 8  # a class is fitted again after at most so many ends
+# Programs of a class are alike if the variance of the logarithm of work is below this.
+ALIKE_BELOW: Final = math.log(2.3)
 _VARIED_POWER: Final = 1.5
-_PRIOR_ENDS: Final = 8  # programs of like work that a class is taken to have had, next to those that are known
+_PRIOR_ENDS: Final = 8  # programs of equal work that count as ended in each class, in addition to the known ones
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Aged:
-    """A program that lives: what it has shown of its work."""
+    """What a live program has shown of its work."""
 
     age: float = 0.0  # the work that it has had, in tokens
-    bucket: int = 0  # of its age
+    bucket: int = 0  # the bucket of its age
 
 
 @dataclass(eq=False, slots=True)
 class ServiceClass:
-    """The programs of one tenant and name: the work of those that ended, those that live, and the latest fit."""
+    """The programs of one tenant and name: the work of ended programs, the live programs, and the latest fit."""
 
     tenant: str | None = None
     name: str = ""
-    shape: str = ""  # what programs of this part of the class have shown; "": all programs of tenant and name
+    shape: str = ""  # what the programs of this part of a class have shown; "": the whole class
     finished: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work in tokens
-    ended: int = 0  # also those that the window no longer holds
-    new_ends: int = 0  # since the latest fit
-    has_changed: bool = False  # its programs have shown something new since then
-    forgotten: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # work of those of unknown end
+    ended: int = 0  # programs that have ended, also those that `finished` no longer holds
+    new_ends: int = 0  # programs that have ended since the latest fit
+    has_changed: bool = False  # since the latest fit, live or forgotten programs have shown something new
+    # Work of programs without a reported end.
+    forgotten: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     live: dict[Aged, None] = field(default_factory=dict)
-    ranks: tuple[float, ...] = ()  # by bucket of ages, in tokens; empty: those of all programs
-    remaining: tuple[float, ...] = ()  # by bucket, the expected work left in tokens; empty: likewise
-    is_alike: bool = False  # its programs need like work, and go first come, first served
-    branch: Branch | None = None  # of the latest fit; None: it has no distribution of its own
+    ranks: tuple[float, ...] = ()  # by bucket of ages, in tokens; empty: it has no distribution of its own
+    remaining: tuple[float, ...] = ()  # the expected work left, by bucket of ages, in tokens; empty: the same
+    is_alike: bool = False  # its programs need about the same work, and go first come, first served
+    branch: Branch | None = None  # how the latest fit ranks; None: it has no distribution of its own
     median_tokens: float = math.nan
     p95_tokens: float = math.nan
 
     def precede(self, finished: Iterable[float], forgotten: Iterable[float], ended: int) -> None:
-        """Programs of the class had ended before those that are known: their work, the latest last, and how many."""
+        """Add programs of an earlier run, before those that are known.
+
+        Args:
+            finished: The work of programs that had ended, in tokens, the latest last.
+            forgotten: The work of programs without a reported end.
+            ended: How many programs had ended.
+        """
         self.finished = deque([*finished, *self.finished], maxlen=WINDOW)
         self.forgotten = deque([*forgotten, *self.forgotten], maxlen=WINDOW)
         self.ended += ended
@@ -68,15 +76,20 @@ class ServiceClass:
         return self.new_ends >= min(_REFIT_ENDS, 1 + self.ended // 4)
 
     def is_exceeded(self, age: float, of_all: ServiceClass) -> bool:
-        """Whether a program of this age has had more work than what is known of the class lets expect."""
+        """Whether a program of this age has had more work than the class lets expect.
+
+        Args:
+            age: The age in tokens.
+            of_all: The class of all programs, which counts if this class has no distribution of its own.
+        """
         return age > (self.p95_tokens if self.ranks else of_all.median_tokens)
 
     def estimate(self, of_all: ServiceClass) -> Distribution | None:
         """Estimate the distribution of the work of its programs from all that they have shown until now.
 
         Returns:
-            None: too few of its programs have ended, and of those that live none has had more work than most programs
-            of all classes need.
+            None if too few of its programs have ended, unless a live one has had more work than half of all programs
+            need.
         """
         from weft.core.policies.service.distribution import estimate
 
@@ -88,13 +101,13 @@ class ServiceClass:
     def fit(self, distribution: Distribution | None, ages: Sequence[float], *, is_all: bool) -> None:
         """Rank the programs of the class by the distribution of their work (`weft.core.policies.learned`).
 
-        A few ends make the variance too large, because the estimate has a tail and is smoothed. Eight programs of like
-        work are therefore counted with them.
+        A few ends make the variance too large, because the estimate has a tail and is smoothed. Eight programs of equal
+        work are therefore counted in addition.
 
         Args:
-            distribution: None: too little is known, so they are ranked by all programs.
-            ages: The ages that have ranks, in tokens.
-            is_all: It is the class of all programs, which has the index alone.
+            distribution: The distribution. None: too little is known, so all programs together rank the class.
+            ages: The lower bounds of the buckets of ages, in tokens.
+            is_all: Whether this is the class of all programs, which the Gittins index alone ranks.
         """
         if distribution is None:
             self.ranks, self.remaining, self.is_alike, self.branch = (), (), False, None
@@ -113,17 +126,17 @@ class ServiceClass:
         self.branch = Branch.ALIKE if self.is_alike else Branch.VARIED if varied == 1 else Branch.INDEX
 
     def row(self, branch_of_new: Branch) -> ClassRow:
-        """What a user may see of it.
+        """The class as a row for people.
 
         Args:
-            branch_of_new: What ranks its programs while it has no distribution of its own.
+            branch_of_new: How its programs are ranked while it has no distribution of its own.
         """
         branch = self.branch or branch_of_new
         return ClassRow(self.tenant, self.name, self.ended, len(self.live), self.median_tokens, self.p95_tokens, branch)
 
 
 class ServiceTable:
-    """The classes, of which the one that was used longest ago is forgotten when there are too many.
+    """The classes. If there are too many, the one that was used longest ago is forgotten.
 
     Args:
         most: The most classes.
@@ -134,7 +147,7 @@ class ServiceTable:
         self._classes: OrderedDict[tuple[str | None, str, str], ServiceClass] = OrderedDict()
 
     def get(self, tenant: str | None, name: str, shape: str = "") -> ServiceClass:
-        """The class of a tenant and name, or the part of it with this shape; a new one if it is not known."""
+        """The class of a tenant and name, or its part with this shape. It is made if it is not known."""
         key = tenant, name, shape
         found = self._classes.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""How much work programs of one class take: estimated from those that have ended and those that still live.
+"""The distribution of the work of programs of one class, estimated from ended and from live programs.
 
 Work is counted in output tokens; a newly computed prompt token counts ω (`weft.core.policies.steps.costs`).
 """
@@ -15,21 +15,21 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# A program is ranked again when its age, the work that it has had, enters the next bucket.
+# A program is ranked again when its age, which is the work that it has had, enters the next bucket.
 AGE_BUCKETS: Final = 45
 _FIRST: Final = 16.0  # tokens
 _RATIO: Final = 1.25
 AGES: Final[Array] = np.concatenate(([0.0], _FIRST * _RATIO ** np.arange(AGE_BUCKETS - 1)))  # lower bounds of buckets
 
-# Sizes are finer: four cells to a bucket, and further than the last bucket, because a program may outlive it.
+# The cells of sizes are finer: four to a bucket. They reach beyond the last bucket, because a program may outlive it.
 _CELLS: Final = 4 * (AGE_BUCKETS + 7)
 EDGES: Final[Array] = np.concatenate(([0.0], _FIRST * _RATIO ** (np.arange(_CELLS) / 4)))
 SIZES: Final[Array] = np.concatenate(([_FIRST / 2], np.sqrt(EDGES[1:-1] * EDGES[2:])))  # the middle of each cell
 _LOG_SIZES: Final[Array] = np.log(SIZES)
 _CELL_LOG: Final = math.log(_RATIO) / 4  # width of a cell on the logarithmic axis
 
-_TAIL_RATIO: Final = 3.0  # the tail reaches this many times beyond the largest that was seen
-_LEAST_BANDWIDTH: Final = 0.08
+_TAIL_RATIO: Final = 3.0  # the tail reaches from the largest work that was seen to this multiple of it
+_LEAST_BANDWIDTH: Final = 0.08  # of the smoothing, on the logarithmic axis
 _MOST_BANDWIDTH: Final = 0.5
 
 
@@ -39,8 +39,8 @@ class Distribution:
 
     Args:
         mass: The probability of each cell. They add up to 1.
-        log_variance: The variance of the logarithm of the work. In logarithms no single program decides, which matters
-            because the largest ones are censored.
+        log_variance: The variance of the logarithm of the work. A single large program does not decide it, which
+            matters because the largest programs are censored.
     """
 
     mass: Array
@@ -52,13 +52,17 @@ class Distribution:
         return np.maximum(0.0, 1.0 - np.concatenate(([0.0], np.cumsum(self.mass))))
 
     def quantile(self, part: float) -> float:
-        """The work that this part of the programs does not exceed, in tokens."""
+        """The work that a part of the programs does not exceed, in tokens.
+
+        Args:
+            part: From 0 to 1.
+        """
         return float(SIZES[min(int(np.searchsorted(np.cumsum(self.mass), part)), len(SIZES) - 1)])
 
     def mean_remaining(self) -> Array:
         """E[S - a | S > a] for the lower bound a of each bucket of ages, in tokens.
 
-        A program that has outlived the distribution is expected to take as long again.
+        A program that has outlived the distribution is expected to need as much work again.
         """
         survival = self.survival
         beyond = integral(survival)
@@ -73,15 +77,15 @@ class Distribution:
 
 
 def integral(survival: Array) -> Array:
-    """The integral of the survival function from 0 to each edge. Inside a cell it falls in a straight line."""
+    """The integral of the survival function from 0 to each edge. Inside a cell, survival falls in a straight line."""
     return np.concatenate(([0.0], np.cumsum((survival[1:] + survival[:-1]) / 2 * np.diff(EDGES))))
 
 
 def kaplan_meier(finished: Array, censored: Array) -> tuple[Array, float]:
     """The product-limit estimate (Kaplan and Meier 1958).
 
-    A program that still runs has shown that its work exceeds its age, and no more. Left out, it would make long
-    programs look rare, because they end last.
+    A live program has shown only that its work exceeds its age. If it were left out, long programs would look rare,
+    because they end last.
 
     Args:
         finished: The work of programs that have ended, in ascending order.
@@ -100,15 +104,15 @@ def kaplan_meier(finished: Array, censored: Array) -> tuple[Array, float]:
 def estimate(finished: Iterable[float], censored: Iterable[float]) -> Distribution | None:
     """Estimate a distribution from programs that have ended and programs that live.
 
-    Each mass of the Kaplan-Meier estimate is spread by a Gaussian on the logarithmic axis. What remains lies beyond the
-    largest program that was seen; at least one program in n + 1 does.
+    Each mass of the Kaplan-Meier estimate is spread by a Gaussian on the logarithmic axis. The remaining mass lies
+    beyond the largest program that was seen. It is at least 1 / (n + 1) for n programs that have ended.
 
     Args:
         finished: The work of programs that have ended, in tokens.
         censored: The ages of programs that live, in tokens.
 
     Returns:
-        None: there is neither.
+        None if there are no programs.
     """
     ends = np.sort(np.fromiter(finished, float))
     ages = np.fromiter(censored, float)

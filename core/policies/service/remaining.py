@@ -1,4 +1,4 @@
-"""How much work programs have left: what a fair share is computed from."""
+"""How much work programs have left, from which `fair` computes the demand of a tenant."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final, Protocol
 from weft.core.policies.service.classes import ServiceClass, ServiceTable
 from weft.core.policies.view import ProgramView
 
-_LEAST_ENDED: Final = 3
-_REFIT_ENDS: Final = 8
+_LEAST_ENDED: Final = 3  # with fewer ends, a name counts as all programs together
+_REFIT_ENDS: Final = 8  # ends after which a name is estimated again
 
 
 class RemainingWork(Protocol):
     """Predicts the work that programs have left, in output tokens."""
 
     def remaining_tokens(self, program: ProgramView, done_tokens: float) -> float:
-        """The expected work left of a program; nan if nothing is known.
+        """The expected work that a program has left; nan if nothing is known.
 
         Args:
             program: The program.
@@ -29,21 +29,21 @@ class RemainingWork(Protocol):
         """A program has ended after so much work."""
 
     def refresh(self) -> None:
-        """An epoch begins: take some of what has ended into account. It takes well under a millisecond."""
+        """An epoch begins. Take some of the programs that have ended into account, in well under a millisecond."""
 
 
 class LearnedRemaining:
-    """The mean work left of programs of the same tenant and name that have had as much work.
+    """Predicts the mean work that was left of programs of the same tenant and name when they had had as much work.
 
-    A name of which fewer than three programs have ended counts as all programs together. It is estimated again after at
-    most eight ends.
+    A name of which fewer than three programs have ended counts as all programs together. A name is estimated again
+    after at most eight ends.
     """
 
     def __init__(self) -> None:
         self._table = ServiceTable()
         self._all = ServiceClass()
         self._ages: tuple[float, ...] = ()
-        self._due: dict[ServiceClass, None] = {}  # to be estimated; at most as many as the table has classes
+        self._due: dict[ServiceClass, None] = {}  # classes to estimate again
 
     def ended(self, program: ProgramView, done_tokens: float) -> None:
         if done_tokens <= 0:

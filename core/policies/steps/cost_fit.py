@@ -1,4 +1,4 @@
-"""Fits the costs of steps to the steps that an engine makes."""
+"""Fits `StepCosts` to the steps that an engine makes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import numpy as np
 
 from weft.core.policies.steps.costs import StepCosts
 
-_FORGET: Final = 0.999  # a step counts this much less with each later one, so the fit follows the last thousand steps
-_LEAST_STEPS: Final = 16
+_FORGET: Final = 0.999  # the weight of all earlier steps with each new one: the fit follows the last thousand steps
+_LEAST_STEPS: Final = 16  # before the first fit
 
 
 class StepCostFit:
-    """Fits the costs by least squares, over steps of which the late ones count more.
-
-    Only sums are kept.
-    """
+    """Fits the costs by least squares. Later steps count more, and only sums are kept."""
 
     def __init__(self) -> None:
-        self._sums = [0.0] * 9  # of the six products of a step's figures, and of their products with its duration
+        self._sums = [0.0] * 9  # of products of two figures of a step; see `observe`
         self._steps = 0
         self._slots = 1
 
@@ -27,7 +24,7 @@ class StepCostFit:
         """A step was made.
 
         Args:
-            decode_tokens: The calls that decoded in it.
+            decode_tokens: The tokens that it decoded, one for each call that decodes.
             prefill_tokens: The prompt tokens that it computed.
             step_s: Its duration in seconds.
         """
@@ -49,11 +46,11 @@ class StepCostFit:
     def costs(self) -> StepCosts | None:
         """The fitted costs.
 
-        A negative coefficient is set to zero and the others are fitted again. A number of tokens that never varied
-        cannot be told from the fixed part, and costs nothing.
+        A negative coefficient is set to zero and the others are fitted again. If a number of tokens never varied, its
+        cost cannot be told from the fixed part.
 
         Returns:
-            None: too few steps were seen, or they took no time.
+            The costs. None if too few steps were seen, or they took no time.
         """
         if self._steps < _LEAST_STEPS:
             return None

@@ -1,21 +1,21 @@
-"""What the steps of an engine cost, and so how many output tokens a prompt token is worth."""
+"""What the steps of an engine cost, and how many output tokens a prompt token therefore counts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-FIT_STEPS: Final = 64  # an engine tells its policy what steps cost after every so many steps
+FIT_STEPS: Final = 64  # steps after which an engine tells its policy again what steps cost
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """A step takes fixed_s + decode_token_s * decoded tokens + prefill_token_s * prompt tokens.
+    """A step takes fixed_s + decode_token_s * decoded tokens + prefill_token_s * prompt tokens, in seconds.
 
-    The defaults are those of the simulator, and hold for the first `FIT_STEPS` steps of an engine.
+    The defaults are those of the simulator. An engine uses them for its first `FIT_STEPS` steps.
 
     Args:
-        fixed_s: Seconds of any step.
+        fixed_s: Seconds that any step takes.
         decode_token_s: Seconds for each call that decodes in the step.
         prefill_token_s: Seconds for each prompt token that is computed.
         slots: The calls that share a step when the engine is busy.
@@ -28,7 +28,7 @@ class StepCosts:
 
     @property
     def token_s(self) -> float:
-        """The engine's seconds for one output token: its share of a full step."""
+        """The engine's seconds for one output token: the token's share of a full step."""
         return self.fixed_s / self.slots + self.decode_token_s
 
     @property

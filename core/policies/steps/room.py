@@ -1,4 +1,4 @@
-"""What a step has room for, while it is decided which running calls to preempt for waiting ones."""
+"""What a step has room for. `Policy.victims` uses it to decide which running calls are preempted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Room(Protocol):
     """The KV cache of an engine and the tokens of its next step, if some calls started and others were preempted.
 
     Calls that begin with the same tokens share KV. Therefore the space that a call needs or gives back depends on the
-    calls that run together with it. A driver makes a new object for each decision. It changes no call.
+    calls that run together with it. A driver makes a new object for each decision. The object changes no call.
     """
 
     def offer(self, call: Call) -> bool:
         """Consider a waiting call. `fits` and `start` are about the call that was offered last.
 
         Returns:
-            Whether the running calls of better rank leave it tokens of the step. If not, no later call starts either.
+            Whether running calls of better rank leave the call tokens of the step. If not, no later call starts either.
         """
         ...
 
@@ -33,14 +33,14 @@ class Room(Protocol):
         """A running call would be preempted."""
 
     def keep(self, call: Call) -> None:
-        """A call that would have been preempted stays. The last one to be preempted is the first to stay.
+        """A call that would have been preempted stays. The last call to be preempted is the first to stay.
 
-        After that, nothing more is asked about the KV cache.
+        After this, `fits` is not called any more.
         """
 
 
 class UnlimitedRoom:
-    """An engine whose KV cache never fills, and whose steps have no bound."""
+    """The room of an engine whose KV cache never fills, and whose steps have no bound."""
 
     def offer(self, call: Call) -> bool:
         del call

@@ -8,10 +8,10 @@ from weft.core.policies.view import Call
 
 
 class StepTokens:
-    """Divides the tokens that decoding calls leave: the calls of best rank first, whether they run or wait.
+    """Divides the tokens that decoding calls leave among calls in rank order, whether they run or wait.
 
     A running call that still computes its prompt takes its tokens before a waiting call of worse rank, and after one of
-    better rank. It may get none.
+    better rank. It may get no tokens.
 
     Args:
         tokens: The tokens of the step, without those of the calls that decode.
@@ -44,14 +44,14 @@ class StepTokens:
         """Take up to `tokens` for a call.
 
         Returns:
-            How many there were.
+            How many tokens there were.
         """
         taken = min(tokens, self._left)
         self._left -= taken
         return taken
 
     def preempt(self, call: Call) -> None:
-        """A running call, whose share is not decided yet, would be preempted."""
+        """A running call would be preempted. Its share must not be decided yet."""
         if call in self._prompts:
             self._preempted[call] = self._prompts.pop(call)
         else:
@@ -65,7 +65,7 @@ class StepTokens:
             self._left -= 1
 
     def divide(self) -> dict[Call, int]:
-        """Give the running calls the rest.
+        """Give the running calls the rest of the tokens.
 
         Returns:
             The tokens of each running call that computes a prompt.

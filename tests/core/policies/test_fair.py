@@ -177,7 +177,7 @@ def test_a_tenant_that_is_kept_waiting_preempts_the_one_with_more_than_its_share
     def arrive_without_credit(tenant: str) -> Call:
         call = arrive(tenant)
         queue = engine.policy.queue
-        queue._move(queue.tenants[tenant], max(queue.tenants[tenant].passed, 0.0))
+        queue._set_virtual_time(queue.tenants[tenant], max(queue.tenants[tenant].virtual_time, 0.0))
         return call
 
     engine.arrive = arrive_without_credit  # type: ignore[method-assign,assignment]
@@ -230,7 +230,7 @@ def test_a_call_preempts_those_of_its_own_tenant_as_the_inner_policy_says() -> N
     engine.fill()
     engine.arrive("b")
     engine.arrive("a")
-    engine.policy.queue.tenants["a"].passed = -1.0  # so that it is its turn
+    engine.policy.queue.tenants["a"].virtual_time = -1.0  # so that it is its turn
     assert engine.preempt() == [running]
 
 
@@ -348,8 +348,8 @@ class FairMachine(RuleBasedStateMachine):
         while engine.running or len(engine.policy.waiting):
             engine.fill()
             engine.finish(engine.running[0])
-        engine.policy.queue._virtual = math.inf
-        engine.policy.queue.forget()
+        engine.policy.queue._system_time = math.inf
+        engine.policy.queue.forget_idle()
         assert engine.policy.queue.tenants == {}
 
 

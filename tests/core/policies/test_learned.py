@@ -285,6 +285,6 @@ def test_a_forgotten_program_is_no_end(driver: Driver) -> None:
     driver.now_s += 60  # the next refit
     driver.aged("ends", 0)
     driver.aged("stays", 0)
-    ends, stays = (program.of for program in driver.policy.live_programs())
+    ends, stays = (program.ranked_by for program in driver.policy.live_programs())
     assert (ends.ended, stays.ended) == (58, 18)
     assert stays.remaining[0] > 1.5 * ends.remaining[0]

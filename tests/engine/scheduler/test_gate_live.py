@@ -178,7 +178,7 @@ def test_a_program_that_falls_silent_is_forgotten(make: Make) -> None:
     h.add("c1", program_id="c", program_name="n", max_tokens=2)
     live = list(policy.live_programs())
     assert [program.view.program_id for program in live] == ["b", "c"]
-    assert (live[0].of.ended, list(live[0].of.forgotten)) == (0, [pytest.approx(2, abs=1)])
+    assert (live[0].ranked_by.ended, list(live[0].ranked_by.forgotten)) == (0, [pytest.approx(2, abs=1)])
     h.run()
 
 
@@ -191,7 +191,7 @@ def test_an_abandoned_program_is_no_sample(make: Make, kind: str, ended: int) ->
     h.run()
     assert h.scheduler({"type": "programs_ended", kind: ["a"]}) == {"ended": 1}
     (live,) = h.scheduler.weft_policy.live_programs()
-    assert (live.view.program_id, live.of.ended) == ("b", ended)
+    assert (live.view.program_id, live.ranked_by.ended) == ("b", ended)
 
 
 def test_the_scheduler_measures_what_steps_cost(make: Make) -> None:

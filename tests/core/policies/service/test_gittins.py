@@ -49,17 +49,6 @@ def test_constant_work_gives_first_come() -> None:
     assert index == pytest.approx(SIZES[100], rel=0.04)  # a cell is 6 % wide
 
 
-def test_a_worth_that_falls_with_size_favours_short_programs() -> None:
-    """Where many programs are short and some are long, the young rank better with w = 1 / S than with w = 1, compared
-    with the old."""
-    mass = np.zeros(len(SIZES))
-    mass[60], mass[140] = 0.5, 0.5
-    distribution = Distribution(mass, 1.0)
-    plain, weighted = gittins_index(distribution), gittins_index(distribution, 1 / SIZES)
-    old = int(np.searchsorted(AGES, SIZES[60] * 2))
-    assert weighted[0] / weighted[old] < plain[0] / plain[old]
-
-
 def test_ages_that_nobody_reached_keep_the_rank() -> None:
     """Beyond the largest size nothing is known, and the rank stays as it was."""
     mass = np.zeros(len(SIZES))
