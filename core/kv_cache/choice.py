@@ -1,4 +1,4 @@
-"""Swap or recompute: from how many tokens on a preempted call's KV cache is worth copying to host memory."""
+"""Swap or recompute: the number of tokens from which on copying a preempted call's KV to host memory pays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from typing import Final, Literal, NamedTuple
 
 _MIN_PREFILL_TOKENS: Final = 128  # steps of fewer tokens say little about the speed of prefill
-_WINDOW_STEPS: Final = 64
+_WINDOW_STEPS: Final = 64  # the latest of these steps, of which the median counts
 
 
 class CopySpeed(NamedTuple):
@@ -28,10 +28,10 @@ class CopySpeed(NamedTuple):
 
 
 class SwapChoice:
-    """Swaps a call if that takes less of the engine's time than computing its KV cache again.
+    """Swaps a call if that takes less of the engine's time than computing its KV again.
 
-    A swap takes `call_s` each way, and then time by the byte. Computing again takes time by the token. So a swap pays
-    for calls from some number of tokens on. Every call is swapped as long as one of the two speeds is unknown.
+    A swap takes `call_s` each way, and time for each byte. Computing again takes time for each token. So a swap pays
+    from some number of tokens on. Every call is swapped while one of the two speeds is unknown.
 
     Args:
         min_tokens: as in `SwapConfig`.
@@ -39,7 +39,7 @@ class SwapChoice:
 
     Attributes:
         token_bytes: As passed.
-        copy_speed: As measured; None as long as it was not.
+        copy_speed: As measured; None before the first measurement.
     """
 
     def __init__(self, min_tokens: int | Literal["auto"], token_bytes: float) -> None:

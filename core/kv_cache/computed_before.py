@@ -1,4 +1,4 @@
-"""What programs have had in the KV cache, to tell what is computed again."""
+"""Remembers what programs have computed, so that an engine can count the tokens that are computed again."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-_MOST_CHAINS: Final = 8  # of a program, the latest
+_MOST_CHAINS: Final = 8  # chains of a program: the latest
 _MOST_BLOCKS: Final = 1 << 21  # of all programs, 8 bytes each; the programs that were used longest ago are forgotten
 
 
 class ComputedBefore:
     """Remembers the contexts of open programs as chains of block hashes, whether they are cached yet or not.
 
-    A hash stands for a block's tokens and all before them, so what two chains share is their beginning.
+    A hash stands for the tokens of a block and all tokens before them, so two chains share only a beginning.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,14 @@ class ComputedBefore:
         return max((_common(chain, hashes) for chain in self._chains.get(program, ())), default=0)
 
     def add(self, program: Hashable, hashes: Sequence[Hashable]) -> None:
-        """A call of a program has computed these blocks, or found them."""
+        """A call of a program has computed these blocks, or has found them in the cache."""
         if not hashes:
             return
         chains = self._chains.setdefault(program, [])
         self._chains.move_to_end(program)
         for number, chain in enumerate(chains):
             common = _common(chain, hashes)
-            if common == len(chain) or common == len(hashes):  # one of them continues the other
+            if common == len(chain) or common == len(hashes):  # one chain continues the other
                 del chains[number]
                 break
         else:
@@ -48,12 +48,12 @@ class ComputedBefore:
             self.forget(next(iter(self._chains)))
 
     def forget(self, program: Hashable) -> None:
-        """A program has ended."""
+        """A program has ended. Forget its chains."""
         self._blocks -= sum(map(len, self._chains.pop(program, ())))
 
 
 def _common(chain: array[int], hashes: Sequence[Hashable]) -> int:
-    """How many blocks two chains share."""
+    """How many first blocks two chains share, found by bisection."""
     low, high = 0, min(len(chain), len(hashes))
     while low < high:
         middle = (low + high) // 2

@@ -40,10 +40,10 @@ class SwapConfig:
 
 
 def check_swap(swap: object) -> SwapConfig | None:
-    """The swap's settings, as an engine takes them.
+    """Check the `swap` argument of an engine.
 
     Raises:
-        SwapArgumentError: They are something else, such as a number.
+        SwapArgumentError: It is neither a SwapConfig nor None.
     """
     if swap is None or isinstance(swap, SwapConfig):
         return swap

@@ -1,8 +1,8 @@
-"""Which cached block is evicted next: by a KV policy's decisions and worths, over the tree of prefixes.
+"""The order of eviction: which cached block goes next, by a KV policy's decisions and worths.
 
-An event marks a few leaves, in O(1). They are ranked when somebody asks what goes next, each in O(log n). So where
-nothing has to be evicted, nothing is ranked. The epoch marks all leaves, for policies whose order changes with time. To
-name the next k blocks takes O(k log n).
+Only leaves of the tree of prefixes can go. An event marks a few leaves, in O(1). Marked leaves are ranked when somebody
+asks what goes next, each in O(log n), so nothing is ranked while nothing has to be evicted. The epoch marks all leaves,
+for policies whose order changes with time. Naming the next k blocks takes O(k log n).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Final, NamedTuple
 from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 
-_MOST_STALE: Final = 64  # entries of the heap that are out of date, and twice as many as there are leaves
+_MOST_STALE: Final = 64  # entries that a heap or a set may have beyond a multiple of those that are current
 
 
 class Group(enum.IntEnum):
-    """What is evicted before what."""
+    """Groups of leaves; a lower group is evicted before a higher one."""
 
-    ENDED = 0  # nobody will use it
-    SPILLED = 1  # the host has it as well
-    LEFT = 2
-    HELD = 3
+    ENDED = 0  # no open program uses it
+    SPILLED = 1  # host memory has it as well
+    LEFT = 2  # the policy neither holds nor spills it
+    HELD = 3  # the policy holds it
 
 
 class Rank(NamedTuple):
@@ -34,7 +34,7 @@ class Rank(NamedTuple):
 
     group: int
     worth: float
-    depth: int  # negative: of equal worth the longer context is shortened first
+    depth: int  # negative, so that the longer of two contexts of equal worth is shortened first
 
 
 _LAST: Final = Rank(Group.HELD + 1, 0.0, 0)
@@ -42,7 +42,7 @@ _LAST: Final = Rank(Group.HELD + 1, 0.0, 0)
 
 @dataclass(eq=False, slots=True)
 class Leaf:
-    """What a block would be if those behind it were gone."""
+    """A block as a leaf: what it would be if the blocks behind it were gone."""
 
     block: Block
     contexts: list[Context]
@@ -54,15 +54,15 @@ class Leaf:
     def of(cls, block: Block) -> Leaf:
         return cls(block, list(block.contexts), block.used_s, block.is_common, len(block.children))
 
-    def only_before(self) -> Block | None:
-        """The block before it, if nothing else hangs on that one and it adds nothing to what decides the rank."""
+    def parent_of_same_rank(self) -> Block | None:
+        """The block before it, if that has no other child and nothing that would change the rank. None: it has."""
         before = self.block.parent
         if before is None or before.pins or before.contexts or len(before.children) > 1:
             return None
         return before if before.used_s <= self.used_s and before.is_common <= self.is_common else None
 
-    def take(self, child: Leaf) -> None:
-        """A child is gone."""
+    def merge_child(self, child: Leaf) -> None:
+        """A child of the block is gone. Its contexts end in the block now."""
         self.contexts += child.contexts
         self.used_s = max(self.used_s, child.used_s)
         self.is_common |= child.is_common
@@ -73,9 +73,9 @@ class EvictionOrder:
     """Orders the leaves of a tree.
 
     Args:
-        policy: Decides and compares contexts.
+        policy: Decides about contexts, and compares them.
         tree: The cached blocks.
-        memory: The engine's memory at first.
+        memory: The engine's memory at the start.
     """
 
     def __init__(self, policy: KvPolicy, tree: PrefixTree, memory: Memory) -> None:
@@ -84,14 +84,14 @@ class EvictionOrder:
         self._tree = tree
         self._heap: list[tuple[Rank, int, int, Block]] = []
         self._expiries: list[tuple[float, int, int, Block]] = []
-        self._unranked: dict[Block, None] = {}  # what has changed since anybody asked
+        self._unranked: dict[Block, None] = {}  # marked blocks, until somebody asks
         self._entries = 0
-        self._most_entries = _MOST_STALE  # of the heap, until those that are out of date are dropped
+        self._most_entries = _MOST_STALE  # of the heap; beyond it, old entries are dropped
         self._most_expiries = _MOST_STALE
 
     def mark(self, block: Block) -> None:
-        """Something has changed for a block: rank it again, if it is a leaf when somebody asks."""
-        block.version = 0  # its entry is out of date
+        """Something has changed for a block. It is ranked again if it is a leaf when somebody asks."""
+        block.version = 0  # makes its entry invalid
         self._unranked[block] = None
         if len(self._unranked) > _MOST_STALE + 2 * len(self._tree):
             self._unranked = {each: None for each in self._unranked if each.version == 0}
@@ -99,7 +99,7 @@ class EvictionOrder:
     def _rank_marked(self, now_s: float) -> None:
         marked, self._unranked = self._unranked, {}
         for block in marked:
-            if block.is_leaf and not block.version:  # a block that is gone has -1
+            if block.is_leaf and not block.version:  # removed blocks have -1
                 self._rank(block, now_s)
 
     def _rank(self, block: Block, now_s: float) -> None:
@@ -120,19 +120,19 @@ class EvictionOrder:
             self._most_expiries = _MOST_STALE + 3 * len(self._expiries)
 
     def mark_all(self) -> None:
-        """Rank all leaves again: O(n), in each epoch."""
+        """Mark all leaves. O(n); call it in each epoch."""
         self._heap.clear()
         self._expiries.clear()
         for block in self._tree.leaves():
             self.mark(block)
 
     def leaves(self) -> list[Block]:
-        """Every block that can be evicted; O(n) in the number of these, not of all blocks."""
+        """The blocks that can be evicted. O(n) for n leaves."""
         marked = [block for block in self._unranked if block.is_leaf and not block.version]
         return marked + [entry[-1] for entry in self._heap if _is_current(entry)]
 
     def evict(self, now_s: float) -> Block | None:
-        """Remove the next block from the tree. Returns None if every block is in use."""
+        """Remove the next block from the tree and return it. None if every block is in use."""
         self._refresh(now_s)
         while self._heap:
             entry = heapq.heappop(self._heap)
@@ -145,7 +145,7 @@ class EvictionOrder:
         return None
 
     def peek(self, now_s: float) -> tuple[Rank, Block] | None:
-        """The next block, and its rank. None if every block is in use."""
+        """The next block with its rank. None if every block is in use."""
         self._refresh(now_s)
         while self._heap:
             if _is_current(self._heap[0]):
@@ -154,7 +154,7 @@ class EvictionOrder:
         return None
 
     def next_blocks(self, count: int, now_s: float) -> list[Hashable]:
-        """The keys of the blocks that would be evicted next, in their order, at most `count`. Changes nothing."""
+        """The keys of the blocks that would be evicted next, in this order, at most `count`. Nothing is evicted."""
         self._refresh(now_s)
         taken: list[tuple[Rank, int, int, Block]] = []
         opened: list[tuple[Rank, int, Leaf]] = []  # parents that would have become leaves
@@ -171,22 +171,22 @@ class EvictionOrder:
             else:
                 break
             found.append(leaf.block.key)
-            # The usual case: what is before it in the chain has the same rank, and is less deep.
+            # In most cases the blocks before it in the chain follow, because only their depth differs.
             other = min(self._heap[0][0] if self._heap else _LAST, opened[0][0] if opened else _LAST)
             goes_on = rank[:2] < other[:2]
-            while len(found) < count and (before := leaf.only_before()) is not None:
+            while len(found) < count and (before := leaf.parent_of_same_rank()) is not None:
                 leaf.block = before
                 if not goes_on and (rank := Rank(rank.group, rank.worth, -before.depth)) > other:
                     heapq.heappush(opened, (rank, len(found), leaf))
                     break
                 found.append(before.key)
             else:
-                self._open(leaf, changed, opened, len(found), now_s)
+                self._add_parent(leaf, changed, opened, len(found), now_s)
         for entry in taken:
             heapq.heappush(self._heap, entry)
         return found
 
-    def _open(
+    def _add_parent(
         self,
         leaf: Leaf,
         changed: dict[Block, Leaf],
@@ -194,14 +194,14 @@ class EvictionOrder:
         order: int,
         now_s: float,
     ) -> None:
-        """If a leaf were gone, its parent might be one."""
+        """If a leaf were gone, its parent might be a leaf. Then add the parent to `opened`."""
         parent = leaf.block.parent
         if parent is None:
             return
         left = changed.get(parent)
         if left is None:
             left = changed[parent] = Leaf.of(parent)
-        left.take(leaf)
+        left.merge_child(leaf)
         if not left.children and not parent.pins:
             heapq.heappush(opened, (self.rank_of(left, now_s), order, left))
 
@@ -209,7 +209,7 @@ class EvictionOrder:
         """Assert that each leaf has one current entry, and nothing else has. For tests.
 
         Raises:
-            AssertionError: They do not.
+            AssertionError: A leaf has no entry, or another block has one.
         """
         current = self.leaves()
         leaves = self._tree.leaves()
@@ -217,7 +217,7 @@ class EvictionOrder:
             raise AssertionError(f"{len(current)} leaves are ranked, and there are {len(leaves)}")
 
     def rank_of(self, leaf: Leaf, now_s: float) -> Rank:
-        """The rank of a leaf: that of its best owners."""
+        """The rank of a leaf: that of its best contexts."""
         return rank_of(
             self._policy,
             self.memory,
@@ -229,7 +229,7 @@ class EvictionOrder:
         )
 
     def _refresh(self, now_s: float) -> None:
-        """Rank what has changed, and what was held until now."""
+        """Rank the marked leaves, and those whose hold has expired."""
         self._rank_marked(now_s)
         while self._expiries and self._expiries[0][0] <= now_s:
             entry = heapq.heappop(self._expiries)
@@ -247,16 +247,16 @@ def rank_of(
     is_common: bool,
     depth: int,
 ) -> Rank:
-    """The rank of what can be evicted: that of its best owners.
+    """The rank of a leaf: that of its best contexts.
 
     Args:
         policy: Compares contexts.
         memory: The engine's memory.
-        contexts: Those that end there.
+        contexts: The contexts that end in the leaf.
         now_s: The time.
-        used_s: When it was last used.
-        is_common: Several programs have used it.
-        depth: What lies before it in its context.
+        used_s: When the leaf was last used.
+        is_common: Whether several programs have used it.
+        depth: The number of blocks, or of tokens, before it in its context.
     """
     if not contexts:
         group = Group.LEFT if is_common or not policy.evicts_ended_first else Group.ENDED

@@ -1,11 +1,11 @@
-"""Which contexts are copied back from host memory before their next call runs."""
+"""Chooses the contexts that are copied back from host memory before their next call runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-LEAD_S: Final = 1.0  # a copy is done so long before it is needed, since that is only expected
+LEAD_S: Final = 1.0  # a copy should be done this long before its context is needed, because the time is a guess
 
 T = TypeVar("T")
 
@@ -15,9 +15,9 @@ class Expected(NamedTuple, Generic[T]):
 
     context: T
     expected_s: float  # the time until the call runs
-    is_called: bool  # the call waits already
-    device_tokens: int  # of it that the KV cache holds
-    host_tokens: int  # that only host memory holds
+    is_called: bool  # whether the call waits already
+    device_tokens: int  # its tokens in the KV cache
+    host_tokens: int  # its tokens that only host memory has
 
 
 def contexts_to_fetch(
@@ -30,15 +30,15 @@ def contexts_to_fetch(
 ) -> list[T]:
     """The contexts to copy back now, in the order in which they are needed.
 
-    What is needed sooner keeps its room, so a copy displaces only what is needed later. The context of a call that has
-    not arrived is copied once there is just time for it: it may not come, and tools take longer than expected.
+    A context that is needed sooner keeps its room, so a copy displaces only contexts that are needed later. If a call
+    has not arrived, its context is copied as late as possible, because the call may not come, or may come later.
 
     Args:
-        contexts: All that open programs have, in any order.
-        room_tokens: What the KV cache holds, without what running calls use.
-        copy_token_s: To copy a token.
-        busy_s: For so long the copies last that have begun already.
-        lead_s: A copy is done so long before it is needed. Infinite: all are due.
+        contexts: All contexts of open programs, in any order.
+        room_tokens: The tokens that the KV cache holds, without those that running calls use.
+        copy_token_s: Seconds to copy a token.
+        busy_s: Seconds until the copies are done that have begun already.
+        lead_s: Seconds by which a copy should be done before its context is needed. Infinite: all copies are due.
     """
     found: list[T] = []
     for each in sorted(contexts, key=lambda context: context.expected_s):

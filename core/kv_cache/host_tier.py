@@ -1,8 +1,8 @@
-"""Which KV blocks host memory has, whose they are, and which of them go first.
+"""The KV blocks that host memory has, the contexts that they belong to, and the order in which they are given up.
 
-One tier holds the blocks of preempted calls and of open programs between their calls. Its blocks form a tree of
-prefixes, as on the device. A block stays as long as a context ends in it or behind it, so blocks that several share are
-there once, and those of a program that has ended go at once. A chain may have gaps: blocks that were not copied yet.
+One tier holds the blocks of preempted calls and of open programs between their calls. The blocks form a tree of
+prefixes, as on the device. A block stays as long as a context ends in it or behind it. So shared blocks are there once,
+and the blocks of a program that has ended go at once. A chain may have gaps where blocks were not copied yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 
 
 class Longest(KvPolicy):
-    """What host memory keeps where no KV policy says more: the longest contexts, which cost most to compute again."""
+    """The rule without a KV policy: host memory keeps the longest contexts, which cost most to compute again."""
 
     evicts_ended_first: ClassVar[bool] = True
 
@@ -31,7 +31,7 @@ class _HostTree(PrefixTree):
 
 
 class _HostOrder(EvictionOrder):
-    """By worth alone: what a policy holds or spills is a matter of the device."""
+    """Orders by worth alone, because holds and spills concern the device only."""
 
     def __init__(self, policy: KvPolicy, tree: PrefixTree, memory: Memory, unneeded: dict[Context, None]) -> None:
         super().__init__(policy, tree, memory)
@@ -47,36 +47,44 @@ class _HostOrder(EvictionOrder):
 
 
 class HostTier:
-    """Blocks by key, with the slots that hold them. Nothing here copies or allocates.
+    """The blocks in host memory by key, with their slots. It neither copies nor allocates.
 
     Args:
         policy: Compares contexts.
         block_tokens: Tokens of a block.
-        memory: The engine's memory at first.
-        free: Is told of each slot that becomes free.
+        memory: The engine's memory at the start.
+        free: Called with each slot that becomes free.
+
+    Attributes:
+        tree: The blocks as a tree of prefixes.
+        order: The order in which blocks are given up.
+        slots: The slot of each block by the block's key.
+        unneeded: Contexts whose copies only a second preemption would use.
+        shortened: Contexts that have lost blocks. The caller empties it.
     """
 
     def __init__(self, policy: KvPolicy, block_tokens: int, memory: Memory, free: Callable[[int], None]) -> None:
         self.tree = _HostTree(block_tokens)
-        self.unneeded: dict[Context, None] = {}  # copies that only a second preemption would use
+        self.unneeded: dict[Context, None] = {}
         self.order = _HostOrder(policy, self.tree, memory, self.unneeded)
-        self.slots: dict[Hashable, int] = {}  # by the key of the block
-        self.shortened: dict[Context, None] = {}  # contexts that have lost blocks, until the caller has taken note
+        self.slots: dict[Hashable, int] = {}
+        self.shortened: dict[Context, None] = {}
         self._free = free
 
     def held(self, chain: Sequence[Hashable], first: int = 0) -> int:
-        """How many blocks of a chain host memory has without a gap, from index `first` on."""
+        """How many blocks of a chain host memory has in a row, from index `first` on."""
         count = 0
         while first + count < len(chain) and chain[first + count] in self.slots:
             count += 1
         return count
 
     def put(self, context: Context, chain: Sequence[Hashable], now_s: float) -> Block | None:
-        """A context ends at the end of this chain from now on, unless it ends behind that already. Its program's older
-        contexts on the chain are given up.
+        """Let a context end at the end of this chain, unless it ends behind that already.
+
+        Older contexts of the same program on the chain are given up.
 
         Returns:
-            The chain's last block, pinned: the caller unpins it with `unpin`.
+            The chain's last block. It is pinned until the caller calls `unpin`.
         """
         block = self.tree.extend(context.program, chain, now_s)
         self.tree.pin(block)
@@ -93,26 +101,26 @@ class HostTier:
         return block
 
     def claim(self, context: Context, chain: Sequence[Hashable], now_s: float) -> None:
-        """A call has left a context. What host memory has of it is the context's, in place of those it continues."""
+        """A call has left a context. It takes over the blocks of the contexts that it continues."""
         there = self.tree.hit_blocks(chain)
         if there:
             self.unpin(self.put(context, chain[:there], now_s))
             context.on_host = self.held(chain) == len(chain)
 
     def unpin(self, block: Block | None) -> None:
-        """A copy to or from this block and those before it has been planned for good."""
+        """Unpin a block of `put`, once the copies to or from its chain are planned for good."""
         self.tree.unpin(block)
         self._trim(block)
 
     def drop(self, context: Context) -> None:
-        """Nobody needs a context any more. Blocks that no other context needs are free."""
+        """Give up a context. Blocks that no other context needs become free."""
         self.unneeded.pop(context, None)
         self._trim(self.tree.drop_context(context))
         self.shortened.pop(context, None)
         context.host_tokens, context.on_host = 0, False
 
     def lose(self, key: Hashable) -> None:
-        """A block's copy is not valid. Its chain has a gap."""
+        """The copy of a block is not valid. Its chain has a gap from now on."""
         slot = self.slots.pop(key, None)
         if slot is None:
             return
@@ -127,7 +135,7 @@ class HostTier:
         self._trim(block)
 
     def evict(self, count: int, rank: Rank | None, now_s: float) -> int:
-        """Give up blocks until `count` slots have become free, of contexts that are worth less than `rank` says.
+        """Give up blocks of rank below `rank` until `count` slots have become free. None: blocks of any rank.
 
         Returns:
             How many slots became free.
@@ -143,21 +151,21 @@ class HostTier:
         return freed
 
     def rank_of(self, context: Context, now_s: float) -> Rank:
-        """How much a context is worth, compared with the blocks of others."""
+        """The rank of a context, comparable with that of blocks of other contexts."""
         block = self.tree.end_of(context)
         if block is None:
             return Rank(Group.ENDED, 0.0, 0)
         return self.order.rank_of(Leaf(block, [context], now_s, is_common=False, children=0), now_s)
 
     def rank_again(self, contexts: Iterable[Context]) -> None:
-        """Something has changed for contexts that are in host memory, perhaps."""
+        """Something has changed for these contexts. Some of them may not be in host memory."""
         for context in contexts:
             block = self.tree.end_of(context)
             if block is not None:
                 self.order.mark(block)
 
     def _trim(self, block: Block | None) -> None:
-        """Remove what is of no use from the end of a chain: blocks that nobody needs, and gaps."""
+        """Remove blocks that no context needs, and gaps, from the end of a chain."""
         while block is not None and self.tree.get(block.key) is block:
             if not block.is_leaf or (block.contexts and block.key in self.slots):
                 self.order.mark(block)
@@ -178,7 +186,7 @@ class HostTier:
             self._free(slot)
 
     def check_integrity(self) -> None:
-        """Assert that the counts agree, and that every block is somebody's. For tests.
+        """Assert that the counts agree, and that every block belongs to a context. For tests.
 
         Raises:
             AssertionError: They do not; the message says which.

@@ -1,4 +1,4 @@
-"""What happens between two calls of a program: tools run, and the next call is announced."""
+"""What happens between two calls of a program: tools run, and the next call may be announced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from weft.core.kv_cache.contexts import Contexts
 from weft.core.kv_cache.policies import MOST_HOLD_S, Context, KvPolicy, Memory
 
-_MOST_TOOLS: Final = 64  # of a program at once
+_MOST_TOOLS: Final = 64  # tools that run in a program at once
 
 
 class _Tool(NamedTuple):
@@ -24,16 +24,16 @@ class OpenProgram:
     """A program that has made a call and has not ended."""
 
     name: str
-    last: Context | None = None  # that it left
-    tools: dict[Hashable, _Tool] = field(default_factory=dict)  # that run, the oldest first
+    last: Context | None = None  # the context that it left last
+    tools: dict[Hashable, _Tool] = field(default_factory=dict)  # running tools by run, the oldest first
 
 
 class Pauses(Contexts):
     """Learns the times of tools, and decides again on the contexts of programs that wait for them.
 
     Args:
-        policy: A policy of its own.
-        memory: The engine's memory at first.
+        policy: A KV policy object of its own.
+        memory: The engine's memory at the start.
     """
 
     def __init__(self, policy: KvPolicy, memory: Memory) -> None:
@@ -51,7 +51,7 @@ class Pauses(Contexts):
             program: The program. It must have made a call.
             tool: The tool's name.
             now_s: The time.
-            run: Tells this run of a tool from others. A run that began before changes nothing.
+            run: Tells this run of a tool from others. A run that is known already changes nothing.
         """
         row = self._programs.get(program)
         if row is None or run in row.tools:
@@ -62,12 +62,12 @@ class Pauses(Contexts):
         self._pause_changed(program, row, now_s)
 
     def tool_ended(self, program: Hashable, now_s: float, *, run: Hashable = None, took_s: float | None = None) -> None:
-        """A tool has returned. Its time is learned, though no call may follow, and the context is decided again.
+        """A tool has returned. Its time is learned, whether a call follows or not, and the context is decided again.
 
         Args:
             program: The program.
             now_s: The time.
-            run: That of `tool_started`. One that did not begin, or has ended, changes nothing.
+            run: As in `tool_started`. An unknown run changes nothing.
             took_s: How long the tool took; None: since `tool_started`.
         """
         row = self._programs.get(program)
@@ -78,20 +78,20 @@ class Pauses(Contexts):
         self._pause_changed(program, row, now_s)
 
     def call_announced(self, program: Hashable, now_s: float) -> None:
-        """A program says that its next call comes soon. That is believed for 30 s."""
+        """A program announces that its next call comes soon. After 30 s the call is not expected any more."""
         for context in self._paused(program):
             context.soon_s = now_s
             self._decide(context, now_s)
 
     def _paused(self, program: Hashable) -> list[Context]:
-        """The latest context of a program, if no call has come for it yet and no oracle knows when one will."""
+        """The latest context of a program, unless a call has come for it or an oracle knows when one will."""
         latest = self.contexts_of(program)[-1:]
         return [each for each in latest if each.called_s is None and not each.pause.is_oracle]
 
     def _pause_changed(self, program: Hashable, row: OpenProgram, now_s: float) -> None:
-        """A tool has begun or ended. A pause is that of the tool that is expected to return last."""
+        """A tool has begun or ended. The pause ends when the tool returns that is expected to return last."""
         for run, each in list(row.tools.items()):
-            if each.since_s < now_s - MOST_HOLD_S:  # the message that it ended may have been lost
+            if each.since_s < now_s - MOST_HOLD_S:  # the message of its end may have been lost
                 del row.tools[run]
         last = max(
             row.tools.values(),
@@ -104,5 +104,5 @@ class Pauses(Contexts):
                 context.new_tokens = self._expected_tokens(last.name)
             else:
                 context.tool, context.since_s = None, now_s
-                context.pause = self._delays.get(context.name) or self._delay_of_all
+                context.pause = self._return_delays.get(context.name) or self._return_delay_of_all
             self._decide(context, now_s)

@@ -1,8 +1,8 @@
-"""The cached blocks as a tree of prefixes, with the contexts that end in each.
+"""The cached blocks as a tree of prefixes, with the contexts that end in each block.
 
-A block's owners are the contexts that end in it or behind it. Only leaves can be evicted, so a prefix goes from its
-end, and a block that several contexts share stays as long as one behind it does. When a leaf goes, its contexts get
-shorter: they end in its parent then. So the best of several owners decides, and no block needs a list of them.
+A context needs the block in which it ends, and all blocks before it. Only leaves can be evicted, so a prefix is evicted
+from its end, and a block stays as long as a block behind it stays. When a leaf goes, its contexts get shorter: from
+then on they end in its parent. A block therefore need not list all contexts that need it, only those that end in it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Block:
 
     key: Hashable  # stands for its tokens and all before them
     parent: Block | None
-    program: Hashable  # that brought it
+    program: Hashable  # the program that brought it
     depth: int  # blocks before it
     used_s: float
     children: dict[Block, None] = field(default_factory=dict)
-    pins: int = 0  # running calls that end in it
-    is_common: bool = False  # another program has used it or a block behind it
-    contexts: dict[Context, None] = field(default_factory=dict)  # that end in it
-    needed_by: int = 0  # contexts that end in it, and blocks right behind it that a context needs
-    version: int = 0  # of its entry in the order of eviction
+    pins: int = 0  # 1 for each running call that ends in it, and 1 for each pinned child
+    is_common: bool = False  # another program has used it, or a block behind it
+    contexts: dict[Context, None] = field(default_factory=dict)  # the contexts that end in it
+    needed_by: int = 0  # contexts that end in it, and children that a context needs
+    version: int = 0  # the number of its valid entry in the order of eviction
 
     @property
     def is_leaf(self) -> bool:
@@ -37,7 +37,7 @@ class Block:
 
 
 def path(block: Block | None) -> list[Block]:
-    """A block and those before it in its chain, the first one first."""
+    """The blocks of a chain from the first one to this block."""
     found = []
     while block is not None:
         found.append(block)
@@ -46,7 +46,7 @@ def path(block: Block | None) -> list[Block]:
 
 
 class PrefixTree:
-    """Blocks, running calls and contexts. Nothing here evicts or decides.
+    """The tree. It records blocks, running calls and contexts, and decides nothing.
 
     Args:
         block_tokens: Tokens of a block.
@@ -57,7 +57,7 @@ class PrefixTree:
         self.pinned = 0  # blocks that running calls use
         self.needed = 0  # blocks that a context has
         self._blocks: dict[Hashable, Block] = {}
-        self._ends: dict[Hashable, dict[Context, Block]] = {}  # of each program, where its contexts end
+        self._ends: dict[Hashable, dict[Context, Block]] = {}  # by program: where its contexts end
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -74,9 +74,9 @@ class PrefixTree:
         return [block for block in self._blocks.values() if block.is_leaf]
 
     def hit_blocks(self, chain: Sequence[Hashable]) -> int:
-        """The blocks of a chain that are cached, from its beginning on."""
+        """How many blocks of a chain are cached, from its beginning on."""
         low, high = 0, len(chain)
-        while low < high:  # what is cached of a chain is its beginning
+        while low < high:  # bisection: only a beginning of a chain can be cached
             middle = (low + high) // 2
             if chain[middle] in self._blocks:
                 low = middle + 1
@@ -85,7 +85,7 @@ class PrefixTree:
         return low
 
     def extend(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> Block | None:
-        """Add what is missing of a chain. Returns its last block; None if it is empty."""
+        """Add the missing blocks of a chain. Returns its last block; None if the chain is empty."""
         hit = self.hit_blocks(chain)
         last = self._blocks[chain[hit - 1]] if hit else None
         if last is not None:
@@ -109,7 +109,7 @@ class PrefixTree:
             block = block.parent
 
     def unpin(self, block: Block | None) -> None:
-        """The call has ended."""
+        """The running call that ended in this block has left."""
         while block is not None:
             block.pins -= 1
             if block.pins:
@@ -118,10 +118,9 @@ class PrefixTree:
             block = block.parent
 
     def end_context(self, context: Context, block: Block) -> None:
-        """A context ends in this block. Those of its program that end before it in the same chain are its beginnings,
-        and are given up."""
+        """Let a context end in this block. Contexts of its program that end earlier in the chain are given up."""
         before = self.contexts_on(context.program, block)
-        self._need(block)  # first, so that only the blocks behind those of its beginnings are counted
+        self._need(block)  # before the others are given up, so that the shared blocks are needed all the time
         for each in before:
             self.drop_context(each)
         self._ends.setdefault(context.program, {})[context] = block
@@ -167,7 +166,7 @@ class PrefixTree:
         return count * self.block_tokens
 
     def tokens_of(self, program: Hashable) -> int:
-        """The tokens of a program's contexts together, what they share counted once."""
+        """The tokens of all contexts of a program. Shared tokens count once."""
         seen: set[Block] = set()
         ends = list(self._ends.get(program, {}).values())
         if len(ends) == 1:
@@ -211,7 +210,7 @@ class PrefixTree:
             block = block.parent
 
     def chain(self, block: Block | None) -> list[Hashable]:
-        """The keys of a block and of those before it, the first one first."""
+        """The keys of a chain from its first block to this block."""
         return [each.key for each in path(block)]
 
     def roots(self) -> list[Block]:
@@ -219,8 +218,10 @@ class PrefixTree:
         return [block for block in self._blocks.values() if block.parent is None]
 
     def remove(self, block: Block) -> None:
-        """Remove a block that no running call uses, and all behind it, which cannot be found without it. The contexts
-        that end there end in its parent then."""
+        """Remove a block that no running call uses, and all blocks behind it, which cannot be found without it.
+
+        Contexts that end in a removed block end in the parent of `block` from then on.
+        """
         parent, behind = block.parent, [block]
         if parent is not None:
             del parent.children[block]
@@ -247,7 +248,7 @@ class PrefixTree:
             parent.needed_by -= block.needed_by > 0
 
     def _note_tokens(self, context: Context, tokens: int) -> None:
-        """So many tokens of a context are in the tree now."""
+        """Note how many tokens of a context are in the tree now."""
         context.tokens = tokens
 
     def check_integrity(self) -> None:

@@ -1,7 +1,8 @@
-"""What an engine or a simulator tells about programs and tools, turned into decisions and an order of eviction.
+"""Retention: turns the events of programs, calls and tools into decisions and an order of eviction.
 
-One object for each replica. It joins predictors, a KV policy and the order of eviction; it copies nothing and reads no
-clock. Times are seconds on the caller's clock. An event that is lost costs memory for a while, and never a wrong token.
+A replica of an engine, or of a replay, has one object. It joins predictors, a KV policy and the order of eviction. It
+copies nothing and reads no clock; times are seconds on the caller's clock. If an event is lost, memory is wasted for a
+while, but no token is ever wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 from weft.core.prediction import TimeEstimate
 
-_MOST_PROGRAMS: Final = 100_000  # that never ended
+_MOST_PROGRAMS: Final = 100_000  # open programs; the one that was used longest ago then counts as ended
 
 
 @dataclass(eq=False, slots=True)
@@ -26,17 +27,17 @@ class RunningCall:
     program: Hashable
     name: str
     block: Block | None  # the last of its chain
-    level: int = 0  # of the scheduling policy's queue in which it is, or in which its program's next call will wait
+    level: int = 0  # the scheduling policy's queue in which it is, or in which its program's next call will wait
 
 
 class Retention(Pauses):
     """Keeps, leaves or spills the contexts of programs, and says which blocks are evicted next.
 
     Args:
-        policy: A policy of its own.
+        policy: A KV policy object of its own.
         block_tokens: Tokens of a block.
-        memory: The engine's memory at first.
-        order: Makes the order of eviction; another one for an oracle, which orders by block.
+        memory: The engine's memory at the start.
+        order: Makes the order of eviction. An oracle has an order of its own.
     """
 
     def __init__(
@@ -52,32 +53,32 @@ class Retention(Pauses):
 
     @property
     def programs_held(self) -> int:
-        """The programs of which a context is held."""
+        """The number of programs of which a context is held."""
         return len({context.program for context in self._held})
 
     def call_arrived(
         self, program: Hashable, chain: Sequence[Hashable], now_s: float, *, tool: str | None = None
     ) -> None:
-        """A call has arrived, and waits. What it will find is needed soon.
+        """A call has arrived, and waits. The context that it continues is needed soon.
 
         Args:
             program: Its program.
             chain: The keys of its prompt's full blocks, the first one first. A key stands for all tokens up to there.
             now_s: The time.
-            tool: The tool that has run since the program's last call, if nobody said so before.
+            tool: The tool that has run since the program's last call, if `tool_started` has not named it.
         """
         row = self._programs.get(program)
         hit, found = self._find(program, chain)
         context = found[0] if found else row.last if row is not None else None
         is_known = context is not None and (context.tokens or context.host_tokens)
         if context is None or context.called_s is not None or (is_known and not found):
-            return  # it is the first call, one of several side by side, or a branch of its own
+            return  # it is the first call, one of several parallel calls, or a branch of its own
         if context.since_s is None and tool is not None:
             context.tool = tool
-        self._called(context, (len(chain) - hit) * self.tree.block_tokens, now_s)
+        self._next_call_arrived(context, (len(chain) - hit) * self.tree.block_tokens, now_s)
 
     def call_cancelled(self, program: Hashable, chain: Sequence[Hashable], now_s: float) -> None:
-        """A call that has arrived will not run. Its context waits for another one."""
+        """A call that has arrived will not run. Its context waits for another call."""
         for context in self._find(program, chain)[1][:1]:
             context.called_s = context.turn_s = None
             self._decide(context, now_s)
@@ -100,7 +101,7 @@ class Retention(Pauses):
             chain: The keys of its prompt's full blocks.
             now_s: The time.
             waited_s: How long it has waited in the queue.
-            level: Of that queue; 0 is the first that is served.
+            level: The level of that queue; 0 is served first.
         """
         row = self._programs.setdefault(program, OpenProgram(name))
         self._programs.move_to_end(program)
@@ -109,11 +110,11 @@ class Retention(Pauses):
         row.name = name
         block = self.tree.extend(program, chain, now_s)
         self.tree.pin(block)
-        self._began(self.contexts_of(program), name, level, waited_s, now_s)
+        self._call_started(self.contexts_of(program), name, level, waited_s, now_s)
         return RunningCall(program, name, block, level)
 
     def call_grew(self, call: RunningCall, chain: Sequence[Hashable], now_s: float) -> None:
-        """A running call has more full blocks than before. `chain` has all of them."""
+        """A running call has more full blocks than before. `chain` has all of its blocks."""
         before, call.block = call.block, self.tree.extend(call.program, chain, now_s)
         self.tree.pin(call.block)
         self.tree.unpin(before)
@@ -130,7 +131,7 @@ class Retention(Pauses):
             pause: An oracle's time until the next call, for simulation and benchmarks.
 
         Returns:
-            The context that it leaves, with a decision; None if it has no full block or its program has ended.
+            The context that it leaves, with a decision; None if the call has no full block or its program has ended.
         """
         block = call.block
         self.tree.unpin(block)
@@ -140,23 +141,23 @@ class Retention(Pauses):
         if call.program not in self._programs:
             self._mark(block)
             return None
-        context = self._left(call.program, call.name, now_s, tool=tool, level=call.level, pause=pause)
+        context = self._make_context(call.program, call.name, now_s, tool=tool, level=call.level, pause=pause)
         for each in self.tree.contexts_on(call.program, block):
-            self._hold(each, 0)
+            self._count_held(each, 0)
         self.tree.end_context(context, block)
         self._programs[call.program].last = context
         self._decide(context, now_s)
         return context
 
     def call_preempted(self, call: RunningCall, now_s: float) -> None:
-        """A running call waits again: its blocks are free, and needed soon."""
+        """A running call waits again. Its blocks are not in use any more, but will be needed soon."""
         context = self.call_ended(call, now_s)
         if context is not None:
             context.called_s = now_s
             self._decide(context, now_s)
 
     def call_aborted(self, call: RunningCall, now_s: float) -> None:
-        """A running call was aborted: its blocks are free, and it leaves no context of its own."""
+        """A running call was aborted. Its blocks are free, and it leaves no context."""
         self.tree.unpin(call.block)
         if call.block is not None:
             self._mark(call.block)
@@ -165,7 +166,7 @@ class Retention(Pauses):
         """No call of a program will come."""
         self._programs.pop(program, None)
         for context in self.contexts_of(program):
-            self._given_up(context)
+            self._give_up(context)
             block = self.tree.drop_context(context)
             if block is not None:
                 self._mark(block)
@@ -184,7 +185,7 @@ class Retention(Pauses):
             for program in self._programs:
                 for context in self.tree.contexts_of(program):
                     context.decision = self.policy.decide(context, self.memory, now_s)
-                    self._hold(context, self.tree.own_tokens(context))
+                    self._count_held(context, self.tree.own_tokens(context))
                     if context.decision.action is Action.SPILL and not context.on_host:
                         to_spill.append(context)
         if self.policy.decides or self.policy.changes_with_time:
@@ -192,7 +193,7 @@ class Retention(Pauses):
         return to_spill
 
     def to_revisit(self) -> list[Context | Block]:
-        """What `revisit` is to be called with, once in each epoch: the same as `epoch`, in parts."""
+        """The contexts and blocks for which `revisit` should be called once in each epoch, instead of `epoch`."""
         found: list[Context | Block] = []
         if self.policy.decides:
             found += dict.fromkeys([*self._held, *self.contexts_anywhere()])
@@ -201,32 +202,32 @@ class Retention(Pauses):
         return found
 
     def revisit(self, each: Context | Block, now_s: float) -> None:
-        """Decide on a context again, or rank a leaf again, with what is known now. It may be gone meanwhile."""
+        """Decide on a context again, or rank a leaf again, with what is known now. It may be gone by now."""
         if isinstance(each, Block):
             self.rank_again([each])
         elif self.tree.end_of(each) is None:
-            self._hold(each, 0)
+            self._count_held(each, 0)
         else:
             each.decision = self.policy.decide(each, self.memory, now_s)
-            self._hold(each, self.tree.own_tokens(each) if each.decision.action is Action.KEEP else 0)
+            self._count_held(each, self.tree.own_tokens(each) if each.decision.action is Action.KEEP else 0)
 
     def contexts_of(self, program: Hashable) -> list[Context]:
         """The contexts of a program, the one that was used last at the end."""
         return self.tree.contexts_of(program)
 
     def chain_of(self, context: Context) -> list[Hashable]:
-        """The keys of the blocks of a context that are cached yet, the first one first."""
+        """The keys of the blocks of a context that are still cached, the first one first."""
         return self.tree.chain(self.tree.end_of(context))
 
     def copied(self, context: Context) -> None:
-        """All of a context is in host memory as well, which a worker has confirmed."""
+        """A worker has confirmed that all of a context is in host memory as well."""
         context.on_host = True
         block = self.tree.end_of(context)
         if block is not None:
             self._mark(block)
 
     def block_evicted(self, key: Hashable) -> None:
-        """The engine has given a cached block away. What is behind it cannot be found any more, and is forgotten."""
+        """The engine has evicted a block. The blocks behind it cannot be found any more, and are forgotten, too."""
         block = self.tree.get(key)
         if block is not None and not block.pins:
             self.tree.remove(block)
@@ -234,15 +235,15 @@ class Retention(Pauses):
                 self._mark(block.parent)
 
     def rank_again(self, blocks: Iterable[Block]) -> None:
-        """Rank those of these blocks that are cached. Blocks behind them were removed."""
+        """Rank blocks again, as far as they are cached: blocks behind them were removed, for example."""
         for block in blocks:
             if self.tree.get(block.key) is block:
                 self._mark(block)
 
     def reset(self) -> None:
-        """The engine has emptied its prefix cache. What running calls use stays."""
+        """The engine has emptied its prefix cache. The blocks of running calls stay."""
         for context in list(self._held):
-            self._hold(context, 0)
+            self._count_held(context, 0)
         for block in self.tree.roots():
             below = [block]
             while below:
@@ -260,7 +261,8 @@ class Retention(Pauses):
         """The queue's order has changed. O(n) for n waiting calls, up to the last one that has a context.
 
         Args:
-            waiting_calls: Their programs and the levels of their queues, the call that starts next first.
+            waiting_calls: For each waiting call its program and the level of its queue; the call that starts next
+                comes first.
             now_s: The time.
         """
         waiting = sum(context.called_s is not None for context in self.contexts_anywhere())
@@ -273,7 +275,7 @@ class Retention(Pauses):
             seen.update(called[:1] if needed is None else [needed])
             if len(seen) == waiting:
                 break
-        self._queued(calls, now_s)
+        self._set_turns(calls, now_s)
 
     def check_integrity(self) -> None:
         """Assert that the counts agree, and that only open programs have contexts. For tests.
@@ -289,7 +291,7 @@ class Retention(Pauses):
             raise AssertionError("a program that has ended has a context")
 
     def _find(self, program: Hashable, chain: Sequence[Hashable]) -> tuple[int, list[Context]]:
-        """How many blocks of a chain are there, and the program's contexts that it continues."""
+        """How many blocks of a chain are cached, and the program's contexts that the chain continues."""
         hit = self.tree.hit_blocks(chain)
         return hit, self.tree.contexts_on(program, self.tree.get(chain[hit - 1]) if hit else None)
 
@@ -300,7 +302,7 @@ class Retention(Pauses):
     def _own_tokens(self, context: Context) -> int | None:
         return self.tree.own_tokens(context) if self.tree.end_of(context) is not None else None
 
-    def _decided(self, context: Context, now_s: float) -> None:
+    def _after_decision(self, context: Context, now_s: float) -> None:
         block = self.tree.end_of(context)
         if block is not None:
             self._mark(block)

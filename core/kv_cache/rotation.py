@@ -1,4 +1,4 @@
-"""Work on many items that is done once a period, some of it at a time."""
+"""Spreads periodic work on many items evenly over the period."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Rotation(Generic[T]):
-    """Hands out every item once in a period, in even parts.
+    """Hands out every item once in each period, a few at a time.
 
     Args:
-        items: Makes the list of all items. It is asked for at the start of each period.
-        period_s: Seconds, on the caller's clock.
+        items: Returns all items. It is called at the start of each period.
+        period_s: The period in seconds of the caller's clock.
     """
 
     def __init__(self, items: Callable[[], Iterable[T]], period_s: float) -> None:
@@ -25,7 +25,7 @@ class Rotation(Generic[T]):
         self._began_s = self._asked_s = -math.inf
 
     def due(self, now_s: float) -> list[T]:
-        """The items whose turn has come since the last question. All of them, if that was a period ago or more."""
+        """The items whose turn has come since the previous call; all items if that was a period ago or more."""
         is_late, self._asked_s = now_s >= self._asked_s + self._period_s, now_s
         rest: list[T] = []
         if is_late or now_s >= self._began_s + self._period_s:

@@ -20,9 +20,9 @@ class ToolStats(NamedTuple):
     """What an engine has learned of a tool's time, or of the pauses after the calls of programs of one name."""
 
     name: str
-    samples: int  # at most 256, the latest
+    samples: int  # the latest times, at most 256
     mean_s: float
-    q95_s: float  # which the next one does not exceed in 95 % of all cases
+    q95_s: float  # the next time does not exceed it in 95 % of all cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,22 @@ class KvStats:
     policy: str  # the KV policy
     found_tokens: int  # found on the device
     fetched_tokens: int  # copied from host memory, ahead of a call or when it began
-    # Computed again: a prompt's tokens, in full blocks, that an earlier call of the same program had computed, and what
-    # a call had computed before it was preempted, as far as they were found neither on the device nor in host memory.
+    # Computed again, because they were found neither on the device nor in host memory: full blocks of a prompt that an
+    # earlier call of the same program had computed, and what a call had computed before it was preempted.
     recomputed_tokens: int
     spilled_tokens: int  # copied to host memory
-    held_blocks: int  # of contexts between calls that the policy keeps for now
-    programs_held: int  # whose contexts these are
+    held_blocks: int  # blocks of contexts between calls that the policy holds now
+    programs_held: int  # the number of programs whose contexts these are
     host_used_bytes: int  # on one worker
-    host_capacity_bytes: int
+    host_capacity_bytes: int  # on one worker
     tools: tuple[ToolStats, ...] = ()  # those with the most samples
 
     @classmethod
     def together(cls, engines: Iterable[KvStats]) -> KvStats | None:
-        """The figures of several engines as one: sums, and of each tool the engine with the most samples. None if there
-        are no engines."""
+        """Join the figures of several engines. None if there are no engines.
+
+        Counts are added up. The figures of a tool are from the engine with the most samples of it.
+        """
         each = list(engines)
         if not each:
             return None
@@ -80,8 +82,10 @@ class SwapStats(NamedTuple):
 
     @classmethod
     def together(cls, engines: Iterable[SwapStats]) -> SwapStats | None:
-        """The figures of several engines as one: the sums of the counts, the highest `min_tokens` and the lowest
-        speeds. None if there are no engines."""
+        """Join the figures of several engines. None if there are no engines.
+
+        Counts are added up. `min_tokens` is the highest, and the speeds are the lowest.
+        """
         each = list(engines)
         if not each:
             return None

@@ -12,19 +12,23 @@ from weft.core.prediction import TimeEstimate
 
 
 class TieredRetention(Retention):
-    """Knows contexts that the device has lost, as long as host memory has a part of them.
+    """Retention that still knows contexts which the device has evicted, as long as host memory has a part of them.
 
     Args:
-        policy: A policy of its own.
+        policy: A KV policy object of its own.
         block_tokens: Tokens of a block.
-        memory: The engine's memory at first.
-        host: Host memory, of the same policy.
+        memory: The engine's memory at the start.
+        host: Host memory, with the same policy.
+
+    Attributes:
+        host: The host memory.
+        spills: Contexts to copy to host memory. The caller takes them out.
     """
 
     def __init__(self, policy: KvPolicy, block_tokens: int, memory: Memory, host: HostTier) -> None:
         super().__init__(policy, block_tokens, memory)
         self.host = host
-        self.spills: dict[Context, None] = {}  # contexts to copy to host memory; the caller takes them out
+        self.spills: dict[Context, None] = {}
 
     def call_ended(
         self, call: RunningCall, now_s: float, *, tool: str | None = None, pause: TimeEstimate | None = None
@@ -34,7 +38,7 @@ class TieredRetention(Retention):
             self.host.claim(context, self.chain_of(context), now_s)
             if context.on_host:
                 self.spills.pop(context, None)
-                self._decided(context, now_s)
+                self._after_decision(context, now_s)
         return context
 
     def program_ended(self, program: Hashable, now_s: float) -> None:
@@ -82,20 +86,20 @@ class TieredRetention(Retention):
         return self.tree.contexts() + [each for each in away if each.program in self._programs]
 
     def fetched(self, context: Context, chain: Sequence[Hashable], now_s: float) -> None:
-        """The blocks of a context up to the end of `chain` are back on the device."""
+        """The blocks of a context up to the end of `chain` were copied back to the device."""
         block = self.tree.extend(context.program, chain, context.used_s)
         before = self.tree.end_of(context)
         if block is None or (before is not None and before.depth >= block.depth):
             return
         self.tree.drop_context(context)
         for each in self.tree.contexts_on(context.program, block):
-            self._hold(each, 0)
+            self._count_held(each, 0)
         context.is_fetched = True
         self.tree.end_context(context, block)
         self._decide(context, now_s)
 
     def host_changed(self) -> bool:
-        """Rank contexts again of which host memory has lost blocks. Returns whether there are any."""
+        """Rank the contexts again of which host memory has lost blocks. Returns whether there are any."""
         shortened = list(self.host.shortened)
         self.host.shortened.clear()
         for context in shortened:
@@ -112,8 +116,8 @@ class TieredRetention(Retention):
         hit = max(hit, tree.hit_blocks(chain))
         return hit, tree.contexts_on(program, tree.get(chain[hit - 1]) if hit else None)
 
-    def _decided(self, context: Context, now_s: float) -> None:
-        super()._decided(context, now_s)
+    def _after_decision(self, context: Context, now_s: float) -> None:
+        super()._after_decision(context, now_s)
         self._note_spill(context)
         self.host.rank_again([context])
 

@@ -39,12 +39,12 @@ class OutputLengths:
 
     def mean_tokens(self, name: str, label: str | None, calls_before: int) -> float:
         """The expected output of a call, each class weighed against the coarser one by its number of samples."""
-        mean = self._all.mean_s
+        mean = self._all.mean
         for key in _keys(name, label, calls_before):
             samples = self._classes.get(key)
             if samples is not None:
                 weight = len(samples) / (len(samples) + _TRUST)
-                mean += weight * (samples.mean_s - mean)
+                mean += weight * (samples.mean - mean)
         return mean
 
 

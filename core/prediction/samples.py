@@ -70,7 +70,12 @@ class Samples(TimeEstimate):
 
     @property
     def mean_s(self) -> float:
-        """The mean, with the prior's mean as one more sample while there are fewer than 20."""
+        """The mean of times. See `mean`."""
+        return self.mean
+
+    @property
+    def mean(self) -> float:
+        """The mean in the unit of the samples. While there are fewer than 20, the prior's mean is one more sample."""
         count = len(self._sorted)
         if count >= EMPIRICAL_FROM:
             return self._sum / count

@@ -20,7 +20,7 @@ class Waits:
     """
 
     def __init__(self) -> None:
-        self.wait_s = 0.0  # mean
+        self.mean_s = 0.0  # mean
         self.median_s = 0.0
         self.turn_s = 0.0  # from the start of one call to that of the next, while calls wait
         self._began_s = -math.inf
@@ -31,7 +31,7 @@ class Waits:
         """A call starts to run, and has waited for so long."""
         self._calls += 1
         share = max(_SHARE, 1 / self._calls)
-        self.wait_s += share * (waited_s - self.wait_s)
+        self.mean_s += share * (waited_s - self.mean_s)
         self.turn_s += share * (min(now_s - self._began_s, waited_s) - self.turn_s)
         self._began_s = now_s
         self._latest.append(waited_s)

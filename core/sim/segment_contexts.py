@@ -80,7 +80,7 @@ class SegmentContexts(Contexts):
         """A call has arrived, and needs the context of its first parent."""
         context = self.needed_by(call)
         if context is not None and context.called_s is None:
-            self._called(context, call.spec.prompt_tokens - call.spec.shared_prefix_tokens, now_s)
+            self._next_call_arrived(context, call.spec.prompt_tokens - call.spec.shared_prefix_tokens, now_s)
 
     def call_moved(self, call: SimCall) -> None:
         """A call that has not begun goes to another replica, where its whole prompt is computed."""
@@ -92,11 +92,11 @@ class SegmentContexts(Contexts):
     def call_began(self, call: SimCall, waited_s: float, now_s: float) -> None:
         """A call starts to run for the first time."""
         mine = {} if self._knows_pauses else self._contexts.get(call.owner.number, {})
-        self._began(mine.values(), call.owner.view.name, call.rank.level, waited_s, now_s)
+        self._call_started(mine.values(), call.owner.view.name, call.rank.level, waited_s, now_s)
 
     def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
         """These calls wait, the one that starts next first."""
-        self._queued(((self.needed_by(call), call.rank.level) for call in calls), now_s)
+        self._set_turns(((self.needed_by(call), call.rank.level) for call in calls), now_s)
 
     def call_left(self, call: SimCall, segment: Segment, called_s: float | None, now_s: float) -> None:
         """A call has ended, or is preempted and waits since `called_s`. What it leaves takes the place of its first
@@ -106,7 +106,7 @@ class SegmentContexts(Contexts):
         if spec.parents:
             self._drop(mine.pop(owner.index_of[spec.parents[0]], None))
         after = [owner.spec.calls[child] for child in owner.children[call.index]]
-        context = self._left(
+        context = self._make_context(
             owner.number,
             owner.view.name,
             now_s,
@@ -127,13 +127,13 @@ class SegmentContexts(Contexts):
     def program_ended(self, program: SimProgram) -> None:
         """No call of a program will come."""
         for context in self._contexts.pop(program.number, {}).values():
-            self._given_up(context)
+            self._give_up(context)
             self._drop(context)
 
     def _drop(self, context: Context | None) -> None:
         if context is not None:
             self._keeper.given_up(context)
-            self._hold(context, 0)
+            self._count_held(context, 0)
             self.call_of.pop(context, None)
             self._leave_segment(context)
 
@@ -159,7 +159,7 @@ class SegmentContexts(Contexts):
             if parent is not None:
                 self.put(context, parent)
             else:
-                self._hold(context, 0)
+                self._count_held(context, 0)
         used_s = self._used_s.pop(segment, 0.0)
         if parent is not None:
             self._used_s[parent] = max(self._used_s.get(parent, 0.0), used_s)
@@ -201,7 +201,7 @@ class SegmentContexts(Contexts):
         self.refresh()
         super()._decide(context, now_s)
 
-    def _decided(self, context: Context, now_s: float) -> None:
+    def _after_decision(self, context: Context, now_s: float) -> None:
         del now_s
         self._keeper.decided(context)
 

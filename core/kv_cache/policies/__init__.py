@@ -1,4 +1,4 @@
-"""What happens to a program's KV cache between two calls, and what is evicted first.
+"""KV policies: what happens to a program's KV between two calls, and what is evicted first.
 
 To add a KV policy, write its module with `@register(...)` and import its class here.
 """

@@ -1,7 +1,8 @@
-"""The contract of a KV policy: what happens to a program's KV cache between two calls, and what is evicted first.
+"""The contract of a KV policy: what happens to a program's KV between two calls, and what is evicted first.
 
-A policy is written once, for engines and for the simulator. It gets what it may know as arguments, keeps no clock, and
-changes an order only: a block that it holds is evicted last, and never pinned. So no decision can stop an engine.
+A policy is written once, for engines and for the simulator. It gets all that it may know as arguments and reads no
+clock. It changes only the order of eviction: a block that it holds is evicted last, but is never pinned. So no decision
+can stop an engine.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from typing import ClassVar, NamedTuple
 from weft.core.prediction import TimeEstimate, Waits
 from weft.core.registry import Registered
 
-MOST_HOLD_S = 300.0  # after this long a tool is taken for one that never returns
-MOST_SOON_S = 30.0  # after this long a call that was announced is not expected any more
+MOST_HOLD_S = 300.0  # a tool that has run for longer is expected never to return
+MOST_SOON_S = 30.0  # a call that was announced longer ago is not expected any more
 
 
 class Action(enum.Enum):
     """What to do with a context."""
 
-    KEEP = "keep"  # evict it after all that is not held
+    KEEP = "keep"  # hold it: evict it after all contexts that are not held
     LEAVE = "leave"  # evict it in its turn
     SPILL = "spill"  # copy it to host memory, then evict it before all others of open programs
 
 
 class Decision(NamedTuple):
-    """What happens to a context, until another decision."""
+    """What happens to a context until the next decision."""
 
     action: Action
-    until_s: float = math.inf  # on the scheduler's clock: a context is not held any longer than this
+    until_s: float = math.inf  # the time until which the context is held at most
 
 
 LEAVE = Decision(Action.LEAVE)
@@ -41,10 +42,10 @@ LEAVE = Decision(Action.LEAVE)
 class Memory(NamedTuple):
     """The engine's memory, and its speeds."""
 
-    used_share: float  # of the KV cache: running and held contexts; cached blocks that nobody holds do not count
+    used_share: float  # the share of the KV cache, 0 to 1, that running and held contexts take
     running_tokens: int  # contexts of the running calls
-    prefill_token_s: float  # to compute a prompt token
-    copy_token_s: float = math.inf  # to copy a token one way, as far as steps wait for it; infinite: no host memory
+    prefill_token_s: float  # seconds to compute a prompt token
+    copy_token_s: float = math.inf  # seconds that steps wait for a token copied one way; infinite without host memory
 
 
 @dataclass(eq=False, slots=True)
@@ -55,30 +56,30 @@ class Context:
     name: str  # of the program
     used_s: float  # when its last call ended, on the scheduler's clock
     pause: TimeEstimate  # how long after `since_s` the next call comes
-    tokens: int = 0  # that are cached yet
-    tool: str | None = None  # that runs now, once its name is known
-    since_s: float | None = None  # when that tool began, or the latest one ended; None: neither is known, so `used_s`
+    tokens: int = 0  # its tokens that are still cached
+    tool: str | None = None  # the tool that runs now, once its name is known
+    since_s: float | None = None  # when that tool began, or the latest tool ended; None: `used_s` counts instead
     soon_s: float | None = None  # when its program announced the next call
-    new_tokens: float = 0.0  # that the next prompt is expected to add
-    chance: float = 1.0  # that a call continues it
-    age: int = 0  # calls that its program has started since
-    called_s: float | None = None  # when the next call arrived, which waits since
+    new_tokens: float = 0.0  # the tokens that the next prompt is expected to add
+    chance: float = 1.0  # the chance that a call continues it
+    age: int = 0  # the calls that its program has started since
+    called_s: float | None = None  # when the next call arrived, which waits now
     turn_s: float | None = None  # when that call's turn comes, by its place in the queue; None: not known
-    waits: Waits = field(default_factory=Waits)  # of calls in the queue where the next call is going to wait
+    waits: Waits = field(default_factory=Waits)  # in the queue where the next call will wait
     level: int = 0  # the index of that queue
-    on_host: bool = False  # its KV is in host memory as well
-    host_tokens: int = 0  # that host memory has, less gaps
-    is_fetched: bool = False  # it came back from there, for its next call
+    on_host: bool = False  # all of its KV is in host memory as well
+    host_tokens: int = 0  # its tokens up to its end in host memory
+    is_fetched: bool = False  # it was copied back for its next call
     decision: Decision = field(default=LEAVE)
 
     def expected_s(self, memory: Memory, now_s: float) -> float:
-        """The time until the next call runs, if there is one: what remains of the pause, and the wait in the queue."""
+        """The time until the next call runs, if one comes: the rest of the pause, and the wait in the queue."""
         if self.pause.is_oracle:
             return self.pause.remaining_s(self.elapsed_s(now_s))
         if self.turn_s is not None:
             return max(0.0, self.turn_s - now_s)
         if self.called_s is not None:
-            return max(0.0, self.called_s + self.waits.wait_s - now_s)
+            return max(0.0, self.called_s + self.waits.mean_s - now_s)
         if self.is_announced(now_s):
             return self.waits.median_s
         return self.pause.remaining_s(self.elapsed_s(now_s)) + self.waits.median_s
@@ -88,17 +89,17 @@ class Context:
         return now_s - (self.used_s if self.since_s is None else self.since_s)
 
     def is_announced(self, now_s: float) -> bool:
-        """Whether the program has announced its next call, so lately that it may yet come."""
+        """Whether the program has announced its next call within the last `MOST_SOON_S`."""
         return self.soon_s is not None and now_s < self.soon_s + MOST_SOON_S
 
 
 class KvPolicy(Registered, ABC):
     """Decides on contexts, and orders them for eviction."""
 
-    evicts_ended_first: ClassVar[bool] = True  # contexts of programs that have ended go before all others
-    follows_use: ClassVar[bool] = False  # open programs' contexts go as in stock vLLM, which needs no other order
+    evicts_ended_first: ClassVar[bool] = True  # blocks of programs that have ended go before all others
+    follows_use: ClassVar[bool] = False  # blocks of open programs go by their last use, as in stock vLLM
     decides: ClassVar[bool] = False  # `decide` does more than leave contexts
-    changes_with_time: ClassVar[bool] = False  # `worth` of two contexts changes order though nothing happens
+    changes_with_time: ClassVar[bool] = False  # two worths may change their order without an event
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
         """Decide on a context when its call has ended, again when the tool's name is known, and in each epoch."""
@@ -106,18 +107,21 @@ class KvPolicy(Registered, ABC):
         return LEAVE
 
     def worth(self, context: Context, memory: Memory, now_s: float) -> float:
-        """What a context is worth, in any unit. Of those with the same kind of decision the least worth is evicted
-        first. By default the one that was used longest ago, as vLLM does."""
+        """What a context is worth, in any unit. Of contexts with the same action, the least worth is evicted first.
+
+        By default that is the context that was used longest ago, as in vLLM.
+        """
         del memory, now_s
         return context.used_s
 
     def worth_together(self, worths: Iterable[float]) -> float:
-        """What blocks are worth that several contexts share. By default as much as the best of them."""
+        """What blocks are worth that contexts of these worths share. By default the largest of them."""
         return max(worths)
 
     def worth_of_nobody(self, used_s: float, memory: Memory, now_s: float) -> float:
-        """What blocks are worth that no open program owns. They are compared with contexts only if several programs had
-        them, such as a system prompt.
+        """What blocks are worth that are in no context of an open program.
+
+        They compete with contexts only if several programs have used them, as a system prompt.
 
         Args:
             used_s: When they were last used.

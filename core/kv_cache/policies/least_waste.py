@@ -28,7 +28,7 @@ class LeastWasteParameters:
 
 
 class Waste(NamedTuple):
-    """What each choice wastes, in tokens times seconds; the bytes of a token would cancel."""
+    """What each choice wastes, in tokens times seconds. (The bytes of a token would cancel.)"""
 
     keep: float
     leave: float
@@ -42,10 +42,10 @@ def waste(context: Context, memory: Memory, now_s: float) -> Waste:
         leave = t_p · C · (B + C)   t_p: to compute a token
         spill = 2 · t_c · C · B     t_c: to copy a token one way
 
-    The paper calls B the tokens that "could be batched if memory were freed". That is a gain and not a cost, so here B
-    is what idles meanwhile, the running calls, as in InferCept. The context's own memory is in use while it is
-    computed again, so C is added. T is what remains given the time that has passed, because the decision is made
-    again in each epoch; the paper decides once. A copy counts as far as steps wait for it.
+    The paper calls B the tokens that "could be batched if memory were freed". That is a gain and not a cost. Here B is
+    the memory that idles meanwhile, that of the running calls, as in InferCept. The context's own memory is in use
+    while it is computed again, so C is added. The paper decides once. Here the decision is made again in each epoch, so
+    T is the time that remains given the time that has passed. A copy counts only as far as steps wait for it.
     """
     tokens, running = context.tokens, memory.running_tokens
     return Waste(
@@ -57,9 +57,9 @@ def waste(context: Context, memory: Memory, now_s: float) -> Waste:
 
 @register("least-waste", "Astraea: keep, leave or spill, whichever wastes the least memory", LeastWasteParameters)
 class LeastWaste(KvPolicy):
-    """Keeps everything up to the watermark. Above it takes the choice of least waste; ties go to keeping.
+    """Keeps every context up to the watermark, and above it takes the choice of least waste. Ties go to keeping.
 
-    A context is held for no longer than it takes keeping to waste as much as the best other choice.
+    A context is held until keeping it has wasted as much as the best other choice.
     """
 
     decides = True

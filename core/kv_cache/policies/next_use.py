@@ -1,4 +1,4 @@
-"""Eviction by the expected time to the next use, times cost over size."""
+"""Eviction by the expected time to the next use, and by what losing a token costs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ class NextUse(KvPolicy):
 
         chance · cost / (time to the next use)
 
-    As Bélády's rule does, but with expected times: the tool's time given how long it has run already. The cost is that
-    of a token, since eviction is by block: to compute it again, or to copy it if host memory has it too. WA-LRU has no
-    time in it, and counts size against a context although more tokens cost more to compute again.
+    It follows Bélády's rule with expected times: the rest of a tool's time given how long it has run already. The cost
+    is that of one token, because eviction is by block: the time to compute the token again, or to copy it if host
+    memory has it. WA-LRU takes no expected time into account. It also counts size against a context, although more
+    tokens cost more to compute again.
     """
 
     decides = True
     changes_with_time = True
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
-        """Spill what is copied back faster than it is computed; without host memory leave it."""
+        """Spill a context if copying it back is faster than computing it. Without host memory, leave it."""
         del context, now_s
         return Decision(Action.SPILL) if memory.copy_token_s < memory.prefill_token_s else LEAVE
 
@@ -35,8 +36,8 @@ class NextUse(KvPolicy):
         return context.chance * cost_s / max(context.expected_s(memory, now_s), _LEAST_S)
 
     def worth_together(self, worths: Iterable[float]) -> float:
-        """The sum: what several may use is used the sooner."""
+        """The sum, because blocks that several contexts share are used sooner."""
         return sum(worths)
 
     def worth_of_nobody(self, used_s: float, memory: Memory, now_s: float) -> float:
-        return memory.prefill_token_s / 2 / max(now_s - used_s, _LEAST_S)  # it stays unused for as long again
+        return memory.prefill_token_s / 2 / max(now_s - used_s, _LEAST_S)  # expected: unused for as long again

@@ -21,7 +21,7 @@ registrations = REGISTRY.registrations
 
 
 def check_range(what: str, value: object, low: float, high: float) -> float:
-    """Return a parameter's value as it is.
+    """Return a parameter's value if it is in range.
 
     Raises:
         KvPolicyError: It is not a number from `low` to `high`.
@@ -67,10 +67,10 @@ class KvPolicyConfig:
 
 
 def check_kv_policy(kv_policy: object) -> KvPolicyConfig | None:
-    """A KV policy as an engine or its scheduler's settings name it: by name, as a configuration, or as its `to_dict`.
+    """Check the `kv_policy` of an engine or of its scheduler's settings: a name, a configuration, or its `to_dict`.
 
     Returns:
-        None for None.
+        The configuration; None for None.
 
     Raises:
         KvPolicyError: It is something else, or `KvPolicyConfig` refuses it.

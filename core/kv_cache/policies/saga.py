@@ -1,4 +1,4 @@
-"""SAGA's retention as a whole: a time to live by tool, and WA-LRU among what is not held (§4)."""
+"""SAGA's retention as a whole: a time to live by tool, and WA-LRU for contexts that are not held (§4)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class SagaParameters:
 class Saga(Ttl, WaLru):
     """Holds contexts as `ttl` does, and evicts those that it does not hold in the order of `wa-lru`.
 
-    SAGA fetches ahead without saying from where. Here it is host memory, if the engine has it: what is not held is
-    spilled, if it is copied back faster than it is computed.
+    SAGA fetches ahead without saying from where. Here it is from host memory, if the engine has it: a context that is
+    not held is spilled if copying it back is faster than computing it.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from weft.core.kv_cache.policies.registry import register
 
 @register("lru", "what was used longest ago is evicted first, as in stock vLLM")
 class Lru(KvPolicy):
-    """Leaves everything to the order of use. It does not see that programs end."""
+    """Evicts in the order of use, whether programs have ended or not."""
 
     evicts_ended_first = False
     follows_use = True
@@ -16,6 +16,6 @@ class Lru(KvPolicy):
 
 @register("ended-first", "programs that have ended are evicted first, then what was used longest ago")
 class EndedFirst(KvPolicy):
-    """Predicts nothing: that a program has ended is certain."""
+    """Evicts in the order of use, after the blocks of ended programs. It predicts nothing."""
 
     follows_use = True

@@ -24,8 +24,8 @@ class TtlParameters:
 
     Args:
         quantile: the share of the tools that should return in time, from 0.01 to 0.999.
-        low: the share of the KV cache in use or held from which on the time is shortened.
-        high: the share from which on nothing is held.
+        low: the used share of the KV cache (`Memory.used_share`) from which on the time is shortened.
+        high: the used share from which on nothing is held.
         most_s: the longest time in seconds.
 
     Raises:
@@ -53,10 +53,10 @@ class Ttl(KvPolicy):
         m   = clamp((used - low) / (high - low), 0, 1)
         TTL = min(Q(tool) · (1 - 0.5 · m), most_s)
 
-    From `high` on nothing is held. After its time a context is not dropped but left, since on vLLM dropping it gains
-    nothing. Q is the quantile of the tool's latest times: a moving average, as in the paper, has no quantiles. Only
-    running and held contexts count as used, because a prefix cache is always full. The time to live ends when the next
-    call arrives, not before it has found its context, so a call that waits keeps it.
+    From `high` on nothing is held. After its time a context is left and not dropped, because on vLLM dropping it gains
+    nothing. Q is the quantile of the tool's latest times; the paper takes it from a moving average, which has no
+    quantiles. Only running and held contexts count as used, because a prefix cache is always full. While the next call
+    waits, its context is held until the call has found it.
     """
 
     decides = True

@@ -37,12 +37,13 @@ class WaLru(KvPolicy):
         P_evict = a · idle / idle_max + b · (1 - P_reuse) + c · tokens / tokens_max
         P_reuse = chance · tokens / (tokens + new_tokens)
 
-    `idle_max` and `tokens_max` are the largest that were seen. The overlap of eq. 5 is that of a chain, tokens over
-    tokens plus those that the next prompt adds; the paper's graph of the program is not known here, so the chance is
-    counted. Idle times grow alike, so the time when a context was used stands for its idle time.
+    `idle_max` and `tokens_max` are the largest values that were seen. The overlap of eq. 5 is that of a chain: tokens
+    divided by tokens plus those that the next prompt adds. The chance of eq. 4 is counted by name, because the paper's
+    graph of the program is not known here. All idle times grow alike, so the time of the last use stands for the idle
+    time.
     """
 
-    changes_with_time = True  # a chance falls when its program goes on elsewhere
+    changes_with_time = True  # a context's chance falls when its program continues another one
 
     def __init__(self, recency: float = 0.3, reuse: float = 0.5, size: float = 0.2) -> None:
         self._recency, self._reuse, self._size = recency, reuse, size

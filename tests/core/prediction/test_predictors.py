@@ -97,8 +97,8 @@ def test_each_queue_has_its_own_waits() -> None:
         waits.of(0).observe(float(second), 0.0)
         if second % 10 == 0:
             waits.of(4).observe(float(second), 60.0)
-    assert (waits.of(0).wait_s, waits.of(0).turn_s) == (0.0, 0.0)
-    assert waits.of(4).wait_s == pytest.approx(60.0)
+    assert (waits.of(0).mean_s, waits.of(0).turn_s) == (0.0, 0.0)
+    assert waits.of(4).mean_s == pytest.approx(60.0)
     assert 10.0 <= waits.of(4).turn_s < 20.0
 
 
@@ -107,7 +107,7 @@ def test_most_calls_of_an_ordered_queue_start_at_once() -> None:
     waits = WaitsByLevel().of(0)
     for number in range(100):
         waits.observe(float(number), 60.0 if number % 10 == 0 else 0.0)
-    assert waits.wait_s > 3.0
+    assert waits.mean_s > 3.0
     assert waits.median_s == 0.0
 
 
@@ -115,7 +115,7 @@ def test_the_first_wait_counts_in_full() -> None:
     """A queue of which one call has started so far is not taken for an empty one."""
     waits = WaitsByLevel().of(1)
     waits.observe(100.0, 40.0)
-    assert waits.wait_s == waits.turn_s == 40.0
+    assert waits.mean_s == waits.turn_s == 40.0
 
 
 def test_levels_are_bounded() -> None:

@@ -138,7 +138,7 @@ def test_the_time_to_the_next_use_has_the_wait_in_it() -> None:
     for _ in range(20):
         samples.observe(2.0)
     waiting = Context("p", "agent", 0.0, samples)
-    waiting.waits.wait_s = waiting.waits.median_s = 3.0
+    waiting.waits.mean_s = waiting.waits.median_s = 3.0
     assert waiting.expected_s(MEMORY, 0.0) == pytest.approx(5.0)
     waiting.called_s = 2.0
     assert waiting.expected_s(MEMORY, 4.0) == pytest.approx(1.0)
