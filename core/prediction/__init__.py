@@ -1,6 +1,7 @@
-"""What comes next: times of tools, lengths of outputs, whether a prefix is used again, and execution graphs.
+"""Predictors of what comes next: times of tools, lengths of outputs, reuse of contexts, and execution graphs.
 
-How long the engine takes for a token follows from `weft.core.policies.steps.costs`.
+Scheduling policies, KV policies and the forecasts of an engine use them. How long an engine takes for a token follows
+from `weft.core.policies.steps.costs`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Node
 
-MOST_CALLS: Final = 512  # of a program that may still become parents, or are in flight
-_MOST_PARENTS: Final = 64  # of a call that are counted, the newest
+MOST_CALLS: Final = 512  # calls of a program that are in flight, or may still become parents
+_MOST_PARENTS: Final = 64  # parents of a call that are counted: the newest
 
 
 class CallIds(Protocol):
@@ -43,18 +43,18 @@ class Cursor:
     node: Node
     calls_before: int  # on the longest chain that leads to it
     parents: tuple[Cursor, ...]  # empty once it has finished
-    pause_s: float
+    pause_s: float  # from the end of its last parent to its arrival
     is_running: bool = True
-    is_followed: bool = False  # by a call that has finished
-    following: int = 0  # calls in flight
-    left_s: float = 0.0
+    is_followed: bool = False  # a call that follows it has finished
+    following: int = 0  # calls in flight that follow it
+    left_s: float = 0.0  # when it finished
 
 
 class ProgramCursors:
     """The cursors of one program, and the counts of what it did.
 
-    A call that fails, or whose caller leaves it, is taken back: its parents have their cursors again. Of a program with
-    more than 512 calls, the oldest are no parents any more, and threads that ended with them count as ended.
+    If a call fails, or is cancelled, its parents get their cursors back. If a program has more than 512 calls, the
+    oldest can no longer be parents, and threads that stopped at them count as ended.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class ProgramCursors:
 
         Args:
             call_id: The call.
-            cost: What it cost, its pause apart; None: it has no result, so nothing follows it.
+            cost: What it cost, without its pause. None: it has no result, so nothing follows it.
             now_s: The time.
         """
         cursor = self._calls.get(call_id)
@@ -108,14 +108,14 @@ class ProgramCursors:
                 self._place(each)
             return
         cursor.is_running, cursor.left_s = False, now_s
-        last = [each for each in parents if each.calls_before == cursor.calls_before - 1]  # of its longest chains
+        last = [each for each in parents if each.calls_before == cursor.calls_before - 1]  # on its longest chains
         before = [(each.node, not each.is_followed, (each in last) / len(last)) for each in parents]
         cursor.node = self._counts.visit(cursor.node, before, cost._replace(pause_s=cursor.pause_s))
         for each in parents:
             each.is_followed = True
 
     def finish(self) -> ExecutionGraph:
-        """The program has ended: its counts. Calls in flight do not count."""
+        """End the program, and return its counts. Calls in flight do not count."""
         for call_id in [call_id for call_id, each in self._calls.items() if each.is_running]:
             self.leave(call_id, None, 0.0)
         while self._calls:
@@ -124,11 +124,11 @@ class ProgramCursors:
 
     @property
     def cursors(self) -> tuple[Cursor, ...]:
-        """The calls that none follows yet, the oldest first."""
+        """The calls that no call follows yet, the oldest first."""
         return tuple(self._open.values())
 
     def _place(self, cursor: Cursor) -> None:
-        """A call is open while none follows it."""
+        """Keep the cursor of a call while no call follows it."""
         if cursor.is_followed or cursor.following:
             self._open.pop(cursor.call_id, None)
         elif self._calls.get(cursor.call_id) is cursor:
@@ -143,10 +143,10 @@ class ProgramCursors:
         self._open.pop(call_id, None)
         if not cursor.is_followed:
             self._counts.end(cursor.node)
-            cursor.is_followed = True  # by nothing
+            cursor.is_followed = True  # so that its end is counted once
 
     def check_integrity(self) -> None:
-        """Assert that the cursors are those calls that none follows, and that the bounds hold. For tests.
+        """Assert that the calls that no call follows have cursors, and that the bounds hold. For tests.
 
         Raises:
             AssertionError: A cursor is lost, or there is one too many.

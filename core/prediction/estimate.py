@@ -1,4 +1,4 @@
-"""What is known of a time that has not passed: an estimate, or for an oracle the time itself."""
+"""An estimate of a time that has not passed yet; an oracle knows the time itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TimeEstimate(ABC):
 
     @abstractmethod
     def quantile_s(self, part: float) -> float:
-        """The duration that this part of all cases does not exceed.
+        """The duration that a part of all cases does not exceed.
 
         Args:
             part: Above 0 and below 1.
@@ -27,12 +27,12 @@ class TimeEstimate(ABC):
 
     @abstractmethod
     def remaining_s(self, elapsed_s: float) -> float:
-        """The time that is still expected, given that it has taken `elapsed_s` already: E[T - e | T > e]."""
+        """The expected remaining time, given that `elapsed_s` have passed already: E[T - e | T > e]."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTime(TimeEstimate):
-    """An oracle: the duration that will be. For simulation and benchmarks only."""
+    """An oracle, which knows the duration. For simulation and benchmarks only."""
 
     is_oracle: ClassVar[bool] = True
 

@@ -3,12 +3,12 @@
 SAGA's graph is G = (V, E, P, φ): nodes, edges, the chance of each edge, and the tool of each node. Here a node is the
 label of a call, the tools that ran before it, and the class of its depth. Two counts are kept of each edge:
 
-- `first`: how often a call of the node was followed by one of the other node at first. With the calls that were
-  followed by none it gives the chance P of each next node, and that of the end.
-- `share`: the calls that followed, each shared out among the parents that ended its longest chains. It gives the
-  expected number of calls that follow, which is above 1 where threads fork and below 1 where they join.
+- `first`: how often the first call that followed a call of the node was of the other node. Together with the number of
+  calls that no call followed, it gives the chance P of each next node, and the chance of the end.
+- `share`: the number of calls that followed. A call is divided among the parents that end its longest chains. It gives
+  the expected number of calls that follow, which is above 1 where threads fork and below 1 where they join.
 
-So the counts are conserved: each visit of a node is a start or comes by shares, and it ends or has a first successor.
+The counts are conserved: each visit of a node is a start or a sum of shares, and it has one first successor or one end.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
 MOST_NODES: Final = 256  # of one graph
-MOST_EDGES: Final = 1024
+MOST_EDGES: Final = 1024  # of one graph
 MOST_LETTERS: Final = 128  # of a label or a tool; longer ones count as one if they begin alike
 _MOST_TOOLS: Final = 8  # of a node
 _MOST_DEPTH: Final = 24
-_RARE: Final = 0.75  # visits; what was seen once before the counts were halved is rare
+_RARE: Final = 0.75  # visits below which a node is rare, after the counts were halved: it was visited once
 
 
 class Node(NamedTuple):
     """What a call is known by."""
 
     label: str
-    tools: tuple[str, ...] = ()  # that ran between its parents and the call, sorted, each once
-    depth: int = 0  # class of the number of calls before it on its longest chain; 0 also: of any depth
+    tools: tuple[str, ...] = ()  # the tools between its parents and the call, sorted, each once
+    depth: int = 0  # class of the number of calls before it on its longest chain; also 0 if depths do not count
 
     @classmethod
     def of(cls, label: str, tools: Iterable[str], calls_before: int) -> Self:
-        """The node of a call. What exceeds the bounds is cut off."""
+        """The node of a call. Long names, and tools beyond the bound, are cut off."""
         names = sorted({tool[:MOST_LETTERS] for tool in tools})
         return cls(label[:MOST_LETTERS], tuple(names[:_MOST_TOOLS]), _depth_class(calls_before))
 
     @property
     def any_depth(self) -> Node:
-        """The same at any depth."""
+        """The same node without its depth."""
         return Node(self.label, self.tools) if self.depth else self
 
 
@@ -54,7 +54,7 @@ def _depth_class(calls_before: int) -> int:
 
 
 OTHER: Final = Node("\tother")  # all nodes beyond the bounds together
-ANY: Final = Node("\tany")
+ANY: Final = Node("\tany")  # all nodes together, for the coarsest estimate
 
 
 class Cost(NamedTuple):
@@ -113,8 +113,8 @@ class ExecutionGraph:
 
         Args:
             node: Its node.
-            parents: The nodes of its parents, which have been visited before, and for each whether this is the first
-                call that followed it, and its share in the call. The shares add up to 1.
+            parents: For each parent: its node, which has been visited before; whether this is the first call that
+                followed it; and its share in the call. The shares add up to 1.
             cost: What it cost.
 
         Returns:
@@ -156,7 +156,7 @@ class ExecutionGraph:
         return made
 
     def halved(self) -> ExecutionGraph:
-        """The counts halved, so that later programs count more. Nodes that were hardly seen are taken together."""
+        """A copy with halved counts, so that later programs count more. Rare nodes are taken together."""
         made = self.lumped(lambda node: node if self.nodes[node].visits / 2 >= _RARE else OTHER)
         for tally in made.nodes.values():
             tally.visits, tally.starts, tally.ends = tally.visits / 2, tally.starts / 2, tally.ends / 2
@@ -167,7 +167,7 @@ class ExecutionGraph:
         return made
 
     def _known(self, node: Node) -> Node:
-        """The node, or what stands for it in a graph that is full."""
+        """The node, or `OTHER` if the graph is full."""
         if node not in self.nodes:
             if node is not OTHER and len(self.nodes) >= MOST_NODES - 1:
                 return self._known(OTHER)
@@ -193,7 +193,7 @@ class ExecutionGraph:
     # -- reading
 
     def chances(self, node: Node) -> dict[Node | None, float]:
-        """The chance of each node that may follow first; None: of the end. Empty: the node is not known."""
+        """The chance of each node that may follow first. The key None is the end. Empty: the node is not known."""
         tally = self.nodes.get(node)
         if tally is None or not tally.visits:
             return {}

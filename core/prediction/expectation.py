@@ -1,17 +1,17 @@
-"""What is left of a program, solved from the execution graph of its name (SAGA eq. 9).
+"""What a program has left, solved from the execution graph of its name (SAGA eq. 9).
 
-Let m[s, t] be the calls of node t that follow a call of node s, w[t] the cost of such a call, and R[s] what is left
-after a call of node s. Then
+Let m[s, t] be the expected number of calls of node t that follow a call of node s, w[t] the cost of a call of node t,
+and R[s] what is left after a call of node s. Then
 
     R[s] = Σ_t m[s, t] (w[t] + R[t])
 
-SAGA sums the nodes that have not been executed; in a graph with loops this is that sum's expectation. The equation has
-a solution, because each program that was counted has ended. For the second moment, the threads that follow a call are
-taken to share their fate: with q for the chance that any follows, B[s] = Σ_t m[s, t] / q of them follow, and
+SAGA sums the nodes that have not been executed. In a graph with loops, R is the expectation of that sum. The equation
+has a solution, because each program that was counted has ended. The second moment assumes that either all threads that
+may follow a call follow, or none. With q for the chance that any follows, B[s] = Σ_t m[s, t] / q threads follow, and
 
     E[R²][s] = Σ_t m[s, t] B[s] E[(w[t] + R[t])²]
 
-which is exact for a chain, and too large for threads that are independent.
+This is exact for a chain, and too large if the threads are independent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COLUMNS: Final = len(Remaining._fields)  # the number of calls, then the costs 
 
 
 def left_by_node(graph: ExecutionGraph) -> dict[Node, Left]:
-    """What is left at each node of a graph. Empty: the graph has no programs, or its counts say of no end."""
+    """What is left at each node of a graph. Empty: the graph has no programs, or its counts lead to no end."""
     nodes = [node for node, tally in graph.nodes.items() if tally.visits > 0]
     if not nodes:
         return {}
@@ -51,7 +51,7 @@ def left_by_node(graph: ExecutionGraph) -> dict[Node, Left]:
     if after is None:
         return {}
     second = None
-    for weights in (follow * spread[:, None], follow):  # the latter where threads fork more often than they join
+    for weights in (follow * spread[:, None], follow):  # the second choice if forks outweigh joins
         second = _solve(weights, weights @ (variance + cost * cost + 2 * cost * after))
         if second is not None:
             break
@@ -63,7 +63,7 @@ def left_by_node(graph: ExecutionGraph) -> dict[Node, Left]:
 
 
 def _solve(weights: npt.NDArray[np.float64], constant: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
-    """x = weights x + constant; None: it has no solution of which all values are finite and not negative."""
+    """Solve x = weights x + constant. None if there is no finite solution without negative values."""
     try:
         found = np.linalg.solve(np.eye(len(weights)) - weights, constant)
     except np.linalg.LinAlgError:

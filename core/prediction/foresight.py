@@ -17,11 +17,11 @@ from weft.core.prediction.remaining import Estimate, Remaining
 from weft.core.prediction.static_graph import StaticGraph
 from weft.core.prediction.template import Forecast, Template, Tier
 
-MOST_NAMES: Final = 256
-_MOST_NEW: Final = MOST_NAMES // 4
-_KNOWN_FROM: Final = 3  # ended programs
+MOST_NAMES: Final = 256  # names with a template
+_MOST_NEW: Final = MOST_NAMES // 4  # of these, names of which few programs have ended
+_KNOWN_FROM: Final = 3  # ended programs from which on a name is not new
 MOST_SIZE: Final = 65_536  # nodes and edges of all names together
-MOST_PROGRAMS: Final = 65_536  # that run
+MOST_PROGRAMS: Final = 65_536  # running programs that are followed
 MOST_LETTERS: Final = 1024  # of a name; longer ones count as one if they begin alike
 
 
@@ -32,8 +32,8 @@ class ForecastRow:
     name: str
     tier: Tier
     ended: int  # programs that have ended so far
-    nodes: int  # labels and tools that are told apart
-    calls: float  # of a program, mean; nan: unknown
+    nodes: int  # pairs of label and tools that are told apart
+    calls: float  # the mean number of calls of a program; nan: unknown
 
 
 class Templates:
@@ -79,7 +79,7 @@ class Templates:
         self._sort_in(name[:MOST_LETTERS], template, before)
 
     def restore(self, name: str, graph: ExecutionGraph, ended: int, weight: float) -> None:
-        """Take over what an earlier run learned of a name. The caller has checked it."""
+        """Take over what an earlier run has learned of a name. The caller has checked the values."""
         template = self.use(name)
         before = template.graph.size
         template.restore(graph, ended, weight)
@@ -120,7 +120,7 @@ class ExecutionGraphs:
         self._programs: OrderedDict[ProgramId, tuple[str, ProgramCursors]] = OrderedDict()  # the oldest first
         self._lock = fork_safe(threading.RLock())
 
-    # -- what happens
+    # -- events
 
     def use_hint(self, name: str, graph: StaticGraph) -> None:
         """A program begins whose author has handed over its static graph."""
@@ -164,7 +164,7 @@ class ExecutionGraphs:
 
         Args:
             program_id: The program. An unknown one changes nothing.
-            learn: Whether it went to its end. What was cancelled or abandoned says little of others.
+            learn: Whether to learn from it. A cancelled or abandoned program says little about others.
         """
         with self._lock:
             found = self._programs.pop(program_id, None)
@@ -178,7 +178,7 @@ class ExecutionGraphs:
     # -- forecasts
 
     def __len__(self) -> int:
-        """The programs that run."""
+        """The number of running programs that are followed."""
         return len(self._programs)
 
     def tier(self, name: str) -> Tier:
@@ -200,7 +200,7 @@ class ExecutionGraphs:
     def remaining(self, program_id: ProgramId) -> Remaining | None:
         """What is left of a program: its running calls from their start, and the calls that follow (SAGA eq. 9).
 
-        None: the program is not known, or its tier is cold, or where it is says nothing.
+        None: the program is not known, its tier is cold, or nothing is known of the nodes where it is.
         """
         with self._lock:
             found, template = self._find(program_id)
@@ -217,7 +217,7 @@ class ExecutionGraphs:
 
         Args:
             program_id: The program.
-            served_s: The seconds that its running calls have had already, which are taken off.
+            served_s: The seconds that its running calls have had already, which are subtracted.
         """
         left = self.remaining(program_id)
         return left and Estimate(max(0.0, left.service_s.mean - served_s), left.service_s.spread)

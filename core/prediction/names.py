@@ -1,4 +1,4 @@
-"""Samples by name, for a bounded number of names that others choose."""
+"""Samples by name. The number of names is bounded, because users and their clients choose them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 from weft.core.prediction.samples import Samples
 
 MOST_NAMES: Final = 1024
-_MOST_NEW: Final = MOST_NAMES // 4
-_KNOWN_FROM: Final = 3  # samples
+_MOST_NEW: Final = MOST_NAMES // 4  # of these, names with few samples
+_KNOWN_FROM: Final = 3  # samples from which on a name is not new
 
 
 class SamplesByName:

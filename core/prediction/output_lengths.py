@@ -1,4 +1,4 @@
-"""How many tokens a call generates, by the program's name, the call's label and the number of calls before it."""
+"""Predicts how many tokens a call generates, by program name, label and the number of calls before it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _TRUST: Final = 4.0  # samples that the estimate of the coarser class is worth
 class OutputLengths:
     """Output lengths of calls that have ended.
 
-    A class of few calls is backed off to a coarser one: from name, label and number of calls to name and label, to the
-    name, to all calls. Numbers of calls count alike from one power of two to the next.
+    The estimate of a class with few calls is weighed against that of the next coarser class. From fine to coarse, a
+    class is a name, label and number of earlier calls; a name and label; a name; or all calls. Numbers of calls between
+    two powers of two are one class.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class OutputLengths:
             self._classes.observe(key, output_tokens)
 
     def mean_tokens(self, name: str, label: str | None, calls_before: int) -> float:
-        """The expected output of a call, each class weighed against the coarser one by its number of samples."""
+        """The expected output of a call in tokens. Each class counts by its number of samples."""
         mean = self._all.mean
         for key in _keys(name, label, calls_before):
             samples = self._classes.get(key)

@@ -1,4 +1,4 @@
-"""What is left of a program, as means and standard deviations."""
+"""What a program or a thread has left, as means and standard deviations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class Estimate(NamedTuple):
     """A mean and a standard deviation."""
 
     mean: float
-    spread: float
+    spread: float  # the standard deviation
 
     def plus(self, other: Estimate) -> Estimate:
-        """The sum of two quantities that go together, so that their deviations add up."""
+        """The sum of two quantities. Their deviations add up, as if the quantities were fully correlated."""
         return Estimate(self.mean + other.mean, self.spread + other.spread)
 
     def toward(self, other: Estimate, weight: float) -> Estimate:
@@ -41,5 +41,5 @@ class Remaining(NamedTuple):
 class Left(NamedTuple):
     """What is left of a thread at a node."""
 
-    after: Remaining  # a call of the node
-    with_call: Remaining  # that call included
+    after: Remaining  # after a call of the node
+    with_call: Remaining  # with that call included

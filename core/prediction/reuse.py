@@ -1,4 +1,4 @@
-"""Whether a later call continues the end of a context, and how much of it the next one uses, by the program's name."""
+"""The chance that a later call continues a context, and the part of it that the call uses, by program name."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from weft.core.prediction.tool_times import MOST_LETTERS
 
 _MOST_NAMES: Final = 256
 _AGES: Final = 12  # classes of ages, by powers of two
-_FORGET: Final = 0.998  # a context counts this much less with each later one
-_LATEST_PARTS: Final = 64
-_KNOWN_FROM: Final = 8  # parts
+_FORGET: Final = 0.998  # the weight of all earlier contexts with each new one
+_LATEST_PARTS: Final = 64  # parts of a name that are kept
+_KNOWN_FROM: Final = 8  # parts from which on their quantile counts
 
 
 @dataclass(slots=True)
 class _Ages:
-    reached: list[float] = field(default_factory=lambda: [0.0] * _AGES)  # contexts that lived so long
+    reached: list[float] = field(default_factory=lambda: [0.0] * _AGES)  # contexts that have reached this age
     continued: list[float] = field(default_factory=lambda: [0.0] * _AGES)  # of these, continued at this age
 
 
 class Reuse:
     """The chance that a context is continued, given its age: the calls that its program has started since.
 
-    A loop continues each context at once, up to the last. A tree search continues one branch of a round, and hardly
-    ever one of an earlier round. SAGA's P_reuse (eq. 4) asks for the chances of the successors in a graph of the
-    program; this asks only for what can be counted without one.
+    A loop continues each context at once, but for the last one. A tree search continues one branch of a round, and
+    hardly ever one of an earlier round. SAGA's P_reuse (eq. 4) needs the chances of the successors in a graph of the
+    program. This chance can be counted without a graph.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Reuse:
         self._names: OrderedDict[str, _Ages] = OrderedDict()  # the latest used last
 
     def observe(self, name: str, age: int, *, continued: bool) -> None:
-        """A context was continued at this age, or it was given up, because its program has ended."""
+        """A context was continued at this age, or it was given up because its program has ended."""
         name = name[:MOST_LETTERS]
         ages = self._names.setdefault(name, _Ages())
         self._names.move_to_end(name)
@@ -48,7 +48,7 @@ class Reuse:
             each.continued[last] += continued
 
     def chance(self, name: str, age: int) -> float:
-        """The chance that a context of this age is continued yet. One half in two more cases is assumed."""
+        """The chance that a context of this age will be continued. Two more cases count, of which one was continued."""
         ages = self._names.get(name[:MOST_LETTERS], self._all)
         first = _age_class(age)
         return (sum(ages.continued[first:]) + 1.0) / (ages.reached[first] + 2.0)
@@ -62,8 +62,8 @@ class ReusedPart:
     """The part of a context that the program's next call finds in the KV cache, by name.
 
     A loop that appends to its context uses all of it again. If each prompt has a new page, the next call uses only what
-    comes before the page. A call also finds less if others have evicted its context. So the 0.95 quantile of the latest
-    parts counts, and all of the context until eight parts are known.
+    comes before the page. A call may also find less because its context was evicted, which says nothing about use. So
+    the 0.95 quantile of the latest parts counts. Until eight parts are known, all of the context counts.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class ReusedPart:
             self._names.popitem(last=False)
 
     def part(self, name: Hashable) -> float:
-        """The part, 0 to 1."""
+        """The part that the next call is expected to find if nothing is evicted, 0 to 1."""
         latest = self._names.get(name, ())
         if len(latest) < _KNOWN_FROM:
             return 1.0

@@ -1,8 +1,8 @@
 """The latest samples of one quantity, and what they say about the next one.
 
-The quantile is one of prediction: the next sample does not exceed `quantile_s(0.95)` in 95 % of all cases, whatever the
-coefficient of variation. SAGA (§4.2) takes it from a moving average, which has no quantiles; the share that it covers
-falls to 71 %.
+A quantile is one of the next sample: the next sample does not exceed `quantile_s(0.95)` in 95 % of all cases, whatever
+the coefficient of variation. SAGA (§4.2) takes the quantile from a moving average, which has none. Its share of covered
+cases falls to 71 %.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Final
 from weft.core.prediction.estimate import TimeEstimate
 from weft.core.prediction.student import student_quantile
 
-WINDOW: Final = 256
+WINDOW: Final = 256  # the latest samples, which are kept
 EMPIRICAL_FROM: Final = 20  # samples: the largest of 19 is the 0.95 quantile of the next one
-_FITTED_FROM: Final = 3
-_LEAST: Final = 1e-6
+_FITTED_FROM: Final = 3  # samples from which on a distribution is fitted to them
+_LEAST: Final = 1e-6  # the least and the largest value of a sample
 _MOST: Final = 1e9
 
-# Before anything is known: half of the tools take less than a second, and nineteen in twenty less than 12 seconds.
+# Before anything is known, half of the tools take less than a second, and 95 % of them less than 12 seconds.
 _PRIOR_LOG_DEVIATION: Final = 1.5
 
 
 class Samples(TimeEstimate):
-    """A window of samples. Used for seconds, and for tokens as well.
+    """A window of samples: times in seconds, or numbers of tokens. For tokens, use `mean`.
 
     Args:
         prior: What to assume with fewer than three samples, such as the samples of all tools together. Without one, a
@@ -42,7 +42,7 @@ class Samples(TimeEstimate):
         self._assumed_mean = math.exp(self._prior_log_mean + _PRIOR_LOG_DEVIATION**2 / 2)
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
-        self._sums: list[float] | None = None  # of the first so many of these; None: not summed up since they changed
+        self._sums: list[float] | None = None  # running sums of `_sorted`; None until they are needed
         self._sum = self._log_sum = self._log_squares = 0.0
 
     def __len__(self) -> int:
@@ -84,9 +84,9 @@ class Samples(TimeEstimate):
     def quantile_s(self, part: float) -> float:
         """The quantile of the next sample.
 
-        From 20 samples on it lies between two of them: the k-th of n is the k / (n + 1) quantile of the next one.
-        Between 3 and 19 samples, and beyond the largest, a log-normal distribution is fitted, with Student's t for what
-        a few samples leave open. With fewer samples it is the prior's.
+        From 20 samples on it lies between two of them: the k-th of n samples is the k / (n + 1) quantile of the next
+        one. With 3 to 19 samples, and beyond the largest sample, a log-normal distribution is fitted, with Student's t
+        because few samples leave its parameters uncertain. With fewer samples the prior's quantile counts.
 
         Raises:
             ValueError: `part` is not above 0 and below 1.
@@ -104,10 +104,10 @@ class Samples(TimeEstimate):
         return below * math.pow(above / below, position - low)  # a straight line in the logarithm
 
     def remaining_s(self, elapsed_s: float) -> float:
-        """E[T - e | T > e] of the samples beyond e. One more sample is assumed, which takes as long again.
+        """E[T - e | T > e] from the samples beyond e. One more sample is assumed, which takes as long again.
 
-        Astraea decides once, when a tool starts (A7 of its requirements). The longer a tool of heavy tail has run, the
-        longer it will.
+        Astraea predicts only once, when a tool starts (§4.4). But the longer a tool with a heavy tail has run, the
+        longer it is expected to run.
         """
         elapsed_s = max(0.0, elapsed_s)
         first = bisect_right(self._sorted, elapsed_s)

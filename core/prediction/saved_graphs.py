@@ -1,4 +1,4 @@
-"""Execution graphs as JSON, so that an engine can begin with what earlier ones learned.
+"""Execution graphs as JSON: the part `graphs` of a history (`weft.core.policies.history`).
 
 ::
 
@@ -6,8 +6,8 @@
         [label, [tools], depth, visits, starts, ends, [sums of costs], [sums of squares],
          [[place, first, share], ...]], ...]}]}
 
-The names used last come first. `place` is that of the edge's target among the nodes; `weft.core.prediction.Cost` has
-the order of the costs.
+The names used last come first. `place` is the position of the edge's target among the nodes. Costs are in the order of
+the fields of `weft.core.prediction.Cost`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.core.prediction.foresight import MOST_NAMES, Templates
 
 VERSION: Final = 1
 MOST_BYTES: Final = 1 << 24
-_MOST: Final = 1e30  # a sum of squares
+_MOST: Final = 1e30  # the largest number in a file: a sum of squares
 _COSTS: Final = len(Cost._fields)
 
 

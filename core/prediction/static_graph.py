@@ -1,4 +1,7 @@
-"""A graph of nodes that the user has drawn already: LangGraph's, or that of AutoGen's GraphFlow (SAGA §3.3, hints)."""
+"""Static graphs: the nodes that a user has drawn in LangGraph or in AutoGen's GraphFlow (SAGA §3.3, hints).
+
+`@weft.program(graph=…)` takes one. Forecasts rest on it until enough programs have ended.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class StaticGraph:
     nodes: Mapping[str, Targets] = field(default_factory=dict)
 
     def without(self, names: Collection[str]) -> StaticGraph:
-        """The graph without nodes that make no call: what follows such a node follows those before it."""
+        """The graph without these nodes, which make no calls. What follows such a node follows the nodes before it."""
         nodes = dict(self.nodes)
         for name in names:
             gone = nodes.pop(name, None)
@@ -69,15 +72,10 @@ class StaticGraph:
         return made
 
     def _joining(self, name: str, target: str) -> int:
-        """How many nodes of the fork that a node belongs to lead to a target."""
+        """How many nodes of the fork that a node belongs to lead to a target; at least 1."""
         forks = (targets.always for targets in self.nodes.values() if name in targets.always)
-        return (
-            max(
-                (sum(target in self.nodes[each].always for each in fork if each in self.nodes) for fork in forks),
-                default=1,
-            )
-            or 1
-        )
+        joining = (sum(target in self.nodes[each].always for each in fork if each in self.nodes) for fork in forks)
+        return max([1, *joining])
 
 
 def read_static_graph(graph: Any) -> StaticGraph:
@@ -141,7 +139,7 @@ def _targets(always: list[str], one_of: list[str]) -> Targets:
 
 
 def _bypass(targets: Targets, name: str, gone: Targets) -> Targets:
-    """What follows a node once `name` is not there."""
+    """What follows a node once the node `name` is gone, which was followed by `gone`."""
     always, one_of = list(targets.always), list(targets.one_of)
     if name in always:
         always.remove(name)

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 @lru_cache(maxsize=4096)
 def student_quantile(part: float, degrees: int) -> float:
-    """The value that a t-distributed variable does not exceed in this part of all cases.
+    """The value that a t-distributed variable does not exceed in a part of all cases.
 
     Exact for 1 and 2 degrees of freedom; otherwise the expansion of Hill (1970, Algorithm 396), whose error is below
     0.1 %.

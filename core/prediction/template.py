@@ -1,4 +1,4 @@
-"""What a program name's execution graph lets expect: the next nodes and what is left (SAGA §3.2 and §3.3)."""
+"""Templates: the next nodes and the work left that a name's execution graph lets expect (SAGA §3.2 and §3.3)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from weft.core.prediction.remaining import Left
 from weft.core.prediction.static_graph import StaticGraph
 
 COLD_PROGRAMS: Final = 30  # SAGA §3.3: the first 30 tasks of a type are served as plain requests
-_MOST_WEIGHT: Final = 512  # programs that are counted; then the counts are halved
+_MOST_WEIGHT: Final = 512  # programs in the counts at which the counts are halved
 _TRUST: Final = 4.0  # visits that the estimate of the coarser node is worth
-_SEEN: Final = 3.0  # visits from which on the counts of a node say more than a static graph
+_SEEN: Final = 3.0  # visits from which on a node's counts are used instead of the static graph
 
 
 class Tier(StrEnum):
@@ -50,22 +50,22 @@ class _Fit(NamedTuple):
 
     graphs: tuple[ExecutionGraph, ...]
     left: tuple[dict[Node, Left], ...]
-    after_any: dict[Node | None, float]  # the chances of what follows any call
+    after_any: dict[Node | None, float]  # the chances of the nodes that follow any call
 
 
 class Template:
     """What is known of the programs of one name.
 
-    Few calls of a node and depth are weighed against those of the node at any depth, and these against all calls: with
-    n visits, the finer one has the weight n / (n + 4).
+    The counts of a node at its depth are weighed against those of the node at any depth, and these against the counts
+    of all calls. With n visits, the finer counts have the weight n / (n + 4).
     """
 
     def __init__(self) -> None:
-        self.ended = 0  # programs, also those that the counts no longer hold
+        self.ended = 0  # programs that have ended, also those that the counts no longer hold
         self.graph = ExecutionGraph()
         self.hint: StaticGraph | None = None
         self._weight = 0.0  # programs in the counts
-        self._fit: tuple[int, _Fit] | None = None  # and of how many programs that had ended
+        self._fit: tuple[int, _Fit] | None = None  # with the number of programs that had ended
         self._hinted: tuple[int, ExecutionGraph, dict[Node, Left]] | None = None
 
     @property
@@ -81,7 +81,7 @@ class Template:
         return self._weight
 
     def learn(self, counts: ExecutionGraph) -> None:
-        """A program has ended, and did this."""
+        """A program has ended. `counts` are what it did."""
         if not counts.nodes:
             return
         self.graph.add(counts)
@@ -91,7 +91,7 @@ class Template:
             self.graph, self._weight = self.graph.halved(), self._weight / 2
 
     def restore(self, graph: ExecutionGraph, ended: int, weight: float) -> None:
-        """Take over what an earlier run learned."""
+        """Take over what an earlier run has learned."""
         self.graph, self.ended, self._weight = graph, ended, weight
         self._fit = self._hinted = None
 
@@ -154,7 +154,7 @@ class Template:
 
             any_depth = self.graph.lumped(lambda node: node.any_depth)
             fine = ExecutionGraph()
-            fine.add(self.graph)  # as it is now
+            fine.add(self.graph)  # a copy, because the graph goes on changing
             graphs = (fine, any_depth, _one_node(any_depth))
             self._fit = self.ended, _Fit(graphs, tuple(map(left_by_node, graphs)), _after_any(any_depth))
         return self._fit[1]

@@ -1,4 +1,4 @@
-"""Data locality for programs with a threshold that follows the load."""
+"""Adaptive locality, the default balancer: Autellix's data locality with a threshold that follows the load."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class AdaptiveLocality(AssigningBalancer[ProgramId]):
 
         idle_tokens * (calls of the program's engine - calls of the least used one) / (1 + calls of the least used one)
 
-    The difference is what the call would wait for. The divisor stands for those that wait for the prompt to be computed
-    again: nobody on an idle engine, and many on a busy one. At equal load the threshold is 0, and programs stay. A
-    program whose call goes to the least used engine is assigned to that engine, which then has its whole prompt.
+    The difference stands for the calls that this call would wait for. The divisor stands for the calls that would wait
+    while its prompt is computed again: none on an idle engine, and many on a busy one. At equal load the threshold is
+    0, and programs stay. A program whose call goes to the least used engine is assigned to that engine, which then has
+    its whole prompt.
 
     Args:
         idle_tokens: the prompt tokens that are worth computing again on an idle engine to be ahead of one call.

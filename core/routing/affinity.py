@@ -53,8 +53,8 @@ class Affinity(AssigningBalancer[ProgramId | SessionId]):
     on, because that engine has computed the whole prompt.
 
     The paper defines neither load nor capacity, and does not say whether a session whose call went elsewhere returns.
-    Load is the number of calls in flight here and capacity the number that an engine runs at once, because a balancer
-    knows both without asking. An engine that is short of KV below this number does not count as overloaded.
+    Here load is the number of calls in flight, and capacity the number of calls that an engine runs at once, because a
+    balancer knows both without asking. An engine that is short of KV with fewer calls does not count as overloaded.
 
     Args:
         threshold: the load from which an engine counts as overloaded, as a share of its capacity.

@@ -6,9 +6,8 @@ from collections import deque
 from typing import Final, NamedTuple
 
 DEFAULT_HANG_TIMEOUT_S: Final = 120.0
-_BUSY: Final = (
-    0.01  # of one core. A process that waits for a lock uses less; one in a step uses more, even if it is slow
-)
+# The share of one core above which an engine works. A process that waits for a lock uses less, a slow step uses more.
+_BUSY: Final = 0.01
 _PERIODS: Final = 10  # observations in one time limit
 
 
@@ -39,7 +38,7 @@ class Liveness:
         self._last_cpu_s = 0.0
         self._observed_s = 0.0
         self._used_s = 0.0
-        # Since the last answer, of each observation: the observed time, and the CPU time used until then.
+        # For each observation since the last answer: the observed time and the CPU time until then.
         self._silent: deque[tuple[float, float]] = deque()
 
     @property

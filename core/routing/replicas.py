@@ -128,7 +128,7 @@ class ReplicaSet:
         return [self._load(replica) for replica in self._replicas.values() if replica.state is ReplicaState.READY]
 
     def move(self, engine_id: EngineId) -> bool:
-        """Count a call that has not begun as in flight on another replica, too, until `leave` of each.
+        """Count a call that has not begun as in flight on another replica as well, until `leave` is called for each.
 
         Returns:
             Whether that replica takes the call. If not, `dispatch` finds another.

@@ -1,7 +1,7 @@
 """Work stealing: an engine without a queue takes calls that wait at an overloaded one (SAGA §5.2).
 
-These are rules without engines. The caller passes loads and the time, in seconds of its monotonic clock, asks the
-victim which of its calls have not begun, and moves these. Not thread-safe.
+These are rules without engines. The caller passes loads and the time, in seconds of its monotonic clock. It asks the
+overloaded engine which of its calls have not begun, and moves these. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from weft.core.routing.balancer import EngineLoad
 
 @dataclass(frozen=True, slots=True)
 class StealingConfig:
-    """When calls that have not begun move to another engine. The defaults are SAGA's, but for the cooldown.
+    """When calls that have not begun move to another engine. The defaults are SAGA's, except for the cooldown.
 
     Args:
-        idle_s: seconds for which no call has waited at the engine that takes calls.
-        load_ratio: the calls in flight on the engine that loses calls are more than so many times those on the other.
+        idle_s: an engine may take calls if no call has waited there for this many seconds.
+        load_ratio: the engine that loses calls has more than this many times the calls in flight of the other one.
         cooldown_s: seconds for which no further calls of a program move. Calls that move together are one move. The
-            paper names none.
+            paper names no number.
 
     Raises:
         BalancerError: a time is negative, the ratio is below 1, or a value is not a finite number.
@@ -54,27 +54,28 @@ class EngineQueue(NamedTuple):
     """An engine as stealing sees it."""
 
     load: EngineLoad
-    waiting: int  # calls in its queue, those included that wait again after a preemption
+    waiting: int  # calls in its queue, including those that wait again after a preemption
 
 
 class Steal(NamedTuple):
-    """Calls are to move."""
+    """The decision to move calls from one engine to another."""
 
     thief: EngineId
     victim: EngineId
-    most: int  # calls
+    most: int  # the most calls that move
 
 
 class Stealing:
     """Decides when an engine takes calls of another, and which programs may move.
 
-    The paper's text says idle *or* overloaded, and its safeguards say that both are required. Both are required here.
-    An engine is idle when nothing waits there: calls may run, otherwise every ratio to its load would be infinite. An
-    engine without calls counts as having one.
+    The paper says in one place that an idle thief *or* an overloaded victim is enough, and in its safeguards that both
+    are required. Here both are required. An engine is idle when no call waits there. Calls may run there: otherwise
+    every ratio to its load would be infinite. An engine without calls counts as having one.
 
-    Half of the difference is taken, but no more than waits there and than the thief can begin at once. The paper takes
-    one session at a time. It assigns the session to the thief, since its KV moves along. Here the KV is computed again,
-    and the program stays assigned where the rest of its KV is: in simulation that costs less.
+    Half of the difference moves, but no more calls than wait at the victim, and no more than the thief can begin at
+    once. The paper moves one session at a time, and assigns it to the thief, because its KV moves along. Here the KV is
+    computed again, and the program stays assigned to the engine that has the rest of its KV, which costs less in
+    simulation.
 
     Args:
         config: the limits.
@@ -86,14 +87,14 @@ class Stealing:
         self._moved_s: dict[ProgramId, float] = {}  # by program, its last move; the oldest first
 
     def is_uneven(self, loads: Sequence[EngineLoad]) -> bool:
-        """Whether the loads alone allow a steal. If not, nobody needs to ask for queues, and nobody has been idle."""
+        """Whether the loads alone allow a steal. If not, `decide` need not be called, and idle times begin again."""
         uneven = len(loads) > 1 and self._exceeds(max(load.calls for load in loads), min(load.calls for load in loads))
         if not uneven:
             self._idle_since_s.clear()
         return uneven
 
     def decide(self, queues: Sequence[EngineQueue], now_s: float) -> Steal | None:
-        """Look at the queues of all engines that take calls, and say what moves. Call it every `look_every_s`."""
+        """Decide from the queues of all engines that take calls. Call it every `look_every_s`; None: nothing moves."""
         idle = [queue for queue in queues if not queue.waiting]
         self._idle_since_s = {
             queue.load.engine_id: self._idle_since_s.get(queue.load.engine_id, now_s) for queue in idle
@@ -123,7 +124,7 @@ class Stealing:
         return now_s - self._moved_s.get(program_id, -math.inf) >= self.config.cooldown_s
 
     def moved(self, program_id: ProgramId, thief: EngineId, now_s: float) -> None:
-        """Note that a call of a program has moved. The thief begins to be idle again."""
+        """Note that a call of a program has moved. The idle time of the thief begins again."""
         self._idle_since_s.pop(thief, None)
         self._moved_s.pop(program_id, None)
         self._moved_s[program_id] = now_s
