@@ -2,20 +2,24 @@
 
 A conversation is a list of items: a text with its role, a tool call, a tool's result. An item's digest follows from its
 role, its parts, the tool's name and arguments, and the call's id. These do not count, because clients add, drop or move
-them from turn to turn: reasoning, marks for caches, annotations, white space around texts and in arguments.
+them from turn to turn: reasoning, marks for caches, annotations, white space around texts and in arguments, and how a
+number is written in arguments.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 Item = tuple[str, ...]
 Digest = bytes
 
+MOST_ITEMS: Final = 10_000  # of a conversation, and of a message's parts and calls
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
 _UNSAID: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 _ROLES: Final = {"developer": "system", "function": "tool"}
@@ -23,10 +27,15 @@ _MARKS: Final = ("cache_control", "annotations", "logprobs", "status", "detail")
 # What Claude Code puts into messages and leaves out of them later.
 _REMINDER: Final = ("<system-reminder>", "</system-reminder>")
 _BILLING: Final = "x-anthropic-billing-header:"  # Claude Code's first system block, which changes with each request
+# Python brings a run of combining marks into NFC in the square of its length. So longer runs stay as they are.
+_LONG_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{31,})")
 
 
 def items_of_request(body: Mapping[str, Any]) -> list[Item]:
-    """The conversation in a request of any of the three APIs. Empty: it has none, such as a plain completion."""
+    """The conversation in a request of any of the three APIs.
+
+    Empty: it has none, such as a plain completion, or it has more than `MOST_ITEMS`, which take too long to compare.
+    """
     items: list[Item] = []
     for name in ("instructions", "system"):  # of Responses, of Anthropic
         items += _message("system", body.get(name))
@@ -37,6 +46,8 @@ def items_of_request(body: Mapping[str, Any]) -> list[Item]:
         for message in messages:
             if isinstance(message, Mapping):
                 items += _items(message)
+                if len(items) > MOST_ITEMS:
+                    return []
     return items
 
 
@@ -89,7 +100,7 @@ def _items(message: Mapping[str, Any]) -> list[Item]:
     if role == "assistant" and isinstance(refusal, str):
         items += _message(role, refusal)
     calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
+    for call in islice(calls, MOST_ITEMS) if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
         function = call.get("function", call.get("custom")) if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             arguments = function.get("arguments", function.get("input"))
@@ -124,12 +135,17 @@ def _message(role: str, content: object, name: str = "") -> list[Item]:
 def _call(call_id: object, name: object, arguments: object) -> Item:
     if arguments is None or arguments == "":
         arguments = {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return ("call", str(call_id), str(name), str(arguments).strip())
-    return ("call", str(call_id), str(name), _json(arguments))
+    text = arguments if isinstance(arguments, str) else _json(arguments)
+    try:
+        text = _json(json.loads(text, parse_int=_number, parse_float=_number))
+    except (ValueError, RecursionError):
+        text = text.strip()
+    return ("call", str(call_id), str(name), text)
+
+
+def _number(text: str) -> float:
+    """A number as JavaScript has it, whose clients write 1.0 as 1, and -0 as 0."""
+    return float(text) + 0.0
 
 
 def _result(call_id: object, content: object) -> Item:
@@ -142,7 +158,7 @@ def _parts(content: object) -> Iterator[Mapping[str, Any]]:
     elif isinstance(content, Mapping):
         yield content
     elif isinstance(content, Sequence):
-        for part in content:
+        for part in islice(content, MOST_ITEMS):
             yield from _parts(part) if isinstance(part, str) else (part,) if isinstance(part, Mapping) else ()
 
 
@@ -152,20 +168,29 @@ def _part(part: Mapping[str, Any]) -> list[str]:
     if kind in _UNSAID:
         return []
     if kind in _TEXTS:
-        text = _text(str(part.get("text", part.get("refusal", ""))))
+        text = text_of(str(part.get("text", part.get("refusal", ""))))
         return ["text", text] if text and not text.startswith(_BILLING) else []
     if kind in ("image_url", "input_image", "image"):
         return ["image", _image(part)]
     return ["other", _json({name: value for name, value in part.items() if name not in _MARKS})]
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
     """A text without thoughts and reminders, in one of its forms."""
     if "</think>" in text:  # a model without a reasoning parser says it, and clients cut it out of their history
         text = text.rpartition("</think>")[2]
     if _REMINDER[0] in text:
         text = _without_reminders(text)
-    return unicodedata.normalize("NFC", text.replace("\r\n", "\n")).strip()
+    return _composed(text.replace("\r\n", "\n")).strip()
+
+
+def _composed(text: str) -> str:
+    """A text in NFC."""
+    if text.isascii():
+        return text
+    pieces = _LONG_RUN.split(text)
+    pieces[::2] = (unicodedata.normalize("NFC", piece) for piece in pieces[::2])
+    return "".join(pieces)
 
 
 def _without_reminders(text: str) -> str:

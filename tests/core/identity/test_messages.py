@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.identity.messages import chain, digest_of, items_of_answer, items_of_request
+from weft.core.identity.messages import MOST_ITEMS, chain, digest_of, items_of_answer, items_of_request
 
 CHAT: Any = [
     {"role": "system", "content": "Be brief."},
@@ -112,6 +113,38 @@ def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
     """Models write nothing for a tool without parameters, and clients send an object back."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
     assert items_of_request({"input": [call]}) == [("call", "c", "f", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("written", "sent_back"),
+    [
+        ('{"a": 10.0}', '{"a":10}'),
+        ('{"a": -0.0, "b": [1e3]}', '{"b":[1000],"a":0}'),
+        ('{"a": 12345678901234567890}', '{"a":12345678901234567000}'),
+        ('{"a": "\\u00e9", "2": 1}', '{"2":1,"a":"\u00e9"}'),
+    ],
+)
+def test_clients_in_javascript_write_arguments_anew(written: str, sent_back: str) -> None:
+    """A number has no point there without a fraction, and no more digits than a double; a key may move."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": written}
+    again = {"type": "tool_use", "id": "c", "name": "f", "input": json.loads(sent_back)}
+    items = items_of_request({"input": [call]})
+    assert items == items_of_request({"input": [{**call, "arguments": sent_back}]})
+    assert items == items_of_request({"messages": [{"role": "assistant", "content": [again]}]})
+
+
+def test_a_long_run_of_marks_stays_as_it_is() -> None:
+    """Bringing it into another form takes the square of its length. What is before and after it has one form."""
+    marks = "\u0301\u0327" * 16
+    (item,) = items_of_request({"input": f"cafe\u0301 a{marks} e\u0301"})
+    assert item[-1] == f"caf\u00e9 a{marks} \u00e9"
+
+
+def test_a_conversation_of_too_many_messages_has_no_items() -> None:
+    """Comparing it would hold up all other requests."""
+    message = {"role": "user", "content": "a"}
+    assert len(items_of_request({"messages": [message] * MOST_ITEMS})) == MOST_ITEMS
+    assert items_of_request({"messages": [message] * (MOST_ITEMS + 1)}) == []
 
 
 @pytest.mark.parametrize(
