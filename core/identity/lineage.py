@@ -1,37 +1,49 @@
 """Finds the program of a request that carries no id, by the messages that it continues.
 
 A conversation after an answer is a *state*: the prompt's messages and the answer, as one digest. A request whose
-messages begin with a state continues the program that reached it. Each program that reaches a state may be continued
-from it once, so two programs with the same words stay two. Which is which, the connection tells; otherwise the first
-one goes on first. A request that begins with a state from which all have gone on is a fork: a sub-agent that quotes the
-conversation, or a turn that was edited. So is one that quotes an answer after the state, since its program has gone on
-from there before. A fork stays in the program if only one program ever reached that state.
+messages begin with a state continues the program that reached it, or forks from it: a sub-agent that quotes the
+conversation, or a turn that was edited. If several programs with the same words reached it, the connection tells which
+one goes on: the only one that got the answer by it, if it carries no other programs in between. Otherwise the request
+may be each of theirs, and so it begins a program.
+
+A request may quote an answer after the state that was never given, because its client changed the answer or left its
+stream. It belongs to the program that has gone on from the state with the messages before that answer. If there is no
+such program, the answers came from another server, and the request is no fork.
 
 Some clients change the system prompt from call to call, with the time for example. So a conversation is also noted
 without it, and found by that if only one program ever reached it, and if nothing else says which program it is.
 
 Some clients shorten their history: they drop the oldest messages, or put a summary in their place. So each answer is
-also noted with the message before it, as an *exchange*. A request whose messages are no known conversation belongs to
-the program that had its latest exchange that only one program ever had.
+also noted with the message before it, as an *exchange*; system messages do not count. A request whose messages are no
+known conversation belongs to the program that had its latest exchange. If several programs had that one, the exchange
+before it decides. An exchange that was never had ends the search, because the answers before it may be anybody's.
+
+Some agents hand a text to another one, which starts without their history: the model writes it as an argument of a tool
+call, or as its answer, and it comes back as a user's message. A request without answers belongs to the program whose
+model wrote one of its messages, if no other program's model wrote the same. Only long texts count, and no text that the
+model was told itself.
 
 All digests begin with the scope of the request's API key, so no key finds another one's programs.
 """
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from weft.core.identity.messages import Digest, Item, chain, digest_of
+from weft.core.identity.messages import Digest, Item, chain, digest_of, text_of
 from weft.core.identity.sources import Evidence, Identity, Source
 from weft.core.ids import IdSource, ProgramId
 
 MOST_STATES: Final = 30_000  # and traces, and responses; those unused for longest are forgotten
 _MOST_OWNERS: Final = 256  # of a state
-_SEVERAL: Final = ProgramId("")  # programs had an exchange
+_FEWEST_CHARACTERS: Final = 80  # of a text that tells whose model wrote it
+_MOST_TEXTS: Final = 16  # of a message or a tool call
+_SEVERAL: Final = ProgramId("")  # programs had an exchange, wrote a text, or went on with the same words
 
 V = TypeVar("V")
 
@@ -44,7 +56,9 @@ class Placed(NamedTuple):
         prompt: Digest of its messages, for `Lineage.answered`.
         peer: The connection that it came by.
         unprompted: As `prompt`, without the system prompt; None: it has none.
-        asked: Digest of its last message alone; None: it has no messages.
+        asked: Digest of its last message alone that is not the system's; None: it has no such message.
+        told: Its long texts.
+        start: What digests of its messages begin with.
     """
 
     identity: Identity
@@ -52,21 +66,28 @@ class Placed(NamedTuple):
     peer: str
     unprompted: Digest | None = None
     asked: Digest | None = None
+    told: tuple[str, ...] = ()
+    start: Digest = b""
 
 
 class _Said(NamedTuple):
-    """A conversation as digests of its beginnings, and the place of its last answer, or -1."""
+    """A conversation as digests of its beginnings, and the places of its answers, less those at its end, which the
+    next answer continues."""
 
     digests: list[Digest]
-    last_answer: int
+    answers: list[int]
+    question: Digest  # of what is before those at the end
+
+    def answer_after(self, place: int) -> int | None:
+        """The place of the first answer after a place."""
+        return next((answer for answer in self.answers if answer > place), None)
 
 
 @dataclass(slots=True)
 class _State:
     """A conversation after an answer."""
 
-    waiting: dict[ProgramId, str] = field(default_factory=dict)  # reached it by a connection, and have not gone on
-    owners: list[ProgramId] = field(default_factory=list)  # reached it
+    owners: dict[ProgramId, str] = field(default_factory=dict)  # reached it, by a connection
     prompts: dict[Digest, ProgramId] = field(default_factory=dict)  # how it was continued, and by whom
     is_crowded: bool = False  # more programs reached it than it has owners
 
@@ -75,20 +96,21 @@ class Lineage:
     """Finds programs by messages. Not for several threads.
 
     Args:
-        most_states: How many states, exchanges, traces, connections and responses are kept, each.
+        most_states: How many states, exchanges, texts, traces, connections and responses are kept, each.
     """
 
     def __init__(self, most_states: int = MOST_STATES) -> None:
         self._states: _Recent[_State] = _Recent(most_states)
         self._unprompted: _Recent[_State] = _Recent(most_states)  # without system prompts
         self._exchanges: _Recent[ProgramId] = _Recent(most_states)
+        self._texts: _Recent[ProgramId] = _Recent(most_states)  # that models wrote
         self._traces: _Recent[ProgramId] = _Recent(most_states)
-        self._peers: _Recent[ProgramId] = _Recent(most_states)  # the latest program of a connection
+        self._peers: _Recent[ProgramId] = _Recent(most_states)  # the latest program of a connection, if not in turns
         self._responses: _Recent[ProgramId] = _Recent(most_states)
         self._ids = IdSource()
 
     def __len__(self) -> int:
-        conversations = len(self._states) + len(self._unprompted) + len(self._exchanges)
+        conversations = len(self._states) + len(self._unprompted) + len(self._exchanges) + len(self._texts)
         return conversations + len(self._traces) + len(self._peers) + len(self._responses)
 
     def place(self, evidence: Evidence, items: Iterable[Item], scope: str, peer: str = "") -> Placed:
@@ -106,14 +128,21 @@ class Lineage:
         others = [item for item in items if item[:2] != ("message", "system")]
         unprompted = _said(digest_of(start, "unprompted"), others) if 0 < len(others) < len(items) else None
         source, program_id = self._find(evidence, said, unprompted, scope, peer)
-        if source is Source.NEW and (speaker := self._speaker(start, items, scope)) is not None:
-            source, program_id = Source.LINEAGE, speaker
+        if source is Source.NEW:
+            program_id = self._speaker(start, others, scope) if said.answers else self._writer(start, others, scope)
+            source = Source.NEW if program_id is None else Source.LINEAGE
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
+        _go_on(self._states, scope, said, program_id)
+        if unprompted is not None:
+            _go_on(self._unprompted, scope, unprompted, program_id)
         if evidence.trace_id is not None:
             self._traces.put(scope, digest_of(b"trace", scope, evidence.trace_id), program_id)
         if peer:
-            self._peers.put(scope, digest_of(b"peer", scope, peer), program_id)
+            connection = digest_of(b"peer", scope, peer)
+            latest = self._peers.get(scope, connection)
+            is_in_turns = latest == _SEVERAL or (latest not in (None, program_id) and source is not Source.NEW)
+            self._peers.put(scope, connection, _SEVERAL if is_in_turns else program_id)
         identity = Identity(
             source,
             program_id,
@@ -124,9 +153,15 @@ class Lineage:
             # Without messages and other evidence no later request can be known to continue it.
             ends=evidence.ends or (not items and source is Source.NEW and evidence.trace_id is None),
         )
-        prompt = said.digests[-1] if items else start
-        asked = _asked(start, items[-1]) if items else None
-        return Placed(identity, prompt, peer, unprompted.digests[-1] if unprompted is not None else None, asked)
+        return Placed(
+            identity,
+            said.digests[-1] if items else start,
+            peer,
+            unprompted.digests[-1] if unprompted is not None else None,
+            _asked(start, others[-1]) if others else None,
+            tuple(text for item in items for text in item[2:] if len(text) >= _FEWEST_CHARACTERS),
+            start,
+        )
 
     def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
         """Note the answers to a request, before its client gets them.
@@ -149,7 +184,10 @@ class Lineage:
                 _reached(self._unprompted, scope, placed.unprompted, items, placed)
             if placed.asked is not None:
                 *_, exchange = chain(placed.asked, items)
-                self._had(scope, exchange, program_id)
+                _note_owner(self._exchanges, scope, exchange, program_id)
+            for text in _written(items):
+                if not any(text in each for each in placed.told):
+                    _note_owner(self._texts, scope, _text(placed.start, text), program_id)
 
     def _find(
         self, evidence: Evidence, said: _Said, unprompted: _Said | None, scope: str, peer: str
@@ -161,26 +199,36 @@ class Lineage:
         place, state = _longest(self._states, scope, said)
         if state is not None:
             latest = self._peers.get(scope, digest_of(b"peer", scope, peer))
-            found = _continued(state, said.digests[-1], peer, latest, is_next=said.last_answer <= place)
+            found = _continued(state, said, place, _by_connection(state, peer, latest))
             if found is not None:
                 return Source.LINEAGE, found
         if evidence.trace_id is not None:
             return Source.TRACE, self._traces.get(scope, digest_of(b"trace", scope, evidence.trace_id))
         if state is None and unprompted is not None:
             place, state = _longest(self._unprompted, scope, unprompted)
-            if state is not None and len(state.owners) == 1 and unprompted.last_answer <= place:
-                return Source.LINEAGE, state.owners[0]
+            if state is not None and (found := _continued(state, unprompted, place, None)) is not None:
+                return Source.LINEAGE, found
         return Source.NEW, None
 
-    def _had(self, scope: str, exchange: Digest, program_id: ProgramId) -> None:
-        """Note that a program had an exchange."""
-        known = self._exchanges.get(scope, exchange)
-        self._exchanges.put(scope, exchange, program_id if known in (None, program_id) else _SEVERAL)
-
     def _speaker(self, start: Digest, items: list[Item], scope: str) -> ProgramId | None:
-        """The program that had the latest exchange of a conversation that only one program had. None: there is none."""
-        known = [self._exchanges.get(scope, exchange) for exchange in _exchanges_of(start, items)]
-        return next((each for each in reversed(known) if each not in (None, _SEVERAL)), None)
+        """The program that had the latest exchange of a conversation that only one program had.
+
+        None: there is none, or a later exchange was never had.
+        """
+        for exchange in reversed(list(_exchanges_of(start, items))):
+            program_id = self._exchanges.get(scope, exchange)
+            if program_id != _SEVERAL:
+                return program_id
+        return None
+
+    def _writer(self, start: Digest, items: list[Item], scope: str) -> ProgramId | None:
+        """The program whose model wrote the latest long text of a user. None: there is none."""
+        for item in reversed(items):
+            for text in item[2:] if item[:2] == ("message", "user") else ():
+                program_id = self._texts.get(scope, _text(start, text)) if len(text) >= _FEWEST_CHARACTERS else None
+                if program_id not in (None, _SEVERAL):
+                    return program_id
+        return None
 
 
 def _is_answer(item: Item) -> bool:
@@ -189,6 +237,26 @@ def _is_answer(item: Item) -> bool:
 
 def _asked(start: Digest, item: Item) -> Digest:
     return digest_of(digest_of(start, "exchange"), *item)
+
+
+def _text(start: Digest, text: str) -> Digest:
+    return digest_of(start, "text", text)
+
+
+def _written(answer: list[Item]) -> Iterator[str]:
+    """The long texts of an answer that may be handed to another agent: its own text, and arguments of tool calls."""
+    for item in answer:
+        texts = _arguments(item[3]) if item[0] == "call" else item[3:]
+        yield from islice((text for text in texts if len(text) >= _FEWEST_CHARACTERS), _MOST_TEXTS)
+
+
+def _arguments(text: str) -> Iterator[str]:
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(arguments, dict):
+        yield from (text_of(value) for value in arguments.values() if isinstance(value, str))
 
 
 def _exchanges_of(start: Digest, items: list[Item]) -> Iterator[Digest]:
@@ -201,8 +269,18 @@ def _exchanges_of(start: Digest, items: list[Item]) -> Iterator[Digest]:
 
 
 def _said(start: Digest, items: list[Item]) -> _Said:
+    digests = list(chain(start, items))
     answers = [place for place, item in enumerate(items) if _is_answer(item)]
-    return _Said(list(chain(start, items)), answers[-1] if answers else -1)
+    end = len(items)
+    while answers and answers[-1] == end - 1:
+        end = answers.pop()
+    return _Said(digests, answers, digests[end - 1] if end else start)
+
+
+def _note_owner(owners: _Recent[ProgramId], scope: str, digest: Digest, program_id: ProgramId) -> None:
+    """Note that a program had what a digest stands for."""
+    known = owners.get(scope, digest)
+    owners.put(scope, digest, program_id if known in (None, program_id) else _SEVERAL)
 
 
 def _longest(states: _Recent[_State], scope: str, said: _Said) -> tuple[int, _State | None]:
@@ -222,37 +300,50 @@ def _reached(states: _Recent[_State], scope: str, prompt: Digest, answer: list[I
         state = _State()
         states.put(scope, digest, state)
     program_id = placed.identity.program_id
-    if len(state.owners) < _MOST_OWNERS:
-        state.waiting[program_id] = placed.peer
-        if program_id not in state.owners:
-            state.owners.append(program_id)
+    if program_id in state.owners or len(state.owners) < _MOST_OWNERS:
+        state.owners[program_id] = placed.peer
     else:
         state.is_crowded = True
 
 
-def _continued(
-    state: _State, prompt: Digest, peer: str, latest: ProgramId | None, *, is_next: bool
-) -> ProgramId | None:
-    """The program that goes on from a state with a prompt, by a connection whose latest program is given.
+def _by_connection(state: _State, peer: str, latest: ProgramId | None) -> ProgramId | None:
+    """The only program that reached a state by a connection, if it is also the connection's latest one."""
+    by_it = [program_id for program_id, last in state.owners.items() if last == peer]
+    return latest if by_it == [latest] else None
 
-    None: it may be each of several.
-    """
-    program_id = next((each for each, last in state.waiting.items() if last == peer), None) if is_next else None
-    if program_id is None and latest in state.owners and latest not in state.waiting:
-        program_id = latest  # its client edited a turn, or sent it again
-    if program_id is None and is_next and state.waiting and not state.is_crowded:
-        program_id = next(iter(state.waiting))
-    if program_id is not None:
-        state.waiting.pop(program_id, None)
-    elif prompt in state.prompts and not state.is_crowded:  # the request was sent again
-        return state.prompts[prompt]
-    elif len(state.owners) == 1:
-        program_id = state.owners[0]
-    else:
+
+def _continued(state: _State, said: _Said, place: int, by_connection: ProgramId | None) -> ProgramId | None:
+    """The program that goes on from a state, which a conversation has at a place. None: it may be each of several."""
+    unknown = said.answer_after(place)
+    asked_by = state.prompts.get(said.question if unknown is None else said.digests[unknown - 1])
+    if by_connection is not None and (unknown is None or asked_by in (by_connection, _SEVERAL)):
+        return by_connection
+    if state.is_crowded or asked_by == _SEVERAL:
         return None
-    if len(state.prompts) < _MOST_OWNERS:
-        state.prompts[prompt] = program_id
-    return program_id
+    if unknown is not None:
+        return asked_by  # the answer was changed
+    if len(state.owners) == 1:
+        return next(iter(state.owners))
+    # The request was sent again, unless it is the first one of a program that has not gone on.
+    return asked_by if state.owners.keys() <= set(state.prompts.values()) else None
+
+
+def _go_on(states: _Recent[_State], scope: str, said: _Said, program_id: ProgramId) -> None:
+    """Note that a program goes on from the longest state that its conversation begins with."""
+    place, state = _longest(states, scope, said)
+    if state is None or said.answer_after(place) is not None:
+        return
+    if said.question in state.prompts or len(state.prompts) < _MOST_OWNERS:
+        known = state.prompts.setdefault(said.question, program_id)
+        state.prompts[said.question] = program_id if known == program_id else _SEVERAL
+
+
+def _asker(state: _State, prompt: Digest, latest: ProgramId | None) -> ProgramId | None:
+    """The program that has gone on from a state with a prompt. None: nobody, or it may be each of several."""
+    program_id = state.prompts.get(prompt)
+    if program_id == _SEVERAL:
+        return latest if latest in state.owners and latest not in state.waiting else None
+    return None if state.is_crowded else program_id
 
 
 class _Recent(Generic[V]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hypothesis import settings
@@ -72,20 +73,29 @@ def test_a_fork_stays_in_its_program() -> None:
     assert forks == {first}
 
 
-def test_a_fork_of_twins_begins_a_program() -> None:
-    """Where two programs may be meant, neither gets the call."""
+def test_a_request_that_may_be_each_of_twins_begins_a_program() -> None:
+    """No connection tells which one goes on, and a guess could join the calls of two clients."""
     server = Server()
     known = {server.call(said("a"), "b"), server.call(said("a"), "b")}
-    assert {server.call(said("a", "b", text), "y") for text in ("c", "d")} == known
-    assert server.call(said("a", "b", "e"), "y") not in known
+    found = [server.call(said("a", "b", text), "y") for text in ("c", "d")]
+    assert len({*known, *found}) == 4
+    assert server.call(said("a", "b", "d", "y", "e"), "z") == found[1]
 
 
 def test_a_request_that_is_sent_again_stays() -> None:
-    """Also where the program has a twin, because the messages say whose it is."""
+    """Also where the program has a twin, because the messages say whose it is: both have gone on, with other words."""
     server = Server()
-    server.call(said("a"), "b"), server.call(said("a"), "b")
-    found = {text: server.call(said("a", "b", text), "y") for text in ("c", "d")}
-    assert server.call(said("a", "b", "c"), "y") == found["c"]
+    found = [server.call(said("a"), "b", peer=peer) for peer in "12"]
+    assert [server.call(said("a", "b", text), "y", peer=peer) for text, peer in ("c1", "d2")] == found
+    assert [server.call(said("a", "b", text), "y", peer="3") for text in "cd"] == found
+
+
+def test_a_request_is_not_sent_again_while_a_twin_waits() -> None:
+    """The twin may ask the same as the program that has gone on."""
+    server = Server()
+    found = [server.call(said("a"), "b", peer=peer) for peer in "12"]
+    assert server.call(said("a", "b", "c"), "y", peer="1") == found[0]
+    assert server.call(said("a", "b", "c"), "y", peer="3") not in found
 
 
 def test_hundreds_of_twins_stay_apart() -> None:
@@ -115,12 +125,47 @@ def test_an_edited_turn_does_not_take_its_twins_place() -> None:
 
 
 def test_a_connection_that_others_have_used_since_tells_nothing() -> None:
-    """Agents that share a pool of connections come by any of them. A twin that waits goes on by its twin's one."""
+    """Agents that share a pool of connections come by any of them."""
     server = Server()
     one, two = server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="2")
-    assert server.call(said("a", "b", "c"), "d", peer="1") == one
     server.call(said("x"), "y", peer="1")
-    assert server.call(said("a", "b", "f"), "g", peer="1") == two
+    assert server.call(said("a", "b", "c"), "d", peer="1") not in (one, two)
+
+
+def test_a_connection_that_carries_programs_in_turns_tells_nothing() -> None:
+    """A program that comes back by a connection after another one shows that the clients share it."""
+    server = Server()
+    server.call(said("x"), "y", peer="1")
+    one, two = server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="2")
+    server.call(said("x", "y", "z"), "y", peer="1")
+    third = server.call(said("a"), "b", peer="1")
+    assert server.call(said("a", "b", "c"), "d", peer="1") not in (one, two, third)
+    assert server.call(said("a", "b", "c"), "d", peer="2") == two
+
+
+def test_a_changed_answer_stays_in_its_program() -> None:
+    """The client cut it, or the stream was left. Its program has asked what stands before the answer."""
+    server = Server()
+    first = server.call(said("a"), "b")
+    assert server.call(said("a", "b", "c"), "d") == first
+    assert server.call(said("a", "b", "c", "changed", "e"), "f") == first
+
+
+def test_answers_of_another_server_are_no_fork() -> None:
+    """Everybody is greeted with the same words. Who has gone on elsewhere since is not the program that is known."""
+    server = Server()
+    first = server.call(said("hi"), "hello")
+    assert server.call(said("hi", "hello", "c"), "d") == first
+    assert server.call(said("hi", "hello", "x", "from elsewhere", "y"), "z") != first
+    assert server.call(said("more", "from elsewhere", "hi", "hello", "x", "from elsewhere", "y"), "z") != first
+
+
+def test_a_prompt_that_begins_its_answer_stays() -> None:
+    """The last message is the beginning of the answer, which comes back as a whole."""
+    server = Server()
+    first = server.call(said("a"), "b")
+    assert server.call(said("a", "b", "c", "d"), "e") == first
+    assert server.call(said("a", "b", "c", "de", "f"), "g") == first
 
 
 def test_a_shortened_history_stays_in_its_program() -> None:
@@ -139,6 +184,65 @@ def test_an_exchange_that_several_programs_had_tells_nothing() -> None:
     assert server.call(said("hi", "hello", "c"), "d", peer="1") == one
     assert server.call(said("short", "ok", "hi", "hello", "x"), "y") not in (one, two)
     assert server.call(said("c", "d", "hi", "hello", "x"), "y") == one
+
+
+def test_a_reminder_of_the_system_is_no_part_of_an_exchange() -> None:
+    """Some clients put it last, and leave it out later."""
+    server = Server()
+    remind = {"role": "system", "content": "Be brief."}
+    first = server.call([*said("a", "b", "c"), remind], "d")
+    assert server.call([*said("c", "d", "e"), remind], "f") == first
+
+
+TASK = "Find out how many people live in each city of the north, and write a table with the source of each figure."
+
+
+def delegate(server: Server, messages: Messages, task: str) -> str:
+    """A call that the model answers by a call of a tool with a task."""
+    placed = server.send(messages)
+    function = {"name": "delegate", "arguments": json.dumps({"to": "researcher", "task": task})}
+    answer = {"choices": [{"message": {"content": None, "tool_calls": [{"id": "1", "function": function}]}}]}
+    server.lineage.answered(placed, items_of_answer(answer), "-", None)
+    return placed.identity.program_id
+
+
+def test_an_agent_that_is_handed_a_task_is_in_the_program() -> None:
+    """It starts with a fresh history, whose first message is what the other agent's model wrote."""
+    server = Server()
+    first = delegate(server, prompted("You delegate.", "Compare the cities."), TASK)
+    assert server.call(prompted("You search.", TASK), "b") == first
+    assert server.call(prompted("You search.", TASK, "b", "c"), "d") == first
+    assert server.call(prompted("You search.", TASK.lower()), "b") != first
+
+
+def test_an_agent_that_is_handed_an_answer_is_in_the_program() -> None:
+    """A critic gets the writer's text as a user's message."""
+    server = Server()
+    first = server.call(prompted("You write.", "A poem, please."), TASK)
+    assert server.call(prompted("You judge.", "A poem, please.", TASK)[:2], "b") != first
+    critic = [*prompted("You judge.", "A poem, please."), {"role": "user", "name": "writer", "content": TASK}]
+    assert server.call(critic, "c") == first
+
+
+def test_a_text_that_the_model_was_told_is_no_evidence() -> None:
+    """Many users ask the same, and a model that hands the question on has not made it its program's own."""
+    server = Server()
+    first = delegate(server, prompted("You delegate.", f"Please: {TASK}"), TASK)
+    assert server.call(prompted("You delegate.", TASK), "b") != first
+
+
+def test_a_text_that_several_models_wrote_is_no_evidence() -> None:
+    """It may be handed on by each of them."""
+    server = Server()
+    known = {delegate(server, prompted("You delegate.", text), TASK) for text in ("a", "b")}
+    assert server.call(prompted("You search.", TASK), "b") not in known
+
+
+def test_a_short_text_is_no_evidence() -> None:
+    """Anybody may ask it."""
+    server = Server()
+    first = delegate(server, prompted("You delegate.", "a"), "How big is Rome?")
+    assert server.call(prompted("You search.", "How big is Rome?"), "b") != first
 
 
 def test_an_exchange_that_was_never_had_is_another_program() -> None:
