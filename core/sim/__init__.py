@@ -1,4 +1,7 @@
-"""The simulation of program-aware serving, with the policies and balancers of the engines (docs/how-to/simulate.md)."""
+"""The simulation of program-aware serving, with the policies and balancers of the engines (docs/how-to/simulate.md).
+
+`weft sim`, benchmarks and tests use `simulate`. It repeats to the digit.
+"""
 
 from __future__ import annotations
 

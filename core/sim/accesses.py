@@ -1,7 +1,7 @@
 """The order in which the calls of a trace read and write the blocks of a KV cache, for replays.
 
-The times are those of a simulation. They stay the same whatever a replay evicts, so every KV policy plays one sequence,
-and Bélády's rule, which needs to know the future, can play it too.
+The times are those of one simulation, whatever a replay evicts. So all KV policies play the same sequence, and so can
+Bélády's rule, which has to know the future.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.core.trace.prefixes import BLOCK_TOKENS
 
 
 class Kind(enum.IntEnum):
-    """What happens. Of things at one time the first listed happens first."""
+    """Kinds of events. Of events at one time, the kind that is listed first happens first."""
 
     END = 0
     PROGRAM_END = 1
@@ -31,7 +31,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(eq=False, slots=True)
 class PlayedCall:
-    """A call with its blocks, which have numbers. A number stands for a block's tokens and all before them."""
+    """A call with the numbers of its blocks. A number stands for a block's tokens and all tokens before them."""
 
     program: int
     name: str
@@ -42,8 +42,8 @@ class PlayedCall:
     arrived_s: float = 0.0
     began_s: float = math.inf
     ended_s: float = 0.0
-    tool: str | None = None  # that runs after it
-    next_s: float = math.inf  # when a call that continues it begins
+    tool: str | None = None  # the tool that runs after it
+    next_s: float = math.inf  # when the first call begins that continues it
 
     @property
     def prompt(self) -> array[int]:
@@ -57,11 +57,11 @@ class Access(NamedTuple):
     time_s: float
     kind: Kind
     sequence: int
-    call: PlayedCall  # of the program's end: its last call
+    call: PlayedCall  # at the end of a program: its last call
 
 
 def accesses(programs: Sequence[TraceProgram], settings: SimSettings) -> list[Access]:
-    """Simulate programs, and return what happens to the KV cache in the order of time.
+    """Simulate programs, and return the events of the KV cache in the order of time.
 
     A call that is preempted keeps its blocks from its first start to its end.
 
@@ -84,10 +84,10 @@ def accesses(programs: Sequence[TraceProgram], settings: SimSettings) -> list[Ac
                 number, program.name or "", 0, chain, call.prompt_tokens // BLOCK_TOKENS, call.prompt_tokens
             )
     for run in simulate(programs, settings, runs=True).runs:
-        call_played = played[run.program, run.call_id]
-        if run.start_s < call_played.began_s:
-            call_played.began_s, call_played.replica = run.start_s, run.replica
-        call_played.ended_s = max(call_played.ended_s, run.end_s)
+        played_call = played[run.program, run.call_id]
+        if run.start_s < played_call.began_s:
+            played_call.began_s, played_call.replica = run.start_s, run.replica
+        played_call.ended_s = max(played_call.ended_s, run.end_s)
     return _in_time(programs, played)
 
 

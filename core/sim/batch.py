@@ -1,7 +1,7 @@
 """The batch of a simulated replica: its calls, the tokens of the next step, and the next event of each call.
 
-Calls that decode are not updated in each step. Heaps hold the steps with which they end and the times at which they
-have used their quanta, so the replica knows how many steps it can jump over.
+Calls that decode are not updated in each step. Heaps hold the steps with which calls end, and the times at which they
+will have used their quanta. So the replica knows how many steps it can jump over.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class RunningBatch:
     def __init__(self, token_s: float | None) -> None:
         self.ranks: dict[SimCall, Rank] = {}  # of the running calls
         self.chunks: dict[SimCall, int] = {}  # of the calls that compute a prompt: their tokens in the next step
-        self.admitted: dict[SimCall, None] = {}  # before the next step, in this order
+        self.admitted: dict[SimCall, None] = {}  # calls admitted before the next step, in this order
         self.decoding = 0  # number of calls that decode
         self.steps = 0  # that the replica has made so far
         self._token_s = token_s
         self._busy_s = 0.0  # duration of these steps
-        self._context_tokens = 0  # that the decoding calls attend to in the next step
+        self._context_tokens = 0  # tokens that the decoding calls attend to in the next step
         self._pushes = itertools.count()  # breaks ties, so that calls are never compared
         self._ends: list[tuple[int, int, SimCall]] = []  # heap by the step with which a decoding call ends
         self._quanta: list[tuple[float, int, SimCall]] = []  # heap by the decode clock when a call has used its quantum
@@ -47,7 +47,7 @@ class RunningBatch:
         return self.decoding + len(self.chunks)
 
     def step_tokens(self) -> tuple[int, int, int]:
-        """The next step's tokens: decoded, of prompts, and in the KV cache that both attend to."""
+        """The next step's tokens: decoded ones, those of prompts, and those in the KV cache that both attend to."""
         computed_tokens = sum(call.context_tokens - call.prefill_left for call in self.chunks)
         return self.decoding, sum(self.chunks.values()), self._context_tokens + computed_tokens
 
@@ -119,12 +119,15 @@ class RunningBatch:
         return steps
 
     def pop_calls_to_charge(self, jump: Jump, *, every_call: bool) -> list[SimCall]:
-        """The calls to charge after the steps of a jump: those that compute a prompt, and those that end, have used
-        their quantum or are to be charged. They are in rank order. But vLLM sorts its batch before it admits calls, so
-        those that were admitted before a single step come last.
+        """Return the calls to charge after the steps of a jump, in rank order.
+
+        These are the calls that compute a prompt, and those that end, have used their quantum or are due by
+        `charge_at_tokens`. vLLM sorts its batch before it admits calls. Therefore calls that were admitted before a
+        single step come last.
 
         Args:
-            every_call: Return all running calls.
+            jump: The jump that has ended.
+            every_call: Whether to return all running calls.
         """
         calls = dict.fromkeys(self.ranks if every_call else self.chunks)
         while self._ends and self._ends[0][0] <= self.steps:

@@ -1,4 +1,4 @@
-"""What calls share of prefixes in full blocks of the KV cache."""
+"""Rounds the prefixes that calls share to full blocks of the KV cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from weft.core.trace.format import TraceProgram
 def share_full_blocks(program: TraceProgram, block_tokens: int) -> TraceProgram:
     """Round the prefixes that a program's calls share down to full blocks, because vLLM shares only these.
 
-    An engine never computes the KV of a call's last token, so a context that just fills its blocks lacks one.
+    An engine never computes the KV of a call's last token. If a context just fills its blocks, its last block is
+    therefore not full.
 
     Args:
         program: The program.

@@ -17,8 +17,8 @@ from weft.core.trace.format import TraceCall, TraceProgram
 class SimCall(Call):
     """A call in progress: a policy's view of it, its progress on the replica, and its account.
 
-    The fields do not change with each step that the call decodes. `Replica` updates them when it charges the call: when
-    the call ends, is preempted or has used its quantum.
+    The fields do not change with each step in which the call decodes. They are updated when the call is charged: when
+    it ends, is preempted, has used its quantum, or is due by `charge_at_tokens`.
     """
 
     spec: TraceCall = field(kw_only=True)
@@ -26,8 +26,8 @@ class SimCall(Call):
     index: int = field(kw_only=True)  # in its program's list of calls
     inherited: Attained = field(kw_only=True)  # its program's attained service on arrival (Algorithm 1 line 11)
     running: bool = False
-    stalled: bool = False  # it runs, and gets no tokens in the present step
-    resumed: bool = False  # it was preempted before, and has generated nothing since it started again
+    stalled: bool = False  # it runs, but gets no tokens in the present step
+    resumed: bool = False  # it was preempted, and has generated nothing since it started again
     prefill_left: int = 0  # tokens to compute before the next one is generated
     computed: int = 0  # the most tokens that it ever had in the KV cache
     swapped: int = 0  # tokens in host memory
@@ -43,7 +43,7 @@ class SimCall(Call):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of its prompt and of its output so far."""
+        """Tokens of its prompt, and of its output so far."""
         return self.spec.prompt_tokens + self.output_tokens
 
     def tokens_to_compute(self, hit: int) -> int:
@@ -60,7 +60,7 @@ class SimCall(Call):
 
     @property
     def prefix_key(self) -> Hashable:
-        """The key of the KV that it shares."""
+        """The key of the KV that it shares with earlier calls."""
         return self.owner.prefix_key(self.spec)
 
     def prefixes(self) -> Iterator[tuple[Hashable, int]]:
@@ -84,7 +84,7 @@ class SimProgram:
 
     spec: TraceProgram
     number: int  # position in the trace
-    shown_name: str | None = None  # that policies see; None: its own
+    shown_name: str | None = None  # the name that policies see; None: its own
     view: ProgramView = field(init=False)  # what policies see of the program
     index_of: dict[str, int] = field(default_factory=dict)  # of each call, by its id
     unfinished_parents: list[int] = field(default_factory=list)  # of each call, how many parents have not ended
@@ -101,12 +101,12 @@ class SimProgram:
         self.view = ProgramView(ProgramId(spec.program), name, spec.tenant, SessionId(spec.program), spec.fingerprint)
 
     def prefix_key(self, call: TraceCall) -> Hashable:
-        """The key of the KV that a call shares: that of its first parent, or without parents that of the prompt with
-        which programs of this name begin."""
+        """The key of the KV that a call shares: the key of its first parent. If the call has no parents, it is the key
+        of the prompt with which all programs of this name begin."""
         return (self.number, self.index_of[call.parents[0]]) if call.parents else ("name", self.spec.name)
 
     def open(self, now_s: float, arrival_order: int) -> None:
-        """The program arrives, as number `arrival_order` from 0."""
+        """The program arrives. `arrival_order` programs have arrived before."""
         self.view.arrival_s, self.view.arrival_order = now_s, arrival_order
         if self.spec.deadline_s is not None:
             self.view.deadline_s = now_s + self.spec.deadline_s
@@ -125,7 +125,7 @@ class SimProgram:
         self.unfinished_parents, self.children, self.path_work = [], [], []
 
     def predict_work(self, prefill_weight: float) -> None:
-        """Work out the program's remaining work and the longest chain after each call, from the last call backwards.
+        """Compute the program's remaining work, and the work of the longest chain that begins with each call.
 
         Args:
             prefill_weight: Work for each prompt token that is not shared; an output token is 1.

@@ -1,4 +1,4 @@
-"""What the running calls of a simulated replica are charged for its steps."""
+"""Charges the running calls of a simulated replica for its steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.core.sim.kv import KvCache, Segment
 
 
 class Charges:
-    """Charges calls when they end, are preempted or have used their quanta.
+    """Charges calls when they end, are preempted, have used their quanta, or compute a part of their prompts.
 
     Args:
         policy: The replica's policy.

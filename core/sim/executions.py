@@ -16,7 +16,7 @@ from weft.core.sim.settings import SimSettings
 
 
 class Executions:
-    """Begins, interrupts and ends the executions of a replica's calls.
+    """Begins, interrupts and ends the executions of a replica's calls. An execution is a stay in the batch.
 
     Args:
         number: The replica's number.
@@ -52,7 +52,7 @@ class Executions:
         self._swap_s = 0.0  # duration of the copies to make before the next step
 
     def take_swap_s(self) -> float:
-        """The duration of the copies for which the next step waits. They are made then."""
+        """Return the duration of the copies for which the next step waits, and count them as made."""
         swap_s, self._swap_s = self._swap_s, 0.0
         return swap_s
 
@@ -60,8 +60,10 @@ class Executions:
         """Reserve a call's KV and determine how many tokens are to be computed before its next one.
 
         Args:
+            call: The call.
             segment: The cached segment in which the call's prefix ends.
-            hit: Length of that prefix in tokens.
+            hit: The length of that prefix in tokens.
+            now_s: The time.
         """
         spec, counts, tokens = call.spec, self._counts, call.context_tokens
         call.resumed = not math.isnan(call.started_s) and not self._settings.unit_steps
@@ -89,7 +91,7 @@ class Executions:
         call.started_s = now_s
 
     def preempt(self, call: SimCall, now_s: float) -> None:
-        """Preempt a running call: its KV is unpinned, after a copy to host memory if the engines swap."""
+        """Preempt a running call. Its KV is unpinned, and before that copied to host memory if the engines swap."""
         self._counts.preemptions += 1
         if call.stalled:
             self.go_on(call, now_s)
@@ -129,7 +131,7 @@ class Executions:
             )
 
     def _release(self, call: SimCall) -> None:
-        """Free a call's KV. What it leaves in a block that is not full cannot be found: vLLM takes that block first."""
+        """Unpin a call's KV. The tokens of its last block are dropped unless the block is full, as in vLLM."""
         segment, block_tokens = cast("Segment", call.segment), self._settings.block_tokens
         if block_tokens > 1:
             computed = min(segment.end, call.context_tokens - 1)  # the last token's KV is never computed

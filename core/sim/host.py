@@ -1,7 +1,7 @@
 """Host memory of a simulated replica, and the copies to it and from it.
 
-Copies take time and no computation. Each direction makes one copy after another. What a copy brings is found once it is
-done.
+Copies take time, and no computation. Each direction makes one copy after another. The tokens of a copy are found once
+the copy is done.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class _Spill(NamedTuple):
     tokens: int
 
 
-class HostTier:
-    """What programs have in host memory: prefixes, as on the device. The copies of ended programs go first, then those
-    that were made longest ago.
+class HostMemory:
+    """The contexts of programs in host memory, as prefixes like those on the device.
+
+    If host memory is full, copies of ended programs go first, then those that were made longest ago.
 
     Args:
         capacity: In tokens.
@@ -37,10 +38,10 @@ class HostTier:
         self._counts = counts
         self._spills: deque[_Spill] = deque()  # in the order in which they are done
         self._coming: dict[Hashable, int] = {}  # by a call's key: the tokens that a spill in progress brings
-        self._in_until_s = 0.0
+        self._in_until_s = 0.0  # when the last copy back to the device is done
 
     def tick(self, now_s: float) -> None:
-        """The time is `now_s`: copies are done."""
+        """The time is `now_s`. Take in the spills that are done."""
         while self._spills and self._spills[0].done_s <= now_s:
             _, call, tokens = self._spills.popleft()
             if self._coming.get(call.kv_key) == tokens:
@@ -54,7 +55,7 @@ class HostTier:
         return self.kv.find(call.prefixes())[1]
 
     def spill(self, call: SimCall, tokens: int, now_s: float) -> None:
-        """Copy what is missing of a call's first `tokens`."""
+        """Begin to copy the part of a call's first `tokens` that host memory does not have."""
         missing = tokens - max(self.tokens_of(call), self._coming.get(call.kv_key, 0))
         if missing <= 0 or tokens > self.kv.capacity:
             return
@@ -64,13 +65,13 @@ class HostTier:
         self._spills.append(_Spill(began_s + missing * self.copy_token_s, call, tokens))
 
     def fetch(self, tokens: int, now_s: float) -> float:
-        """Copy `tokens` back. Returns the time when it is done."""
+        """Begin to copy `tokens` back. Returns the time when the copy is done."""
         self._counts.fetched += tokens
         self._in_until_s = max(self._in_until_s, now_s) + tokens * self.copy_token_s
         return self._in_until_s
 
     def busy_s(self, now_s: float) -> float:
-        """For so long the copies back last that have begun."""
+        """Seconds until all copies back to the device are done that have begun."""
         return max(0.0, self._in_until_s - now_s)
 
     def program_ended(self, program: SimProgram) -> None:

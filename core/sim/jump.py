@@ -1,4 +1,4 @@
-"""Many steps of a simulated replica at once."""
+"""A jump: many steps of a simulated replica at once, which saves simulating each of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Jump:
-    """Steps with one batch. Step number n, from 0, takes first_s + n * growth_s seconds."""
+    """Steps with the same batch. Step number n, from 0, takes first_s + n * growth_s seconds."""
 
     began_s: float
     first_s: float

@@ -1,4 +1,4 @@
-"""What a simulated engine's policy knows of the costs of its steps."""
+"""Tells the policy of a simulated engine what steps cost, when a real engine would."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weft.core.sim.step_time import StepTime
 class KnownCosts:
     """Tells a policy what steps cost, as often as an engine does.
 
-    An engine fits the costs to its steps. This one knows them, except for the calls that share a step: both count the
-    most that have decoded in one.
+    An engine fits the costs to its steps. The simulator knows them, except for the number of calls that share a step:
+    both take the most calls that have decoded in one step so far.
 
     Args:
         policy: The policy.
@@ -29,22 +29,24 @@ class KnownCosts:
         self._told_slots = 0
 
     def steps_to_next(self, steps: int) -> float:
-        """The steps that can be made before the one with which the policy is told; inf: it knows all.
+        """The number of steps before the step with which the policy is told; inf if it is not told any more.
 
         Args:
-            steps: Those made so far.
+            steps: The number of steps made so far.
         """
         if self._told_slots == self._batch_size:
             return math.inf
         return max(1, FIT_STEPS - 1 - steps % FIT_STEPS)
 
     def step_begins(self, steps: int, decoding: int) -> None:
-        """A step begins, or several at once. The policy is told then, because an engine reads the calls that arrive
-        during a step when it has ended.
+        """A step, or a jump, begins.
+
+        The policy is told now and not at the end of the step. An engine takes in the calls that have arrived during a
+        step only after the step, so they are ranked by the new costs.
 
         Args:
-            steps: Those made so far.
-            decoding: The calls that decode in it.
+            steps: The number of steps made so far.
+            decoding: The number of calls that decode in the step.
         """
         self._slots = max(self._slots, decoding)
         if (steps + 1) % FIT_STEPS == 0 and self._slots > self._told_slots:

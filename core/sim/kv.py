@@ -2,7 +2,7 @@
 
 The cache is a tree of segments, as the hashes of vLLM's blocks form a tree. A segment that a running call reads is
 pinned. The other segments stay until their capacity is needed. Then the least recently used prefix is evicted, from its
-end. The cache counts tokens and not blocks. vLLM counts a call's last block, which is not full, as well.
+end. The cache counts tokens, and vLLM counts blocks, of which a call's last one is not full.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Segment:
     """A contiguous part of the cache, which follows the tokens of its parent. Compared by identity."""
 
-    key: Hashable | None  # by which it is found; None: it is only a part of a longer prefix
+    key: Hashable | None  # the key by which it is found; None: it is only a part of a longer prefix
     parent: Segment | None
     base: int  # tokens before it
     tokens: int
@@ -40,14 +40,14 @@ class KvCache:
     Args:
         capacity: In tokens; math.inf for no bound.
         keep: Whether segments that no running call reads stay in the cache (prefix caching).
-        block_tokens: Prefixes are evicted in blocks of so many tokens.
+        block_tokens: Prefixes are evicted in blocks of this many tokens.
     """
 
     def __init__(self, capacity: float, *, keep: bool = True, block_tokens: int = 1) -> None:
         self.capacity = capacity
         self.pinned = 0  # tokens that running calls read or have reserved
         self.cached = 0  # tokens that no running call reads, kept for later calls
-        self.unfilled = 0  # of the pinned tokens: reserved for prompts, and not computed yet
+        self.unfilled = 0  # the pinned tokens that are reserved for prompts and not computed yet
         self._keep = keep
         self._block_tokens = block_tokens
         self._index: dict[Hashable, Segment] = {}
@@ -102,8 +102,9 @@ class KvCache:
         return self.reserve(call.kv_key, segment, hit, tokens)
 
     def reserve_prefix(self, key: Hashable, segment: Segment | None, hit: int, tokens: int) -> Segment:
-        """Reserve a prefix of `tokens`, of which `hit` are cached as `find` said. The caller reserves a segment after
-        it, which pins it.
+        """Reserve a prefix of `tokens`, of which `hit` are cached as `find` said.
+
+        The prefix is not pinned. The caller then reserves a segment after it, which pins both.
 
         Returns:
             The segment that holds the tokens that are not cached.
@@ -118,7 +119,7 @@ class KvCache:
         self._evict()
 
     def fill(self, unfilled: int) -> None:
-        """Of the tokens that are reserved for prompts, so many are still not computed after the next step."""
+        """Note how many tokens that are reserved for prompts will still not be computed after the next step."""
         self.unfilled = unfilled
         self._evict()
 
@@ -158,26 +159,26 @@ class KvCache:
             if segment is not None and segment in self._leaves:
                 self._leaves.move_to_end(segment, last=False)
 
-    # -- what a KV policy wants to know (`weft.core.sim.kept`)
+    # -- events that only a cache with a KV policy needs (`weft.core.sim.policy_kv`)
 
     def tick(self, now_s: float) -> None:
         """The time is `now_s`."""
 
     def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
-        """These calls wait, the one that starts next first."""
+        """These calls wait; the call that starts next comes first."""
 
     def call_arrived(self, call: SimCall) -> None:
         """A call has arrived."""
 
     def load(self, call: SimCall, hit: int) -> tuple[int, float]:
-        """Copy back what a call that starts needs of host memory.
+        """Copy back the tokens of a starting call that host memory has.
 
         Args:
             call: The call.
-            hit: The tokens of it that the KV cache holds.
+            hit: The call's tokens that the KV cache holds.
 
         Returns:
-            The tokens of it that need not be computed, and the seconds until all copies for it are done.
+            The call's tokens that need not be computed, and the seconds until all copies for it are done.
         """
         del call
         return hit, 0.0
@@ -192,7 +193,7 @@ class KvCache:
         """A call has ended. `segment` was its own."""
 
     def call_preempted(self, call: SimCall, segment: Segment) -> None:
-        """A running call waits again, and needs what it leaves."""
+        """A running call waits again, and needs the context that it leaves."""
 
     def program_ended(self, program: SimProgram) -> None:
         """No call of a program will come."""
@@ -242,7 +243,7 @@ class KvCache:
         return self.pinned - self.unfilled + self.cached - self.capacity
 
     def _next_leaf(self) -> Segment:
-        """The segment to evict next, of those that can be. There is one."""
+        """The leaf to evict next. There must be one."""
         return next(iter(self._leaves))
 
     def _drop(self, leaf: Segment) -> None:
@@ -251,7 +252,7 @@ class KvCache:
         parent = leaf.parent
         if parent is not None:
             parent.children -= 1
-            if not parent.children and not parent.pins:  # it was last used together with this child
+            if not parent.children and not parent.pins:  # it was last used with this child
                 self._leaves[parent] = None
                 self._leaves.move_to_end(parent, last=False)
         if leaf.key is not None:

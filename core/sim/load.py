@@ -1,4 +1,4 @@
-"""What an engine can serve, so that rates can be given as multiples of it."""
+"""The capacity of an engine in programs a second, and arrivals at a multiple of it (`--load`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
 from weft.core.trace.format import TraceProgram
 
-ENOUGH: Final = 200  # programs from which a capacity is measured, where as many can be drawn
+ENOUGH: Final = 200  # programs from which a capacity is measured, if a workload can draw so many
 
 
 def check_load(load: float) -> None:
@@ -29,12 +29,12 @@ def check_load(load: float) -> None:
 
 
 def with_load(programs: Sequence[TraceProgram], load: float, settings: SimSettings) -> list[TraceProgram]:
-    """Programs whose arrivals are stretched, so that as many arrive in a unit of time as a multiple of the capacity.
+    """Stretch the arrivals of programs, so that their rate is a multiple of the capacity.
 
     Args:
-        programs: They are also those from which the capacity is measured.
-        load: Of the capacity.
-        settings: The engine.
+        programs: The programs, from which the capacity is measured, too.
+        load: The multiple.
+        settings: The engines.
 
     Raises:
         SimulationError: The load is not above 0, or all programs arrive at once.
@@ -51,17 +51,17 @@ def with_load(programs: Sequence[TraceProgram], load: float, settings: SimSettin
 
 
 def capacity(programs: Iterable[TraceProgram], settings: SimSettings, *, tools: bool = True) -> float:
-    """The programs that end in a unit of time when all of them are there at once.
+    """The programs that end in a unit of time if all of them arrive at once.
 
-    It is measured under FCFS and without a bound of the KV cache, so that nothing is computed twice. A policy cannot
-    serve many more in the long run.
+    The capacity is measured under FCFS and with an unbounded KV cache, so that nothing is computed twice. No policy can
+    serve many more programs in the long run.
 
     Args:
-        programs: Enough of them that the last ones, which leave slots empty, do not count. Their arrivals do not
-            matter.
-        settings: The engine.
-        tools: Whether tools take their time. Where it is long, the engine waits for the last ones, and then False tells
-            more of the engine.
+        programs: The programs. There should be so many that the last ones, which leave slots empty, hardly count. Their
+            arrivals do not matter.
+        settings: The engines.
+        tools: Whether tools take their time. If tools are slow, the engine idles until the last ones return. False then
+            tells more about the engine.
     """
     crowd = [replace(program, arrival_s=0.0) for program in programs]
     if not tools:

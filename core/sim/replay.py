@@ -1,8 +1,8 @@
 """Replays one sequence of accesses against KV policies, and against Bélády's rule, which no policy can beat.
 
-The miss of one block costs as much as that of another, and what runs stays. Then it is optimal to evict the block whose
-next use comes last (Bélády 1966). Of a context the end is never used before the beginning, so evicting ends first keeps
-prefixes whole.
+In a replay, all blocks cost the same to compute again, and the blocks of running calls stay. Then it is optimal to
+evict the block whose next use comes last (Bélády 1966). The end of a context is never used without its beginning, so
+the rule evicts ends first and keeps prefixes whole. `weft sim --replay` shows the results.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from weft.core.sim.settings import SimSettings
 from weft.core.trace.format import TraceProgram
 from weft.core.trace.prefixes import BLOCK_TOKENS
 
-EPOCH_S: Final = 0.25
+EPOCH_S: Final = 0.25  # time from one epoch of the KV policies to the next
 BELADY: Final = "belady (oracle)"
-NEVER_S: Final = 1e9
+NEVER_S: Final = 1e9  # an oracle's pause if no call follows
 
 
 class ReplayResult(NamedTuple):
-    """What one rule does with a sequence of accesses. All counts are in tokens."""
+    """The result of one rule for a sequence of accesses. All counts are in tokens."""
 
     rule: str
     prompt_tokens: int  # of all calls
@@ -52,9 +52,9 @@ class _Belady(EvictionOrder):
 
     def __init__(self, policy: KvPolicy, tree: PrefixTree, memory: Memory) -> None:
         super().__init__(policy, tree, memory)
-        self.uses: dict[tuple[int, object], list[int]] = {}  # by replica and block: the events that use it
+        self.uses: dict[tuple[int, object], list[int]] = {}  # by replica and block: positions of events that use it
         self.replica = 0
-        self.position = 0  # of the present event; several happen at one time
+        self.position = 0  # of the present event; positions are exact where several events have one time
 
     def rank_of(self, leaf: Leaf, now_s: float) -> Rank:
         del now_s
@@ -75,9 +75,9 @@ def replay(
 
     Args:
         events: What `accesses` returned.
-        settings: The engines: capacity of the KV cache and duration of steps. There is no host memory.
+        settings: The engines. Only the KV cache's capacity, the step times and the replicas count.
         policy: The KV policy.
-        knows_times: An oracle: the policy knows when each context is used next.
+        knows_times: Whether the policy is an oracle that knows when each context is used next.
         check: Called after each event (for tests).
     """
     name = f"{policy.name} (oracle)" if knows_times else policy.name
@@ -85,7 +85,7 @@ def replay(
 
 
 def replay_belady(events: Sequence[Access], settings: SimSettings) -> ReplayResult:
-    """Play a sequence against Bélády's rule, an oracle: it knows the sequence. The least that can be computed."""
+    """Play a sequence against Bélády's rule, an oracle that knows the sequence. No rule computes less."""
     uses: dict[tuple[int, object], list[int]] = defaultdict(list)
     for position, event in enumerate(events):
         if event.kind is Kind.BEGIN:
@@ -93,17 +93,16 @@ def replay_belady(events: Sequence[Access], settings: SimSettings) -> ReplayResu
                 uses[event.call.replica, block].append(position)
 
     def make() -> Retention:
-        kept = _retention(KvPolicyConfig("lru").make(), settings, _Belady)
-        assert isinstance(kept.order, _Belady)  # noqa: S101  for mypy
-        kept.order.uses = uses
-        return kept
+        retention = _retention(KvPolicyConfig("lru").make(), settings, _Belady)
+        assert isinstance(retention.order, _Belady)  # noqa: S101  for mypy
+        retention.order.uses = uses
+        return retention
 
     return _Replay(events, settings, make).play(BELADY)
 
 
 def replay_all(programs: Sequence[TraceProgram], settings: SimSettings) -> list[ReplayResult]:
-    """Play the programs' accesses against every KV policy, and the oracles: Bélády's rule first, which is the best, and
-    next-use with known times last.
+    """Play the programs' accesses against Bélády's rule, every KV policy, and next-use with known times, in this order.
 
     Raises:
         SimulationError: The settings have no KV cache of a bounded size that keeps prefixes.
@@ -138,10 +137,10 @@ class _Replay:
         self._prefill_token_s = settings.timing.prefill_token_s
         self._knows_times = knows_times
         self._check = check
-        self._kept = [make() for _ in range(settings.replicas)]
-        for number, kept in enumerate(self._kept):
-            if isinstance(kept.order, _Belady):
-                kept.order.replica = number
+        self._retentions = [make() for _ in range(settings.replicas)]
+        for number, retention in enumerate(self._retentions):
+            if isinstance(retention.order, _Belady):
+                retention.order.replica = number
         self._running: dict[PlayedCall, RunningCall] = {}
         self._computed: set[tuple[int, int]] = set()  # blocks that a replica has computed
         self._hit = self._again = self._prompt = 0
@@ -150,49 +149,51 @@ class _Replay:
         epoch_s = -math.inf
         for position, event in enumerate(self._events):
             now_s, call = event.time_s, event.call
-            kept = self._kept[call.replica]
-            if isinstance(kept.order, _Belady):
-                kept.order.position = position
+            retention = self._retentions[call.replica]
+            if isinstance(retention.order, _Belady):
+                retention.order.position = position
             if now_s >= epoch_s + EPOCH_S:
                 epoch_s = now_s
-                for each in self._kept:
+                for each in self._retentions:
                     each.epoch(self._memory(each), now_s)
-            kept.observe_memory(self._memory(kept))
+            retention.observe_memory(self._memory(retention))
             if event.kind is Kind.ARRIVE:
-                kept.call_arrived(call.program, call.prompt, now_s)
+                retention.call_arrived(call.program, call.prompt, now_s)
             elif event.kind is Kind.BEGIN:
-                self._begin(kept, call, now_s)
+                self._begin(retention, call, now_s)
             elif event.kind is Kind.END:
-                self._end(kept, call, now_s)
+                self._end(retention, call, now_s)
             else:
-                for each in self._kept:
+                for each in self._retentions:
                     each.program_ended(call.program, now_s)
             if self._check is not None:
-                self._check(kept)
+                self._check(retention)
         return ReplayResult(rule, self._prompt, self._hit * BLOCK_TOKENS, self._again * BLOCK_TOKENS)
 
-    def _begin(self, kept: Retention, call: PlayedCall, now_s: float) -> None:
+    def _begin(self, retention: Retention, call: PlayedCall, now_s: float) -> None:
         prompt = call.prompt
-        hit = kept.tree.hit_blocks(prompt)
+        hit = retention.tree.hit_blocks(prompt)
         self._prompt += call.prompt_tokens
         self._hit += hit
         self._again += sum((call.replica, block) in self._computed for block in prompt[hit:])
-        self._running[call] = kept.call_began(call.program, call.name, prompt, now_s, waited_s=now_s - call.arrived_s)
-        self._fit(kept, now_s)
+        self._running[call] = retention.call_began(
+            call.program, call.name, prompt, now_s, waited_s=now_s - call.arrived_s
+        )
+        self._fit(retention, now_s)
 
-    def _end(self, kept: Retention, call: PlayedCall, now_s: float) -> None:
+    def _end(self, retention: Retention, call: PlayedCall, now_s: float) -> None:
         running = self._running.pop(call)
-        kept.call_grew(running, call.chain, now_s)
+        retention.call_grew(running, call.chain, now_s)
         self._computed.update((call.replica, block) for block in call.chain)
         pause = KnownTime(min(call.next_s - now_s, NEVER_S)) if self._knows_times else None
-        kept.call_ended(running, now_s, tool=call.tool, pause=pause)
-        self._fit(kept, now_s)
+        retention.call_ended(running, now_s, tool=call.tool, pause=pause)
+        self._fit(retention, now_s)
 
-    def _fit(self, kept: Retention, now_s: float) -> None:
-        while len(kept.tree) > self._capacity and kept.order.evict(now_s) is not None:
+    def _fit(self, retention: Retention, now_s: float) -> None:
+        while len(retention.tree) > self._capacity and retention.order.evict(now_s) is not None:
             pass
 
-    def _memory(self, kept: Retention) -> Memory:
-        running_tokens = kept.tree.pinned * BLOCK_TOKENS
-        used_share = (running_tokens + kept.held_tokens) / (self._capacity * BLOCK_TOKENS)
+    def _memory(self, retention: Retention) -> Memory:
+        running_tokens = retention.tree.pinned * BLOCK_TOKENS
+        used_share = (running_tokens + retention.held_tokens) / (self._capacity * BLOCK_TOKENS)
         return Memory(min(1.0, used_share), running_tokens, self._prefill_token_s)

@@ -1,7 +1,7 @@
 """A simulated engine: continuous batching of the calls that a policy ranks first.
 
-It follows `weft.engine.scheduler` on vLLM's scheduler. While the batch stays the same, its steps are not played one by
-one but jumped over, because the next time at which something can happen is known.
+It behaves as `weft.engine.scheduler` does on vLLM's scheduler. While the batch stays the same, the next time at which
+something can happen is known, so the steps until then are jumped over and not played one by one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.charges import Charges
 from weft.core.sim.executions import Executions
 from weft.core.sim.jump import Jump
-from weft.core.sim.kept import kv_cache
 from weft.core.sim.known_costs import KnownCosts
 from weft.core.sim.kv import Segment
+from weft.core.sim.policy_kv import kv_cache
 from weft.core.sim.result import Batch, Counts, Execution
 from weft.core.sim.room import SimRoom
 from weft.core.sim.settings import SimSettings
 
-# Share of the KV cache that stays free when a further call is admitted. Without it, the call would soon be preempted.
+# The share of the KV cache that stays free when a further call is admitted. Without it, a call would soon be preempted.
 _HEADROOM: Final = 0.01
 
 
@@ -54,16 +54,17 @@ class Replica:
     ) -> None:
         self.number = number
         self.policy = policy
-        self.jump: Jump | None = None  # the one in progress
+        self.jump: Jump | None = None  # the jump in progress
         self._settings = settings
         self._on_batch = on_batch
         self._decide_every = settings.policy.decide_every
-        # Between decisions an order by the clock is that of the latest decision, which an engine makes without cause.
+        # With `decide_every`, the order is that of the latest decision, and an engine decides whether anything has
+        # happened or not. So jumps must not skip decisions.
         is_stale = policy.order_follows_clock and self._decide_every > 1
         self._plays_each_step = policy.ranks_follow_steps or is_stale or not jump
         self._timing = settings.timing
         self._costs = KnownCosts(policy, settings.timing, settings.batch_size)
-        policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # else nothing is kept for later
+        policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # inf: contexts are not kept
         self._kv = kv_cache(settings, counts)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._batch = RunningBatch(settings.policy.token_s)
@@ -99,7 +100,7 @@ class Replica:
         if jump is None or jump.steps == 1:
             return False
         until_s = max(now_s, policy.next_change_s())  # the call may have starved before it arrived
-        first = policy.waiting.peek() if policy.waiting else None  # a gate may have let in others, or not this one
+        first = policy.waiting.peek() if policy.waiting else None  # the gate may have let in other calls
         if (first is not None and first is not before) and (
             len(self._batch.ranks) < self._settings.batch_size or not policy.is_settled(self._batch.lowest_rank())
         ):
@@ -108,7 +109,7 @@ class Replica:
 
     @property
     def waiting_count(self) -> int:
-        """The calls in its queue."""
+        """The number of calls in its queue."""
         return len(self.policy.waiting) + len(self.policy.held)
 
     def take_back(self, call: SimCall, now_s: float) -> bool:
@@ -132,7 +133,7 @@ class Replica:
         return sorted((call for call in queue if math.isnan(call.started_s)), key=lambda call: call.queued_since_s)
 
     def _end_jump_by(self, until_s: float) -> bool:
-        """End the jump with the step in which `until_s` lies. Returns whether that is earlier than planned."""
+        """End the jump with the step during which `until_s` lies. Returns whether that is earlier than planned."""
         jump = self.jump
         if jump is None or until_s == math.inf:
             return False
@@ -142,7 +143,7 @@ class Replica:
         return ends_earlier
 
     def program_ended(self, program: SimProgram, now_s: float) -> bool:
-        """A program has ended, and no call of it comes.
+        """A program has ended, and none of its calls will come.
 
         Returns:
             Whether the jump in progress now ends earlier, because the policy has something to decide.
@@ -195,7 +196,7 @@ class Replica:
         self._kv.tick(now_s)
         self._kv.evict_first(self._ended)
         self._ended.clear()
-        if not (batch.ranks or self.policy.waiting or self.policy.held):  # an engine without a request makes no step
+        if not (batch.ranks or self.policy.waiting or self.policy.held):  # an engine without requests makes no steps
             self.jump = None
             return None
         self._between_decisions = batch.steps % self._decide_every > 0
@@ -242,7 +243,7 @@ class Replica:
         return jump
 
     def _order_may_change(self) -> bool:
-        """Whether a step may begin a call, or end one, because waiting calls have another order by then."""
+        """Whether another order of the waiting calls could change the batch after a step."""
         policy = self.policy
         if not (policy.order_follows_clock and policy.waiting):
             return False
@@ -251,7 +252,7 @@ class Replica:
     # -- forming the batch
 
     def _preempt_victims(self, now_s: float) -> None:
-        """Preempt running calls for waiting calls of higher queues (Algorithm 1 lines 32-39)."""
+        """Preempt running calls for waiting calls of better rank (Algorithm 1 lines 32-39)."""
         waiting, batch = self.policy.waiting, self._batch
         if not waiting or not batch.ranks or not self.policy.preempts or self.policy.is_settled(batch.lowest_rank()):
             return
@@ -273,7 +274,7 @@ class Replica:
             self._executions.preempt(cast("SimCall", call), now_s)
 
     def _free_tokens(self) -> float:
-        """Tokens of KV that a call may take, so that the next step fits and a share of the cache stays free."""
+        """The tokens of KV that calls may take: the next step must fit, and a share of the cache stays free."""
         return self._kv.available - self._batch.growth_tokens - 1 - self._headroom_tokens
 
     def _admit(self, now_s: float) -> None:

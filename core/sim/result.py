@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     steps: int
     decode_tokens: int  # in each step: one for each call that decodes
     prefill_tokens: int  # in each step
-    context_tokens: int  # attended to in the first step; each further step attends to `decode_tokens` more
+    context_tokens: int  # tokens attended to in the first step; each further step attends to `decode_tokens` more
 
     def took_s(self, step_time: StepTime) -> float:
         """Seconds that all of the steps take together."""
@@ -51,9 +51,9 @@ class Counts:
     """Totals over all replicas: numbers of tokens, and the numbers of preemptions and of calls that moved."""
 
     prompt: int = 0  # prompt tokens of the calls that have started
-    prefix_hits: int = 0  # of these, the tokens found in the prefix cache when the call first started
-    recomputed: int = 0  # computed again after a preemption
-    again: int = 0  # prompt tokens that a call shares with its parents, and that were computed again when it started
+    prefix_hits: int = 0  # the part of these that was in the prefix cache when the call first started
+    recomputed: int = 0  # tokens computed again after a preemption
+    again: int = 0  # prompt tokens that a call shares with its parents, but that were computed again at its start
     spilled: int = 0  # copied to host memory for later calls
     fetched: int = 0  # copied back for them
     swapped: int = 0  # copied to host memory at preemptions
@@ -112,18 +112,18 @@ class SimResult:
     def attainment(
         self, alone: Mapping[str, float], multiple: float = 1.5, programs: Collection[str] | None = None
     ) -> float:
-        """The share of programs that end within a multiple of the time that they take alone: SLO attainment.
+        """SLO attainment: the share of programs that end within a multiple of the time that they take alone.
 
         Args:
             alone: The latency of each program on an idle engine.
-            multiple: Of it.
-            programs: Those that count, at least one. None: all.
+            multiple: The multiple of that latency.
+            programs: The ids of the programs that count, at least one. None: all.
         """
         names = self.programs if programs is None else programs
         return sum(self.programs[name].latency <= multiple * alone[name] for name in names) / len(names)
 
     def fairness(self, alone: Mapping[str, float], tenants: Mapping[str, str]) -> float:
-        """Jain's index over tenants of how fast their programs are, compared with each program alone: 1 if alike.
+        """Jain's index over tenants of the mean of latency alone / latency: 1 if all tenants are served alike.
 
         Args:
             alone: The latency of each program on an idle engine.

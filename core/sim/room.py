@@ -12,12 +12,12 @@ from weft.core.sim.settings import SimSettings
 
 
 class SimRoom:
-    """Counts the tokens of KV that calls need and give back; tokens that another running call reads count for neither.
+    """The `Room` of a simulated replica. KV that another running call reads is neither needed nor given back.
 
     Args:
         kv: The KV cache. It is not changed.
-        free_tokens: Tokens that calls may take.
-        steps: Steps that the replica has made. A call that decodes has generated a token with each since its last
+        free_tokens: The tokens of KV that calls may take.
+        steps: The steps that the replica has made. A decoding call has generated a token with each step since its last
             charge.
         step_tokens: The tokens of the next step.
         settings: The simulation's settings.
@@ -31,8 +31,9 @@ class SimRoom:
         self._free_tokens = free_tokens
         self._steps = steps
         self._settings = settings
-        self._pins: dict[Segment, int] = {}  # of the segments whose number of pins would change
-        self._prefixes: dict[Hashable, int] = {}  # that calls which would start bring, with their lengths in tokens
+        self._pins: dict[Segment, int] = {}  # the pins of segments whose number would change
+        # Prefixes that starting calls would bring, with their lengths in tokens.
+        self._prefixes: dict[Hashable, int] = {}
         self._call: SimCall | None = None
         self._segment: Segment | None = None
         self._hit = 0
@@ -67,7 +68,7 @@ class SimRoom:
         self._step_tokens.preempt(call)
         call = cast("SimCall", call)
         own = cast("Segment", call.segment)
-        # A token that the call would generate in the next step, and those that its segment does not count yet.
+        # The token that the call would generate in the next step, and tokens that its segment does not count yet.
         self._free_tokens += 1 + (self._steps - call.charged_step if call.end_step >= 0 else 0)
         segment: Segment | None = own
         while segment is not None:
@@ -78,7 +79,7 @@ class SimRoom:
             segment = segment.parent
 
     def _needed_tokens(self) -> int:
-        """Tokens of the offered call that no running call has."""
+        """The offered call's tokens that no running call has."""
         call, segment = cast("SimCall", self._call), self._segment
         while segment is not None and not self._pins_of(segment):
             segment = segment.parent
@@ -86,7 +87,7 @@ class SimRoom:
         return call.context_tokens - max(shared, self._brought_tokens())
 
     def _brought_tokens(self) -> int:
-        """Tokens of the offered call's prefix that calls which would start bring."""
+        """The tokens of the offered call's prefix that starting calls would bring."""
         call = cast("SimCall", self._call)
         return min(self._prefixes.get(call.prefix_key, 0), call.spec.shared_prefix_tokens) if self._prefixes else 0
 

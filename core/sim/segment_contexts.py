@@ -1,7 +1,7 @@
 """The contexts that programs leave in a simulated KV cache, and the order in which its segments are evicted.
 
-What is expected and decided is the same as in engines (`weft.core.kv_cache.contexts`). Here contexts lie in segments,
-and the trace says which of them a call continues.
+Predictions and decisions are the same as in engines (`weft.core.kv_cache.contexts`). Here contexts lie in segments, and
+the trace says which context a call continues.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weft.core.sim.kv import Segment
 _EPOCH_S: Final = 1.0
 
 
-class Keeper(Protocol):
-    """The KV cache with the segments."""
+class SegmentCache(Protocol):
+    """The KV cache that has the segments."""
 
     def memory(self) -> Memory:
-        """What the memory is like now."""
+        """The present memory as policies see it."""
 
     def decided(self, context: Context) -> None:
         """A context was decided again."""
@@ -37,30 +37,30 @@ class SegmentContexts(Contexts):
     """Contexts in segments.
 
     Args:
-        policy: A policy of its own.
-        memory: The memory at first.
-        keeper: Where the segments are.
+        policy: A KV policy object of its own.
+        memory: The memory at the start.
+        cache: The KV cache that has the segments.
         knows_pauses: As in `SimSettings`.
     """
 
-    def __init__(self, policy: KvPolicy, memory: Memory, keeper: Keeper, *, knows_pauses: bool = False) -> None:
+    def __init__(self, policy: KvPolicy, memory: Memory, cache: SegmentCache, *, knows_pauses: bool = False) -> None:
         super().__init__(policy, memory)
         self._knows_pauses = knows_pauses
-        self.call_of: dict[Context, SimCall] = {}  # that left it
-        self._keeper = keeper
-        self._contexts: dict[Hashable, dict[int, Context]] = {}  # of each program, by the call that left it
+        self.call_of: dict[Context, SimCall] = {}  # the call that left each context
+        self._cache = cache
+        self._contexts: dict[Hashable, dict[int, Context]] = {}  # by program, then by the call that left them
         self._where: dict[Context, Segment] = {}
         self._inside: dict[Segment, dict[Context, None]] = {}  # the contexts that end in a segment
-        self._used_s: dict[Segment, float] = {}  # of segments without contexts: when they were last used
+        self._used_s: dict[Segment, float] = {}  # when segments were last used
         self._epoch_s = -math.inf
 
     def refresh(self) -> Memory:
-        """The memory as it is now."""
-        self.observe_memory(self._keeper.memory())
+        """Read the present memory, and return it."""
+        self.observe_memory(self._cache.memory())
         return self.memory
 
     def tick(self, now_s: float) -> None:
-        """In each epoch all contexts are decided again."""
+        """Decide again on all contexts, once in each epoch."""
         if now_s >= self._epoch_s + _EPOCH_S and self.policy.decides:
             self._epoch_s = now_s
             for context in self._where:
@@ -69,7 +69,7 @@ class SegmentContexts(Contexts):
     # -- calls and programs
 
     def needed_by(self, call: SimCall) -> Context | None:
-        """The context that a call continues: what it left when it was preempted, or that of its first parent."""
+        """The context that a call continues: its own if it was preempted, otherwise that of its first parent."""
         mine = self._contexts.get(call.owner.number)
         if mine is None or call.index in mine:
             return mine[call.index] if mine else None
@@ -83,7 +83,7 @@ class SegmentContexts(Contexts):
             self._next_call_arrived(context, call.spec.prompt_tokens - call.spec.shared_prefix_tokens, now_s)
 
     def call_moved(self, call: SimCall) -> None:
-        """A call that has not begun goes to another replica, where its whole prompt is computed."""
+        """A call that has not begun goes to another replica, so nobody needs its parent's context here."""
         parents = call.spec.parents
         if parents:
             mine = self._contexts.get(call.owner.number, {})
@@ -95,12 +95,18 @@ class SegmentContexts(Contexts):
         self._call_started(mine.values(), call.owner.view.name, call.rank.level, waited_s, now_s)
 
     def queue_changed(self, calls: Iterable[SimCall], now_s: float) -> None:
-        """These calls wait, the one that starts next first."""
+        """These calls wait; the call that starts next comes first."""
         self._set_turns(((self.needed_by(call), call.rank.level) for call in calls), now_s)
 
     def call_left(self, call: SimCall, segment: Segment, called_s: float | None, now_s: float) -> None:
-        """A call has ended, or is preempted and waits since `called_s`. What it leaves takes the place of its first
-        parent's context."""
+        """A call has ended or was preempted. The context that it leaves replaces that of its first parent.
+
+        Args:
+            call: The call.
+            segment: The call's own segment.
+            called_s: Since when the call waits again, if it was preempted. None: it has ended.
+            now_s: The time.
+        """
         owner, spec = call.owner, call.spec
         mine = self._contexts.setdefault(owner.number, {})
         if spec.parents:
@@ -132,7 +138,7 @@ class SegmentContexts(Contexts):
 
     def _drop(self, context: Context | None) -> None:
         if context is not None:
-            self._keeper.given_up(context)
+            self._cache.given_up(context)
             self._count_held(context, 0)
             self.call_of.pop(context, None)
             self._leave_segment(context)
@@ -140,7 +146,7 @@ class SegmentContexts(Contexts):
     # -- segments
 
     def put(self, context: Context, segment: Segment) -> None:
-        """A context ends in this segment, and not where it ended before."""
+        """Let a context end in this segment, and no longer where it ended before."""
         self._leave_segment(context)
         self._where[context] = segment
         self._inside.setdefault(segment, {})[context] = None
@@ -151,7 +157,7 @@ class SegmentContexts(Contexts):
         self._used_s[segment] = now_s
 
     def segment_dropped(self, segment: Segment) -> None:
-        """A segment was evicted. What ended in it ends in its parent."""
+        """A segment was evicted. Contexts that ended in it now end in its parent."""
         parent = segment.parent
         for context in self._inside.pop(segment, {}):
             del self._where[context]
@@ -165,7 +171,7 @@ class SegmentContexts(Contexts):
             self._used_s[parent] = max(self._used_s.get(parent, 0.0), used_s)
 
     def rank(self, leaf: Segment, now_s: float) -> Rank:
-        """The place of a segment in the order of eviction."""
+        """The rank of a segment in the order of eviction."""
         return rank_of(
             self.policy,
             self.memory,
@@ -184,7 +190,7 @@ class SegmentContexts(Contexts):
                 del self._inside[segment]
 
     def is_cached(self, context: Context) -> bool:
-        """Whether the KV cache has something of a context."""
+        """Whether the KV cache has a part of a context."""
         return context in self._where
 
     def _own_tokens(self, context: Context) -> int | None:
@@ -203,7 +209,7 @@ class SegmentContexts(Contexts):
 
     def _after_decision(self, context: Context, now_s: float) -> None:
         del now_s
-        self._keeper.decided(context)
+        self._cache.decided(context)
 
 
 def _is_common(segment: Segment) -> bool:

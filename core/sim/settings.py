@@ -1,4 +1,4 @@
-"""The settings of a simulation."""
+"""The settings of a simulation: policy, engines, KV cache and step times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_REPLICAS: Final = 10_000  # each takes memory, and a look at every arrival
 
 @dataclass(frozen=True, slots=True)
 class SimSettings:
-    """The engines of a simulation. As in `StepTime`, the defaults are made up; they resemble one mid-size GPU.
+    """The settings of a simulation. The defaults are made up, as in `StepTime`; they resemble one mid-size GPU.
 
     Raises:
         SimulationError: A value is out of range, or the policy is neither a PolicyConfig nor a name.
@@ -31,15 +31,15 @@ class SimSettings:
     stealing: StealingConfig | None = None  # when calls that wait move to another replica; None: never
     kv_tokens: float = 262_144  # capacity of each replica's KV cache; math.inf for no bound
     prefix_cache: bool = True
-    block_tokens: int = 1  # calls find only full blocks of so many tokens; the KV cache still counts in tokens
-    # What is evicted next, if the KV cache is bounded and keeps prefixes. None: what was used longest ago; before it
-    # programs that have ended, if the scheduling policy says so. With host memory: next-use.
+    block_tokens: int = 1  # calls find only full blocks of this many tokens; the KV cache still counts in tokens
+    # What is evicted next if the KV cache is bounded and keeps prefixes. None: what was used longest ago, but KV of
+    # ended programs first if the scheduling policy says so. With host memory, the default is next-use.
     kv_policy: KvPolicyConfig | None = None
-    host_kv_tokens: float = 0  # host memory of each replica, for what programs leave between calls
-    fetches_ahead: bool = True  # copies begin before the call starts that needs them; False for comparisons
-    knows_pauses: bool = False  # an oracle: KV policies know how long each tool takes, and which context is continued
+    host_kv_tokens: float = 0  # host memory of each replica, for contexts of programs between calls
+    fetches_ahead: bool = True  # whether copies begin before the call that needs them starts; False for comparisons
+    knows_pauses: bool = False  # KV policies are oracles: they know the time of each tool and which context continues
     chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts
-    # False: a prompt waits until a step has room for all of it, so a step should have room for the longest call.
+    # False: a prompt waits until a step has room for all of it. Then a step should have room for the longest call.
     chunked_prefill: bool = True
     preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a preempted call
     swap_token_s: float = 5e-6  # time to copy a token's KV to host memory or back; preempted calls have no limit there

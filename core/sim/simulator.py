@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from weft.core.accounts import Account
 from weft.core.errors import SimulationError
@@ -25,7 +25,11 @@ from weft.core.trace.format import TraceProgram
 
 # The order of events at one time: calls end, programs and calls arrive, waiting calls move, batches are formed.
 _END, _ARRIVE, _LOOK, _SCHEDULE = range(4)
-_REPORT_EVERY: Final = 64  # programs that end
+_REPORT_EVERY: Final = 64  # programs that end between two reports of progress
+
+# The subject of an event: a replica, a program that arrives, or a call that arrives, by its program and its index
+# there. None: look at the queues.
+_Subject: TypeAlias = Replica | SimProgram | tuple[SimProgram, int] | None
 
 
 class _Event(NamedTuple):
@@ -35,9 +39,7 @@ class _Event(NamedTuple):
     kind: int
     replica: int  # its number, so that jumps do not change the order of the replicas; 0 for an arrival
     sequence: int
-    subject: (
-        Replica | SimProgram | tuple[SimProgram, int] | None
-    )  # a call that arrives: its program, and its index there; None: look
+    subject: _Subject
 
 
 def simulate(
@@ -54,9 +56,9 @@ def simulate(
 
     Args:
         programs: At least one program. Their ids must be unique.
-        settings: The engines. Default: one engine under ATLAS, with made-up step times.
-        names: The name that policies see, by a program's id; without one they see the program's own. Which programs
-            share a prompt does not change.
+        settings: The settings. Default: one engine with the default policy and made-up step times.
+        names: The names that policies see, by program id. Without one, policies see the program's own name. The names
+            do not change which programs share a prompt.
         progress: Called from time to time with the number of programs that have ended.
         runs: Whether to record each call's executions, in `SimResult.runs`.
         batches: Whether to record the batches, in `SimResult.batches`.
@@ -108,7 +110,7 @@ class _Simulation:
         self._loads = [EngineLoad(engine_id, 0, settings.batch_size) for engine_id in self._engine_ids]
         self._number_of = {engine_id: number for number, engine_id in enumerate(self._engine_ids)}
         self._stealing = Stealing(settings.stealing) if settings.stealing is not None else None
-        self._looks = False  # there is a _LOOK event
+        self._look_is_planned = False  # whether there is a _LOOK event
         self._to_schedule: set[int] = set()  # the replicas that have a _SCHEDULE event
         self._end_event_of: list[int] = [-1] * settings.replicas  # sequence of the event that ends the present jump
         self._predicts = registration(settings.policy.name).simulation_only
@@ -159,9 +161,7 @@ class _Simulation:
         }
         return SimResult(self._settings.policy.name, rows, self._counts, tuple(self._executions), tuple(self._batches))
 
-    def _add_event(
-        self, time_s: float, kind: int, replica: int, subject: Replica | SimProgram | tuple[SimProgram, int] | None
-    ) -> int:
+    def _add_event(self, time_s: float, kind: int, replica: int, subject: _Subject) -> int:
         """Add an event and return its sequence number."""
         sequence = next(self._sequence)
         heapq.heappush(self._events, _Event(time_s, kind, replica, sequence, subject))
@@ -256,14 +256,14 @@ class _Simulation:
     # -- stealing
 
     def _look_later(self, now_s: float) -> None:
-        """If the loads are uneven, look at the queues after a while."""
-        if self._stealing is not None and not self._looks and self._stealing.is_uneven(self._loads):
-            self._looks = True
+        """If the loads are uneven, plan to look at the queues after a while."""
+        if self._stealing is not None and not self._look_is_planned and self._stealing.is_uneven(self._loads):
+            self._look_is_planned = True
             self._add_event(now_s + self._stealing.config.look_every_s, _LOOK, 0, None)
 
     def _look_at_queues(self, now_s: float) -> None:
         stealing = cast("Stealing", self._stealing)
-        self._looks = False
+        self._look_is_planned = False
         if not stealing.is_uneven(self._loads):
             return
         queues = [
@@ -304,9 +304,9 @@ class _Simulation:
         ended = replica.end_jump(now_s)
         for call in ended:
             self._call_ends(call, replica)
-        for call in ended:  # they inherit the service of all calls that end with the step
+        for call in ended:  # children inherit the service of all calls that end with the step
             self._start_children(call, now_s)
-        if self._events and self._events[0].time_s <= now_s:  # more may arrive at this time
+        if self._events and self._events[0].time_s <= now_s:  # more calls may arrive at this time
             self._add_event(now_s, _SCHEDULE, replica.number, replica)
         else:
             self._schedule(replica, now_s)

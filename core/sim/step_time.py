@@ -1,4 +1,4 @@
-"""The duration of an engine step, as a linear function of its tokens."""
+"""The duration of an engine step as a linear function of its tokens, and its fit to measured steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StepTime:
 
         The most negative coefficient is set to zero and the others are fitted again, until none is negative. A number
         of tokens that is the same in all samples cannot be distinguished from `fixed_s`, so its coefficient is zero.
-        If a few very slow steps leave neither `fixed_s` nor `decode_token_s`, all steps take the mean.
+        If a few very slow steps leave neither `fixed_s` nor `decode_token_s`, every step takes the mean duration.
 
         Raises:
             SimulationError: There are fewer than two samples, a sample is not finite, or the steps took no time.

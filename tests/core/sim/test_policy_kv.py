@@ -12,7 +12,7 @@ from weft.core.kv_cache.retention import Retention
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, simulate
 from weft.core.sim.calls import SimCall, SimProgram
-from weft.core.sim.kept import KeptKv
+from weft.core.sim.policy_kv import PolicyKvCache
 from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.workloads import generate, poisson
 
@@ -51,7 +51,7 @@ def test_engines_and_simulator_learn_the_same_from_the_same_calls() -> None:
     )
     program = SimProgram(TraceProgram("p", calls, name="agent"), 0)
     program.open(0.0, 0)
-    cache = KeptKv(SimSettings(kv_tokens=100_000), KvPolicyConfig("next-use").make())
+    cache = PolicyKvCache(SimSettings(kv_tokens=100_000), KvPolicyConfig("next-use").make())
     blocks = Retention(KvPolicyConfig("next-use").make(), 16, Memory(0.0, 0, SimSettings().timing.prefill_token_s))
     for index, spec in enumerate(calls):
         now_s = 3.0 * index
@@ -76,7 +76,7 @@ def test_engines_and_simulator_learn_the_same_from_the_same_calls() -> None:
         cache.call_ended(call, own)
         blocks.call_grew(running, chain, now_s + 1.0)
         blocks.call_ended(running, now_s + 1.0, tool=calls[index + 1].tool if index < 2 else None)
-    (simulated,), (engine,) = cache._kept.call_of, blocks.tree.contexts_of("p")
+    (simulated,), (engine,) = cache._contexts.call_of, blocks.tree.contexts_of("p")
     assert simulated.pause.mean_s == engine.pause.mean_s
     assert (simulated.name, simulated.tool, simulated.chance) == (engine.name, engine.tool, engine.chance)
     assert simulated.new_tokens == pytest.approx(engine.new_tokens, rel=0.1)  # blocks are not divided
