@@ -1,4 +1,7 @@
-"""Program traces: the file format, the recorder that writes traces, generated workloads, and converters."""
+"""Program traces: the file format, the recorder, generated workloads, and converters of public traces.
+
+`weft record`, `weft trace` and `weft sim` use them.
+"""
 
 from __future__ import annotations
 

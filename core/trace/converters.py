@@ -1,4 +1,4 @@
-"""Converts public agent traces: tau-bench's trajectories, and BFCL's multi-turn tasks with their answers.
+"""Converts public agent traces to program traces: tau-bench's trajectories, and BFCL's multi-turn tasks.
 
 These files have no token counts, so four characters count as one token. They have no times either, so gaps are 0, and
 all programs arrive at 0 unless arrivals are given.
@@ -24,8 +24,8 @@ _RESULT_TOKENS: Final = 50  # assumed length of a tool's result in BFCL, whose f
 def convert(path: Path, arrivals: Iterable[float] = ()) -> list[TraceProgram]:
     """Return the programs of a file of tau-bench or BFCL.
 
-    A tau-bench file is a JSON list of runs with `traj`. A BFCL file has a JSON object with `question` on each line. The
-    file of the same name that ends in `.answers.jsonl` has the calls of a correct agent.
+    A tau-bench file is a JSON list of runs with `traj`. A BFCL file has a JSON object with `question` on each line.
+    Next to it, the file of the same name that ends in `.answers.jsonl` has the calls of a correct agent.
 
     Args:
         path: the file.

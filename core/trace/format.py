@@ -44,7 +44,7 @@ class TraceCall:
     # The length of the prompt's prefix that equals the beginning of the first parent's prompt and output. For a call
     # without parents: the length of the prefix that it shares with other programs of the same `name`.
     shared_prefix_tokens: int = 0
-    measured: Measured | None = None
+    measured: Measured | None = None  # what an engine measured; None if the trace was not recorded by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class TraceProgram:
     arrival_s: float = 0.0  # seconds from the start of the trace
     name: str | None = None  # programs of one name are runs of the same entrypoint
     tenant: str | None = None
-    deadline_s: float | None = None  # seconds from its arrival on within which it should end
+    deadline_s: float | None = None  # seconds from its arrival within which it should end
 
     @property
     def fingerprint(self) -> str:
-        """What tells the program's system prompt from others: its length, because a trace does not have its text."""
+        """Tells the program's system prompt from others by its length, because a trace does not have its text."""
         return f"{next((call.shared_prefix_tokens for call in self.calls if not call.parents), 0)} tokens"
 
 
@@ -168,13 +168,13 @@ def from_graph(
         start_s: the start of the trace on the engine's clock; `arrival_s` counts from it.
         program: the program's id in the trace. Default: the id in the graph.
         tenant: the program's tenant.
-        deadline_s: its deadline, in seconds from its first call on.
+        deadline_s: its deadline, in seconds from its first call.
 
     Raises:
         TraceError: no call of the program has an output token.
     """
     graph = graph.copy()  # the program may go on
-    kept: dict[str, tuple[str, ...]] = {}  # for each call, the parents that its children get in the trace
+    stands_for: dict[str, tuple[str, ...]] = {}  # for each call, the parents that its children get in the trace
     calls: list[TraceCall] = []
     threads: dict[str, str] = {}
     arrivals = [node.arrival_s for node in graph.calls if node.arrival_s is not None and node.account.output_tokens > 0]
@@ -183,12 +183,12 @@ def from_graph(
             f"no call of program {graph.name!r} ({graph.program_id}) has an output token; record a program with one."
         )
     for node in graph.calls:
-        parents = tuple(dict.fromkeys(each for edge in node.parents for each in kept[edge.parent]))
+        parents = tuple(dict.fromkeys(each for edge in node.parents for each in stands_for[edge.parent]))
         account = node.account
         if node.arrival_s is None or account.output_tokens < 1:
-            kept[node.call_id] = parents
+            stands_for[node.call_id] = parents
             continue
-        kept[node.call_id] = (node.call_id,)
+        stands_for[node.call_id] = (node.call_id,)
         ends = [end_s for parent in map(graph.__getitem__, parents) if (end_s := parent.completion_s) is not None]  # type: ignore[arg-type]
         calls.append(
             TraceCall(
@@ -257,7 +257,7 @@ def in_order(calls: Sequence[TraceCall]) -> Iterator[TraceCall]:
 
 
 def path_tokens(calls: Sequence[TraceCall]) -> int:
-    """Return the output tokens on the critical path: those of the chain of calls that has the most."""
+    """Return the output tokens on the critical path, the chain of calls that has the most."""
     longest: dict[str, int] = {}
     for call in in_order(calls):
         longest[call.call_id] = call.output_tokens + max((longest[parent] for parent in call.parents), default=0)

@@ -1,4 +1,4 @@
-"""What an engine measured of the calls that were recorded."""
+"""What an engine measured of a recorded call: the key `measured` of a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.core.trace.fields import object_of, seconds, text, whole
 class Measured:
     """What an engine measured of a call that was recorded. Times are seconds from the program's arrival."""
 
-    thread: str  # the calls of a thread have the same
+    thread: str  # its thread: all calls of a thread have the same text
     arrival_s: float
     end_s: float  # not before the arrival
     service_s: float = 0.0
@@ -25,11 +25,17 @@ class Measured:
     label: str = ""
     engine: str = ""  # the replica
     state: str = CallState.FINISHED
-    waits: tuple[tuple[float, float], ...] = ()  # see Account.waits
+    waits: tuple[tuple[float, float], ...] = ()  # as in `Account.waits`
 
 
 def measured_of(node: CallNode, threads: dict[str, str], start_s: float) -> Measured | None:
-    """What was measured of a call that has left; None: it has not. The numbers of the threads so far are added to."""
+    """What was measured of a call that has left; None if it has not.
+
+    Args:
+        node: the call in its program's graph.
+        threads: the numbers of the program's threads so far. The call's thread is added to it.
+        start_s: when the program arrived, in seconds of the engine's clock.
+    """
     if node.arrival_s is None or node.completion_s is None:
         return None
     account = node.account
@@ -53,10 +59,10 @@ _DEFAULTS: Final = {each.name: each.default for each in fields(Measured)}
 
 
 def read_measured(row: object, where: str) -> Measured:
-    """Read the object of a call.
+    """Read the key `measured` of a call.
 
     Raises:
-        TraceError: it is none.
+        TraceError: it is not an object with valid values. The message begins with `where`.
     """
     where = f"{where}, measured"
     data = object_of(row, where, _KEYS)
@@ -82,7 +88,7 @@ def read_measured(row: object, where: str) -> Measured:
 
 
 def dump_measured(measured: Measured) -> dict[str, Any]:
-    """The object of a call. Keys that have their default value are left out."""
+    """The value of the key `measured`. Keys that have their default value are left out."""
     return {name: value for name, value in asdict(measured).items() if value != _DEFAULTS[name]}
 
 

@@ -1,4 +1,4 @@
-"""How many first tokens two calls have in common, found without keeping their tokens: by hashes of blocks."""
+"""Finds how many first tokens two calls have in common. Only hashes of blocks are kept, and no tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCK_TOKENS: Final = 16  # as in vLLM's prefix cache on a GPU
 
 
 class TokenChain:
-    """A prompt and its output, as a hash for each whole block. A block's hash covers all tokens before it as well.
+    """A prompt and its output as a hash for each whole block. A block's hash covers all tokens before it as well.
 
     The hashes are those of Python's `hash`, 8 bytes for 16 tokens. They mean nothing to another process.
 
@@ -23,10 +23,10 @@ class TokenChain:
         self._hashes = array("q")
         self._tail = array("i")  # the tokens after the last whole block
         self.extend(prompt)
-        self._ends = [(len(self._hashes), self._tail)]  # of the prompt: whole blocks, and the tokens after them
+        self._ends = [(len(self._hashes), self._tail)]  # the prompt's end: whole blocks, and the tokens after them
 
     def __len__(self) -> int:
-        """How many whole blocks there are."""
+        """The number of whole blocks."""
         return len(self._hashes)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -42,8 +42,8 @@ class TokenChain:
     def shared_tokens(self, prompt: TokenChain, tokens: Sequence[int]) -> int:
         """Return how many first tokens of another prompt are the first ones here.
 
-        The number is exact if the other prompt goes on where this prompt or its output ends, or differs in the block in
-        which one of them ends. Otherwise it is rounded down to whole blocks.
+        The number is exact if the other prompt continues this prompt or its output, or differs in the block in which
+        this prompt or its output ends. Otherwise it is rounded down to whole blocks.
 
         Args:
             prompt: the chain of the other prompt.
@@ -63,7 +63,7 @@ class TokenChain:
 
 
 def _common_prefix(first: array[int], second: array[int]) -> int:
-    """Return how many first hashes are the same, by bisection: where two are the same, all before them are."""
+    """Return how many first hashes are the same. It bisects, because all hashes before two equal ones are equal."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

@@ -26,7 +26,7 @@ __all__ = ["VARIABLE", "Recorder", "prepare"]
 VARIABLE: Final = "WEFT_RECORD"
 
 _MAX_NAMES: Final = 1000  # a limit, because an application may name each program after its user
-_MAX_BLOCKS: Final = 1 << 16  # whose hashes are kept of one program: 512 KiB, for a million tokens
+_MAX_BLOCKS: Final = 1 << 16  # blocks of one program whose hashes are kept: 512 KiB, for a million tokens
 
 
 @dataclass(slots=True)
@@ -34,18 +34,19 @@ class _OpenProgram:
     """A program that has not ended."""
 
     info: ProgramInfo
-    graph: ProgramGraph | None = None  # from its first call on
-    shared: dict[CallId, int] = field(default_factory=dict)  # by call: tokens that its prompt shares
+    graph: ProgramGraph | None = None  # None until its first call
+    shared: dict[CallId, int] = field(default_factory=dict)  # by call: the tokens that its prompt shares
     chains: dict[CallId, TokenChain] = field(default_factory=dict)  # the call used least recently first
     blocks: int = 0  # of all chains
 
     def add(self, call_id: CallId, chain: TokenChain) -> None:
-        """Keep the chain of a call, and forget those that were not in use for the longest time."""
+        """Keep the chain of a call, and forget the chains that were used longest ago."""
         self.chains[call_id] = chain
         self.blocks += len(chain)
         self.forget()
 
     def forget(self) -> None:
+        """Drop chains, and shared tokens of calls that the graph has dropped, beyond the bounds."""
         while self.blocks > _MAX_BLOCKS and len(self.chains) > 1:
             self.blocks -= len(self.chains.pop(next(iter(self.chains))))
         if self.graph is not None and len(self.shared) > 2 * len(self.graph) + _MAX_NAMES:  # the graph forgets as well
@@ -60,7 +61,7 @@ class _OpenProgram:
         return chain
 
     def first_parent(self, call_id: CallId) -> CallId | None:
-        """The first parent that a call has in the trace, which has no calls without output."""
+        """The first parent that a call has in the trace. Calls without output are not in the trace."""
         graph, seen = self.graph, {call_id}
         if graph is None or call_id not in graph:
             return None
@@ -80,10 +81,10 @@ class _OpenProgram:
 class Recorder:
     """Appends the programs of one engine to a trace file, on a thread of its own.
 
-    Any thread may use a recorder, and several recorders may append to one file. No method but `end_all` and `flush`
-    waits for the file. `arrival_s` counts from the first call of the first program. `shared_prefix_tokens` is found by
-    comparing hashes of blocks of tokens: those of a call with those of its first parent, or those of a call without
-    parents with those of the first call of a program of the same name. Neither texts nor token ids are kept.
+    Any thread may use a recorder, and several recorders may append to one file. Only `end_all` and `flush` wait for the
+    file. `arrival_s` counts from the first call of the first program. `shared_prefix_tokens` is found by comparing
+    hashes of blocks of tokens. A call is compared with its first parent, and a call without parents with the first call
+    of a program of the same name. Neither texts nor token ids are kept.
 
     After the start, errors are not raised: recording stops with one warning. If programs end faster than they can be
     written, some are not recorded, with one warning.
@@ -136,7 +137,7 @@ class Recorder:
             program = self._get(program_id)
             if program is None:
                 return
-            if call_id not in program.shared:  # its first tokens
+            if call_id not in program.shared:  # these are its first tokens
                 chain = TokenChain(prompt)
                 program.shared[call_id] = self._shared_tokens(program, call_id, chain, prompt)
                 program.add(call_id, chain)
@@ -147,7 +148,7 @@ class Recorder:
                 program.add(call_id, known)
 
     def end(self, program_id: ProgramId) -> None:
-        """Write the line of a program that has ended, soon.
+        """Have the line of a program that has ended written soon.
 
         A program that has ended before, or that has no call with an output token, gets no line.
         """
@@ -158,7 +159,7 @@ class Recorder:
             del self._open[program_id]
             if program.graph is None:
                 return
-            graph = program.graph.copy()  # as of now, since aborted calls change it later
+            graph = program.graph.copy()  # because aborted calls change it later
         self._writer.put(functools.partial(self._line, program, graph), len(graph))
 
     def end_all(self) -> None:

@@ -20,8 +20,8 @@ from weft.core.locks import fork_safe
 from weft.core.log import get_logger
 from weft.core.trace.format import read
 
-MOST_WAITING: Final = 1000  # programs, and
-MOST_WAITING_CALLS: Final = 50_000  # calls of them, beyond which no more programs are taken
+MOST_WAITING: Final = 1000  # programs that may wait to be written
+MOST_WAITING_CALLS: Final = 50_000  # calls of these programs
 FLUSH_S: Final = 5.0  # the longest wait at the end of an engine or of the interpreter
 _POLL_S: Final = 0.02  # between attempts to lock a file that another process has locked
 
@@ -29,28 +29,32 @@ _POLL_S: Final = 0.02  # between attempts to lock a file that another process ha
 class TraceWriter:
     """Writes lines in the order in which they were given. Any thread may use a writer, and no method raises.
 
-    After an error there is one warning and nothing more is written. A line is written whole or not at all.
+    After an error there is one warning, and nothing more is written. A line is written whole or not at all.
 
     Args:
         path: the file.
+
+    Attributes:
+        stopped: whether nothing more is written.
+        dropped: how many programs were not written because too many waited.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._changed = threading.Condition(fork_safe(threading.RLock()))
         self._waiting: deque[tuple[Callable[[], str | None], int]] = deque()
-        self._calls = 0  # of the programs that wait
+        self._calls = 0  # calls of the programs that wait
         self._is_writing = False
         self._gives_up = threading.Event()
         self.stopped = False
-        self.dropped = 0  # programs that were not taken
+        self.dropped = 0
         _writers.add(self)
 
     def put(self, line: Callable[[], str | None], calls: int) -> None:
         """Write a line soon, unless too many wait.
 
         Args:
-            line: makes the line, on the writer's thread; None: there is nothing to write.
+            line: makes the line on the writer's thread. It returns None if there is nothing to write.
             calls: how many calls the program has.
         """
         with self._changed:
@@ -95,7 +99,7 @@ class TraceWriter:
         return False
 
     def abandon(self) -> None:
-        """Write nothing more, because the writer's thread is in the parent process."""
+        """Write nothing more. For a forked child, because the writer's thread is in the parent process."""
         self.stopped, self._is_writing = True, False
         self._waiting.clear()
 
@@ -133,14 +137,14 @@ _writers: weakref.WeakSet[TraceWriter] = weakref.WeakSet()
 
 @atexit.register
 def _flush_all() -> None:
-    """Give the writers some seconds together when the interpreter ends."""
+    """Wait for all writers when the interpreter ends, `FLUSH_S` at most."""
     end_s = time.monotonic() + FLUSH_S
     for writer in list(_writers):
         writer.flush(max(0.0, end_s - time.monotonic()))
 
 
 def _stop_all() -> None:
-    """In a forked child there is no writer's thread to wait for."""
+    """Stop all writers in a forked child, which has none of their threads."""
     for writer in list(_writers):
         writer.abandon()
 
@@ -178,7 +182,7 @@ def append(path: Path, line: str, gives_up: threading.Event) -> None:
     Args:
         path: the file. It is created if it does not exist.
         line: the line, without its end.
-        gives_up: ends the wait for the file's lock.
+        gives_up: when it is set, the wait for the file's lock ends.
 
     Raises:
         OSError: the file cannot be written or locked.

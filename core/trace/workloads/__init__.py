@@ -1,4 +1,7 @@
-"""Generates programs with the published statistics of papers' workloads, a file for each paper, and their arrivals."""
+"""Generates programs with the published statistics of the papers' workloads, and their arrivals.
+
+Each paper has a file. `weft trace make` and the benchmarks use `generate`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When programs arrive."""
+"""Arrival times of programs: a Poisson process, or bursts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def poisson(rng: random.Random, rate: float) -> Iterator[float]:
 
 
 def bursty(rng: random.Random, rate: float, variation: float = 4.0) -> Iterator[float]:
-    """Return an endless iterator over arrival times in bursts, in seconds: the times in between are gamma distributed.
+    """Return an endless iterator over arrival times in bursts, in seconds. The times in between are gamma distributed.
 
     Args:
         rng: the source of randomness.

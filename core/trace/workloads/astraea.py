@@ -1,6 +1,6 @@
 """The workload of Astraea (§5.1).
 
-The number of calls and three means of tools are the paper's, the rest is Weft's choice.
+The number of calls and the mean times of three tools are the paper's. All other figures are Weft's choice.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _INTERCEPTIONS: Final[dict[str, str | float]] = {  # the tool of `TOOL_TIMES_S`,
 def intercepted(rng: random.Random, program: str) -> TraceProgram:
     """Make a program of one of six classes, each of which waits for one kind of tool between its calls.
 
-    Means: 5.17 calls; arithmetic takes 0.09 ms, a human's answer in a chat 28.6 s and an image 20.03 s. The means of
-    the other three are not in the paper: questions (web), a virtual environment (code) and speech (web) have SAGA's
-    times.
+    Means: 5.17 calls; arithmetic takes 0.09 ms, a human's answer in a chat 28.6 s and an image 20.03 s. The paper does
+    not give the means of the other three. Questions and speech have SAGA's times of "web", and a virtual environment
+    those of "code".
     """
     kind = rng.choice(list(_INTERCEPTIONS))
     of = _INTERCEPTIONS[kind]

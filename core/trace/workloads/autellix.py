@@ -2,7 +2,8 @@
 
 The paper gives the means and the largest numbers of calls. The distributions are Weft's choice; they have long tails,
 as in the figure. The paper's prefill of a call is taken as the part of the prompt that the program's earlier calls do
-not have. It cannot be the whole prompt: in a chat of 256 prompt tokens a call, no tokens would be left for the history.
+not have. It cannot be the whole prompt: with 256 prompt tokens a call, a chat would have no tokens left for its
+history.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.workloads.parts import chain, long_tail
 
 _SYSTEM_TOKENS: Final = 2048
-_WIDTH: Final = 5
-_DEPTH: Final = 6
+_WIDTH: Final = 5  # parallel calls in a round of a search
+_DEPTH: Final = 6  # rounds from the root of the tree to a leaf
 
 
 def chat(rng: random.Random, program: str) -> TraceProgram:
@@ -44,10 +45,10 @@ def tools(rng: random.Random, program: str) -> TraceProgram:
 
 
 def search(rng: random.Random, program: str) -> TraceProgram:
-    """Make a LATS-like program: tree search in rounds of five parallel calls, each round after the whole previous one.
+    """Make a LATS-like program: a tree search in rounds of five parallel calls.
 
-    Six rounds descend the tree, then the search starts at its root again. Means: 159.7 calls, 72.6 output tokens and
-    467.2 tokens of prefill a call.
+    A round begins when the whole round before it has ended. After six rounds the search starts at the root again.
+    Means: 159.7 calls, 72.6 output tokens and 467.2 tokens of prefill a call.
     """
     prefill, output = long_tail(467.2, 4096, 0.5), long_tail(72.6, 512, 0.5)
     calls = list(chain(rng, 1, prefill.draw, output.draw))

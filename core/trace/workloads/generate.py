@@ -1,4 +1,4 @@
-"""Generates a trace of a workload."""
+"""The workloads by name (`WORKLOADS`), and `generate`, which makes a trace of one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKLOADS: Final[dict[str, Callable[[random.Random, str], TraceProgram]]] = {
 
 
 def generate(workload: str, programs: int, arrivals: Iterator[float], rng: random.Random) -> list[TraceProgram]:
-    """Generate a trace. The same seeds give the same trace.
+    """Generate the programs of a trace. The same seeds give the same trace.
 
     Args:
         workload: one of `WORKLOADS`.

@@ -1,4 +1,4 @@
-"""What the workloads are made of: numbers with a long tail, and chains of calls."""
+"""Parts of workloads: whole numbers with a long tail, and chains of calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LongTail:
         spread: the standard deviation of the logarithm before the cut.
 
     Raises:
-        SimulationError: no such distribution exists.
+        SimulationError: the mean is not between 1 and half of `largest`, or the spread is not positive.
     """
 
     def __init__(self, mean: float, largest: int, spread: float) -> None:
@@ -59,7 +59,12 @@ def chain(
     """Yield a chain of calls, each with the prompts and outputs of all earlier calls in its prompt.
 
     Args:
-        pause: Draws the tool before a call that is not the first, and its time in seconds.
+        rng: the source of randomness.
+        count: the number of calls.
+        prefill: draws the tokens that a prompt adds to those of the earlier calls.
+        output: draws the output tokens of a call.
+        system: tokens of the system prompt, which all programs of the same name share.
+        pause: draws the tool before a call that is not the first, and its time in seconds.
     """
     history, parents = system, ()  # type: int, tuple[str, ...]
     for number in range(count):

@@ -1,7 +1,7 @@
 """The workloads of SAGA (§9.1).
 
-Numbers of steps, rates and ranges of lengths are the paper's, and so are quantiles of the tools' times (Table 1). Which
-tools are used is Weft's choice. The lengths of tenants come from BurstGPT there, and are Weft's choice here.
+Numbers of steps, rates, ranges of lengths and the quantiles of the tools' times (Table 1) are the paper's. Which tools
+are used is Weft's choice. The paper takes the lengths of tenants' calls from BurstGPT, and here they are Weft's choice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _TENANT_RATES: Final = (16,) * 3 + (8,) * 4 + (4,) * 3  # programs a minute
 def swe(rng: random.Random, program: str) -> TraceProgram:
     """Make a program like an agent's work on an issue of SWE-bench: its context grows with each step.
 
-    Means: 37 calls (at most 150). The first prompt has 2,000 to 4,000 tokens and an output 100 to 500. A tool's answer
-    has 550 on average, so that contexts end at about 35,000 tokens; a program ends before its context exceeds 131,072.
+    Means: 37 calls (at most 150). The first prompt has 2,000 to 4,000 tokens, an output 100 to 500. A tool's answer has
+    550 tokens on average, so contexts end at about 35,000 tokens. A program ends before its context exceeds 131,072.
     """
     count = long_tail(37, 150, 0.7).draw(rng)
     answer = long_tail(550, 8192, 1.0)
@@ -52,10 +52,10 @@ def swe(rng: random.Random, program: str) -> TraceProgram:
 
 
 def web(rng: random.Random, program: str) -> TraceProgram:
-    """Make a program like an agent in a browser (WebArena): each prompt ends with a page, which the next one replaces.
+    """Make a program like an agent in a browser (WebArena). Each prompt ends with a page, which the next one replaces.
 
     Means: 18 calls (at most 80). A prompt has 4,000 to 8,000 tokens in a program of average length: instructions that
-    all programs share, what the agent has said so far, and the page. An output has 50 to 200.
+    all programs share, what the agent has said so far, and the page. An output has 50 to 200 tokens.
     """
     history, calls = _INSTRUCTIONS_TOKENS, []  # type: int, list[TraceCall]
     for number in range(long_tail(18, 80, 0.6).draw(rng)):
@@ -78,7 +78,8 @@ def web(rng: random.Random, program: str) -> TraceProgram:
 def tenants(rng: random.Random, program: str) -> TraceProgram:
     """Make a program of one of ten tenants: three heavy, four medium and three light ones.
 
-    Their programs have about 100, 30 and 10 calls, each after a tool, and come at rates of 16 to 8 to 4.
+    Their programs have about 100, 30 and 10 calls, with a tool before each call but the first. They arrive in the
+    proportion 16 : 8 : 4.
     """
     (tenant, (kind, steps)) = rng.choices(list(_TENANTS.items()), weights=_TENANT_RATES)[0]
     count = long_tail(steps, round(2.2 * steps), 0.3).draw(rng)
@@ -88,13 +89,13 @@ def tenants(rng: random.Random, program: str) -> TraceProgram:
 
 
 def tool_time_s(tool: str, part: float) -> float:
-    """The quantile of a tool's time: a straight line in the logarithm between the published ones.
+    """A quantile of a tool's time in seconds, interpolated in the logarithm between the published quantiles.
 
-    Below the median it falls to a tenth of it, and nothing exceeds the 99th percentile. Both are Weft's choice.
+    The least time is a tenth of the median, and no time exceeds the 99th percentile. Both are Weft's choice.
 
     Args:
         tool: one of `TOOL_TIMES_S`.
-        part: from 0 to 1.
+        part: the quantile, from 0 to 1.
     """
     median, p95, p99 = TOOL_TIMES_S[tool]
     points = ((0.0, median / 10), (0.5, median), (0.95, p95), (0.99, p99), (1.0, p99))
