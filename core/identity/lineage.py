@@ -91,6 +91,11 @@ class _State:
     prompts: dict[Digest, ProgramId] = field(default_factory=dict)  # how it was continued, and by whom
     is_crowded: bool = False  # more programs reached it than it has owners
 
+    @property
+    def size(self) -> int:
+        """For how many states it counts: for one in a conversation without forks and twins."""
+        return max(1, len(self.owners), len(self.prompts))
+
 
 class Lineage:
     """Finds programs by messages. Not for several threads.
@@ -299,11 +304,12 @@ def _reached(states: _Recent[_State], scope: str, prompt: Digest, answer: list[I
     if state is None:
         state = _State()
         states.put(scope, digest, state)
-    program_id = placed.identity.program_id
+    program_id, size = placed.identity.program_id, state.size
     if program_id in state.owners or len(state.owners) < _MOST_OWNERS:
         state.owners[program_id] = placed.peer
     else:
         state.is_crowded = True
+    states.grow(scope, state.size - size)
 
 
 def _by_connection(state: _State, peer: str, latest: ProgramId | None) -> ProgramId | None:
@@ -333,9 +339,11 @@ def _go_on(states: _Recent[_State], scope: str, said: _Said, program_id: Program
     place, state = _longest(states, scope, said)
     if state is None or said.answer_after(place) is not None:
         return
+    size = state.size
     if said.question in state.prompts or len(state.prompts) < _MOST_OWNERS:
         known = state.prompts.setdefault(said.question, program_id)
         state.prompts[said.question] = program_id if known == program_id else _SEVERAL
+    states.grow(scope, state.size - size)
 
 
 def _asker(state: _State, prompt: Digest, latest: ProgramId | None) -> ProgramId | None:
@@ -348,15 +356,20 @@ def _asker(state: _State, prompt: Digest, latest: ProgramId | None) -> ProgramId
 
 class _Recent(Generic[V]):
     """A mapping that forgets what was unused for longest, of the scope that has the most, so that no API key makes
-    another one's entries forgotten."""
+    another one's entries forgotten.
+
+    Args:
+        most: How many values it keeps. A value that has grown counts for several.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._count = 0
+        self._size = 0
+        self._sizes: dict[str, int] = {}
         self._of_scope: dict[str, OrderedDict[Digest, V]] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return self._size
 
     def get(self, scope: str, digest: Digest) -> V | None:
         values = self._of_scope.get(scope)
@@ -367,12 +380,21 @@ class _Recent(Generic[V]):
 
     def put(self, scope: str, digest: Digest, value: V) -> None:
         values = self._of_scope.setdefault(scope, OrderedDict())
-        self._count += digest not in values
+        is_new = digest not in values
         values[digest] = value
         values.move_to_end(digest)
-        if self._count > self._most:
-            fullest = max(self._of_scope, key=lambda each: len(self._of_scope[each]))
-            self._of_scope[fullest].popitem(last=False)
-            self._count -= 1
+        if is_new:
+            self.grow(scope, 1)
+
+    def grow(self, scope: str, by: int) -> None:
+        """Count what a value of a scope has become larger by."""
+        self._sizes[scope] = self._sizes.get(scope, 0) + by
+        self._size += by
+        while self._size > self._most:
+            fullest = max(self._sizes, key=lambda each: self._sizes[each])
+            _digest, value = self._of_scope[fullest].popitem(last=False)
+            size = value.size if isinstance(value, _State) else 1
+            self._sizes[fullest] -= size
+            self._size -= size
             if not self._of_scope[fullest]:
-                del self._of_scope[fullest]
+                del self._of_scope[fullest], self._sizes[fullest]

@@ -363,6 +363,23 @@ def test_a_key_that_sends_much_forgets_its_own() -> None:
     assert len(server.lineage) == 20
 
 
+def test_a_state_with_many_programs_counts_for_as_many() -> None:
+    """Or a request for hundreds of answers, made hundreds of times, would take gigabytes. Forks count as well."""
+    server = Server(most_states=100)
+    for number in range(50):
+        placed = server.send(prompted("s", "a"), peer=str(number))
+        server.answer(placed, *(f"b{answer}" for answer in range(20)))
+    for number in range(200):
+        server.send(prompted("s", "a", "b19", f"c{number}"))
+    states = [state for tables in (server.lineage._states, server.lineage._unprompted) for state in values(tables)]
+    assert sum(len(state.owners) for state in states) <= 2 * 100
+    assert sum(len(state.prompts) for state in states) <= 2 * 100
+
+
+def values(table: Any) -> list[Any]:
+    return [value for of_scope in table._of_scope.values() for value in of_scope.values()]
+
+
 class LineageMachine(RuleBasedStateMachine):
     """Programs with connections of their own talk at once. The naive model knows which program sent each request."""
 
@@ -400,6 +417,12 @@ class LineageMachine(RuleBasedStateMachine):
         placed = self.server.send(self.talks[number], peer=str(number))
         self.open[number] = placed
         self.found[number].add(placed.identity.program_id)
+
+    @invariant()
+    def sizes_are_counted(self) -> None:
+        """What a table counts is the size of what it holds."""
+        for table in (self.server.lineage._states, self.server.lineage._unprompted):
+            assert len(table) == sum(state.size for state in values(table))
 
     @invariant()
     def each_program_is_found(self) -> None:
