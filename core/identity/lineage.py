@@ -10,6 +10,10 @@ A request may quote an answer after the state that was never given, because its 
 stream. It belongs to the program that has gone on from the state with the messages before that answer. If there is no
 such program, the answers came from another server, and the request is no fork.
 
+Some clients write the answer into their history with more behind it: ReAct agents add what they observed, others write
+tool calls as text. So a prompt is noted with its answers' texts and the ids of their calls. A request whose latest
+answer follows a known prompt, and begins with such a text or has such an id, belongs to that program.
+
 Some clients change the system prompt from call to call, with the time for example. So a conversation is also noted
 without it, and found by that if only one program ever reached it, and if nothing else says which program it is.
 
@@ -29,6 +33,7 @@ All digests begin with the scope of the request's API key, so no key finds anoth
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -45,7 +50,13 @@ _FEWEST_CHARACTERS: Final = 80  # of a text that tells whose model wrote it
 _MOST_TEXTS: Final = 16  # of a message or a tool call
 _SEVERAL: Final = ProgramId("")  # programs had an exchange, wrote a text, or went on with the same words
 
+_FEWEST_OF_ANSWER: Final = 16  # characters of an answer that may begin a longer one
+_CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{12,128}")  # of a tool call, long enough to be no word
+_MOST_MARKS: Final = 16  # of the answers to a prompt
+_MOST_IDS: Final = 1_000  # that are looked for in a text
+
 V = TypeVar("V")
+_Mark = tuple[int, Digest]
 
 
 class Placed(NamedTuple):
@@ -74,6 +85,7 @@ class _Said(NamedTuple):
     """A conversation as digests of its beginnings, and the places of its answers, less those at its end, which the
     next answer continues."""
 
+    items: list[Item]
     digests: list[Digest]
     answers: list[int]
     question: Digest  # of what is before those at the end
@@ -101,13 +113,14 @@ class Lineage:
     """Finds programs by messages. Not for several threads.
 
     Args:
-        most_states: How many states, exchanges, texts, traces, connections and responses are kept, each.
+        most_states: How many states, exchanges, prompts, texts, traces, connections and responses are kept, each.
     """
 
     def __init__(self, most_states: int = MOST_STATES) -> None:
         self._states: _Recent[_State] = _Recent(most_states)
         self._unprompted: _Recent[_State] = _Recent(most_states)  # without system prompts
         self._exchanges: _Recent[ProgramId] = _Recent(most_states)
+        self._given: _Recent[dict[_Mark, ProgramId]] = _Recent(most_states)  # what tells an answer to a prompt
         self._texts: _Recent[ProgramId] = _Recent(most_states)  # that models wrote
         self._traces: _Recent[ProgramId] = _Recent(most_states)
         self._peers: _Recent[ProgramId] = _Recent(most_states)  # the latest program of a connection, if not in turns
@@ -115,8 +128,8 @@ class Lineage:
         self._ids = IdSource()
 
     def __len__(self) -> int:
-        conversations = len(self._states) + len(self._unprompted) + len(self._exchanges) + len(self._texts)
-        return conversations + len(self._traces) + len(self._peers) + len(self._responses)
+        conversations = (self._states, self._unprompted, self._exchanges, self._given, self._texts)
+        return sum(map(len, (*conversations, self._traces, self._peers, self._responses)))
 
     def place(self, evidence: Evidence, items: Iterable[Item], scope: str, peer: str = "") -> Placed:
         """Find the program of a request, or begin one.
@@ -185,6 +198,7 @@ class Lineage:
             if not items:
                 continue  # the prompt is no state, or each request would continue itself
             _reached(self._states, scope, placed.prompt, items, placed)
+            self._note_marks(scope, placed, items)
             if placed.unprompted is not None:
                 _reached(self._unprompted, scope, placed.unprompted, items, placed)
             if placed.asked is not None:
@@ -207,6 +221,8 @@ class Lineage:
             found = _continued(state, said, place, _by_connection(state, peer, latest))
             if found is not None:
                 return Source.LINEAGE, found
+        elif (found := self._answerer(scope, said)) is not None:
+            return Source.LINEAGE, found
         if evidence.trace_id is not None:
             return Source.TRACE, self._traces.get(scope, digest_of(b"trace", scope, evidence.trace_id))
         if state is None and unprompted is not None:
@@ -214,6 +230,36 @@ class Lineage:
             if state is not None and (found := _continued(state, unprompted, place, None)) is not None:
                 return Source.LINEAGE, found
         return Source.NEW, None
+
+    def _note_marks(self, scope: str, placed: Placed, answer: list[Item]) -> None:
+        """Note what tells an answer to a prompt when its client adds to it."""
+        program_id, marks = placed.identity.program_id, list(_marks(answer))
+        given = self._given.get(scope, placed.prompt)
+        if given is None and marks:
+            given = {}
+            self._given.put(scope, placed.prompt, given)
+        for mark in marks:
+            if given is not None and (mark in given or len(given) < _MOST_MARKS):
+                given[mark] = program_id if given.get(mark, program_id) == program_id else _SEVERAL
+
+    def _answerer(self, scope: str, said: _Said) -> ProgramId | None:
+        """The program that was given the latest answer of a conversation, which its client has added to."""
+        if not said.answers:
+            return None
+        place = said.answers[-1]
+        while place > 0 and _is_answer(said.items[place - 1]):
+            place -= 1
+        given = self._given.get(scope, said.digests[place - 1]) if place > 0 else None
+        if given is None:
+            return None
+        text = said.items[place][-1] if said.items[place][0] == "message" else ""
+        ids = {digest_of(b"", each) for each in islice(_CALL_ID.findall(text), _MOST_IDS)}
+        found = {
+            program_id
+            for (length, digest), program_id in given.items()
+            if (digest_of(b"", text[:length]) == digest if length else digest in ids)
+        }
+        return next(iter(found)) if len(found) == 1 and _SEVERAL not in found else None
 
     def _speaker(self, start: Digest, items: list[Item], scope: str) -> ProgramId | None:
         """The program that had the latest exchange of a conversation that only one program had.
@@ -264,6 +310,16 @@ def _arguments(text: str) -> Iterator[str]:
         yield from (text_of(value) for value in arguments.values() if isinstance(value, str))
 
 
+def _marks(answer: list[Item]) -> Iterator[_Mark]:
+    """What tells an answer: how long its text is, and the text's digest; of a tool call, 0 and the id's digest."""
+    kind, *_, text = answer[0]
+    if kind == "message" and len(text) >= _FEWEST_OF_ANSWER:
+        yield len(text), digest_of(b"", text)
+    for item in answer:
+        if item[0] == "call" and _CALL_ID.fullmatch(item[1]):
+            yield 0, digest_of(b"", item[1])
+
+
 def _exchanges_of(start: Digest, items: list[Item]) -> Iterator[Digest]:
     for is_answer, places in groupby(range(len(items)), key=lambda place: _is_answer(items[place])):
         if is_answer:
@@ -279,7 +335,7 @@ def _said(start: Digest, items: list[Item]) -> _Said:
     end = len(items)
     while answers and answers[-1] == end - 1:
         end = answers.pop()
-    return _Said(digests, answers, digests[end - 1] if end else start)
+    return _Said(items, digests, answers, digests[end - 1] if end else start)
 
 
 def _note_owner(owners: _Recent[ProgramId], scope: str, digest: Digest, program_id: ProgramId) -> None:

@@ -206,6 +206,46 @@ def delegate(server: Server, messages: Messages, task: str) -> str:
     return placed.identity.program_id
 
 
+ANSWER = "Thought: I need the weather.\nAction: weather"
+TOOL_CALL: Any = {"id": "chatcmpl-tool-5f8a", "function": {"name": "weather", "arguments": "{}"}}
+
+
+def ask(server: Server, messages: Messages, **answer: Any) -> str:
+    placed = server.send(messages)
+    server.lineage.answered(placed, items_of_answer({"choices": [{"message": answer}]}), "-", None)
+    return placed.identity.program_id
+
+
+def test_an_answer_with_what_the_agent_observed_stays() -> None:
+    """ReAct agents write the result of a tool behind the model's words, into the same message."""
+    server = Server()
+    first = ask(server, said("a"), content=ANSWER)
+    observed = f"{ANSWER}\nObservation: It rains."
+    assert ask(server, said("a", observed, "go on"), content="Final answer: rain in Rome") == first
+    later = said("a", observed, "go on", "Final answer: rain in Rome, said the agent", "b")
+    assert ask(server, later, content="c") == first
+
+
+def test_a_tool_call_that_is_written_as_text_stays() -> None:
+    """smolagents does so, with the call's id."""
+    server = Server()
+    first = ask(server, said("a"), content=None, tool_calls=[TOOL_CALL])
+    text = f"Calling tools:\n[{{'id': '{TOOL_CALL['id']}', 'type': 'function'}}]"
+    assert ask(server, said("a", text, "Observation: rain"), content="b") == first
+
+
+def test_an_answer_that_only_looks_alike_is_another_program() -> None:
+    """It begins otherwise, it is too short to tell, another prompt is before it, or two programs were given it."""
+    server = Server()
+    first = ask(server, said("a"), content=ANSWER)
+    assert ask(server, said("a", f"So: {ANSWER}", "go on"), content="b") != first
+    assert ask(server, said("x", f"{ANSWER}\nObservation: rain", "go on"), content="b") != first
+    short = ask(server, said("s"), content="Yes")
+    assert ask(server, said("s", "Yes, but", "go on"), content="b") != short
+    second = ask(server, said("a"), content=ANSWER)
+    assert ask(server, said("a", f"{ANSWER}\nObservation: rain", "go on"), content="b") not in (first, second)
+
+
 def test_an_agent_that_is_handed_a_task_is_in_the_program() -> None:
     """It starts with a fresh history, whose first message is what the other agent's model wrote."""
     server = Server()
@@ -347,10 +387,10 @@ def test_memory_is_bounded() -> None:
     server = Server(most_states=10)
     for number in range(100):
         placed = server.send(said(str(number)), peer=str(number), trace_id=str(number))
-        server.answer(placed, "b", response_id=str(number))
-    assert len(server.lineage) == 50
-    assert server.send(said("99", "b", "c")).identity.source is Source.LINEAGE
-    assert server.send(said("0", "b", "c")).identity.source is Source.NEW
+        server.answer(placed, "an answer that is long enough", response_id=str(number))
+    assert len(server.lineage) == 60
+    assert server.send(said("99", "an answer that is long enough", "c")).identity.source is Source.LINEAGE
+    assert server.send(said("0", "an answer that is long enough", "c")).identity.source is Source.NEW
 
 
 def test_a_key_that_sends_much_forgets_its_own() -> None:
