@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-MOST_WAITS: Final = 16  # of one call, whose starts and lengths an account keeps
+MOST_WAITS: Final = 16  # waits of a call whose starts and lengths its account keeps
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class CallIdentity:
     parents: tuple[CallId, ...] = ()  # the calls that had to finish first
 
 
-MOST_EARLIER_ENGINES: Final = 4  # of one call, that its row keeps
+MOST_EARLIER_ENGINES: Final = 4  # earlier engines that the row of a call keeps
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class ProgramRow(ShownAsTable):
     last_completion_s: float = math.nan  # identifies long interceptions; nan before the first call has left
     interception_s: float = 0.0  # time between calls, with none in flight: tools, humans, the program's own code
     end_s: float = math.nan
-    calls: int = 0  # that have arrived so far
+    calls: int = 0  # calls that have arrived so far
     fingerprint: str = ""  # of the system prompt and the tools of its first call
     account: Account = field(default_factory=Account)  # sum over the calls that have left the engine
     in_flight: dict[CallId, CallRow] = field(default_factory=dict)  # over all threads; `active` is a copy

@@ -221,7 +221,7 @@ def _copied(account: Account) -> int:
 
 
 def _tools(row: ProgramRow) -> str:
-    """The names of the tools that run, each once; of many, three."""
+    """The names of the tools that run, each once. At most three are named."""
     names = list(dict.fromkeys(tool.name for tool in row.tools_running))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

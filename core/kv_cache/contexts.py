@@ -79,7 +79,7 @@ class Contexts(ABC):
         return context
 
     def _next_call_arrived(self, context: Context, new_tokens: float, now_s: float) -> None:
-        """A call that continues a context has arrived, and adds so many tokens to it."""
+        """A call that continues a context has arrived. It adds `new_tokens` to the context."""
         name = pause_name(context.tool, context.name)
         context.called_s = now_s
         if context.since_s is not None and context.tool is None:  # its tool has returned

@@ -101,7 +101,7 @@ class Policy(Registered, ABC):
         del program
 
     def program_forgotten(self, program: ProgramView) -> None:
-        """No call of a program has come for so long that it is taken as gone. Nobody has said that it ended."""
+        """A program counts as gone, because no call of it has come for a long time. Nobody has reported its end."""
         self.program_ended(program)
 
     def learn(self, past: ModelHistory) -> None:

@@ -33,7 +33,7 @@ class ProgramView:
     attained: Attained = field(default_factory=Attained)  # pt[c.pid] of Algorithm 1
     arrival_s: float = math.nan  # of the program's first call at this engine
     arrival_order: int = 0  # position among the programs of this engine by first arrival, 0 is the earliest
-    calls: int = 0  # that have arrived so far, on all engines, the present one included
+    calls: int = 0  # calls that have arrived so far on all engines, including the present one
     deadline_s: float = math.inf  # the time by which the program should have ended
     predicted_tokens: float = math.nan  # predicted work left, in output tokens; nan while nothing predicts it
 
@@ -49,7 +49,7 @@ class Call:
     deadline_s: float = math.inf  # the time until which the call must finish
     computed_tokens: int = 0  # prompt tokens that were computed for the first time, so far
     output_tokens: int = 0  # generated when the call was last charged
-    charge_at_tokens: float = math.inf  # the driver charges the call at the latest at so many output tokens
+    charge_at_tokens: float = math.inf  # the output tokens at which the driver charges the call at the latest
     predicted_path_tokens: float = math.nan  # predicted work on the longest chain of calls that begins with this one
     predicted_own_tokens: float = math.nan  # predicted work of this call alone, in output tokens: an oracle's
     predicted_service_s: float = math.nan  # predicted service of this call, by the policy

@@ -25,7 +25,7 @@ class _Ages:
 class Reuse:
     """The chance that a context is continued, given its age: the calls that its program has started since.
 
-    A loop continues each context at once, but for the last one. A tree search continues one branch of a round, and
+    A loop continues each context at once, except the last one. A tree search continues one branch of a round, and
     hardly ever one of an earlier round. SAGA's P_reuse (eq. 4) needs the chances of the successors in a graph of the
     program. This chance can be counted without a graph.
     """

@@ -22,7 +22,7 @@ class ToolTimes:
         return len(self._tools)
 
     def observe(self, tool: str | None, took_s: float) -> None:
-        """A tool has returned after `took_s` seconds. Of a tool without a name, only the time counts."""
+        """A tool has returned after `took_s` seconds. A tool without a name counts only in the times of all tools."""
         self._all.observe(took_s)
         if tool:
             self._tools.observe(tool[:MOST_LETTERS], took_s)

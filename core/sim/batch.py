@@ -27,7 +27,7 @@ class RunningBatch:
         self.chunks: dict[SimCall, int] = {}  # of the calls that compute a prompt: their tokens in the next step
         self.admitted: dict[SimCall, None] = {}  # calls admitted before the next step, in this order
         self.decoding = 0  # number of calls that decode
-        self.steps = 0  # that the replica has made so far
+        self.steps = 0  # steps that the replica has made so far
         self._token_s = token_s
         self._busy_s = 0.0  # duration of these steps
         self._context_tokens = 0  # tokens that the decoding calls attend to in the next step

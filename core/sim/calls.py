@@ -86,14 +86,14 @@ class SimProgram:
     number: int  # position in the trace
     shown_name: str | None = None  # the name that policies see; None: its own
     view: ProgramView = field(init=False)  # what policies see of the program
-    index_of: dict[str, int] = field(default_factory=dict)  # of each call, by its id
-    unfinished_parents: list[int] = field(default_factory=list)  # of each call, how many parents have not ended
-    children: list[list[int]] = field(default_factory=list)  # of each call
+    index_of: dict[str, int] = field(default_factory=dict)  # by the id of a call: its index
+    unfinished_parents: list[int] = field(default_factory=list)  # by index: how many parents have not ended
+    children: list[list[int]] = field(default_factory=list)  # by index: the indices of the calls that follow
     unfinished_calls: int = 0
     finish_s: float = math.nan
     # Set by `predict_work`, for policies that know the future.
     prefill_weight: float = 0.0  # work for each prompt token that is not shared; an output token is 1
-    path_work: list[float] = field(default_factory=list)  # of each call, on the longest chain that begins with it
+    path_work: list[float] = field(default_factory=list)  # by index: on the longest chain that begins there
 
     def __post_init__(self) -> None:
         spec = self.spec

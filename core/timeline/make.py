@@ -70,7 +70,7 @@ def timeline(
     last_s = now_s if end_s is None else end_s
     path = graph.critical_path()
     gaps = [gap for node in shown if (gap := graph.interception(node.call_id)) is not None]
-    calls, lanes = _calls(shown, path, Span(start_s, last_s), live or {}, scope)
+    lanes, places = _lanes(shown, scope)
     runs = list(_named(gaps) if tools is None else tools)
     return Timeline(
         program_id=graph.program_id.removeprefix(scope),
@@ -80,7 +80,7 @@ def timeline(
         length_s=max(0.0, last_s - start_s),
         is_open=end_s is None,
         lanes=lanes,
-        calls=calls,
+        calls=_calls(shown, places, path, Span(start_s, last_s), live or {}, scope=scope),
         tools=_tools(runs[-MOST_TOOLS:], start_s, last_s),
         gaps=tuple(
             Gap(gap.before.removeprefix(scope), gap.start_s - start_s, gap.end_s - start_s, _cut(gap.tools))
@@ -97,38 +97,45 @@ def timeline(
     )
 
 
-def _calls(
-    nodes: Sequence[CallNode],
-    path: CriticalPath,
-    program: Span,  # from its start until its end or until now, in seconds of the engine's clock
-    live: Mapping[CallId, Live],
-    scope: str,
-) -> tuple[tuple[TimelineCall, ...], tuple[Lane, ...]]:
+def _lanes(nodes: Sequence[CallNode], scope: str) -> tuple[tuple[Lane, ...], dict[CallId, tuple[int, int]]]:
+    """The lanes of a timeline, and for each call the number of its lane and of its row there."""
     threads: dict[ThreadId, list[CallNode]] = {}
     for node in nodes:
         threads.setdefault(node.thread_id, []).append(node)
-    lane_of = {thread_id: number for number, thread_id in enumerate(threads)}
-    row_of: dict[CallId, int] = {}
     lanes = []
-    for thread_id, members in threads.items():
+    places: dict[CallId, tuple[int, int]] = {}
+    for lane, (thread_id, members) in enumerate(threads.items()):
         members.sort(key=_start)
         spans = ((_start(node), math.inf if node.completion_s is None else node.completion_s) for node in members)
         numbers = rows(spans)
-        row_of |= {node.call_id: row for node, row in zip(members, numbers, strict=True)}
+        places |= {node.call_id: (lane, row) for node, row in zip(members, numbers, strict=True)}
         lanes.append(Lane(thread_id.removeprefix(scope), max(numbers) + 1))
+    return tuple(lanes), places
+
+
+def _calls(
+    nodes: Sequence[CallNode],
+    places: Mapping[CallId, tuple[int, int]],
+    path: CriticalPath,
+    program: Span,  # from its start until its end or until now, in seconds of the engine's clock
+    live: Mapping[CallId, Live],
+    *,
+    scope: str,
+) -> tuple[TimelineCall, ...]:
     critical = set(path.calls)
     calls = []
     for node in nodes:
         known = live.get(node.call_id) if node.completion_s is None else None
         account = node.account if known is None else known.account
+        lane, row = places[node.call_id]
         begin = _start(node) - program.start_s
         end = None if node.completion_s is None else node.completion_s - program.start_s
         waits, services = pieces(Span(begin, program.end_s - program.start_s if end is None else end), account)
         calls.append(
             TimelineCall(
                 call_id=node.call_id.removeprefix(scope),
-                lane=lane_of[node.thread_id],
-                row=row_of[node.call_id],
+                lane=lane,
+                row=row,
                 label=node.label[:MOST_LETTERS],
                 state=str(node.state),
                 replica=node.engine_id if known is None else known.engine_id,
@@ -150,7 +157,7 @@ def _calls(
                 cached_tokens=account.cached_tokens,
             )
         )
-    return tuple(calls), tuple(lanes)
+    return tuple(calls)
 
 
 def pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, ...]]:

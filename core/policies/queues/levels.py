@@ -51,13 +51,13 @@ class Levels:
         self._counts: list[LevelCounts] = []
 
     def started(self, level: int, wait_s: float) -> None:
-        """A call starts from a queue after so many seconds of waiting."""
+        """A call starts from a queue after a wait of `wait_s`."""
         counts = self._at(level)
         counts.starts += 1
         counts.wait_s += wait_s
 
     def served(self, level: int, service_s: float) -> None:
-        """A call in a queue had so many seconds of service."""
+        """A call in a queue has had `service_s` of service."""
         self._at(level).service_s += service_s
 
     def stats(self, running: Iterable[int], waiting: Iterable[int], promotions: int) -> ScheduleStats:
