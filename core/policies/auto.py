@@ -100,10 +100,10 @@ class Auto(Learned):
         is_any = (each for each in self._programs.values() if each.ranked_by.shape.startswith(ANY_NAME))
         return itertools.chain(super()._ranked_by_all(), is_any)
 
-    def _fit(self, each: ServiceClass) -> None:
-        super()._fit(each)
-        self._new_shape_ranks.pop(each, None)
-        if each is self._all:
+    def _fit(self, service_class: ServiceClass) -> None:
+        super()._fit(service_class)
+        self._new_shape_ranks.pop(service_class, None)
+        if service_class is self._all:
             self._renew()
 
     def _renew(self) -> None:

@@ -259,12 +259,13 @@ class Learned(Policy):
         for each in (program.parts_of_all[-1], program.parts_of_name[-1]):
             self._join(program, each)
 
-    def _join(self, program: LiveProgram, each: ServiceClass) -> None:
-        if each.ranks and each.has_changed and each not in self._classes:  # it changed while none of its programs lived
-            self._due[each] = None
-        self._classes[each] = None
-        each.live[program] = None
-        each.has_changed |= each.is_exceeded(program.age, self._all)
+    def _join(self, program: LiveProgram, service_class: ServiceClass) -> None:
+        # It changed while none of its programs lived.
+        if service_class.ranks and service_class.has_changed and service_class not in self._classes:
+            self._due[service_class] = None
+        self._classes[service_class] = None
+        service_class.live[program] = None
+        service_class.has_changed |= service_class.is_exceeded(program.age, self._all)
 
     def _remove_program(self, view: ProgramView) -> LiveProgram | None:
         """Remove a program that has ended or is forgotten. If it still has calls, they are being aborted."""
@@ -338,13 +339,13 @@ class Learned(Policy):
         """The ranks of a program by bucket of ages, in tokens. Empty: nothing is known of any program."""
         return program.ranked_by.ranks or self._all.ranks
 
-    def _fit(self, each: ServiceClass) -> None:
+    def _fit(self, service_class: ServiceClass) -> None:
         """Estimate the distribution of a class again, and rank its programs by it."""
-        distribution = each.estimate(self._all)
-        each.fit(distribution, self._ages, is_all=each is self._all)
-        if distribution is not None and each is self._all:
+        distribution = service_class.estimate(self._all)
+        service_class.fit(distribution, self._ages, is_all=service_class is self._all)
+        if distribution is not None and service_class is self._all:
             self._boost.use(distribution.share_beyond())
-        ranked = list(self._ranked_by_all() if each is self._all else _live(each))
+        ranked = list(self._ranked_by_all() if service_class is self._all else _live(service_class))
         self._pending |= dict.fromkeys(ranked)
         for program in ranked:
             self._set_left(program)

@@ -1,4 +1,4 @@
-"""Multi-level feedback queue over single calls: the baseline MLFQ of Autellix (§6), which does not know programs."""
+"""Multi-level feedback queue over single calls: the baseline MLFQ of Autellix (§6.2), which does not know programs."""
 
 from __future__ import annotations
 

@@ -15,14 +15,15 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# A program is ranked again when its age, which is the work that it has had, enters the next bucket.
+# A program is ranked again when its age, which is the work that it has had, enters the next bucket. `AGES` has the
+# shape (AGE_BUCKETS,), in tokens.
 AGE_BUCKETS: Final = 45
 _FIRST: Final = 16.0  # tokens
 _RATIO: Final = 1.25
 AGES: Final[Array] = np.concatenate(([0.0], _FIRST * _RATIO ** np.arange(AGE_BUCKETS - 1)))  # lower bounds of buckets
 
 # The cells of sizes are finer: four to a bucket. They reach beyond the last bucket, because a program may outlive it.
-_CELLS: Final = 4 * (AGE_BUCKETS + 7)
+_CELLS: Final = 4 * (AGE_BUCKETS + 7)  # `SIZES` has the shape (_CELLS,), and `EDGES` one more, both in tokens
 EDGES: Final[Array] = np.concatenate(([0.0], _FIRST * _RATIO ** (np.arange(_CELLS) / 4)))
 SIZES: Final[Array] = np.concatenate(([_FIRST / 2], np.sqrt(EDGES[1:-1] * EDGES[2:])))  # the middle of each cell
 _LOG_SIZES: Final[Array] = np.log(SIZES)
@@ -38,7 +39,7 @@ class Distribution:
     """A distribution of the work of a program, as the mass in each cell between two `EDGES`.
 
     Args:
-        mass: The probability of each cell. They add up to 1.
+        mass: The probability of each cell, of the shape of `SIZES`. The sum is 1.
         log_variance: The variance of the logarithm of the work. A single large program does not decide it, which
             matters because the largest programs are censored.
     """
@@ -48,7 +49,7 @@ class Distribution:
 
     @property
     def survival(self) -> Array:
-        """P(S > x) at each edge."""
+        """P(S > x) at each edge x, of the shape of `EDGES`."""
         return np.maximum(0.0, 1.0 - np.concatenate(([0.0], np.cumsum(self.mass))))
 
     def quantile(self, part: float) -> float:
@@ -60,7 +61,7 @@ class Distribution:
         return float(SIZES[min(int(np.searchsorted(np.cumsum(self.mass), part)), len(SIZES) - 1)])
 
     def mean_remaining(self) -> Array:
-        """E[S - a | S > a] for the lower bound a of each bucket of ages, in tokens.
+        """E[S - a | S > a] for the lower bound a of each bucket, in tokens, of the shape of `AGES`.
 
         A program that has outlived the distribution is expected to need as much work again.
         """
@@ -70,7 +71,10 @@ class Distribution:
         return np.where(alive > 1e-9, left / np.maximum(alive, 1e-9), np.maximum(AGES, _FIRST))
 
     def share_beyond(self) -> Array:
-        """E[(S - x)+] / E[S] at each edge x: the share of all work that comes after the first x tokens of programs."""
+        """E[(S - x)+] / E[S] at each edge x: the share of all work beyond the first x tokens of programs.
+
+        It has the shape of `EDGES`.
+        """
         before = integral(self.survival)
         left: Array = 1.0 - before / before[-1]
         return left
@@ -88,11 +92,11 @@ def kaplan_meier(finished: Array, censored: Array) -> tuple[Array, float]:
     because they end last.
 
     Args:
-        finished: The work of programs that have ended, in ascending order.
-        censored: The ages of programs that live.
+        finished: The work of the n programs that have ended, in tokens, in ascending order, of shape (n,).
+        censored: The ages of the m live programs, in tokens, of shape (m,).
 
     Returns:
-        The mass of each finished program, and the mass beyond all of them.
+        The mass of each finished program, of shape (n,), and the mass beyond all of them.
     """
     later = len(censored) - np.searchsorted(np.sort(censored), finished, side="left")
     at_risk = np.arange(len(finished), 0, -1) + later

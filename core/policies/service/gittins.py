@@ -27,6 +27,9 @@ def gittins_index(distribution: Distribution) -> Array:
 
     Args:
         distribution: The distribution of the work of a program.
+
+    Returns:
+        The ranks, of the shape of `AGES`.
     """
     survival = distribution.survival
     costs = integral(survival)
