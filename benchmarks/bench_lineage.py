@@ -31,6 +31,8 @@ HABITS = {
     "clock": "the system prompt changes with every call",
     "window": "only the system prompt and the latest six messages are sent",
     "compaction": "a summary stands for all but the latest four messages",
+    "delegate": "before one call of five, the model hands a task to an agent without history, for two calls",
+    "text": "tool calls and their results come back as text",
 }
 Message = dict[str, Any]
 Call = tuple[list[Message], Message]  # the messages of a request, and the answer
@@ -62,6 +64,24 @@ def _call_id(rng: random.Random) -> str:
     return f"chatcmpl-tool-{rng.getrandbits(64):016x}"
 
 
+def _as_text(message: Message) -> Message:
+    text = message.get("content") or ""
+    if message.get("tool_calls"):
+        return {"role": "assistant", "content": f"{text}\nCalling tools:\n{message['tool_calls']}"}
+    return {"role": "user", "content": f"Observation:\n{text}"} if message["role"] == "tool" else message
+
+
+def _delegated(prompt: list[Message], rng: random.Random) -> Iterator[list[Call]]:
+    task = f"Find out what is known of sub-task {_call_id(rng)}, and report it with the source of each figure."
+    function = {"name": "delegate", "arguments": json.dumps({"task": task})}
+    asked = {"role": "user", "content": "Let another agent do a part."}
+    yield [([*prompt, asked], {"role": "assistant", "tool_calls": [{"id": _call_id(rng), "function": function}]})]
+    fresh = [{"role": "system", "content": "You help another agent."}, {"role": "user", "content": task}]
+    said = {"role": "assistant", "content": f"done {_call_id(rng)}"}
+    yield [(fresh, said)]
+    yield [([*fresh, said, {"role": "user", "content": "Go on"}], {"role": "assistant", "content": "done"})]
+
+
 def rounds(messages: list[Message], habit: str, rng: random.Random) -> Iterator[list[Call]]:
     """The calls of a program: those of a list are sent at once. An assistant's message answers all before it."""
 
@@ -85,6 +105,10 @@ def rounds(messages: list[Message], habit: str, rng: random.Random) -> Iterator[
             yield list(first)  # the caller takes calls out
             more = {"role": "user", "content": "Go on"}
             yield [([*each, said, more], {"role": "assistant", "content": "done"}) for each, said in first]
+        elif habit == "delegate" and is_later and rng.random() < 0.2:
+            yield from _delegated(prompt, rng)
+        elif habit == "text":
+            prompt = [_as_text(message) for message in prompt]
         elif habit == "clock" and prompt[0]["role"] == "system":
             system = {**prompt[0], "content": f"{prompt[0]['content']} The time is {rng.getrandbits(40)}."}
             prompt = [system, *prompt[1:]]
