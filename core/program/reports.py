@@ -133,11 +133,12 @@ class ReportedProgram:
         """Report that a run of the framework ended, with or without success."""
         with self._shared.lock:
             self._shared.reports += 1
-            self._shared.code_runs.end(run)
-            self._shared.tree.end(run)
+            ended = self._shared.tree.end(run)
+            for each in ended:
+                self._shared.code_runs.end(each)
             backend = self._shared.backend
         if backend is not None:
-            backend.tools_ended(self.program_id, (run,))
+            backend.tools_ended(self.program_id, ended)
 
     def note_tool(self, run: Hashable, name: str) -> None:
         """Report that a run is a tool, which begins now and ends with the run.

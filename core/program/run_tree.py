@@ -90,6 +90,8 @@ class RunTree:
         known = self._runs.get(run)
         if known is not None and (known.is_calling or not self._is_inside(enclosing, known.parent)):
             return
+        if known is not None:
+            (known.parent or self._root).tools.pop(run, None)
         doubt = enclosing.doubt
         if not is_certain and doubt is None:
             doubt = enclosing
@@ -118,19 +120,29 @@ class RunTree:
         node = self._runs.get(run)
         if node is not None:
             node.tool = tool
+            (node.parent or self._root).tools[run] = None
             frontier = self._frontier(node)
             node.frontier = Frontier(frontier.front, merged(frontier.tools, (tool,)))
 
-    def end(self, run: Hashable) -> None:
-        """End a run, with or without success. Its calls in flight have no result. Unknown runs are ignored."""
+    def end(self, run: Hashable) -> tuple[Hashable, ...]:
+        """End a run, with or without success. Its calls in flight have no result. Unknown runs are ignored.
+
+        The tools in it that are still open end before it: a framework may not report that a tool was cancelled.
+
+        Returns:
+            The run and those tools.
+        """
         node = self._runs.pop(run, None)
         if node is None:
-            return
+            return (run,)
+        (node.parent or self._root).tools.pop(run, None)
+        tools = [ended for tool in tuple(node.tools) for ended in self.end(tool)]
         for call_id in tuple(node.calls):
             self.drop_call(call_id)
         self._ended[run] = self._close(node)
         if len(self._ended) > _KEEP_ENDED:
             del self._ended[next(iter(self._ended))]
+        return run, *tools
 
     def _innermost_open(self, run: Hashable | None, anchor: Hashable) -> Run:
         """Return the run, or the anchor if the run is not known or encloses the anchor."""

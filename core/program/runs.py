@@ -40,6 +40,7 @@ class Run:
     calling_branches: int = 0  # those of them that are branches
     follows_guesses: bool = False  # a call inside comes after guesses of the enclosing runs
     tool: str | None = None
+    tools: dict[Hashable, None] = field(default_factory=dict)  # the open runs directly inside that are tools
     is_implicit: bool = False  # the framework did not report it; it ends with its last call
     stage: Hashable = None  # the latest stage among the runs inside
     stage_entry: Frontier | None = None  # the entry of all runs of that stage

@@ -16,7 +16,8 @@ pytest.importorskip("autogen_core", reason="the AutoGen extra is not installed")
 
 from autogen_core.models import UserMessage
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda, RunnableParallel
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
@@ -440,4 +441,47 @@ async def test_a_call_that_timed_out_is_made_again(scripted_engine: MakeEngine, 
         await model.ainvoke("Hello", program.config(run_name="again"))
     text = {"first": {"late", "again"}, "second": expected("a>late a>again")}[times_out]
     assert edges(program.graph) == text
+    assert len(program.graph.threads) == 1
+
+
+@pytest.mark.parametrize("limit", ["a time-out in the node", "a time-out in the agent"])
+async def test_what_follows_a_cancelled_tool(scripted_engine: MakeEngine, limit: str) -> None:
+    """LangChain does not report that a tool was cancelled. It ends with the run around it, and runs no longer."""
+    begun: list[asyncio.Event] = []
+
+    @tool
+    async def look(query: str) -> str:
+        """Look."""
+        await model.with_config(run_name="look").ainvoke("Hello")
+        begun[-1].set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async def cancelled(running: Awaitable[Any]) -> None:
+        begun.append(asyncio.Event())
+        task = asyncio.ensure_future(running)
+        await begun[-1].wait()
+        task.cancel()
+        await asyncio.wait({task})
+
+    class Limit(AgentMiddleware[Any, Any, Any]):
+        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+            await cancelled(handler(request))
+            return ToolMessage("It took too long.", tool_call_id=request.tool_call["id"])
+
+    async def node(_: Any) -> None:
+        await cancelled(look.ainvoke({"query": "fog"}))
+
+    model = ChatWeft(engine=scripted_engine(reply), name="model")
+    async with weft.Program() as program:
+        if limit == "a time-out in the node":
+            await (model | node).ainvoke("Hello", program.config())
+        else:
+            agent = create_agent(model, [look], middleware=[Limit()])
+            await agent.ainvoke({"messages": [HumanMessage("tool")]}, config=program.config())
+        assert program.row is not None
+        assert program.row.tools_running == ()
+        await model.ainvoke("Hello", program.config(run_name="end"))
+    text = "model>look look>end" if limit == "a time-out in the node" else "model>look look>model2 model2>end"
+    assert edges(program.graph) == expected(text)
     assert len(program.graph.threads) == 1

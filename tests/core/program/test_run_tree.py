@@ -346,6 +346,33 @@ def test_a_call_inside_a_tool_names_the_tool(runs: Runs) -> None:
     assert runs.tools == {"think": (), "inner": ("expert",), "second": (), "answer": ("expert",)}
 
 
+def test_a_tool_that_was_not_ended_ends_with_the_run_around_it(runs: Runs) -> None:
+    """A framework may not report that tools were cancelled. What follows the run around them follows their calls."""
+    runs.start("node")
+    for tool, parent in (("slow", "node"), ("inner", "slow")):
+        runs.start(tool, parent)
+        runs.tree.note_tool(tool, tool)
+        runs.call(f"in {tool}", tool)
+    assert set(runs.tree.end("node")) == {"node", "slow", "inner"}
+    assert runs.call("answer") == {"in inner"}
+    assert runs.inexact["answer"] == set()
+    assert not runs.tree.is_open("slow")
+    assert runs.tree.end("slow") == ("slow",)
+
+
+def test_tools_that_have_ended_are_forgotten(runs: Runs) -> None:
+    """A run around many tools keeps none of them, even if two handles of the program report each."""
+    runs.start("node")
+    for number in range(3):
+        runs.start(f"tool {number}")
+        runs.tree.note_tool(f"tool {number}", "search")
+        runs.start(f"tool {number}", "node")
+        runs.tree.note_tool(f"tool {number}", "search")
+        runs.end(f"tool {number}")
+    assert [each.tools for each in runs.tree._runs.values()] == [{}, {}]
+    assert runs.tree.end("node") == ("node",)
+
+
 # -- memory
 
 

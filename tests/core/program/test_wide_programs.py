@@ -118,13 +118,13 @@ def test_what_a_run_tree_keeps_is_bounded() -> None:
     for number in range(5000):
         run, call = ("run", number), CallId(f"c{number}")
         tree.start(run, before)
-        tree.note_tool(run, f"tool {number}")
         tree.start_call(run, call)
         if number % 3:
             tree.end_call(call)
         else:
             tree.drop_call(call)
         tree.start(("inside", number), run, kind=RunKind.STAGE)
+        tree.note_tool(("inside", number), f"tool {number}")
         tree.end(before)
         tree.end(("inside", number - 1))
         before = run
