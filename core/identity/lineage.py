@@ -100,6 +100,7 @@ class _State:
     """A conversation after an answer."""
 
     owners: dict[ProgramId, str] = field(default_factory=dict)  # reached it, by a connection
+    waiting: set[ProgramId] = field(default_factory=set)  # of these, have not gone on
     prompts: dict[Digest, ProgramId] = field(default_factory=dict)  # how it was continued, and by whom
     is_crowded: bool = False  # more programs reached it than it has owners
 
@@ -128,8 +129,9 @@ class Lineage:
         self._ids = IdSource()
 
     def __len__(self) -> int:
-        conversations = (self._states, self._unprompted, self._exchanges, self._given, self._texts)
-        return sum(map(len, (*conversations, self._traces, self._peers, self._responses)))
+        conversations = len(self._states) + len(self._unprompted) + len(self._exchanges)
+        texts = len(self._given) + len(self._texts)
+        return conversations + texts + len(self._traces) + len(self._peers) + len(self._responses)
 
     def place(self, evidence: Evidence, items: Iterable[Item], scope: str, peer: str = "") -> Placed:
         """Find the program of a request, or begin one.
@@ -159,7 +161,7 @@ class Lineage:
         if peer:
             connection = digest_of(b"peer", scope, peer)
             latest = self._peers.get(scope, connection)
-            is_in_turns = latest == _SEVERAL or (latest not in (None, program_id) and source is not Source.NEW)
+            is_in_turns = latest == _SEVERAL or (latest not in (None, program_id) and bool(said.answers))
             self._peers.put(scope, connection, _SEVERAL if is_in_turns else program_id)
         identity = Identity(
             source,
@@ -363,15 +365,16 @@ def _reached(states: _Recent[_State], scope: str, prompt: Digest, answer: list[I
     program_id, size = placed.identity.program_id, state.size
     if program_id in state.owners or len(state.owners) < _MOST_OWNERS:
         state.owners[program_id] = placed.peer
+        state.waiting.add(program_id)
     else:
         state.is_crowded = True
     states.grow(scope, state.size - size)
 
 
 def _by_connection(state: _State, peer: str, latest: ProgramId | None) -> ProgramId | None:
-    """The only program that reached a state by a connection, if it is also the connection's latest one."""
-    by_it = [program_id for program_id, last in state.owners.items() if last == peer]
-    return latest if by_it == [latest] else None
+    """The latest program of a connection, if it reached a state by it, and no other that did has still to go on."""
+    waiting = [program_id for program_id in state.waiting if state.owners[program_id] == peer and program_id != latest]
+    return latest if latest is not None and state.owners.get(latest) == peer and not waiting else None
 
 
 def _continued(state: _State, said: _Said, place: int, by_connection: ProgramId | None) -> ProgramId | None:
@@ -387,7 +390,7 @@ def _continued(state: _State, said: _Said, place: int, by_connection: ProgramId 
     if len(state.owners) == 1:
         return next(iter(state.owners))
     # The request was sent again, unless it is the first one of a program that has not gone on.
-    return asked_by if state.owners.keys() <= set(state.prompts.values()) else None
+    return None if state.waiting else asked_by
 
 
 def _go_on(states: _Recent[_State], scope: str, said: _Said, program_id: ProgramId) -> None:
@@ -396,18 +399,11 @@ def _go_on(states: _Recent[_State], scope: str, said: _Said, program_id: Program
     if state is None or said.answer_after(place) is not None:
         return
     size = state.size
+    state.waiting.discard(program_id)
     if said.question in state.prompts or len(state.prompts) < _MOST_OWNERS:
         known = state.prompts.setdefault(said.question, program_id)
         state.prompts[said.question] = program_id if known == program_id else _SEVERAL
     states.grow(scope, state.size - size)
-
-
-def _asker(state: _State, prompt: Digest, latest: ProgramId | None) -> ProgramId | None:
-    """The program that has gone on from a state with a prompt. None: nobody, or it may be each of several."""
-    program_id = state.prompts.get(prompt)
-    if program_id == _SEVERAL:
-        return latest if latest in state.owners and latest not in state.waiting else None
-    return None if state.is_crowded else program_id
 
 
 class _Recent(Generic[V]):

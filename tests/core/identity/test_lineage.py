@@ -132,6 +132,22 @@ def test_a_connection_that_others_have_used_since_tells_nothing() -> None:
     assert server.call(said("a", "b", "c"), "d", peer="1") not in (one, two)
 
 
+def test_twins_one_after_the_other_stay_apart() -> None:
+    """A client runs the same agent again, by the connection that it has."""
+    server = Server()
+    for _run in range(3):
+        program = server.call(said("a"), "b", peer="1")
+        assert server.call(said("a", "b", "c"), "d", peer="1") == program
+        assert server.call(said("a", "b", "c", "d", "e"), "f", peer="1") == program
+
+
+def test_twins_in_turns_by_one_connection_are_not_guessed() -> None:
+    """A gateway sends the calls of many clients by one connection."""
+    server = Server()
+    known = [server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="1")]
+    assert server.call(said("a", "b", "c"), "d", peer="1") not in known
+
+
 def test_a_connection_that_carries_programs_in_turns_tells_nothing() -> None:
     """A program that comes back by a connection after another one shows that the clients share it."""
     server = Server()
