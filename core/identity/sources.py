@@ -48,7 +48,6 @@ class Identity:
     program_name: str | None = None
     tenant: str | None = None
     label: str | None = None  # the call's name, such as that of the agent that makes it
-    is_guess: bool = False  # another program is as likely; only lineage guesses
     ends: bool = False  # this is the program's last call
 
 

@@ -124,7 +124,7 @@ def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
         ('{"a": "\\u00e9", "2": 1}', '{"2":1,"a":"\u00e9"}'),
     ],
 )
-def test_clients_in_javascript_write_arguments_anew(written: str, sent_back: str) -> None:
+def test_clients_in_javascript_write_arguments_again(written: str, sent_back: str) -> None:
     """A number has no point there without a fraction, and no more digits than a double; a key may move."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": written}
     again = {"type": "tool_use", "id": "c", "name": "f", "input": json.loads(sent_back)}
