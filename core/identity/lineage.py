@@ -3,8 +3,8 @@
 A conversation after an answer is a *state*: the prompt's messages and the answer, as one digest. A request whose
 messages begin with a state continues the program that reached it, or forks from it: a sub-agent that quotes the
 conversation, or a turn that was edited. If several programs with the same words reached it, the connection tells which
-one goes on: the only one that got the answer by it, if it carries no other programs in between. Otherwise the request
-may be each of theirs, and so it begins a program.
+one goes on: its latest one, if that got the answer by it, and if no other one that did has still to go on. A connection
+that carries programs in turns tells nothing. Then the request may be each of theirs, and so it begins a program.
 
 A request may quote an answer after the state that was never given, because its client changed the answer or left its
 stream. It belongs to the program that has gone on from the state with the messages before that answer. If there is no
