@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from errno import EADDRINUSE
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from socket import IPPROTO_TCP, TCP_NODELAY, socket
 from types import FrameType
 from typing import Any, Final
@@ -70,16 +71,17 @@ def serve(
     ):
         served, server = engine.submit(_make(engine, options, keys)).result()
         running = engine.submit(server.serve(sockets=[bound]))
+        running.add_done_callback(signals.wake)
         signals.count_from_now()
         while not server.started and not running.done():
             time.sleep(_POLL_S)
         if server.started and not signals.count:
             on_ready(engine, address)
-        _wait(running, lambda: signals.count > 0, None)
+        signals.wait(running, 1)
         server.should_exit = True
-        _wait(running, lambda: signals.count > 1, float(options.shutdown_timeout))
+        signals.wait(running, 2, float(options.shutdown_timeout))
         engine.submit(_stop(served)).result()
-        _wait(running, lambda: False, _LAST_ANSWERS_S)
+        signals.wait(running, None, _LAST_ANSWERS_S)
         server.force_exit = True
         running.result()
 
@@ -125,14 +127,6 @@ def uvicorn_config(app: App, options: Namespace) -> uvicorn.Config:
 
 async def _stop(served: ServedEngine) -> None:
     served.stop()
-
-
-def _wait(running: Future[None], is_over: Callable[[], bool], timeout_s: float | None) -> None:
-    """Wait for the server's end, for a signal, or for some seconds."""
-    end_s = None if timeout_s is None else time.monotonic() + timeout_s
-    while not running.done() and not is_over() and (end_s is None or time.monotonic() < end_s):
-        with suppress(FutureTimeoutError):
-            running.exception(timeout=_POLL_S)
 
 
 @contextmanager
@@ -205,6 +199,7 @@ class _Signals:
     def __init__(self) -> None:
         self.are_counted = False
         self.count = 0
+        self._news: SimpleQueue[None] = SimpleQueue()  # a handler may put into it at any moment
 
     def __enter__(self) -> _Signals:
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
@@ -216,6 +211,28 @@ class _Signals:
             signal.signal(number, self._note)
         self.are_counted = True
 
+    def wake(self, _running: Future[None]) -> None:
+        """The server has ended."""
+        self._news.put(None)
+
+    def wait(self, running: Future[None], count: int | None, timeout_s: float = math.inf) -> None:
+        """Wait for the server's end, for so many signals in all, or for some seconds.
+
+        A thread that looked again and again would take Python's lock from the thread that serves.
+
+        Args:
+            running: The server; `wake` is its callback.
+            count: Of the signals; None: they end nothing.
+            timeout_s: The most seconds.
+        """
+        end_s = time.monotonic() + timeout_s
+        while not running.done() and (count is None or self.count < count):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return
+            with suppress(Empty):
+                self._news.get(timeout=None if left_s == math.inf else left_s)
+
     def __exit__(self, *_error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -224,3 +241,4 @@ class _Signals:
         if not self.are_counted:
             raise KeyboardInterrupt
         self.count += 1
+        self._news.put(None)
