@@ -11,7 +11,7 @@ from weft.core.accounts import Account
 from weft.core.ids import CallId
 from weft.core.kv_cache.stats import SwapStats
 from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from weft.engine.wire.calls import decode_call
+from weft.engine.wire.calls import decode_key
 from weft.engine.wire.reports import decode_account, read_report
 
 OnAccount = Callable[[CallId, Account], None]
@@ -56,7 +56,7 @@ class AccountingLLM(AsyncLLM):
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        call_id = decode_call(sampling_params.extra_args, request_id, None, is_trusted=True).identity.call_id
+        _, call_id = decode_key(sampling_params.extra_args, request_id, None)
         output_tokens = OutputTokens(sampling_params)
         # Closing this generator must close vLLM's at once, which aborts the request.
         async with aclosing(super().generate(prompt, sampling_params, request_id, **kwargs)) as outputs:

@@ -23,7 +23,7 @@ from weft.engine.vllm_compat.names import (
     VllmConfig,
     renderer_from_config,
 )
-from weft.engine.wire.calls import decode_call, sent_later
+from weft.engine.wire.calls import decode_key, sent_later
 from weft.engine.wire.control import CallKey
 
 # A call that kills every engine it runs on must not go through all of them for ever.
@@ -71,14 +71,9 @@ class Router:
             ReplicaLostError: A part was delivered, or the call has been tried `MAX_ATTEMPTS` times.
             NoReplicaError: No replica became ready.
         """
-        header = decode_call(sampling_params.extra_args, request_id, kwargs.get("session_id"), is_trusted=True)
-        call_id = header.identity.call_id
-        key = header.identity.program_id, call_id
-        arrival = Arrival(
-            header.identity.program_id,
-            header.session_id or SessionId(request_id),
-            len(prompt.get("prompt_token_ids") or ()),
-        )
+        session_id = kwargs.get("session_id")
+        key = program_id, call_id = decode_key(sampling_params.extra_args, request_id, session_id)
+        arrival = Arrival(program_id, SessionId(session_id or request_id), len(prompt.get("prompt_token_ids") or ()))
         has_delivered, delivered_tokens = False, OutputTokens(sampling_params)
         tried: list[EngineId] = []
         now_s = asyncio.get_running_loop().time
