@@ -7,9 +7,10 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from weft.core.accounts import Account
 from weft.core.errors import EngineClosedError, ProgramEndedError, WeftError
 from weft.core.ids import EngineId
 from weft.core.process_rows import CallIdentity, CallRow
@@ -20,6 +21,10 @@ from weft.core.trace.recorder import Recorder
 
 if TYPE_CHECKING:  # it imports vLLM, which takes seconds
     from weft.engine.frontend.chat import ChatEndpoint
+
+# What goes back with an answer. Timelines read the waits, and clients do not.
+_IDENTITY: Final = tuple(field.name for field in fields(CallIdentity))
+_ACCOUNT: Final = tuple(field.name for field in fields(Account) if field.name != "waits")
 
 
 class ModelEndpoint(NamedTuple):
@@ -96,8 +101,10 @@ class InFlight:
 
     def report(self) -> dict[str, Any]:
         """Ids and account, as they go back with the answer."""
-        account = {name: value for name, value in asdict(self.row.account).items() if name != "waits"}  # for timelines
-        return {**asdict(self.identity), **account}
+        identity, account = self.identity, self.row.account
+        return {name: getattr(identity, name) for name in _IDENTITY} | {
+            name: getattr(account, name) for name in _ACCOUNT
+        }
 
     @asynccontextmanager
     async def in_time(self, clock: Callable[[], float], *, is_stream: bool) -> AsyncIterator[None]:

@@ -98,9 +98,10 @@ class ServedCalls:
                 self._endpoint, program, call_ids, request.timeout_s, request.fingerprint, is_admitted=is_admitted
             )
             request.call = call
-            header = replace(
-                header, tool_ended=given.tool_ended, tool_started=given.tool_started, prefetch=given.prefetch
-            )
+            if given.tool_ended or given.tool_started or given.prefetch:
+                header = replace(
+                    header, tool_ended=given.tool_ended, tool_started=given.tool_started, prefetch=given.prefetch
+                )
             if request.key.is_trusted:
                 header = _with_figures(header, given)
             params = copy.copy(sampling_params)
