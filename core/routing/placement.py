@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from weft.core.ids import EngineId
@@ -25,6 +25,22 @@ def share_cores(cores: Iterable[int], shares: int) -> list[tuple[int, ...]]:
     ordered = sorted(set(cores))
     size = len(ordered) // shares
     return [tuple(ordered[n * size : (n + 1) * size]) for n in range(shares)] if size else []
+
+
+def share_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[str]:
+    """Divide the GPUs of a host among replicas, in the order given.
+
+    Args:
+        gpus: the names of the GPUs, as in CUDA_VISIBLE_DEVICES.
+        replicas: how many replicas.
+        each: how many GPUs a replica needs.
+
+    Returns:
+        For each replica its GPUs, as a value of CUDA_VISIBLE_DEVICES; an empty list if there are too few.
+    """
+    if len(gpus) < replicas * each:
+        return []
+    return [",".join(gpus[n * each : (n + 1) * each]) for n in range(replicas)]
 
 
 def largest_share(cores: Iterable[int], shares: int) -> int:

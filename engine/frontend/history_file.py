@@ -43,7 +43,7 @@ class HistoryFile:
         except OSError as error:
             raise HistoryError(
                 f"the history {self._path} cannot be kept: {error.strerror or error}. Name a file in a folder that "
-                "this user may read and write (history=...)."
+                "this user may read and write."
             ) from None
 
     @property

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from weft.core.errors import EngineStartError
+from weft.core.errors import EngineStartError, ReplicaError
 from weft.core.log import get_logger
 from weft.core.policies import PolicyConfig
+from weft.core.routing.placement import share_gpus
 from weft.engine.serve.keys import KeyRing, make_key_ring
 from weft.engine.vllm_compat.engine_args import VllmArgs
 
@@ -78,6 +79,40 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
     }
     for_engine["disable_log_stats"] = options.disable_log_stats  # vLLM's default, for its metrics, is not Weft's
     return options, for_engine
+
+
+def gpus_of_replicas(options: Namespace, replicas: int) -> list[str]:
+    """For each replica on this host the GPUs that it sees, as in CUDA_VISIBLE_DEVICES. No two replicas share one.
+
+    Args:
+        options: vLLM's.
+        replicas: How many replicas are served.
+
+    Returns:
+        An empty list if each replica sees what the server sees: there is only one, vLLM does not run on CUDA, or
+        there are too few GPUs, but `--gpu-memory-utilization` lets all replicas share.
+
+    Raises:
+        ReplicaError: There are too few GPUs.
+    """
+    from weft.engine.vllm_compat.names import current_platform
+
+    if replicas == 1 or not current_platform.is_cuda():
+        return []
+    import torch
+
+    count = torch.cuda.device_count()  # of those that are visible; it does not initialize CUDA
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if visible is None else [name.strip() for name in visible.split(",")][:count]
+    each = options.tensor_parallel_size * options.pipeline_parallel_size * options.prefill_context_parallel_size
+    found = share_gpus(names, replicas, each)
+    if not found and replicas * options.gpu_memory_utilization > 1:
+        raise ReplicaError(
+            f"{replicas} replicas with {each} GPU{'s' if each > 1 else ''} each need {replicas * each}, and the server "
+            f"sees {count}. Pass fewer --replicas, or --backend ray with a cluster that has more. To let all replicas "
+            f"share GPUs, pass a --gpu-memory-utilization of at most {100 // replicas / 100}."
+        )
+    return found
 
 
 def take_keys(options: Namespace, file: Path | None) -> KeyRing:

@@ -333,7 +333,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         passed=("detokenize", "extra_args", "ignore_eos", "max_tokens", "output_kind", "temperature"),
     ),
     "vllm.sampling_params.RequestOutputKind": Uses(read=("DELTA", "FINAL_ONLY")),
-    "vllm.platforms.interface.Platform": Uses(called={"is_cpu": "(self) -> bool"}),
+    "vllm.platforms.interface.Platform": Uses(called={"is_cpu": "(self) -> bool", "is_cuda": "(self) -> bool"}),
     # -- the control channel
     "vllm.v1.engine.core_client.AsyncMPClient": Uses(called={"call_utility_async": "(self, method, *args) -> Any"}),
     "vllm.v1.engine.core_client.SyncMPClient": Uses(called={"call_utility": "(self, method, *args) -> Any"}),

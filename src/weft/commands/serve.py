@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,9 @@ from rich.console import Console
 
 from weft.commands.choices import one_of
 from weft.commands.model import fetch_model
+from weft.core.errors import SwapArgumentError
+from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.core.routing import BALANCERS, DEFAULT_BALANCER, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
@@ -26,8 +30,21 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def serve(  # noqa: PLR0917  typer reads options off the signature
     context: typer.Context,
-    replicas: Annotated[int, typer.Option(min=1, help="How many engines serve the model.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="How many engines serve the model, each on GPUs of its own.")
+    ] = 1,
     policy: Annotated[str, one_of(POLICIES, help="The scheduling policy.")] = DEFAULT_POLICY,
+    kv_policy: Annotated[
+        str | None,
+        one_of(
+            KV_POLICIES,
+            help="What happens to KV between two calls; where contexts do not fit the KV cache, take next-use "
+            "(default: what the scheduling policy says).",
+        ),
+    ] = None,
+    host_kv_gib: Annotated[
+        float, typer.Option(help="GiB of host memory for KV, for each worker process of each engine; 0: none.")
+    ] = SwapConfig.space_gib,
     balancer: Annotated[str, one_of(BALANCERS, help="How the server chooses an engine for a call.")] = DEFAULT_BALANCER,
     backend: Annotated[
         Literal["mp", "ray"], typer.Option(help="Where engines run: processes of this host, or a Ray cluster.")
@@ -38,6 +55,10 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     max_calls: Annotated[
         int, typer.Option(min=1, help="The most calls in flight on an engine; further calls get status 429.")
     ] = DEFAULT_MAX_CALLS,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="The file that keeps what was learned of programs for the next start; it is created."),
+    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="A TOML file of API keys, each with a tenant, a weight and limits.")
     ] = None,
@@ -47,12 +68,14 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     Without MODEL the server has the embedded one. Any options of `vllm serve` may follow, such as --port. At SIGTERM or
     Ctrl-C, the calls in flight have --shutdown-timeout seconds to end.
     """
+    swap = _host_memory(host_kv_gib)
     check_vllm()
     with Console(stderr=True).status("reading the options, which takes vLLM some seconds"):
-        from weft.engine.serve.options import parse_options, take_keys, with_weights
+        from weft.engine.serve.options import gpus_of_replicas, parse_options, take_keys, with_weights
 
         options, engine_args = parse_options(context.args)
     keys = take_keys(options, api_key_file)
+    devices = gpus_of_replicas(options, replicas) if backend == "mp" else []
     if options.model is None and not is_embedded_model_ready():
         fetch_model()
     import uvloop  # vLLM brings it along
@@ -63,14 +86,24 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     engine_options: dict[str, Any] = {
         "models": [ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
         "policy": with_weights(policy, keys),
+        "kv_policy": kv_policy,
+        "swap": swap,
+        "history": history,
         "balancer": balancer,
         "backend": backend,
+        "devices": devices,
         "stealing": StealingConfig() if stealing else None,
         "max_calls": max_calls,
         **engine_args,
     }
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # as in vLLM's own server
     run(options, engine_options, keys, _announce)
+
+
+def _host_memory(gib: float) -> SwapConfig | None:
+    if not 0 <= gib < math.inf:
+        raise SwapArgumentError(f"--host-kv-gib is {gib:g}. Give the GiB for each worker, or 0 for no host memory.")
+    return SwapConfig(gib) if gib else None
 
 
 def _announce(engine: AsyncMultiLLMEngine, address: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.ids import EngineId
-from weft.core.routing.placement import Assignments, largest_share, share_cores
+from weft.core.routing.placement import Assignments, largest_share, share_cores, share_gpus
 
 A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
 
@@ -33,6 +33,21 @@ def test_no_core_is_given_twice(cores: set[int], shares: int) -> None:
     given_out = [core for share in share_cores(cores, shares) for core in share]
     assert len(given_out) == len(set(given_out))
     assert set(given_out) <= cores
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "each", "expected"),
+    [
+        (["0", "1"], 2, 1, ["0", "1"]),
+        (["0", "1", "2", "3", "4"], 2, 2, ["0,1", "2,3"]),
+        (["5", "GPU-a1", "2"], 3, 1, ["5", "GPU-a1", "2"]),
+        (["0", "1", "2"], 2, 2, []),
+        ([], 1, 1, []),
+    ],
+)
+def test_gpus_are_shared_out(gpus: list[str], replicas: int, each: int, expected: list[str]) -> None:
+    """Each replica gets as many as it needs, in the order of the names; if they do not suffice, no replica gets any."""
+    assert share_gpus(gpus, replicas, each) == expected
 
 
 @pytest.mark.parametrize(

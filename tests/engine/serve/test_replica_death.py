@@ -16,13 +16,17 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from served import url_of
 from threads import ONE_THREAD
+
+from weft.core.policies.history import History
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.anyio]
 
 CALLS = 32  # of each kind, four times as many as there are places
 TOKENS = 60
+HOST_GIB = 0.25
 
 
 class Server(NamedTuple):
@@ -41,12 +45,14 @@ class Server(NamedTuple):
 @pytest.fixture(scope="module")
 def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of this module's own, because its tests kill replicas."""
-    log = tmp_path_factory.mktemp("pair") / "log"
+    folder = tmp_path_factory.mktemp("pair")
+    log = folder / "log"
     command = [
         *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--served-model-name", "tiny", "--replicas", "2"),
         *("--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager"),
         # so that calls wait, and have no token yet
         *("--kv-cache-memory-bytes", str(256 << 20), "--policy", "fcfs", "--stealing"),
+        *("--kv-policy", "next-use", "--host-kv-gib", str(HOST_GIB), "--history", str(folder / "history.json")),
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **ONE_THREAD})
@@ -98,6 +104,19 @@ async def state(client: httpx.AsyncClient) -> dict[str, Any]:
     """What the server says of its replicas and programs."""
     found: dict[str, Any] = (await client.get("/weft/state")).json()
     return found
+
+
+async def test_the_options_of_the_kv_cache_reach_the_engine(pair: Server) -> None:
+    """Each replica has as much host memory as `--host-kv-gib` says, less what does not fill a block. The file of the
+    history is there."""
+    async with httpx.AsyncClient(base_url=pair.url, timeout=300) as client:
+        await ask(client, 0, "first")
+        metrics = (await client.get("/metrics")).text
+    (family,) = (each for each in text_string_to_metric_families(metrics) if each.name == "weft:kv_host_capacity_bytes")
+    capacities = [sample.value for sample in family.samples]
+    assert len(capacities) == 2
+    assert all(0.99 * HOST_GIB < capacity / 2**30 <= HOST_GIB for capacity in capacities), capacities
+    assert not History.from_json(pair.log.with_name("history.json").read_bytes()).models
 
 
 async def test_a_replica_is_killed_and_no_answer_is_lost_or_doubled(pair: Server) -> None:
