@@ -1,20 +1,20 @@
-"""One package for each agent framework. LangChain and AutoGen are extras, as in `pip install 'weft[langchain]'`."""
+"""One package for each agent framework. The framework itself is not among the packages that Weft requires."""
 
 from __future__ import annotations
 
 import importlib.util
 
 from weft.core.errors import MissingPackageError
+from weft.core.errors.install import pip_install
 
 
-def require_packages(user: str, *packages: str, install: str) -> None:
+def require_packages(user: str, *distributions: str) -> None:
     """Raise MissingPackageError if a package is not installed. The packages are not imported.
 
     Args:
         user: the integration that needs the packages.
-        packages: their import names.
-        install: the command, in backticks, that installs them.
+        distributions: their names for pip, which are those for `import` but for hyphens.
     """
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    missing = [name for name in distributions if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
-        raise MissingPackageError(user, missing, install)
+        raise MissingPackageError(user, missing, f"`{pip_install(*missing)}`")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from weft.integrations import require_packages
 
-require_packages("weft.integrations.fastapi", "starlette", install="`pip install fastapi uvicorn`")
+require_packages("weft.integrations.fastapi", "starlette")
 
 import asyncio
 import json

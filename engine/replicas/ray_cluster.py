@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from weft.core.errors import ClusterError
+from weft.core.errors.install import pip_install
 from weft.core.routing.placement import largest_share
 
 if TYPE_CHECKING:  # it imports vLLM, which takes seconds
@@ -36,7 +37,7 @@ class _Connection:
             import ray
         except ImportError:
             raise ClusterError(
-                "backend='ray' needs Ray, which is not installed. Run pip install 'weft[ray]' on every node of the "
+                f"backend='ray' needs Ray, which is not installed. Run `{pip_install('ray')}` on every node of the "
                 "cluster."
             ) from None
         with self._lock:

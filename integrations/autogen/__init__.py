@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from weft.integrations import require_packages
 
-require_packages(
-    "weft.integrations.autogen", "autogen_core", "autogen_agentchat", install="`pip install 'weft[autogen]'`"
-)
+require_packages("weft.integrations.autogen", "autogen-core", "autogen-agentchat")
 
 from weft.integrations.autogen.calls import ClientConfigError
 from weft.integrations.autogen.client import WeftChatCompletionClient

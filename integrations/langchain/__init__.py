@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from weft.integrations import require_packages
 
-require_packages("weft.integrations.langchain", "langchain_core", install="`pip install 'weft[langchain]'`")
+require_packages("weft.integrations.langchain", "langchain-core")
 
 from weft.integrations.langchain.chat_model import ChatWeft
 from weft.integrations.langchain.handler import ProgramCallbackHandler

@@ -15,12 +15,7 @@ from __future__ import annotations
 
 from weft.integrations import require_packages
 
-require_packages(
-    "weft.integrations.openai",
-    "openai",
-    "httpx2",
-    install="`pip install 'weft[cpu]'` or, with a GPU, `pip install 'weft[gpu]'`",
-)
+require_packages("weft.integrations.openai", "openai", "httpx2")
 
 from weft.integrations.openai.clients import openai_client, sync_openai_client
 from weft.integrations.openai.transport import AsyncTransport, Transport

@@ -19,6 +19,7 @@ import weft
 from weft.commands import cli, demo, doctor, model
 from weft.commands.doctor import Check
 from weft.core.errors import ModelPrepareError
+from weft.core.errors.install import pip_install
 from weft.core.policies import DEFAULT_POLICY, POLICIES, SIMULATED_POLICIES
 from weft.engine.models.embedded import ProgressCallback
 
@@ -227,4 +228,5 @@ def test_demo_without_langchain(
     monkeypatch.delitem(sys.modules, "weft.examples.react_langchain", raising=False)
     monkeypatch.setattr(sys, "meta_path", [NoLangChain(), *sys.meta_path])
     assert main("demo") == 1
-    assert capsys.readouterr().err == "error: the demo needs LangChain: pip install 'weft[langchain]'\n"
+    command = pip_install("langchain", "langchain-core", "langgraph")
+    assert capsys.readouterr().err == f"error: the demo needs LangChain: {command}\n"

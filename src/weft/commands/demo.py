@@ -9,6 +9,7 @@ import typer
 from weft.commands.choices import one_of
 from weft.commands.model import fetch_model
 from weft.core.errors import WeftError
+from weft.core.errors.install import pip_install
 from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.vllm_compat.version import check_vllm
@@ -32,7 +33,8 @@ def demo(
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in {"langchain", "langchain_core", "langgraph"}:
             raise
-        raise WeftError("the demo needs LangChain: pip install 'weft[langchain]'") from error
+        command = pip_install("langchain", "langchain-core", "langgraph")
+        raise WeftError(f"the demo needs LangChain: {command}") from error
     check_vllm()
     if model is None and not is_embedded_model_ready():
         fetch_model()

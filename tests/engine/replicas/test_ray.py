@@ -57,9 +57,9 @@ def test_an_address_that_does_not_answer(address: str, message: str) -> None:
 
 
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the extra to install."""
+    """The error says what to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ClusterError, match=r"pip install 'weft\[ray\]'"):
+    with pytest.raises(ClusterError, match=r"Run `pip install 'ray>=[\d.]+'` on every node"):
         RayLauncher(EngineId("e"), None, {}, 1, lambda *_: None, hang_timeout_s=None)
 
 
