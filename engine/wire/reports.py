@@ -60,10 +60,10 @@ def encode_account(account: SchedulerFigures) -> CallAccount:
 
 def decode_account(encoded: CallAccount, **tokens: int) -> Account:
     """The account, with the numbers of tokens that the scheduler does not know."""
-    if "waits" not in encoded:  # few calls have any
-        return Account(**encoded, **tokens)
-    waits = tuple((start_s, length_s) for start_s, length_s in encoded["waits"])
-    return Account(**{**encoded, "waits": waits}, **tokens)
+    figures: dict[str, Any] = encoded | tokens
+    if "waits" in figures:  # few calls have any
+        figures["waits"] = tuple((start_s, length_s) for start_s, length_s in figures["waits"])
+    return Account(**figures)
 
 
 def attach_account(params: dict[str, Any] | None, account: CallAccount) -> dict[str, Any]:
