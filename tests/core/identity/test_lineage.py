@@ -478,7 +478,7 @@ class LineageMachine(RuleBasedStateMachine):
     def sizes_are_counted(self) -> None:
         """What a table counts is the size of what it holds."""
         for table in (self.server.lineage._states, self.server.lineage._unprompted):
-            assert len(table) == sum(state.size for state in values(table))
+            assert len(table) == sum(state.size() for state in values(table))
 
     @invariant()
     def each_program_is_found(self) -> None:

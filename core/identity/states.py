@@ -1,0 +1,93 @@
+"""States: conversations after an answer, and which programs reached them and went on from them.
+
+The module docstring of `lineage.py` has the rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from weft.core.identity.conversations import Said
+from weft.core.identity.messages import Digest, Item, chain
+from weft.core.identity.recent import Recent
+from weft.core.ids import ProgramId
+
+SEVERAL: Final = ProgramId("")  # programs had an exchange, wrote a text, or went on with the same words
+_MOST_OWNERS: Final = 256  # of a state
+
+
+@dataclass(slots=True)
+class State:
+    """A conversation after an answer."""
+
+    owners: dict[ProgramId, str] = field(default_factory=dict)  # reached it, by a connection
+    waiting: set[ProgramId] = field(default_factory=set)  # of these, have not gone on
+    prompts: dict[Digest, ProgramId] = field(default_factory=dict)  # how it was continued, and by whom
+    is_crowded: bool = False  # more programs reached it than it has owners
+
+    def size(self) -> int:
+        """For how many states it counts: for one in a conversation without forks and twins."""
+        return max(1, len(self.owners), len(self.prompts))
+
+
+def longest(states: Recent[State], scope: str, said: Said) -> tuple[int, State | None]:
+    """The longest beginning of a conversation that is a state, and its place."""
+    for place in reversed(range(len(said.digests))):
+        state = states.get(scope, said.digests[place])
+        if state is not None:
+            return place, state
+    return -1, None
+
+
+def reached(
+    states: Recent[State], scope: str, prompt: Digest, answer: list[Item], program_id: ProgramId, *, peer: str
+) -> None:
+    """Note that a program has reached the state after a prompt and its answer."""
+    *_, digest = chain(prompt, answer)
+    state = states.get(scope, digest)
+    if state is None:
+        state = State()
+        states.put(scope, digest, state)
+    size = state.size()
+    if program_id in state.owners or len(state.owners) < _MOST_OWNERS:
+        state.owners[program_id] = peer
+        state.waiting.add(program_id)
+    else:
+        state.is_crowded = True
+    states.grow(scope, state.size() - size)
+
+
+def owner_by_connection(state: State, peer: str, latest: ProgramId | None) -> ProgramId | None:
+    """The latest program of a connection, if it reached a state by it, and no other that did has still to go on."""
+    waiting = [program_id for program_id in state.waiting if state.owners[program_id] == peer and program_id != latest]
+    return latest if latest is not None and state.owners.get(latest) == peer and not waiting else None
+
+
+def continued(state: State, said: Said, place: int, by_connection: ProgramId | None) -> ProgramId | None:
+    """The program that goes on from a state, which a conversation has at a place. None: it may be each of several."""
+    unknown = said.answer_after(place)
+    asked_by = state.prompts.get(said.question if unknown is None else said.digests[unknown - 1])
+    if by_connection is not None and (unknown is None or asked_by in (by_connection, SEVERAL)):
+        return by_connection
+    if state.is_crowded or asked_by == SEVERAL:
+        return None
+    if unknown is not None:
+        return asked_by  # the answer was changed
+    if len(state.owners) == 1:
+        return next(iter(state.owners))
+    # The request was sent again, unless it is the first one of a program that has not gone on.
+    return None if state.waiting else asked_by
+
+
+def go_on(states: Recent[State], scope: str, said: Said, program_id: ProgramId) -> None:
+    """Note that a program goes on from the longest state that its conversation begins with."""
+    place, state = longest(states, scope, said)
+    if state is None or said.answer_after(place) is not None:
+        return
+    size = state.size()
+    state.waiting.discard(program_id)
+    if said.question in state.prompts or len(state.prompts) < _MOST_OWNERS:
+        known = state.prompts.setdefault(said.question, program_id)
+        state.prompts[said.question] = program_id if known == program_id else SEVERAL
+    states.grow(scope, state.size() - size)
