@@ -1,6 +1,7 @@
-"""What a KV policy and host memory cost where the KV cache holds everything, on real engines with the tiny model.
+"""What a KV policy and host memory cost where the KV cache holds everything, on real engines.
 
-    python benchmarks/bench_kv_plenty.py --out bench_kv_plenty.json
+    python benchmarks/bench_kv_plenty.py --out bench_kv_plenty.json              # the tiny model
+    python benchmarks/bench_kv_plenty.py --model embedded --programs 12 --rate 0.3   # SmolLM2-135M, ten minutes
 
 The engines of all baselines serve the same programs in this process, one step of each in turn, as in `weft bench`. Here
 a step's parts are timed as well. Nothing has to be saved, so all that a baseline takes more than stock is its cost.
@@ -82,11 +83,12 @@ def main(
     rate: Annotated[float, typer.Option(help="Programs a second.")] = 0.7,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache holds.")] = 26_112,
     source: Annotated[str, typer.Option(help="Workload or trace.")] = "tools",
+    model: Annotated[str, typer.Option(help="tiny, embedded, or a folder in Hugging Face format.")] = "tiny",
     only: Annotated[str, typer.Option(help="Baselines to measure next to stock, with commas.")] = ",".join(BASELINES),
 ) -> None:
     """Measure, print a table, and write JSON."""
     names = tuple(dict.fromkeys([BASE, *only.split(",")]))
-    settings = BenchSettings(source, programs=programs, baselines=names, kv_tokens=kv_tokens)
+    settings = BenchSettings(source, programs=programs, baselines=names, kv_tokens=kv_tokens, model=model)
     console = Console(width=120)
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
@@ -124,7 +126,14 @@ def main(
         table.add_row(name, *cells)
     console.print(table)
     if out is not None:
-        sizes = {"rounds": rounds, "programs": programs, "rate": rate, "kv_tokens": kv_tokens, "source": source}
+        sizes = {
+            "rounds": rounds,
+            "programs": programs,
+            "rate": rate,
+            "kv_tokens": kv_tokens,
+            "source": source,
+            "model": model,
+        }
         out.write_text(json.dumps({"machine": machine(), "settings": sizes, "results": results}, indent=1))
 
 

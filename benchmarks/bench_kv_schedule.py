@@ -6,7 +6,7 @@ Open programs have left contexts in all free blocks, so every block that a step 
 running request gets one token, and nothing begins or ends. In *churn* one call arrives in each step, and on average one
 ends, which leaves a context, and one begins. The baselines step in turns, 20 ms apart by the scheduler's clock, so
 one step in 50 has an epoch. With *+host*, host memory of four times the KV cache keeps what is evicted; its workers
-copy in no time.
+copy in no time. *stock+host* is vLLM's own way to have it, `kv_offloading_size`.
 
 Where a scheduler lies in memory is worth several per cent. So each round makes all schedulers again, in an order of its
 own. The figure of a round is the ratio to stock of the medians of its steps, or of their means, in which the epochs
@@ -40,6 +40,8 @@ from weft.engine.vllm_compat.names import (
     AsyncScheduler,
     KVConnectorOutput,
     ModelRunnerOutput,
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
     Request,
     SamplingParams,
     get_request_block_hasher,
@@ -58,6 +60,7 @@ BASE: Final = "stock"
 BASELINES: Final[dict[str, str | None]] = {
     BASE: None,
     "stock-again": None,  # tells what the measurement itself is good for
+    "stock+host": None,
     "fcfs+lru": "lru",
     "fcfs+ended-first": "ended-first",
     "fcfs+ttl": "ttl",
@@ -82,9 +85,10 @@ class Bench:
         blocks = held_blocks + 4 * running
         weft: dict[str, Any] = {"additional_config": {"weft": {"name": "fcfs", "kv_policy": kv_policy}}}
         has_host = baseline.endswith("+host")
+        gib = HOST_MEMORY * blocks * BLOCK_BYTES / 2**30
         if has_host:
-            gib = HOST_MEMORY * blocks * BLOCK_BYTES / 2**30
             weft["kv_transfer_config"] = transfer_config(SwapConfig(gib, min_tokens=0))
+        stock = {"kv_offloading_size": gib} if has_host else {}
         self.scheduler = make_scheduler(
             AsyncScheduler if kv_policy is None else WeftScheduler,
             folder,
@@ -96,11 +100,11 @@ class Bench:
             max_num_seqs=running,
             max_num_batched_tokens=8192,
             enable_prefix_caching=True,
-            **({} if kv_policy is None else weft),
+            **(stock if kv_policy is None else weft),
         )
         if kv_policy is not None:
             self.scheduler.set_clock(lambda: self._step * STEP_S)
-        if has_host:
+        if has_host and kv_policy is not None:
             speed = WorkerReport(CopySpeed(1e-5, 2e10, 2e10))
             self.scheduler.connector.update_connector_output(_reported(speed))
         for number in range(held_blocks // CONTEXT_BLOCKS):
@@ -142,8 +146,15 @@ class Bench:
         self.scheduler.get_grammar_bitmask(output)  # as vLLM's engine does once the workers have the step
         ids = list(output.num_scheduled_tokens)
         ran = ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, [[5]] * len(ids))
-        if isinstance(copies := output.kv_connector_metadata, StepPlan) and copies.plan.number:
+        copies = output.kv_connector_metadata
+        if isinstance(copies, StepPlan) and copies.plan.number:
             ran.kv_connector_output = _reported(WorkerReport(executed=Executed(copies.plan.number)))
+        elif isinstance(copies, OffloadingConnectorMetadata):
+            done = dict.fromkeys((*copies.load_jobs, *copies.store_jobs), 1)
+            ran.kv_connector_output = KVConnectorOutput(
+                finished_recving={job.req_id for job in copies.load_jobs.values()},
+                kv_connector_worker_meta=OffloadingWorkerMetadata(done),
+            )
         self.scheduler.update_from_output(output, ran)
         return schedule_s, time.thread_time() - began_s
 

@@ -111,6 +111,7 @@ __all__ = [
 
 # Names that only tests and benchmarks use. They are imported when they are first read, because some of their modules
 # are slow to import, or belong to one platform.
+_OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common"
 _FOR_TESTS: Final = {
     "CPUModelRunner": "vllm.v1.worker.cpu_model_runner.CPUModelRunner",
     "CompletionOutput": "vllm.outputs.CompletionOutput",
@@ -119,6 +120,8 @@ _FOR_TESTS: Final = {
     "EngineShutdownState": "vllm.v1.engine.core.EngineShutdownState",
     "MsgpackDecoder": "vllm.v1.serial_utils.MsgpackDecoder",
     "MsgpackEncoder": "vllm.v1.serial_utils.MsgpackEncoder",
+    "OffloadingConnectorMetadata": f"{_OFFLOADING}.OffloadingConnectorMetadata",
+    "OffloadingWorkerMetadata": f"{_OFFLOADING}.OffloadingWorkerMetadata",
     "StructuredOutputsParams": "vllm.sampling_params.StructuredOutputsParams",
     "cpu_worker": "vllm.v1.worker.cpu_worker",
     "get_request_block_hasher": "vllm.v1.core.kv_cache_utils.get_request_block_hasher",
