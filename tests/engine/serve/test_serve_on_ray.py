@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from served import url_of
 from threads import ONE_THREAD
 
@@ -61,3 +62,47 @@ def test_calls_streams_and_the_state_of_a_server_on_ray(client: httpx.Client) ->
     late = client.post("/v1/chat/completions", json=body(max_tokens=1900), headers={"weft-timeout-s": "0.2"})
     assert late.status_code == 504
     assert "weft:replica_state" in client.get("/metrics").text
+
+
+def test_a_program_in_a_ray_task_and_in_an_actor(client: httpx.Client) -> None:
+    """A task and an actor of the same cluster, in processes of their own, connect and run a decorated program. Each is
+    one program on the server, which has ended when its function has returned."""
+    import ray
+
+    import weft
+    from weft.integrations.langchain import ChatWeft
+
+    url = str(client.base_url).rstrip("/")
+
+    @weft.program(name="in-ray")
+    def two_calls(model: ChatWeft, program: weft.Program) -> list[str]:
+        config: Any = program.config()
+        return [str(model.invoke(text, config).content) for text in ("hello", "hello again")]
+
+    def task() -> list[str]:
+        with weft.connect(url) as engine:
+            return two_calls(ChatWeft(engine=engine, max_tokens=4))
+
+    class Actor:
+        def __init__(self) -> None:
+            self._engine = weft.connect(url)
+
+        def run(self) -> list[str]:
+            answers = two_calls(ChatWeft(engine=self._engine, max_tokens=4))
+            self._engine.shutdown()
+            return answers
+
+    ray.init(address="auto", log_to_driver=False)
+    try:
+        actor: Any = ray.remote(num_cpus=0)(Actor).remote()
+        in_task: Any = ray.remote(num_cpus=0)(task).remote()
+        assert [len(answers) for answers in ray.get([in_task, actor.run.remote()])] == [2, 2]
+    finally:
+        ray.shutdown()
+    counts = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+        if sample.labels.get("program") == "in-ray"
+    }
+    assert (counts["weft:programs_ended_total"], counts["weft:calls_total"]) == (2, 4)
