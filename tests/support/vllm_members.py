@@ -48,7 +48,9 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("all_token_ids", "new_block_ids", "resumed_req_ids")),
     "vllm.v1.engine.EngineCoreOutput": Uses(read=("new_token_ids",)),
     "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read=("WORKER",)),
-    "vllm.v1.outputs.KVConnectorOutput": Uses(passed=("invalid_block_ids", "kv_connector_worker_meta")),
+    "vllm.v1.outputs.KVConnectorOutput": Uses(
+        passed=("finished_recving", "invalid_block_ids", "kv_connector_worker_meta")
+    ),
     "vllm.v1.outputs.ModelRunnerOutput": Uses(
         called={"__init__": "(self, req_ids, req_id_to_index, sampled_token_ids=<factory>, ...) -> None"},
         passed=("kv_connector_output",),
