@@ -23,7 +23,7 @@ from weft.engine.vllm_compat.names import (
     VllmConfig,
     renderer_from_config,
 )
-from weft.engine.wire.calls import decode_key, sent_later
+from weft.engine.wire.calls import decode_key, sent_later, wire_id
 from weft.engine.wire.control import CallKey
 
 # A call that kills every engine it runs on must not go through all of them for ever.
@@ -73,7 +73,8 @@ class Router:
         """
         session_id = kwargs.get("session_id")
         key = program_id, call_id = decode_key(sampling_params.extra_args, request_id, session_id)
-        arrival = Arrival(program_id, SessionId(session_id or request_id), len(prompt.get("prompt_token_ids") or ()))
+        session = SessionId(wire_id(session_id) or request_id)
+        arrival = Arrival(program_id, session, len(prompt.get("prompt_token_ids") or ()))
         has_delivered, delivered_tokens = False, OutputTokens(sampling_params)
         tried: list[EngineId] = []
         now_s = asyncio.get_running_loop().time
