@@ -58,14 +58,15 @@ $(VENV)/.installed: $(LOCK)
 	  f"this is {sys.version.split()[0]}: run make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@total=$$(cat $(LOCK) | grep -c '^[^ ]*=='); count=0; log=$(VENV)/pip.log; \
+	say() { if [ -t 1 ]; then printf '\r  %s' "$$*"; elif [ $$((count % 50)) = 0 ]; then echo "  $$*"; fi; }; \
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --require-hashes \
 	  --only-binary :all: $(addprefix -r ,$(LOCK)) 2>$$log | \
 	  while read -r word _; do case $$word in \
-	    Collecting|Processing|Requirement) count=$$((count + 1)); printf '\r  %d of %d packages' $$count $$total;; \
+	    Collecting|Processing|Requirement) count=$$((count + 1)); say $$count of $$total packages;; \
 	    Ignoring) total=$$((total - 1));; \
-	    Installing) printf '\r  installing %d packages' $$total;; \
+	    Installing) count=0; say installing $$total packages;; \
 	  esac; done || { printf '\npip failed, the end of %s:\n' $$log; tail -n 20 $$log; \
-	    ! grep -q '^ERROR: .*torch==[^ ]*+cpu' $$log || echo "$(TORCH_HINT)"; exit 1; }; echo
+	    ! grep -q '^ERROR: .*torch==[^ ]*+cpu' $$log || echo "$(TORCH_HINT)"; exit 1; }; if [ -t 1 ]; then echo; fi
 	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null || true
 	@touch $@
 

@@ -14,6 +14,7 @@
     ├── BenchError                      (ValueError) `weft bench` cannot be set up as asked
     ├── StateError                      (ValueError) a text that holds no state of an engine
     ├── NotReachableError               (ConnectionError) no Weft server answers at an address
+    ├── UnknownOptionError              (ValueError) a command has no option of this name
     ├── HistoryError                    (ValueError) a file or text that holds no history of programs
     ├── PolicyError                     (ValueError) unknown policy, bounds that do not increase, beta <= 0, ...
     ├── KvPolicyError                   (ValueError) unknown KV policy or parameter, a weight out of range, ...
@@ -97,6 +98,7 @@ from weft.core.errors.inputs import (
     SimulationError,
     StateError,
     TraceError,
+    UnknownOptionError,
 )
 from weft.core.errors.programs import (
     ArgumentTypeError,
@@ -153,6 +155,7 @@ __all__ = [
     "SwapError",
     "TraceError",
     "UnknownModelError",
+    "UnknownOptionError",
     "UnsupportedVllmError",
     "VllmUnavailableError",
     "WeftError",

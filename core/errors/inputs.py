@@ -57,6 +57,22 @@ class NotReachableError(WeftError, ConnectionError):
         )
 
 
+class UnknownOptionError(WeftError, ValueError):
+    """A command has no option of this name.
+
+    Args:
+        command: the command, such as "weft serve".
+        option: the name, as it was given.
+        near: the option whose name is nearest, if there is one.
+    """
+
+    def __init__(self, command: str, option: str, near: str | None) -> None:
+        advice = (
+            f"Did you mean {near}?" if near else f"`{command} --help` and `vllm serve --help=all` list the options."
+        )
+        super().__init__(f"{command} has no option {option:.100}. {advice}")
+
+
 class MissingPackageError(WeftError, ImportError):
     """A package that an integration is made for is not installed."""
 

@@ -16,7 +16,7 @@ _KINDS: Final = {
 }
 PAGE: Final = "index.html"
 ASSETS: Final = frozenset(path.name for path in _FOLDER.iterdir() if path.suffix in _KINDS and path.name != PAGE)
-PATHS: Final = frozenset({"/weft", "/weft/", *(f"/weft/page/{name}" for name in ASSETS)})
+PATHS: Final = frozenset({"/", "/weft", "/weft/", *(f"/weft/page/{name}" for name in ASSETS)})
 
 # Scripts and styles from this server only, none inside the page, and no text that becomes markup.
 _HEADERS: Final = {

@@ -39,6 +39,9 @@ def page_routes(
     def without_slash(_request: Request) -> Response:
         return RedirectResponse("../weft")  # to which the page's links are relative
 
+    def root(_request: Request) -> Response:
+        return RedirectResponse("weft")
+
     # These are no coroutines, so that long programs are encoded on other threads than the engine's event loop.
 
     def timeline(request: Request) -> Response:
@@ -54,6 +57,7 @@ def page_routes(
         return _json(perfetto([(found, 0.0)]), headers={"content-disposition": file})
 
     return [
+        Route("/", root),
         Route("/weft", index),
         Route("/weft/", without_slash),
         *(Route(f"/weft/page/{name}", partial(_file, name)) for name in sorted(ASSETS)),

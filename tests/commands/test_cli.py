@@ -62,6 +62,68 @@ def test_version() -> None:
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, f"weft {weft.__version__}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "same_as"),
+    [
+        (["-V"], ["--version"]),
+        (["-h"], ["--help"]),
+        (["top", "-h"], ["top", "--help"]),
+        (["trace", "-h"], ["trace", "--help"]),
+        (["model", "prepare", "-h"], ["model", "prepare", "--help"]),
+        (["serve", "some/model", "-h"], ["serve", "--help"]),
+    ],
+)
+def test_help_and_version_have_short_forms(
+    main: Callable[..., int], arguments: list[str], same_as: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every command."""
+    codes, outputs = [], []
+    for line in (arguments, same_as):
+        codes.append(main(*line))
+        outputs.append(capsys.readouterr().out.strip())
+    assert codes == [0, 0]
+    assert outputs[0] == outputs[1] != ""
+
+
+def test_help_shows_no_type_of_an_option_without_a_value(
+    main: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--json <bool>` would ask for a value that the option does not take."""
+    for command in ("", "graph", "bench", "serve", "sim", "top", "trace make", "trace export", "model prepare"):
+        main(*command.split(), "--help")
+    shown = capsys.readouterr().out
+    assert "--stealing" in shown
+    assert "<bool>" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ("--prot 8000", "has no option --prot. Did you mean --port?"),
+        ("some/model --prot=8000", "has no option --prot. Did you mean --port?"),
+        ("some/model --replica 2", "has no option --replica. Did you mean --replicas?"),
+        ("some/model --kv_polcy ttl", "has no option --kv-polcy. Did you mean --kv-policy?"),
+        ("some/model -xp 2", "has no option -xp. Did you mean -"),
+        ("some/model --xyzzyxyzzy", "has no option --xyzzyxyzzy. `weft serve --help` and `vllm serve --help=all`"),
+    ],
+)
+def test_a_mistyped_option_of_serve_is_refused_before_vllm_is_imported(arguments: str, advice: str) -> None:
+    """At once, with the nearest name; its value is not taken for the model."""
+    code = (
+        "import sys; from weft.commands.cli import main\n"
+        "code = main(); print('vllm' in sys.modules, 'torch' in sys.modules); sys.exit(code)"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", code, "serve", *arguments.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (completed.returncode, completed.stdout) == (2, "False False\n")
+    assert completed.stderr.startswith(f"error: weft serve {advice}")
+
+
 def test_help() -> None:
     """`weft --help` names every command."""
     completed = run("--help")

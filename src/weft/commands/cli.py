@@ -15,6 +15,7 @@ from weft import __version__
 from weft.commands.bench import bench
 from weft.commands.demo import demo
 from weft.commands.doctor import doctor
+from weft.commands.flags import HELP_NAMES, Command, Group
 from weft.commands.graph import graph
 from weft.commands.model import model_app
 from weft.commands.record import record
@@ -22,15 +23,18 @@ from weft.commands.serve import CONTEXT, serve
 from weft.commands.sim import sim
 from weft.commands.top import top
 from weft.commands.trace import trace_app
-from weft.core.errors import WeftError
+from weft.core.errors import UnknownOptionError, WeftError
 
 app = typer.Typer(
     name="weft",
+    cls=Group,
+    context_settings=HELP_NAMES,
     no_args_is_help=True,
     add_completion=False,
     help="Program-aware LLM serving for LangChain and AutoGen agents on stock vLLM.",
 )
 
+_USAGE = 2  # the exit code that typer gives for other mistakes in a command line
 _INTERRUPTED = 130  # the exit code that a shell reports for a command ended by Ctrl-C
 
 
@@ -43,16 +47,16 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
 
 
 for _command in (demo, graph, sim, bench, record, doctor):  # in the order of `weft --help`
-    app.command()(_command)
-app.command(context_settings=CONTEXT, options_metavar="[MODEL] [OPTIONS] [OPTIONS OF vllm serve]")(serve)
-app.command()(top)
+    app.command(cls=Command)(_command)
+app.command(cls=Command, context_settings=CONTEXT, options_metavar="[MODEL] [OPTIONS] [OPTIONS OF vllm serve]")(serve)
+app.command(cls=Command)(top)
 app.add_typer(trace_app, name="trace")
 app.add_typer(model_app, name="model")
 
@@ -77,5 +81,5 @@ def main() -> int:
             detail = " ".join(message.split())
             message = f"{type(error).__name__}: {detail} (set WEFT_DEBUG=1 for the traceback)"
         typer.echo(f"error: {message}", err=True)
-        return 1
+        return _USAGE if isinstance(error, UnknownOptionError) else 1
     return 0

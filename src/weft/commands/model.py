@@ -6,13 +6,14 @@ from pathlib import Path
 
 import typer
 
+from weft.commands.flags import Command, Group
 from weft.commands.progress import model_progress
 from weft.engine.models.embedded import embedded_model, is_embedded_model_ready
 
-model_app = typer.Typer(no_args_is_help=True, help="The embedded model.")
+model_app = typer.Typer(cls=Group, no_args_is_help=True, help="The embedded model.")
 
 
-@model_app.command()
+@model_app.command(cls=Command)
 def prepare() -> None:
     """Fetch and convert the embedded model, once, and print its folder."""
     if is_embedded_model_ready():

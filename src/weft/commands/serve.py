@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from weft.commands.choices import one_of
+from weft.commands.flags import check_flags
 from weft.commands.model import fetch_model
 from weft.core.errors import SwapArgumentError
 from weft.core.kv_cache.config import SwapConfig
@@ -19,13 +20,15 @@ from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.core.routing import BALANCERS, DEFAULT_BALANCER, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
 from weft.engine.models.embedded import is_embedded_model_ready
+from weft.engine.vllm_compat.serve_flags import SERVE_FLAGS
 from weft.engine.vllm_compat.version import check_vllm
 
 if TYPE_CHECKING:
     from weft.engine.multi import AsyncMultiLLMEngine
 
 # What is unknown here is for vLLM's own parser, the model included.
-CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+# -h is not typer's here, because typer would find it in vLLM's -dph.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
 
 
 def serve(  # noqa: PLR0917  typer reads options off the signature
@@ -68,6 +71,10 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     Without MODEL the server has the embedded one. Any options of `vllm serve` may follow, such as --port. At SIGTERM or
     Ctrl-C, the calls in flight have --shutdown-timeout seconds to end.
     """
+    if "-h" in context.args:
+        typer.echo(context.get_help())
+        raise typer.Exit
+    check_flags(context.args, SERVE_FLAGS, [name for each in context.command.params for name in each.opts])
     swap = _host_memory(host_kv_gib)
     check_vllm()
     with Console(stderr=True).status("reading the options, which takes vLLM some seconds"):
@@ -107,4 +114,5 @@ def _host_memory(gib: float) -> SwapConfig | None:
 
 
 def _announce(engine: AsyncMultiLLMEngine, address: str) -> None:
-    typer.echo(f"{', '.join(engine.models)} at {address} (Ctrl-C or SIGTERM ends the server)")
+    page = "" if address.startswith("unix:") else f"web page: {address}/weft; "
+    typer.echo(f"{', '.join(engine.models)} at {address} ({page}Ctrl-C or SIGTERM ends the server)")

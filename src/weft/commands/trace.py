@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from weft.commands.flags import Command, Group
 from weft.core.errors import SimulationError
 from weft.core.sim.load import ENOUGH, capacity, check_load
 from weft.core.sim.settings import SimSettings
 
 
-class _MakeUnlessNamed(TyperGroup):
+class _MakeUnlessNamed(Group):
     """Its first command where the first argument is the name of no command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -33,7 +33,7 @@ trace_app = typer.Typer(
 )
 
 
-@trace_app.command()
+@trace_app.command(cls=Command)
 def make(  # noqa: PLR0917  typer reads options off the signature
     source: Annotated[
         str,
@@ -83,7 +83,7 @@ def make(  # noqa: PLR0917  typer reads options off the signature
     typer.echo(out)
 
 
-@trace_app.command()
+@trace_app.command(cls=Command)
 def export(
     file: Annotated[
         Path, typer.Argument(help="A trace that `weft record` wrote, or graphs written with program.graph.to_json().")

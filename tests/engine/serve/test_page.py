@@ -68,6 +68,11 @@ def test_another_key_sees_no_timeline(served: Served, what: str) -> None:
     assert served.client.get(f"/weft/programs/none/{what}").status_code == 404
 
 
+def test_the_start_names_the_page(served: Served) -> None:
+    """Or only readers of the documentation would know of it."""
+    assert f"(web page: {served.url}/weft; Ctrl-C or SIGTERM ends the server)" in served.log.read_text()
+
+
 def test_the_page_needs_no_key_and_nothing_from_elsewhere(served: Served) -> None:
     """Its policy allows this server's scripts and styles only. It says that the server wants a key."""
     page = httpx.get(f"{served.url}/weft")
@@ -81,4 +86,5 @@ def test_the_page_needs_no_key_and_nothing_from_elsewhere(served: Served) -> Non
     for name in ("main.js", "programs.js", "program.js", "timeline.js", "server.js", "dom.js", "page.css", "icon.svg"):
         assert httpx.get(f"{served.url}/weft/page/{name}").status_code == 200
     assert httpx.get(f"{served.url}/weft/page/../routes.py").status_code == 401
-    assert httpx.get(f"{served.url}/weft/", follow_redirects=True).text == page.text
+    for path in ("/weft/", "/"):  # people type the address that the server's start names
+        assert httpx.get(f"{served.url}{path}", follow_redirects=True).text == page.text
