@@ -59,7 +59,7 @@ class Turn(NamedTuple):
 
 def _account(message: AIMessage) -> dict[str, Any]:
     """The account of the call that generated a message."""
-    return cast("dict[str, Any]", message.response_metadata["weft"])
+    return cast("dict[str, Any]", message.response_metadata["weft"][0])
 
 
 @weft.program

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough, ensure_config
 from langchain_core.tools import BaseTool
@@ -28,9 +28,10 @@ from weft.integrations.langchain.messages import (
     WholePydanticParser,
     WholePydanticToolsParser,
     to_chunk,
+    to_messages,
     to_result,
 )
-from weft.integrations.langchain.parameters import check_method, constructor_fields, request_fields
+from weft.integrations.langchain.parameters import check_method, check_one_answer, constructor_fields, request_fields
 
 
 class ChatWeft(BaseChatModel):
@@ -59,7 +60,7 @@ class ChatWeft(BaseChatModel):
     max_tokens: int | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: list[str] | None = None
+    stop: list[str] | str | None = None
     timeout: float | None = None
     """Seconds that a call may take, its time in the queue included; None: the engine's `call_timeout_s`."""
     streaming: bool = False
@@ -227,10 +228,11 @@ class ChatWeft(BaseChatModel):
         *,
         stream: bool = False,
     ) -> dict[str, Any]:
-        body = {**self._defaults(), **request_fields(kwargs), "messages": convert_to_openai_messages(messages)}
+        body = {**self._defaults(), **request_fields(kwargs), "messages": to_messages(messages)}
         if stop is not None:
             body["stop"] = stop
         if stream:
+            check_one_answer(body.get("n"))
             body["stream_options"] = {"include_usage": True}
         return body
 

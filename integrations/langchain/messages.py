@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage, UsageMetadata
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ToolMessage,
+    UsageMetadata,
+    convert_to_openai_messages,
+)
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.output_parsers import (
     BaseLLMOutputParser,
@@ -42,6 +49,28 @@ def input_content(messages: list[BaseMessage]) -> Content:
         elif isinstance(message, ToolMessage):
             ids.append(message.tool_call_id)
     return Content(tuple(texts), tuple(ids))
+
+
+def to_messages(messages: list[BaseMessage]) -> list[dict[str, Any]]:
+    """Convert messages to OpenAI's format, with the reasoning of all answers, from which the chat template chooses."""
+    converted: list[dict[str, Any]] = []
+    for message in messages:
+        own = convert_to_openai_messages([message])  # a list: some contents become several messages
+        if isinstance(message, AIMessage) and own and (reasoning := _reasoning_in(message, own[0])):
+            own[0]["reasoning"] = reasoning
+        converted += own
+    return converted
+
+
+def _reasoning_in(message: AIMessage, converted: dict[str, Any]) -> str:
+    """The reasoning of an answer. The blocks that have it are taken out of the content, where vLLM takes none."""
+    blocks = converted.get("content")
+    found = []
+    if isinstance(blocks, list):
+        found = [block for block in blocks if block.get("type") in ("reasoning", "thinking")]
+        converted["content"] = [block for block in blocks if block not in found] or ""
+    texts = (block.get("reasoning") or block.get("thinking") or "" for block in found)
+    return str(message.additional_kwargs.get("reasoning_content") or "".join(texts))
 
 
 class Answer:
@@ -132,7 +161,7 @@ def _metadata(response: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
         "model_name": response["model"],
         "finish_reason": choice.get("finish_reason"),
         "id": response["id"],
-        "weft": response["weft"],
+        "weft": [response["weft"]],  # LangChain joins the lists of two chunks; it cannot join seconds
         **_logprobs(choice),
     }
 

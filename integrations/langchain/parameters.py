@@ -63,6 +63,19 @@ def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def check_one_answer(count: object) -> None:
+    """Check the `n` of a stream.
+
+    Raises:
+        InvalidRequestError: It asks for several answers, whose pieces LangChain would join into one text.
+    """
+    if isinstance(count, int) and count > 1:
+        raise InvalidRequestError(
+            f"n is {count}, and LangChain joins all pieces of a stream into one message. Leave out n and stream each "
+            "answer by a call of its own, or get the answers whole with `generate` or `agenerate` and streaming=False."
+        )
+
+
 def check_method(method: str) -> None:
     """Check the `method` of `with_structured_output`.
 

@@ -20,10 +20,11 @@ class CallRecorder(BaseCallbackHandler):
     def on_llm_end(self, response: LLMResult, **_kwargs: Any) -> None:
         """Record the reports of a call's messages."""
         for generations in response.generations:
-            self.calls += [generation.message.response_metadata["weft"] for generation in generations]  # type: ignore[union-attr]
+            self.calls += [report(generation.message) for generation in generations]  # type: ignore[union-attr]
 
 
 def report(message: BaseMessage) -> dict[str, Any]:
     """The ids and the account of the call that generated a message."""
-    found: dict[str, Any] = message.response_metadata["weft"]
-    return found
+    found: list[dict[str, Any]] = message.response_metadata["weft"]
+    assert len(found) == 1
+    return found[0]

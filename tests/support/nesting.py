@@ -337,7 +337,7 @@ class Builder:
             return text if part.passes_text else f"go on{_mark(text)}"
 
         def note(message: AIMessage) -> str:
-            self.names[message.response_metadata["weft"]["call_id"]] = f"{part.name}#{_mark(message.text)[2:-1]}"
+            self.names[message.response_metadata["weft"][0]["call_id"]] = f"{part.name}#{_mark(message.text)[2:-1]}"
             return message.text
 
         model: Any = ChatWeft(engine=self.engine, name=part.name)

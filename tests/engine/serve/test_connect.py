@@ -113,7 +113,7 @@ async def test_a_langchain_program_is_one_program_until_it_returns(remote: Front
         for question in ("Where?", "When?"):
             answer = await model.ainvoke(question, config=program.config())
         seen.append((program, listed(served, program)))
-        return str(answer.response_metadata["weft"]["program_id"])
+        return str(answer.response_metadata["weft"][0]["program_id"])
 
     program_id = await run()
     ((program, there),) = seen
