@@ -39,6 +39,7 @@ from weft.integrations.autogen.calls import (
     until_cancelled,
 )
 from weft.integrations.autogen.messages import (
+    ReasonedCalls,
     ToolChoice,
     to_messages,
     to_response_format,
@@ -103,6 +104,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         self._fields = {**{name: value for name, value in sampling.items() if value is not None}, **fields}
         self._name_prefixes = add_name_prefixes
         self._usage = Usage()
+        self._reasoned = ReasonedCalls()  # shared with the clients bound from this one
         self._model_info = model_info or ModelInfo(
             vision=False,
             function_calling=True,
@@ -161,6 +163,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
                 cancellation_token.link_future(answer)
             response = await answer
             result = to_result(response, self._model_info["family"])
+            self._reasoned.add(response)
             call.set_result(result)
         self._usage.add(result.usage)
         log_call(body, response, result)
@@ -193,6 +196,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
                         yield text
             response = streamed.joined()
             result = to_result(response, self._model_info["family"])
+            self._reasoned.add(response)
             call.set_result(result)
         self._usage.add(result.usage)
         log_stream_end(response, result)
@@ -210,7 +214,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         check_client_fields(extra)
         info = self._model_info
         body = {**self._fields, **extra}
-        body["messages"] = to_messages(messages, info, name_prefixes=self._name_prefixes)
+        body["messages"] = to_messages(messages, info, self._reasoned, name_prefixes=self._name_prefixes)
         own_choice = body.pop("tool_choice", "auto")
         if tools:
             _require(info, "function_calling", "tools")

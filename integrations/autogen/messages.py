@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from autogen_core import Image
 from autogen_core.models import (
+    AssistantMessage,
     FunctionExecutionResultMessage,
     LLMMessage,
     ModelInfo,
@@ -17,12 +20,42 @@ from autogen_core.tools import Tool, ToolSchema
 from pydantic import BaseModel
 
 from weft.core.errors import InvalidRequestError
+from weft.core.locks import fork_safe
 
+_KEPT: Final = 10_000  # tool calls, of conversations that go on
 ToolChoice = Tool | Literal["auto", "required", "none"]
 
 
-def to_messages(messages: Sequence[LLMMessage], model_info: ModelInfo, *, name_prefixes: bool) -> list[dict[str, Any]]:
-    """Convert messages to OpenAI's format.
+class ReasonedCalls:
+    """The tool calls of answers whose thought was reasoning. Any thread may use it.
+
+    AutoGen keeps one thought with tool calls: their reasoning, or the text before them. The chat template needs to know
+    which one it is.
+    """
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._lock = fork_safe(threading.Lock())
+
+    def add(self, response: Mapping[str, Any]) -> None:
+        """Take a whole answer, in OpenAI's format."""
+        message = response["choices"][0]["message"]
+        if not message.get("reasoning"):
+            return
+        with self._lock:
+            self._ids.update(dict.fromkeys(call["id"] for call in message.get("tool_calls") or ()))
+            while len(self._ids) > _KEPT:
+                self._ids.popitem(last=False)
+
+    def has(self, message: AssistantMessage) -> bool:
+        """Whether the thought of a message is the model's reasoning. With text, it always is."""
+        return isinstance(message.content, str) or any(call.id in self._ids for call in message.content)
+
+
+def to_messages(
+    messages: Sequence[LLMMessage], model_info: ModelInfo, reasoned: ReasonedCalls, *, name_prefixes: bool
+) -> list[dict[str, Any]]:
+    """Convert messages to OpenAI's format, with the reasoning of all answers, from which the chat template chooses.
 
     Raises:
         InvalidRequestError: A message has an image and the model has no vision, or the chat template cannot render the
@@ -30,7 +63,9 @@ def to_messages(messages: Sequence[LLMMessage], model_info: ModelInfo, *, name_p
     """
     if not model_info.get("multiple_system_messages"):
         messages = _one_system_message(messages)
-    return [converted for message in messages for converted in _to_message(message, model_info, name_prefixes)]
+    return [
+        converted for message in messages for converted in _to_message(message, model_info, reasoned, name_prefixes)
+    ]
 
 
 def _one_system_message(messages: Sequence[LLMMessage]) -> list[LLMMessage]:
@@ -48,7 +83,9 @@ def _one_system_message(messages: Sequence[LLMMessage]) -> list[LLMMessage]:
     return [*messages[:first], SystemMessage(content=text), *messages[last + 1 :]]
 
 
-def _to_message(message: LLMMessage, model_info: ModelInfo, name_prefixes: bool) -> Iterator[dict[str, Any]]:
+def _to_message(
+    message: LLMMessage, model_info: ModelInfo, reasoned: ReasonedCalls, name_prefixes: bool
+) -> Iterator[dict[str, Any]]:
     if isinstance(message, SystemMessage):
         yield {"role": "system", "content": message.content}
     elif isinstance(message, UserMessage):
@@ -57,14 +94,19 @@ def _to_message(message: LLMMessage, model_info: ModelInfo, name_prefixes: bool)
     elif isinstance(message, FunctionExecutionResultMessage):
         for result in message.content:
             yield {"role": "tool", "tool_call_id": result.call_id, "name": result.name, "content": result.content}
-    elif isinstance(message.content, str):
-        yield {"role": "assistant", "content": message.content}
     else:
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.content
-        ]
-        yield {"role": "assistant", "content": message.thought, "tool_calls": calls}
+        yield _to_assistant(message, is_reasoned=reasoned.has(message))
+
+
+def _to_assistant(message: AssistantMessage, *, is_reasoned: bool) -> dict[str, Any]:
+    reasoning = {"reasoning": message.thought} if message.thought and is_reasoned else {}
+    if isinstance(message.content, str):
+        return {"role": "assistant", "content": message.content, **reasoning}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.content
+    ]
+    return {"role": "assistant", "content": None if reasoning else message.thought, **reasoning, "tool_calls": calls}
 
 
 def _user_content(message: UserMessage, prefix: str, model_info: ModelInfo) -> str | list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import PIL.Image
 from autogen_core import FunctionCall, Image
 from autogen_core.models import (
     AssistantMessage,
+    CreateResult,
     FunctionExecutionResult,
     FunctionExecutionResultMessage,
     LLMMessage,
@@ -24,9 +26,12 @@ from autogen_core.models import (
 from autogen_core.tools import FunctionTool, ToolSchema
 from pydantic import BaseModel
 
+import weft
 from weft.core.errors import InvalidRequestError, OutputParsingError
-from weft.integrations.autogen.messages import to_messages, to_response_format, to_tool_choice, to_tools
+from weft.integrations.autogen import WeftChatCompletionClient
+from weft.integrations.autogen.messages import ReasonedCalls, to_messages, to_response_format, to_tool_choice, to_tools
 from weft.integrations.autogen.results import StreamedResponse, check_complete, to_result
+from weft.testing import Reply, ScriptedEngine
 
 INFO = ModelInfo(
     vision=False,
@@ -40,7 +45,7 @@ CALL = FunctionCall(id="call-1", name="weather", arguments='{"city": "Paris"}')
 
 
 def written(*messages: LLMMessage, name_prefixes: bool = False, **info: Any) -> list[dict[str, Any]]:
-    return to_messages(messages, ModelInfo(**{**INFO, **info}), name_prefixes=name_prefixes)
+    return to_messages(messages, ModelInfo(**{**INFO, **info}), ReasonedCalls(), name_prefixes=name_prefixes)
 
 
 def weather(city: str) -> str:
@@ -61,19 +66,58 @@ def test_every_kind_of_message() -> None:
     assert written(
         SystemMessage(content="Be kind."),
         UserMessage(content="Hello", source="ann"),
-        AssistantMessage(content="Hi", source="bob", thought="not converted"),
+        AssistantMessage(content="Hi", source="bob", thought="Greet."),
         AssistantMessage(content=[CALL], source="bob"),
         AssistantMessage(content=[CALL], source="bob", thought="I look."),
         FunctionExecutionResultMessage(content=results),
     ) == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "name": "ann", "content": "Hello"},
-        {"role": "assistant", "content": "Hi"},
+        {"role": "assistant", "content": "Hi", "reasoning": "Greet."},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "assistant", "content": "I look.", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call-1", "name": "weather", "content": "sun"},
         {"role": "tool", "tool_call_id": "call-2", "name": "weather", "content": "rain"},
     ]
+
+
+class Thinking(ScriptedEngine):
+    """An engine with a model that thinks before each answer."""
+
+    async def chat(self, body: Mapping[str, Any], *identity: Any) -> dict[str, Any]:
+        answer = await super().chat(body, *identity)
+        answer["choices"][0]["message"]["reasoning"] = "I think."
+        return answer
+
+    async def chat_stream(self, body: Mapping[str, Any], *identity: Any) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"choices": [{"index": 0, "delta": {"reasoning": "I think."}}]}
+        async for each in super().chat_stream(body, *identity):
+            yield each
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("kind", "sent"), [(Thinking, ("I think.", None)), (ScriptedEngine, (None, "I say."))], ids=["thinks", "says"]
+)
+async def test_reasoning_goes_back_as_reasoning_and_the_text_before_tool_calls_as_text(
+    kind: type[ScriptedEngine], sent: tuple[str | None, str | None], streams: bool
+) -> None:
+    """AutoGen keeps both as a thought. A client remembers which one it was, also for the clients bound from it."""
+    replies = [Reply("" if kind is Thinking else "I say.", [("weather", {"city": "Paris"})]), "done"]
+    with kind(replies) as engine, weft.Program() as program:
+        client = WeftChatCompletionClient(engine)
+        asked = UserMessage(content="Is it warm?", source="ann")
+        if streams:
+            answer = [each async for each in client.bind(program).create_stream([asked])][-1]
+        else:
+            answer = await client.bind(program).create([asked])
+        assert isinstance(answer, CreateResult)
+        assert isinstance(answer.content, list)
+        message = AssistantMessage(content=answer.content, source="bob", thought=answer.thought)
+        await client.bind(program).create([asked, message])
+    back = engine.calls[1].body["messages"][1]
+    assert (back.get("reasoning"), back["content"]) == sent
 
 
 def test_names_as_prefixes() -> None:
