@@ -133,6 +133,14 @@ class History:
             data = json.loads(text)
         except (ValueError, RecursionError):
             raise HistoryError("it is not JSON") from None
+        try:
+            return cls._decode(data)
+        except RecursionError:  # a value that a message would quote
+            raise HistoryError("it is nested too deeply") from None
+
+    @classmethod
+    def _decode(cls, data: Any) -> Self:
+        """Raises HistoryError: see `from_json`."""
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise HistoryError("it is not a history of Weft")
         if data.get("version") != VERSION:

@@ -13,7 +13,6 @@ the fields of `weft.core.prediction.Cost`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
@@ -33,7 +32,8 @@ def encode_graphs(templates: Templates) -> dict[str, Any]:
     for name, template in reversed(list(templates)):
         if template.ended:
             nodes = _nodes(template.graph)
-            row = {"name": name, "ended": template.ended, "weight": round(template.weight, 6), "nodes": nodes}
+            weight = max(round(template.weight, 6), 1e-6)  # 0 would be no weight, and the file could not be read
+            row = {"name": name, "ended": template.ended, "weight": weight, "nodes": nodes}
             size += len(json.dumps(row))
             if size > MOST_BYTES:
                 break
@@ -103,9 +103,10 @@ def _graph(rows: list[Any]) -> ExecutionGraph:
 
 
 def _number(value: object) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= _MOST:  # type: ignore[arg-type, operator]
+    # A whole number may be too large for a float, and NaN is not in any range.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
         raise ValueError(f"{value!r:.40} is no count")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _count(value: object) -> int:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
+import fuzz_history
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from weft.core.errors import HistoryError
 from weft.core.ids import CallId, ProgramId, ThreadId
@@ -94,3 +99,25 @@ def test_execution_graphs_are_in_the_file_after_the_next_save(path: Path) -> Non
     assert path.stat().st_mtime_ns == saved, "nothing has changed"
     (row,) = HistoryFile(path).graphs.rows()
     assert (row.name, row.ended, row.calls) == ("chat", 1, 1.0)
+
+
+@given(changes=st.binary(max_size=40))
+@example(changes=b"")
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damaged_file_is_set_aside_and_the_engine_starts(tmp_path: Path, changes: bytes) -> None:
+    """Odd values at any place of a good file. The next start finds a file that can be used."""
+    path = tmp_path / "h.json"
+    path.write_bytes(fuzz_history.changed(changes))
+    HistoryFile(path).save()
+    History.from_json(path.read_bytes())
+
+
+@pytest.mark.parametrize("number", [f"1{'0' * 400}", "1e400", "NaN", f"1{'0' * 5000}"])
+def test_a_number_that_no_float_holds_is_set_aside(path: Path, number: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning, and the engine starts."""
+    good = json.dumps(fuzz_history.good())
+    path.write_text(re.sub(r'"weight": [^,]+', f'"weight": {number}', good))
+    HistoryFile(path)
+    HistoryFile(path)
+    (warning,) = caplog.records
+    assert "a history of programs cannot be used" in warning.getMessage()
