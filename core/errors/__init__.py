@@ -26,7 +26,8 @@
     │   ├── OutputParsingError          the model's output does not have the requested structure
     │   ├── CallFailedError             the engine failed on this call; other calls are not affected
     │   ├── OverloadedError             too many calls are in flight; the error says when to retry
-    │   │   └── KeyLimitError           an API key has reached a limit of its own
+    │   │   ├── KeyLimitError           an API key has reached a limit of its own
+    │   │   └── ArrivingError           too much of other requests is still arriving at the server
     │   ├── DeadlineError               (TimeoutError) the call, or its program, exceeded its time limit
     │   ├── ReplicaLostError            the replica that ran the call died; the error says how much was delivered
     │   └── ScriptError                 (AssertionError) a `weft.testing.ScriptedEngine` has no reply for the call
@@ -58,6 +59,7 @@ from __future__ import annotations
 
 from weft.core.errors.base import WeftError, restored
 from weft.core.errors.calls import (
+    ArrivingError,
     CallError,
     CallFailedError,
     ContextLengthError,
@@ -112,6 +114,7 @@ from weft.core.errors.swaps import PoolClosedError, SwapArgumentError, SwapDevic
 
 __all__ = [
     "ArgumentTypeError",
+    "ArrivingError",
     "BalancerError",
     "BenchError",
     "CallError",

@@ -79,6 +79,24 @@ class KeyLimitError(OverloadedError):
         self.retry_after_s = retry_after_s
 
 
+class ArrivingError(OverloadedError):
+    """Too much of other requests is still arriving, so this one was not read to its end.
+
+    Args:
+        held: what is arriving, e.g. "512 requests".
+        holder: whose bound this is: "this server" or "this client".
+    """
+
+    def __init__(self, held: str, holder: str) -> None:
+        retry_after_s = 1.0  # nobody knows when a sender goes on
+        CallError.__init__(
+            self,
+            f"{held} that are not complete are arriving, and {holder} may have no more of them. Send the request again "
+            f"in {retry_after_s:.0f} s, send fewer at once, or send smaller ones.",
+        )
+        self.retry_after_s = retry_after_s
+
+
 class DeadlineError(CallError, TimeoutError):
     """A call was aborted because the call or its program exceeded its time limit.
 

@@ -15,7 +15,8 @@ class Refused(StrEnum):
     MAX_CALLS = "max_calls"
     MAX_PROGRAMS = "max_programs"
     MAX_BODY_BYTES = "max_body_bytes"  # of the key or of the server
-    OVERLOADED = "overloaded"  # the server has as many calls as it takes
+    OVERLOADED = "overloaded"  # the server has as many calls, or holds as much of arriving requests, as it takes
+    SLOW = "slow"  # the body was not complete in time
     MALFORMED = "malformed"  # the fields that Weft reads
     STOPPING = "stopping"  # the server
 

@@ -73,6 +73,19 @@ class ServedEngine(EngineClient):
             raise EngineClosedError
         self._requests.admit(key, request)
 
+    def count_call(self, key: ApiKey) -> None:
+        """Count a call of which the request is arriving against the limit of its API key; `uncount_call` follows, or
+        `admit` with `is_counted`.
+
+        Raises:
+            KeyLimitError: The key has as many calls as it may.
+        """
+        self._requests.count_call(key)
+
+    def uncount_call(self, key: ApiKey) -> None:
+        """The request was given up before it was admitted."""
+        self._requests.uncount_call(key)
+
     def request(self, key: str) -> ServedRequest | None:
         """An HTTP request that was admitted and has not ended."""
         return self._requests.get(key)

@@ -26,6 +26,7 @@ from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.reports import add_report, add_report_to_events, ends_choice, replace_error, report_of
 from weft.engine.serve.requests import ServedRequest
+from weft.engine.server.arrivals import Arrivals
 from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.server.http_errors import error_body, error_code, error_for, error_headers, typed_error
 
@@ -71,7 +72,7 @@ class ServeRequests(CheckIds):
         key = key_of(scope)
         assert key is not None  # noqa: S101  see __call__
         limit = min(self._max_body_bytes, key.max_body_bytes or self._max_body_bytes)
-        return _ServedExchange(scope, receive, send, limit, engine=self._engine, client=key)
+        return _ServedExchange(scope, receive, send, limit, self._arrivals, engine=self._engine, client=key)
 
 
 class _ServedExchange(Exchange):
@@ -86,11 +87,14 @@ class _ServedExchange(Exchange):
         receive: Receive,
         send: Send,
         max_body_bytes: int,
+        arrivals: Arrivals,
         *,
         engine: ServedEngine,
         client: ApiKey,
     ) -> None:
-        super().__init__(scope, receive, send, max_body_bytes, id_scope=client.scope, takes_figures=client.is_trusted)
+        super().__init__(
+            scope, receive, send, max_body_bytes, arrivals, id_scope=client.scope, takes_figures=client.is_trusted
+        )
         self._client = client
         self._path = path_of(scope)
         self._engine = engine
@@ -101,6 +105,7 @@ class _ServedExchange(Exchange):
         self._answers: AnswerReader | None = None
         self._found: ServedRequest | None = None
         self._refused_by: WeftError | None = None
+        self._is_counted = False  # against the limit of its API key, and no call has taken the place
         self._held: Message | None = None  # the start of a whole response, until its length is known
         self._whole = bytearray()
 
@@ -152,6 +157,7 @@ class _ServedExchange(Exchange):
         del request
         if self._found is None:
             return None
+        self._found.is_counted = self._is_counted
         try:
             self._engine.admit(self._key, self._found)
         except WeftError as error:
@@ -160,7 +166,19 @@ class _ServedExchange(Exchange):
                 HTTPStatus.TOO_MANY_REQUESTS if isinstance(error, OverloadedError) else HTTPStatus.SERVICE_UNAVAILABLE
             )
             return Refusal(status, str(error), _encoded(error))
+        finally:
+            self._is_counted = self._found.is_counted
         return None
+
+    def arriving(self) -> None:
+        """Count the call before its bytes are held, or a key could hold any number of bodies beside its calls."""
+        if self._path in _ADMITTED:
+            self._engine.count_call(self._client)
+            self._is_counted = True
+
+    def overloaded(self, error: OverloadedError) -> Refusal:
+        self._refused_by = error
+        return super().overloaded(error)
 
     async def _refuse(self, refusal: Refusal) -> None:
         await super()._refuse(refusal)
@@ -168,6 +186,8 @@ class _ServedExchange(Exchange):
             reason = refused_by(self._refused_by)
         elif refusal.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             reason = Refused.MAX_BODY_BYTES
+        elif refusal.status is HTTPStatus.REQUEST_TIMEOUT:
+            reason = Refused.SLOW
         else:
             reason = Refused.MALFORMED
         self._engine.refused(reason, self._client)
@@ -252,6 +272,8 @@ class _ServedExchange(Exchange):
         return error_for(self._path, status.value, message, code)
 
     def end(self) -> None:
+        if self._is_counted:
+            self._engine.uncount_call(self._client)
         self._engine.end_request(self._key)
 
     def _seconds(self, name: bytes) -> float | None:

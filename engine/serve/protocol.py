@@ -9,13 +9,16 @@ from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from weft.engine.server.arrivals import BODY_S
 from weft.engine.server.http_errors import openai_error
 
 _HEAD_S: Final = 60.0
+_MORE_S: Final = 5.0  # for the application's own answer to a body that is slow
 
 
 class LimitedHttp(HttpToolsProtocol):
-    """Refuses requests whose head is too large with status 431, and closes connections that are slow with it.
+    """Refuses requests whose head is too large with status 431, and closes connections that are slow with a head, or
+    with a body, also if nobody reads that body.
 
     Attributes:
         max_head_bytes: Of a request's first line and headers.
@@ -53,7 +56,13 @@ class LimitedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_of_head()
+        if not self.parser.should_upgrade():  # else another protocol has the connection from now on
+            self._slow = self.loop.call_later(BODY_S + _MORE_S, self.transport.close)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._end_of_head()
+        super().on_message_complete()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)

@@ -25,6 +25,7 @@ class ServedRequest:
         fingerprint: Of its system prompt and tools.
         traceparent: The header of the client's own span; "" if there is none.
         is_reserved: It was admitted as one call, and no call has taken the place yet.
+        is_counted: A call of it was counted against the limit of its key while it arrived, and was not admitted yet.
         is_call: It is one call that no HTTP request is known of; its program ends with it.
         deadline_s: Seconds after which its program should have ended; None: whenever.
         failure: The error with which a call of it ended.
@@ -37,6 +38,7 @@ class ServedRequest:
     fingerprint: Callable[[], str]
     traceparent: str = ""
     is_reserved: bool = True
+    is_counted: bool = False
     is_call: bool = False
     deadline_s: float | None = None
     failure: WeftError | None = None
@@ -103,8 +105,22 @@ class ServedRequests:
         Raises:
             KeyLimitError: The key has as many calls in flight as it may.
         """
-        self._calls_of_keys.enter(request.key, self._clock())
+        if not request.is_counted:
+            self.count_call(request.key)
+        request.is_counted = False
 
     def leave_call(self, request: ServedRequest) -> None:
         """A call that was counted has ended."""
-        self._calls_of_keys.leave(request.key, self._clock())
+        self.uncount_call(request.key)
+
+    def count_call(self, key: ApiKey) -> None:
+        """Count a call of an API key; `uncount_call` follows.
+
+        Raises:
+            KeyLimitError: The key has as many calls as it may.
+        """
+        self._calls_of_keys.enter(key, self._clock())
+
+    def uncount_call(self, key: ApiKey) -> None:
+        """A call that was counted has ended, or was given up."""
+        self._calls_of_keys.leave(key, self._clock())

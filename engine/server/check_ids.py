@@ -12,13 +12,16 @@ waits until the application asks for the body, which is after authentication.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
-from weft.core.errors import EngineStartError, InvalidIdError, InvalidRequestError
+from weft.core.errors import EngineStartError, InvalidIdError, InvalidRequestError, OverloadedError
+from weft.engine.server.arrivals import Arrivals, ArrivingBody
+from weft.engine.server.http_errors import error_headers, error_status
 from weft.engine.server.identity import (
     fields_of_form,
     figures_of_request,
@@ -66,11 +69,13 @@ class CheckIds:
     Args:
         app: The application.
         max_body_bytes: The largest body that is read.
+        arrivals: Bounds what is arriving; None: by the usual bounds.
     """
 
-    def __init__(self, app: App, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: App, max_body_bytes: int = MAX_BODY_BYTES, arrivals: Arrivals | None = None) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._arrivals = arrivals or Arrivals(max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # vLLM reads no ids from websockets
@@ -88,7 +93,7 @@ class CheckIds:
 
     def make_exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         """What stands between the server and the application for one request."""
-        return Exchange(scope, receive, send, self._max_body_bytes)
+        return Exchange(scope, receive, send, self._max_body_bytes, self._arrivals)
 
 
 class Refusal(NamedTuple):
@@ -112,16 +117,19 @@ class Exchange:
         receive: Receive,
         send: Send,
         max_body_bytes: int,
+        arrivals: Arrivals,
         *,
         id_scope: str | None = None,
         takes_figures: bool | None = None,
     ) -> None:
         self._receive, self._send = receive, send
         self._max_body_bytes = max_body_bytes
+        self._arrivals = arrivals
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self._id_scope = scope_of(self._headers) if id_scope is None else id_scope
         self._takes_figures = server_takes_figures(scope.get("app")) if takes_figures is None else takes_figures
-        self._has_read = False  # the body
+        self._has_read = False  # the body, or has begun to
+        self._is_whole = False  # the body, which has arrived to its end
         self._has_begun = False  # the application's response
         self.has_refused = False
         self._refusal: Refusal | None = None
@@ -139,6 +147,13 @@ class Exchange:
         """
         del request
         return False
+
+    def arriving(self) -> None:
+        """The body is not complete, and the server is to hold its bytes.
+
+        Raises:
+            OverloadedError: The client has as many requests as it may.
+        """
 
     def take(self, request: dict[str, Any]) -> Refusal | None:
         """The client is authenticated, and the ids are in their scope. Returns why the request is refused, if it is."""
@@ -182,16 +197,44 @@ class Exchange:
         announced = self._header(b"content-length").lstrip(b"0")
         if announced.isdigit() and (len(announced) > len(str(limit)) or int(announced) > limit):
             return too_large
-        body = bytearray()
+        seconds = self._arrivals.body_s
+        try:
+            with self._arrivals.body(self._id_scope) as body:
+                async with asyncio.timeout(seconds):
+                    return await self._collect(body, too_large)
+        except OverloadedError as error:
+            return self.overloaded(error)
+        except TimeoutError:
+            return Refusal(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the request's body was not complete within {seconds:g} s. Send it without pauses, or send less.",
+            )
+
+    async def _collect(self, body: ArrivingBody, too_large: Refusal) -> bytes | Refusal | None:
+        """Wait for the rest of a body.
+
+        Raises:
+            OverloadedError: The server holds too much of bodies that are arriving, or too many of the client.
+        """
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return None
-            body += message.get("body", b"")
-            if len(body) > limit:
+            piece, is_last = message.get("body", b""), not message.get("more_body", False)
+            if len(body.data) + len(piece) > self._max_body_bytes:
                 return too_large
-            if not message.get("more_body", False):
-                return bytes(body)
+            if is_last:
+                self._is_whole = True
+            elif not body.data and piece:
+                self.arriving()
+            body.add(piece)
+            if is_last:
+                return bytes(body.data)
+
+    def overloaded(self, error: OverloadedError) -> Refusal:
+        """The answer to a request that is too many."""
+        headers = tuple((name.encode(), value.encode()) for name, value in error_headers(error).items())
+        return Refusal(HTTPStatus(error_status(error)), str(error), headers)
 
     async def _check(self, body: bytes) -> bytes | Refusal:
         """The body with ids in their scope, and otherwise unchanged."""
@@ -261,7 +304,7 @@ class Exchange:
         status, message, more = refusal
         body = json.dumps(self.error_body(status, message)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
-        if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        if not self._is_whole:
             headers.append((b"connection", b"close"))  # the rest of the body is not read
         await self._send({"type": "http.response.start", "status": status.value, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})

@@ -63,6 +63,7 @@ MESSAGES = [
     (errors.ContextLengthError("9 tokens > 8."), "9 tokens > 8.", "Shorten the prompt"),
     (errors.UnknownModelError("gpt", ["a", "b"]), "'gpt' is not served here", "Name one of these"),
     (errors.OverloadedError(9, 8, 0.25), "9 calls are in flight, at most 8 are admitted", "again in 0.25 s"),
+    (errors.ArrivingError("9 requests", "this server"), "9 requests that are not complete", "again in 1 s"),
     (errors.KeyLimitError("max_calls", 8, 0.25), "has 8 calls in flight, which is its limit", "again in 0.25 s"),
     (
         errors.DeadlineError("program", 60, 7),

@@ -125,10 +125,24 @@ def test_a_connection_that_is_slow_with_its_head_is_closed() -> None:
             assert connection.wire.is_closed
 
 
+def test_a_body_that_nobody_reads_must_arrive_in_time() -> None:
+    """The application has answered without it, as vLLM's does on an unknown path, and the client goes on to drip."""
+    with Connection() as connection:
+        connection.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n1")
+        assert connection.wire.sent.startswith(b"HTTP/1.1 200")
+        assert not connection.wire.is_closed
+        connection.protocol.data_received(b"2")
+        for timer in connection.timers:
+            if not timer.cancelled():
+                timer._run()
+        assert connection.wire.is_closed
+
+
 def test_a_request_that_is_complete_may_take_its_time() -> None:
     """Its body is bounded by the application's limit, and the answer by deadlines."""
     with Connection() as connection:
         connection.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n")
         connection.protocol.data_received(b"\r\n")
+        connection.protocol.data_received(b"12345")
         assert all(timer.cancelled() for timer in connection.timers)
         connection.loop.run_until_complete(asyncio.sleep(0))
