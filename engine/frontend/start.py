@@ -227,7 +227,7 @@ def start_error(model: str, error: Exception, log: Path | None = None, others: S
         log: The file that vLLM's processes write to, if not to the terminal.
         others: The engines that run in this process. They have taken what this one lacked, if it was memory or a port.
     """
-    if isinstance(error, OSError):  # transformers and the hub raise it for an unknown model
+    if isinstance(error, OSError) and _is_about_model(error):
         return ModelNotFoundError(model, f"{_reason(error)}.")
     reason = (cause(log) if log is not None else "") or _reason(error)
     if others and _SHARED.search(reason):
@@ -283,6 +283,12 @@ def resolve_model(model: str | os.PathLike[str] | None) -> str:
     if path.is_absolute() or str(model).startswith("."):
         raise ModelNotFoundError(str(model), "there is no such folder.")
     return str(model)
+
+
+def _is_about_model(error: OSError) -> bool:
+    """Whether transformers or the hub do not know a model. The system's own errors have a number or a class of their
+    own: a full disk, a port in use, a connection that was refused."""
+    return error.errno is None and (type(error) is OSError or type(error).__module__.startswith("huggingface_hub"))
 
 
 def _reason(error: BaseException) -> str:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 import weft
-from weft.core.errors import SwapArgumentError, UnsupportedVllmError, VllmUnavailableError
+from weft.core.errors import (
+    EngineStartError,
+    ModelNotFoundError,
+    SwapArgumentError,
+    UnsupportedVllmError,
+    VllmUnavailableError,
+)
 from weft.core.ids import EngineId
 from weft.engine.frontend import start
 from weft.engine.vllm_compat import version as compat
@@ -59,3 +65,29 @@ def test_an_error_that_has_nothing_to_do_with_another_engine_does_not_name_it() 
     """A misspelt argument, for example."""
     error = TypeError("AsyncEngineArgs() got an unexpected keyword argument 'max_sequences'")
     assert "engine-0" not in str(start.start_error("tiny", error, None, [EngineId("engine-0")]))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device", "core.sock"),
+        ConnectionError("the peer has gone"),
+        TimeoutError("no answer"),
+        PermissionError(13, "Permission denied", "psm_1"),
+    ],
+)
+def test_an_error_of_the_system_is_not_blamed_on_the_model(error: OSError) -> None:
+    """Its message says the cause that it has, and nothing of folders in Hugging Face format."""
+    found = start.start_error("tiny", error)
+    assert type(found) is EngineStartError
+    assert str(error) in str(found)
+    assert "Hugging Face" not in str(found)
+
+
+def test_a_model_that_the_hub_does_not_know_is_named() -> None:
+    """transformers raises a plain OSError, and the hub an error of its own."""
+    for error in (
+        OSError("tiny is not a local folder"),
+        type("E", (OSError,), {"__module__": "huggingface_hub.x"})("?"),
+    ):
+        assert isinstance(start.start_error("tiny", error), ModelNotFoundError)
