@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import platformdirs
+
+from weft.core.errors import EngineStartError
 
 START_MARK: Final = "--- "  # begins the line that each start of a replica writes into its log
 _KEPT: Final = 20
@@ -59,11 +62,28 @@ def _new_file(engine_id: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).touch(mode=0o600)
     except OSError:  # the home folder is missing or read-only
-        folder = Path(tempfile.gettempdir()) / f"weft-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        (folder / name).touch(mode=0o600)
+        try:
+            folder = _temporary_folder()
+            (folder / name).touch(mode=0o600)
+        except OSError as error:
+            raise EngineStartError(
+                f"no log can be written, neither in {platformdirs.user_log_path('weft')} nor in "
+                f"{tempfile.gettempdir()}: {error.strerror or error}. Make room there, or name folders that this user "
+                "may write to in XDG_STATE_HOME or TMPDIR."
+            ) from error
     _remove_old(folder)
     return folder / name
+
+
+def _temporary_folder() -> Path:
+    """A folder that only this user can write to. Everybody can guess the usual one's name, and may have made it."""
+    folder = Path(tempfile.gettempdir()) / f"weft-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()  # not of what a link leads to
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return folder
+    return Path(tempfile.mkdtemp(prefix="weft-log-"))
 
 
 def _remove_old(folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.core.errors import EngineStartError
 from weft.engine.processes.logs import EngineLog, cause, last_line
 
 # What vLLM wrote when the KV cache did not fit, shortened.
@@ -82,3 +83,42 @@ def test_an_empty_log_is_removed(folder: Path) -> None:
     """A start that was refused before vLLM said anything leaves no file."""
     EngineLog("engine-7").close()
     assert list(folder.iterdir()) == []
+
+
+def _occupy(kind: str, usual: Path, elsewhere: Path) -> None:
+    elsewhere.mkdir()
+    if kind == "a link":
+        usual.symlink_to(elsewhere)
+    elif kind == "a link to nothing":
+        usual.symlink_to(elsewhere / "missing")
+    elif kind == "a file":
+        usual.touch()
+    elif kind == "a folder of all":
+        usual.mkdir()
+        usual.chmod(0o777)
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link to nothing", "a file", "a folder of all", "nothing"])
+def test_a_temporary_folder_that_others_could_write_to_gets_no_log(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a home folder, logs are in the temporary folder. Anybody may have put something in the usual place."""
+    (tmp_path / "no-home").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no-home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    usual, elsewhere = tmp_path / f"weft-{os.getuid()}", tmp_path / "elsewhere"
+    _occupy(kind, usual, elsewhere)
+    log = EngineLog("engine-7")
+    assert (log.path.parent == usual) is (kind == "nothing")
+    assert log.path.parent.lstat().st_mode & 0o777 == 0o700
+    assert list(elsewhere.iterdir()) == []
+    log.close()
+
+
+def test_without_any_folder_for_logs_the_error_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, for example. The user does not get Python's error."""
+    (tmp_path / "no-home").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no-home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(EngineStartError, match=r"no log can be written, neither in .+ nor in .+missing: No such file"):
+        EngineLog("engine-7")
