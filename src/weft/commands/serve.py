@@ -19,6 +19,7 @@ from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.core.routing import BALANCERS, DEFAULT_BALANCER, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
+from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.vllm_compat.serve_flags import SERVE_FLAGS
 from weft.engine.vllm_compat.version import check_vllm
@@ -58,6 +59,9 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     max_calls: Annotated[
         int, typer.Option(min=1, help="The most calls in flight on an engine; further calls get status 429.")
     ] = DEFAULT_MAX_CALLS,
+    hang_timeout_s: Annotated[
+        float, typer.Option(min=0, help="Seconds after which an engine that hangs is started again; 0: never.")
+    ] = DEFAULT_HANG_TIMEOUT_S,
     history: Annotated[
         Path | None,
         typer.Option(help="The file that keeps what was learned of programs for the next start; it is created."),
@@ -101,6 +105,7 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         "devices": devices,
         "stealing": StealingConfig() if stealing else None,
         "max_calls": max_calls,
+        "hang_timeout_s": hang_timeout_s or None,
         **engine_args,
     }
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # as in vLLM's own server

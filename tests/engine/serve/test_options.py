@@ -19,6 +19,7 @@ import torch
 from weft.commands import cli
 from weft.core.errors import EngineStartError, ReplicaError
 from weft.core.kv_cache.config import SwapConfig
+from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.engine.serve import server
 from weft.engine.serve.options import gpus_of_replicas, parse_options
 from weft.engine.serve.server import _socket
@@ -189,3 +190,10 @@ def test_a_taken_port_is_named() -> None:
         with pytest.raises(EngineStartError, match=f"listens at port {port}. Stop it, or"), _socket(options):
             pass
     gc.collect()
+
+
+def test_the_hang_time_out_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the name and the default that it has in process; 0 stands for never."""
+    assert engine_options(monkeypatch)["hang_timeout_s"] == DEFAULT_HANG_TIMEOUT_S
+    assert engine_options(monkeypatch, "--hang-timeout-s", "7.5")["hang_timeout_s"] == 7.5
+    assert engine_options(monkeypatch, "--hang-timeout-s", "0")["hang_timeout_s"] is None
