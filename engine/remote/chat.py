@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import fields
 from typing import Any, Final
 
 from weft.core.accounts import Account
@@ -12,6 +11,7 @@ from weft.core.errors import InvalidRequestError
 from weft.core.ids import MAX_ID_LENGTH, CallId, is_id
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.remote.answers import CHUNK, COMPLETION, COUNT, TOKENS, account_of
 from weft.engine.remote.server import Server
 from weft.engine.wire.calls import MOST_TOOLS
 
@@ -23,7 +23,6 @@ _TEMPLATE: Final = (
     *("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
     *("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs"),
 )
-_ACCOUNT: Final = frozenset(field.name for field in fields(Account))
 
 
 class Request:
@@ -101,7 +100,7 @@ class RemoteChat:
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens. Blocks while the server is asked."""
         body = {"prompt": text, "add_special_tokens": False}
-        answer = self._loop.submit(self._server.post(_TOKENIZE, body, may_run=False)).result()
+        answer = self._loop.submit(self._server.post(_TOKENIZE, body, may_run=False, shape=TOKENS)).result()
         return list(answer["tokens"])
 
     @staticmethod
@@ -120,12 +119,12 @@ class RemoteChat:
 
     async def count_prompt_tokens(self, request: Request) -> int:
         """The number of tokens of the rendered prompt."""
-        answer = await self._server.post(_TOKENIZE, request.template_body(), may_run=False)
+        answer = await self._server.post(_TOKENIZE, request.template_body(), may_run=False, shape=COUNT)
         return int(answer["count"])
 
     async def complete(self, request: Request) -> dict[str, Any]:
         """One answer, as an OpenAI `chat.completion` object."""
-        answer = await self._server.post(_CHAT, request.body(), request.headers)
+        answer = await self._server.post(_CHAT, request.body(), request.headers, shape=COMPLETION)
         self._take_account(request, answer)
         answer.pop("kv_transfer_params", None)
         found = without_nulls(answer)
@@ -133,18 +132,19 @@ class RemoteChat:
 
     async def stream(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
         """The answer as OpenAI `chat.completion.chunk` objects."""
-        async with aclosing(self._server.stream(_CHAT, request.body(), request.headers)) as chunks:
+        has_finished = False
+        async with aclosing(self._server.stream(_CHAT, request.body(), request.headers, shape=CHUNK)) as chunks:
             async for chunk in chunks:
+                has_finished |= any(choice.get("finish_reason") for choice in chunk["choices"])
                 self._take_account(request, chunk)
                 yield chunk
+        if not has_finished:
+            raise self._server.ended_early()
 
     def _take_account(self, request: Request, answer: dict[str, Any]) -> None:
-        report = answer.pop("weft", None)
-        if isinstance(report, Mapping):
-            known: dict[str, Any] = {
-                name: report[name] for name in _ACCOUNT if isinstance(report.get(name), int | float)
-            }
-            self._on_account(CallId(request.request_id), Account(**known))
+        account = account_of(answer.pop("weft", None))
+        if account is not None:
+            self._on_account(CallId(request.request_id), account)
 
 
 def without_nulls(value: Any) -> Any:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from weft.core.errors import EngineClosedError, ServerError
+from weft.core.errors import EngineClosedError, ServerError, WeftError
 from weft.core.log import get_logger
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.process_table import ProcessTable
@@ -20,6 +20,7 @@ from weft.engine.frontend.scheduler_messages import SchedulerMessages
 from weft.engine.frontend.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.remote.answers import MODELS
 from weft.engine.remote.chat import RemoteChat
 from weft.engine.remote.server import Server
 
@@ -156,25 +157,24 @@ class RemoteEngine(FrontEnd):
 
 async def _models(server: Server) -> list[dict[str, Any]]:
     """The models of a server, which is seen to be a `weft serve`."""
-    found = await server.get("/v1/models")
-    models = found.get("data") if isinstance(found, dict) else None
-    is_weft = models and isinstance(await _programs(server), dict)
-    if not models or not is_weft:
-        raise ServerError(
-            server.url,
-            "is no `weft serve`",
-            "Start one, or use the client of the server that runs there.",
-        )
-    return list(models)
-
-
-async def _programs(server: Server) -> Any:
     try:
-        return await server.get("/weft/programs")
+        models: list[dict[str, Any]] = (await server.get("/v1/models", shape=MODELS))["data"]
+        await server.get("/weft/programs", shape={})
     except ServerError:
         raise
-    except Exception:  # a route that is not there
-        return None
+    except WeftError as error:  # such as one for a route that is not there
+        raise _no_weft(server, str(error)) from None
+    if not models:
+        raise _no_weft(server, "it serves no model")
+    return models
+
+
+def _no_weft(server: Server, reason: str) -> ServerError:
+    return ServerError(
+        server.url,
+        f"is no `weft serve` ({reason:.200})",
+        "Start one, or use the client of the server that runs there.",
+    )
 
 
 async def _tell(server: Server, message: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from weft.core.errors import (
     WeftError,
     restored,
 )
+from weft.engine.remote.answers import parsed
 from weft.engine.server.http_errors import kind_of_code
 
 # Where the code of the error says no more. What is missing is an error of the server.
@@ -41,6 +41,7 @@ _ATTRIBUTES: Final[dict[type[WeftError], dict[str, Any]]] = {
     UnknownModelError: {"model": ""},
 }
 _LENGTH: Final = ("context length", "maximum model length", "max_model_len")  # of vLLM's messages
+_MOST_RETRY_S: Final = 86_400.0  # a day; more is no advice
 _UNCONNECTED: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
@@ -61,11 +62,22 @@ def failed_request(url: str, error: httpx2.HTTPError, *, may_run: bool) -> Serve
     return ServerError(url, f"did not answer ({said})", advice, may_have_run=may_run)
 
 
+def redirected(url: str, status: int, headers: Mapping[str, str]) -> ServerError:
+    """The error of a request that was sent elsewhere. It is not followed: it would take the API key along."""
+    place = headers.get("location", "")
+    return ServerError(
+        url,
+        f"answered with status {status}, which sends clients to {place[:200]!r}",
+        "Connect to the address of the `weft serve` itself.",
+        status=status,
+    )
+
+
 def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> WeftError:
     """The error of a request that was answered with an error."""
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
+        found = parsed(body)
+    except ValueError:
         found = None
     error = found.get("error") if isinstance(found, Mapping) else None
     if not isinstance(error, Mapping):
@@ -102,16 +114,23 @@ def _error(url: str, status: int, error: Mapping[str, Any], retry_after_s: float
     attributes = {**_ATTRIBUTES.get(kind, {})}
     given = error.get("weft")
     if isinstance(given, Mapping):
-        attributes.update(given)
+        usual = {**attributes}
+        attributes.update((name, value) for name, value in given.items() if _is_like(value, usual.get(name, value)))
     if kind is OverloadedError and retry_after_s is not None:
         attributes["retry_after_s"] = retry_after_s
     return restored(kind, message, attributes)
 
 
+def _is_like(value: object, usual: object) -> bool:
+    return isinstance(value, (int, float) if isinstance(usual, float) else type(usual))
+
+
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
-            return float(headers[name]) * unit_s
+            after_s = float(headers[name]) * unit_s
         except (KeyError, ValueError):  # it may be a date as well
             continue
+        if 0 <= after_s < _MOST_RETRY_S:
+            return after_s
     return None

@@ -11,7 +11,8 @@ from typing import Any, Final, cast
 import httpx2
 
 from weft.core.errors import InvalidRequestError, ServerError
-from weft.engine.remote.errors import failed_request, failed_stream, refused
+from weft.engine.remote.answers import fault_of, parsed
+from weft.engine.remote.errors import failed_request, failed_stream, redirected, refused
 
 _CONNECT_S: Final = 10.0
 _SEND_S: Final = 60.0  # for a piece of a request that the server does not read
@@ -69,16 +70,27 @@ class Server:
             transport=httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE),
         )
 
-    async def get(self, path: str) -> Any:
+    async def get(self, path: str, *, shape: Any = None) -> Any:
         """The JSON at a path.
 
+        Args:
+            path: The route.
+            shape: What the JSON must look like; see `fault_of`.
+
         Raises:
-            ServerError: There is no answer, or another one than JSON.
+            WeftError: As the server says.
+            ServerError: There is no answer, or it does not look like that.
         """
-        return await self._answer("GET", path, None, {}, may_run=False)
+        return await self._answer("GET", path, None, {}, may_run=False, shape=shape)
 
     async def post(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, *, may_run: bool = True
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+        *,
+        may_run: bool = True,
+        shape: Any = None,
     ) -> Any:
         """The JSON that a request is answered with; None: the answer has no body.
 
@@ -87,37 +99,69 @@ class Server:
             body: The request.
             headers: Further ones.
             may_run: Whether the request runs a call, which an error then must tell.
+            shape: What the JSON must look like; see `fault_of`. None: anything, or no body.
 
         Raises:
             WeftError: As the server says.
-            ServerError: There is no answer, or another one than JSON.
+            ServerError: There is no answer, or it does not look like that.
         """
-        return await self._answer("POST", path, body, headers or {}, may_run=may_run)
+        return await self._answer("POST", path, body, headers or {}, may_run=may_run, shape=shape)
 
     async def _answer(
-        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], *, may_run: bool
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+        *,
+        may_run: bool,
+        shape: Any,
     ) -> Any:
         async with self._request(method, path, body, headers, may_run=may_run) as response:
             data = await response.aread()
+        if not data and shape is None:
+            return None
+        return self._read(f"{method} {path}", data, shape, status=response.status_code, may_run=may_run)
+
+    def _read(self, request: str, data: str | bytes, shape: Any, *, status: int, may_run: bool) -> Any:
         try:
-            return json.loads(data) if data else None
-        except ValueError:
-            raise ServerError(
-                self.url,
-                f"answered {method} {path} with something that is no JSON ({data[:80]!r})",
-                "Connect to a `weft serve`.",
-                status=response.status_code,
-                may_have_run=may_run,
-            ) from None
+            answer = parsed(data)
+            fault = fault_of(answer, shape) if shape is not None else None
+        except ValueError as error:
+            answer, fault = None, f"it is no JSON ({data[:80]!r}: {error!s:.80})"
+        if fault is None:
+            return answer
+        raise self._odd(request, fault, status=status, may_run=may_run)
+
+    def _odd(self, request: str, fault: str, *, status: int, may_run: bool) -> ServerError:
+        return ServerError(
+            self.url,
+            f"gave no answer of a `weft serve` to {request}: {fault}",
+            "See what runs there, and connect to a `weft serve`.",
+            status=status,
+            may_have_run=may_run,
+        )
+
+    def ended_early(self) -> ServerError:
+        """The error of a stream whose answer is not whole."""
+        return ServerError(
+            self.url, "ended a stream before its end", "Drop what came and send the call again.", may_have_run=True
+        )
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, shape: Any
     ) -> AsyncGenerator[dict[str, Any]]:
         """The events that a call is answered with. Closing the iterator closes the connection, and so aborts the call.
 
+        Args:
+            path: The route.
+            body: The request.
+            headers: Further ones.
+            shape: What an event must look like; see `fault_of`.
+
         Raises:
             WeftError: As the server says, before the first event or later.
-            ServerError: The server, or the connection, ended before the stream did.
+            ServerError: The server, or the connection, ended before the stream did, or an event looks otherwise.
         """
         async with self._request("POST", path, body, headers, may_run=True) as response:
             source = cast("AsyncGenerator[httpx2.ServerSentEvent]", aiter(httpx2.EventSource(response, _MOST_BYTES)))
@@ -125,13 +169,13 @@ class Server:
                 async for event in events:
                     if event.data == "[DONE]":
                         return
-                    chunk = json.loads(event.data)
+                    chunk = self._read(f"POST {path}", event.data, {}, status=response.status_code, may_run=True)
                     if "error" in chunk:
                         raise failed_stream(self.url, chunk["error"])
+                    if fault := fault_of(chunk, shape):
+                        raise self._odd(f"POST {path}", fault, status=response.status_code, may_run=True)
                     yield chunk
-        raise ServerError(
-            self.url, "ended a stream before its end", "Drop what came and send the call again.", may_have_run=True
-        )
+        raise self.ended_early()
 
     @asynccontextmanager
     async def _request(
@@ -142,6 +186,8 @@ class Server:
         timeout = httpx2.Timeout(None if may_run else _ANSWER_S, connect=_CONNECT_S, write=_SEND_S, pool=None)
         try:
             async with self._client.stream(method, path, content=content, headers=headers, timeout=timeout) as response:
+                if 300 <= response.status_code < 400:
+                    raise redirected(self.url, response.status_code, response.headers)
                 if response.status_code >= 400:
                     raise refused(self.url, response.status_code, response.headers, await response.aread())
                 yield response

@@ -242,7 +242,7 @@ async def test_a_server_that_is_gone_takes_no_notice(server: CannedServer, remot
 async def test_something_else_than_weft_serve_is_refused(server: CannedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another server of OpenAI's API has models, too."""
     monkeypatch.delitem(ANSWERS, "/weft/programs")
-    with pytest.raises(weft.WeftError, match="no `weft serve`"):
+    with pytest.raises(weft.WeftError, match="no answer of a `weft serve`"):
         weft.connect(server.url)
 
 

@@ -67,7 +67,7 @@ async def answering(*parts: bytes) -> AsyncGenerator[Server]:
 
 
 async def events(answered: Server) -> list[dict[str, Any]]:
-    return [event async for event in answered.stream("/v1/chat/completions", {}, {})]
+    return [event async for event in answered.stream("/v1/chat/completions", {}, {}, shape={})]
 
 
 async def test_nobody_listens() -> None:
