@@ -14,7 +14,10 @@ def check_engine(function: str, engine: object) -> None:
         ArgumentTypeError: It is something else.
     """
     if not isinstance(engine, FrontEnd):
-        raise ArgumentTypeError(function, "engine", engine, "a weft.Engine or a weft.AsyncMultiLLMEngine")
+        kinds = "a weft.Engine, a weft.AsyncMultiLLMEngine, or weft.connect(url) for a `weft serve`"
+        if isinstance(engine, str) and engine.startswith(("http://", "https://")):
+            kinds = f"weft.connect({engine!r}), which is an engine on that server"
+        raise ArgumentTypeError(function, "engine", engine, kinds)
 
 
 def check_program(function: str, program: object) -> None:

@@ -6,6 +6,8 @@ import importlib
 
 import pytest
 
+import weft
+
 MOVED = {
     "weft.core.sim": ("weft.core.trace", ["TraceCall", "TraceProgram"]),
     "weft.core.program": ("weft.core.program.handle", ["Program", "Backend", "register_adapter"]),
@@ -36,3 +38,8 @@ def test_a_documented_path_still_works(path: str) -> None:
 def test_a_documented_path_of_vllm_plugins_still_works(path: str) -> None:
     """vLLM imports these by the names that users give it: scheduler class, connector module, middleware."""
     check(path, *MOVED_WITH_VLLM[path])
+
+
+def test_every_public_name_is_listed_before_it_is_first_used() -> None:
+    """Shells and editors complete what `dir` lists, also the names that are imported late."""
+    assert set(weft.__all__) <= set(dir(weft))

@@ -80,3 +80,7 @@ def __getattr__(name: str) -> Any:
 
         return openai_client
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,6 +16,7 @@ from weft.integrations.openai import sync_openai_client
 from weft.testing import ScriptedEngine
 
 anything: Any = "x"
+address: Any = "http://127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,12 @@ anything: Any = "x"
         (lambda engine: WeftChatCompletionClient(anything), "engine is 'x' (str). Give a weft.Engine"),
         (lambda engine: WeftChatCompletionClient(engine).bind(anything), "bind: program is 'x'"),
         (lambda engine: ChatWeft(engine=anything), "ChatWeft: engine is 'x' (str). Give a weft.Engine"),
+        (
+            lambda engine: ChatWeft(engine=address),
+            "Give weft.connect('http://127.0.0.1:1'), which is an engine on that",
+        ),
+        (lambda engine: weft.openai_client(address), "Give weft.connect('http://127.0.0.1:1')"),
+        (lambda engine: WeftChatCompletionClient(address), "Give weft.connect('http://127.0.0.1:1')"),
         (lambda engine: ProgramCallbackHandler(anything), "ProgramCallbackHandler: program is 'x' (str)"),
         (lambda engine: weft.openai_client(anything), "openai_client: engine is 'x' (str)"),
         (lambda engine: sync_openai_client(engine, anything), "openai_client: program is 'x' (str)"),
