@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple, cast
 
 import typer
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig, RunnableParallel
+from langchain_core.runnables import RunnableParallel
 from rich import box
 from rich.table import Table
 
@@ -65,7 +65,7 @@ def _account(message: AIMessage) -> dict[str, Any]:
 @weft.program
 async def answer(conversation: list[BaseMessage], chat: ChatWeft, program: weft.Program) -> Turn:
     """One turn: reply to the last message of a conversation, and suggest questions to ask next."""
-    config = cast("RunnableConfig", program.config())
+    config = program.config()
     reply = await chat.with_config(run_name="reply").ainvoke(conversation, config)
     suggest = RunnableParallel(
         {

@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import textwrap
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, cast
+from typing import Annotated, Final, NamedTuple
 
 import typer
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableConfig
 
 import weft
 from weft.core.program.graph import ProgramGraph
@@ -113,7 +112,7 @@ class Summary(NamedTuple):
 @weft.program
 async def summarise(text: str, chat: ChatWeft, program: weft.Program) -> Summary:
     """Summarise the parts of a text, then groups of summaries, until one summary is left."""
-    config = cast("RunnableConfig", program.config())
+    config = program.config()
     mapper = PROMPT | chat.with_config(run_name="map") | StrOutputParser()
     joined = {"regex": JOINED}
     reducer = PROMPT | chat.bind(structured_outputs=joined).with_config(run_name="reduce") | StrOutputParser()

@@ -240,7 +240,7 @@ async def solve(
     search = TreeSearch(chat, budget, rng)
     begin = State(root=Node(start(values)), rollouts=0, lessons=[])
     steps = 6 * budget.rollouts  # LangGraph limits the steps of a graph.
-    config = cast("RunnableConfig", program.config(recursion_limit=steps + 1))
+    config = program.config(recursion_limit=steps + 1)
     end = await search.graph().ainvoke(begin, config)
     return Outcome(end["end"], end["rollouts"], end["lessons"], program.graph)
 

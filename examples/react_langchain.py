@@ -14,13 +14,12 @@ import re
 import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import typer
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from pydantic import Field
 from rich import box
@@ -145,9 +144,7 @@ async def react(questions: list[str], model: ChatWeft, program: weft.Program) ->
     agent = create_agent(model, [calculator, lookup], system_prompt=SYSTEM_PROMPT, middleware=[OneToolFirst()])
     answers = []
     for question in questions:
-        result = await agent.ainvoke(
-            {"messages": [*EXAMPLES, HumanMessage(question)]}, config=cast("RunnableConfig", program.config())
-        )
+        result = await agent.ainvoke({"messages": [*EXAMPLES, HumanMessage(question)]}, config=program.config())
         answers.append(str(result["messages"][-1].text))
     return answers
 

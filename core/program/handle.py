@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, TypedDict, cast
+from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
@@ -40,6 +41,19 @@ def register_adapter(framework: str, adapter: Callable[[Program], Any]) -> None:
         adapter: makes the object that the framework takes, such as a callback handler, from a program.
     """
     _adapters[framework] = adapter
+
+
+class RunConfig(TypedDict, total=False):
+    """LangChain's `RunnableConfig`, as type checkers compare it: by the names and types of its entries."""
+
+    tags: list[str]
+    metadata: dict[str, Any]
+    callbacks: Any
+    run_name: str
+    max_concurrency: int | None
+    recursion_limit: int
+    configurable: dict[str, Any]
+    run_id: UUID | None
 
 
 class Program(ReportedProgram):
@@ -151,7 +165,7 @@ class Program(ReportedProgram):
         """
         return [self.adapter("langchain")]
 
-    def config(self, **extra: Any) -> dict[str, Any]:
+    def config(self, **extra: Any) -> RunConfig:
         """Return a LangChain `RunnableConfig` that carries this program.
 
         Args:
@@ -162,12 +176,13 @@ class Program(ReportedProgram):
             LookupError: `weft.integrations.langchain` has not been imported.
         """
         ids = {"session_id": self.session_id, "program_id": self.program_id}
-        return {
+        config: dict[str, Any] = {
             **extra,
             "callbacks": [*self.callbacks, *(extra.get("callbacks") or ())],
             "tags": [*self.tags, *(extra.get("tags") or ())],
             "metadata": {**self.metadata, **(extra.get("metadata") or {}), **ids},
         }
+        return cast("RunConfig", config)
 
     def branch(self) -> Program:
         """Return a handle for a part of the program that runs concurrently with other parts.

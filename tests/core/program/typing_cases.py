@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator
 from typing import Any, assert_type
 
+from langchain_core.runnables import Runnable
+from langgraph.graph.state import CompiledStateGraph
+
 import weft
 
 
@@ -130,3 +133,13 @@ async def arguments_of_an_engine_are_known(settings: dict[str, Any]) -> None:
     await weft.Engine.create("m", "atlas")  # refused
     weft.Engine("m", max_cals=3)  # refused
     await weft.AsyncMultiLLMEngine.create("m", replica=2)  # refused
+
+
+async def the_config_of_a_program_is_one_of_langchain(
+    agent: Runnable[str, str], graph: CompiledStateGraph[Any, Any, Any, Any], program: weft.Program
+) -> None:
+    await agent.ainvoke("x", config=program.config())
+    await agent.ainvoke("x", program.config(recursion_limit=50))
+    graph.invoke({}, config=program.config())
+    async for _ in graph.astream({}, program.config()):
+        pass
