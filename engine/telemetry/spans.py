@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -91,6 +92,7 @@ class ProgramSpans(ProgramObserver):
     def __init__(self, engine: TracedEngine, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer = (tracer_provider or get_tracer_provider()).get_tracer("weft")
         self._table = engine.table
+        self._server = _server_attributes(getattr(engine, "server_url", None))  # of `weft.connect`
         self._lock = fork_safe(threading.Lock())
         self._open: dict[ProgramId, _Open] = {}
         self._ended: OrderedDict[ProgramId, SpanContext] = OrderedDict()  # of outer programs that never made a call
@@ -180,6 +182,7 @@ class ProgramSpans(ProgramObserver):
     def _start_call(self, program: _Open, identity: CallIdentity, model: str, label: str = "") -> Span:
         attributes: dict[str, AttributeValue] = {
             **_ids(program.info),
+            **self._server,
             _OPERATION: "chat",
             "weft.thread.id": identity.thread_id,
             "weft.call.id": identity.call_id,
@@ -252,6 +255,14 @@ def _ids(info: ProgramInfo | None) -> dict[str, AttributeValue]:
         "weft.program.name": info.name,
     }
     return ids
+
+
+def _server_attributes(url: str | None) -> dict[str, AttributeValue]:
+    if url is None:
+        return {}
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return {"server.address": parts.hostname or "", "server.port": port}
 
 
 def _program_attributes(info: ProgramInfo) -> Mapping[str, AttributeValue]:

@@ -281,3 +281,26 @@ def test_tools_that_never_return_are_bounded() -> None:
     assert len(traced.spans) == 50
     program.end()
     assert len(traced.spans) == KEEP_TOOLS + 50 + 1
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        (None, (None, None)),
+        ("http://host:8000", ("host", 8000)),
+        ("https://host/prefix", ("host", 443)),
+        ("http://[::1]", ("::1", 80)),
+    ],
+)
+def test_a_call_on_a_server_has_the_servers_address(url: str | None, server: tuple[str | None, int | None]) -> None:
+    """As the conventions ask of calls over a network. An engine in this process has no address."""
+    with ScriptedEngine(["one"]) as engine:
+        if url is not None:
+            vars(engine)["server_url"] = url
+        exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        weft.ProgramSpans(engine, provider)
+        with weft.Program("agent") as program:
+            engine.chat_sync(BODY, program, program.start_call(object()))
+    call = exporter.get_finished_spans()[0].attributes or {}
+    assert (call.get("server.address"), call.get("server.port")) == server
