@@ -75,6 +75,7 @@ class SwapStats(NamedTuple):
     too_short: int  # preemptions of calls with fewer than `min_tokens` tokens
     too_full: int  # preemptions of calls that found too few free slots
     evicted: int  # copies given up for others
+    failed: int  # copies of blocks that did not arrive, out or in; their tokens are computed again
     min_tokens: float  # tokens from which on a call is swapped
     prefill_tokens_per_s: float | None
     out_bytes_per_s: float | None
@@ -90,6 +91,6 @@ class SwapStats(NamedTuple):
         if not each:
             return None
         columns = list(zip(*each, strict=True))
-        counts = [sum(column) for column in columns[:10]]
-        speeds = [min((value for value in column if value is not None), default=None) for column in columns[11:]]
-        return cls._make([*counts, max(columns[10]), *speeds])
+        counts = [sum(column) for column in columns[:11]]
+        speeds = [min((value for value in column if value is not None), default=None) for column in columns[12:]]
+        return cls._make([*counts, max(columns[11]), *speeds])

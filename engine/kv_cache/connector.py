@@ -208,8 +208,8 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self._failed = {block for load in plan.loads for block in load.blocks}
             executed.unread = tuple({slot for load in (*plan.loads, plan.fetch) for slot in load.slots})
         elif plan.loads or plan.fetch.slots:
-            self._failed, unread = self._worker.swap_in(plan)
-            executed.unread = tuple(unread)
+            self._failed, unread, refused = self._worker.swap_in(plan)
+            executed.unread, executed.refused = tuple(unread), tuple(refused)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         if not self._failed:

@@ -8,7 +8,7 @@ what the next step cannot need, and gives it back if a step needs it after all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ class _Fetch:
     context: Context
     chain: list[Hashable]  # the keys of the context's blocks up to the last one that comes
     slots: list[int]
-    there: list[KVCacheBlock]  # the blocks before, which must stay
+    there: list[KVCacheBlock]  # the blocks before, which must stay, or come by the same plan
     coming: list[KVCacheBlock]
 
 
@@ -69,6 +69,7 @@ class Fetches:
         self._step_blocks = max(1, int(_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         self.looks = False  # whether something has changed since the last look
         store.at_report = self._reported
+        store.at_void = self.let_go
 
     @property
     def wants_step(self) -> bool:
@@ -110,9 +111,11 @@ class Fetches:
         return most_blocks + 1 + len(self._pool.blocks) // _WATERMARK
 
     def let_go(self) -> None:
-        """Give back the blocks of all fetches under way, as if there had been none. The workers may still write to
-        them, but do so before anything that a later step writes."""
+        """Give back the blocks of all fetches under way, as if there had been none. Those that the workers do not know
+        yet are taken out of the plan, whose step may need the blocks. To the others the workers may still write, but do
+        so before anything that a later step writes."""
         dropped, self._under_way = self._under_way, []
+        self._store.withdraw_fetches()
         for fetch in dropped:
             self._free(fetch)
 
@@ -148,9 +151,10 @@ class Fetches:
         """Plan to fetch the next blocks of a context. Returns how many free blocks that takes."""
         store, pool = self._store, self._pool
         chain = store.tier.tree.chain(store.tier.tree.end_of(context))
+        coming = self._coming()
         there: list[KVCacheBlock] = []
         for key in chain:
-            block = self._block_of(key)
+            block = self._block_of(key) or coming.get(key)  # contexts with a common prefix fetch it once
             if block is None:
                 break
             there.append(block)
@@ -160,11 +164,18 @@ class Fetches:
             return 0
         pool.touch(there)
         self._make_room(count, store.now_s)
-        coming = pool.get_new_blocks(count)
+        new = pool.get_new_blocks(count)
         last = len(there) + count
-        number, slots = store.fetch(chain, len(there), [block.block_id for block in coming])
-        self._under_way.append(_Fetch(number, context, chain[:last], slots, there, coming))
+        number, slots = store.fetch(chain, len(there), [block.block_id for block in new])
+        self._under_way.append(_Fetch(number, context, chain[:last], slots, there, new))
         return count + taken
+
+    def _coming(self) -> dict[Hashable, KVCacheBlock]:
+        """The blocks that fetches under way copy, by key."""
+        found: dict[Hashable, KVCacheBlock] = {}
+        for fetch in self._under_way:
+            found.update(zip(fetch.chain[len(fetch.there) :], fetch.coming, strict=True))
+        return found
 
     def _reported(self) -> None:
         """The workers have reported on a plan."""
@@ -174,10 +185,13 @@ class Fetches:
         self._under_way = [fetch for fetch in self._under_way if fetch.number > self._store.reported]
         self.looks = True  # there may be more
         for fetch in done:
-            keys = fetch.chain[len(fetch.there) :]
-            slots: Sequence[int | None] = [self._store.tier.slots.get(key) for key in keys]
+            before, keys = fetch.chain[: len(fetch.there)], fetch.chain[len(fetch.there) :]
             # A slot that could not be read is forgotten. So are those of a program that has ended.
-            is_valid = slots == fetch.slots and self._store.tier.tree.end_of(fetch.context) is not None
+            is_valid = (
+                self._store.has_kept(keys, fetch.slots, fetch.number)
+                and self._store.tier.tree.end_of(fetch.context) is not None
+                and all(self._block_of(key) is not None for key in before)  # else nobody finds what follows
+            )
             if is_valid:
                 for index, (key, block) in enumerate(zip(keys, fetch.coming, strict=True), start=len(fetch.there)):
                     self._insert(key, block, (index + 1) * self._store.block_tokens)
@@ -193,3 +207,21 @@ class Fetches:
 
     def _free(self, fetch: _Fetch) -> None:
         self._pool.free_blocks([*reversed(fetch.coming), *reversed(fetch.there)])
+
+    def check_integrity(self) -> None:
+        """Assert that each block of a fetch under way is taken, and no other fetch's. For tests.
+
+        Raises:
+            AssertionError: It is not.
+        """
+        coming = [block for fetch in self._under_way for block in fetch.coming]
+        if len({block.block_id for block in coming}) < len(coming):
+            raise AssertionError("two fetches write to one block")
+        if any(not block.ref_cnt for fetch in self._under_way for block in (*fetch.there, *fetch.coming)):
+            raise AssertionError("a block of a fetch is free")
+        if any(block.block_hash is not None for block in coming):
+            raise AssertionError("a block can be found that is being fetched")
+        unsent = [fetch for fetch in self._under_way if fetch.number == self._store.next_plan]
+        planned = {block.block_id for fetch in unsent for block in fetch.coming}
+        if planned != self._store.to_fetch:
+            raise AssertionError(f"the plan fetches into {self._store.to_fetch}, and {planned} are taken for it")

@@ -47,6 +47,7 @@ class SlotPlans:
         now_s: The time on the scheduler's clock, which the caller keeps.
         at_plan: Called before a plan is handed out, once vLLM has allocated the blocks of the step.
         at_report: Called when the workers have reported on a plan.
+        at_void: Called when no fetch may be used whose report is not there, and those not yet sent will not be.
         tier: Whose the blocks are, and which go first.
     """
 
@@ -56,17 +57,20 @@ class SlotPlans:
         self.now_s = 0.0
         self.at_plan: Callable[[], None] | None = None
         self.at_report: Callable[[], None] | None = None
+        self.at_void: Callable[[], None] | None = None
         self.block_tokens = block_tokens
         self._table = SlotTable(slots)
         self._is_lost = False  # the memory
         self._plan_of: dict[int, int] = {}  # by slot: the number of the plan that writes it
         self._plan = SwapPlan(number=1)
         self._out: dict[int, tuple[int, Hashable]] = {}  # what the present plan copies out: by slot, block and key
+        self._fetch: dict[int, int] = {}  # what it fetches: by slot, the block
         self._readers: dict[str, list[int]] = {}  # the calls that it loads, with all their blocks
         self._reading: list[Block] = []  # the ends of the chains that it reads
         self._sent: deque[_Sent] = deque()
         self._reported = 0
         self._evicted = 0
+        self._failed = 0
         self.tier = self._new_tier(Longest())
 
     def use_policy(self, policy: KvPolicy) -> None:
@@ -136,16 +140,36 @@ class SlotPlans:
         return count
 
     def fetch(self, chain: Sequence[Hashable], first: int, blocks: Sequence[int]) -> tuple[int, list[int]]:
-        """Plan to copy blocks back for a call that is expected. They are valid once the plan is reported.
+        """Plan to copy blocks back for a call that is expected. They are valid once the plan is reported, if
+        `has_kept` holds then.
 
         Returns:
-            The number of the plan, and the slots.
+            The number of the plan, and the slots. No other fetch of the plan may have them.
         """
         slots = self._read(chain, first, first + len(blocks))
-        self._plan.fetch.blocks += blocks
-        self._plan.fetch.slots += slots
-        self.counts.fetched_tokens += len(blocks) * self.block_tokens
+        self._fetch.update(zip(slots, blocks, strict=True))
         return self._plan.number, slots
+
+    def has_kept(self, chain: Sequence[Hashable], slots: Sequence[int], number: int) -> bool:
+        """Whether these slots have held the blocks of a chain since before plan `number` read them."""
+        return all(
+            self.tier.slots.get(key) == slot and self._plan_of[slot] <= number
+            for key, slot in zip(chain, slots, strict=True)
+        )
+
+    @property
+    def to_fetch(self) -> set[int]:
+        """The blocks that the present plan fetches into."""
+        return set(self._fetch.values())
+
+    def withdraw_fetches(self) -> None:
+        """What the present plan was to fetch has no place any more. It is not copied."""
+        self._fetch.clear()
+
+    def _void_fetches(self) -> None:
+        self.withdraw_fetches()
+        if self.at_void is not None:
+            self.at_void()
 
     def _read(self, chain: Sequence[Hashable], first: int, last: int) -> list[int]:
         """The slots of blocks, which are not given up before the plan is handed out."""
@@ -166,24 +190,33 @@ class SlotPlans:
         """What the workers copy in the step that has just been scheduled; None if nothing, as in most steps."""
         if self.at_plan is not None:
             self.at_plan()
-        if not self._out and self._plan.is_empty:
+        if not self._has_plan:
+            if self._reading:
+                self._begin_plan(self._plan.number)
             return None
         plan = self._plan
+        plan.fetch = SwapBatch(list(self._fetch.values()), list(self._fetch))
+        self.counts.fetched_tokens += len(self._fetch) * self.block_tokens
         plan.out = SwapBatch([block for block, _ in self._out.values()], list(self._out))
         self._sent.append(_Sent(plan.number, {slot: key for slot, (_, key) in self._out.items()}, self._readers))
-        self._begin_plan()
+        self._begin_plan(plan.number + 1)
         return plan
 
-    def _begin_plan(self) -> None:
-        self._plan, self._out, self._readers = SwapPlan(number=self._plan.number + 1), {}, {}
+    @property
+    def _has_plan(self) -> bool:
+        return bool(self._out or self._fetch) or not self._plan.is_empty
+
+    def _begin_plan(self, number: int) -> None:
+        self._plan, self._out, self._fetch, self._readers = SwapPlan(number=number), {}, {}, {}
         reading, self._reading = self._reading, []
         for block in reading:
             self.tier.unpin(block)
 
     @property
     def awaits_report(self) -> bool:
-        """Whether the workers have not reported on a plan yet, or there is one that they do not have."""
-        return bool(self._sent or self._out) or not self._plan.is_empty
+        """Whether the workers have not reported on a plan yet, or there is one that they do not have, or one whose
+        fetches were withdrawn, and whose slots the next step gives up."""
+        return bool(self._sent or self._reading) or self._has_plan
 
     @property
     def reported(self) -> int:
@@ -191,9 +224,11 @@ class SlotPlans:
         return self._reported
 
     def executed(self, report: Executed) -> None:
-        """The workers have carried out a plan. What they could not copy is forgotten."""
+        """The workers have carried out a plan. What they could not copy is forgotten. What they refused to read stays,
+        and nothing that it was to be read into is valid."""
         self._reported = max(self._reported, report.number)
         lost = {*report.lost, *report.unread}
+        self._failed += len(lost) + len(report.refused)
         while self._sent and self._sent[0].number <= report.number:
             for slot, key in self._sent.popleft().keys.items():
                 if slot in lost:
@@ -203,7 +238,10 @@ class SlotPlans:
             for slot in report.unread:
                 if slot in by_slot and self._plan_of[slot] <= report.number:
                     self._lose(slot, by_slot[slot])
+        if report.unread or report.refused:
             self.void()
+        if report.refused:
+            self._void_fetches()
         if self.at_report is not None:
             self.at_report()
 
@@ -229,9 +267,9 @@ class SlotPlans:
             self.tier.lose(key)
 
     def reset(self) -> None:
-        """Forget all copies: the model's weights have changed."""
-        if self._reading:
-            self._begin_plan()
+        """Forget all copies, and all that is planned: the model's weights have changed."""
+        self._void_fetches()
+        self._begin_plan(self._plan.number)
         for program in list(self.tier.tree.programs):
             for context in self.tier.tree.contexts_of(program):
                 self.tier.drop(context)
@@ -248,16 +286,26 @@ class SlotPlans:
     def _free(self, slot: int) -> None:
         """A slot is free. If the present plan was to write it, another block may get it in this step."""
         self._out.pop(slot, None)
+        if slot in self._fetch:  # the copy was lost after the fetch was planned
+            self._void_fetches()
         del self._plan_of[slot]
         self._table.free(slot)
 
     def check_integrity(self) -> None:
-        """Raise SwapError unless every slot is free or holds a block that somebody needs. For tests."""
+        """Raise SwapError unless every slot is free or holds a block that somebody needs, and the present plan reads
+        and writes no others, each once. For tests."""
         self._table.check_integrity()
         self.tier.check_integrity()
         if self._table.used != len(self.tier.slots):
             raise SwapError(f"{self._table.used} slots are in use, and {len(self.tier.slots)} blocks are known")
         if self.tier.slots.values() - self._plan_of.keys():
             raise SwapError("a slot was never written")
-        if not self._out.keys() <= set(self.tier.slots.values()):
-            raise SwapError("a plan writes a slot that is free")
+        owned = {slot: key for key, slot in self.tier.slots.items()}
+        if any(owned.get(slot) != key for slot, (_, key) in self._out.items()):
+            raise SwapError("a plan writes a slot that is free, or that holds another block")
+        if not self._fetch.keys() <= owned.keys():
+            raise SwapError("a plan fetches from a slot that is free")
+        if self._plan.loads:
+            raise SwapError("a plan outlives the step that loads by it")
+        blocks = list(self._fetch.values())
+        SwapPlan(fetch=SwapBatch(blocks, list(self._fetch))).check_integrity()

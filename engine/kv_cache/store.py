@@ -144,6 +144,7 @@ class HostStore(SlotPlans):
             self._too_short,
             self._too_full,
             self._evicted,
+            self._failed,
             self.choice.min_tokens,
             self.choice.prefill_tokens_per_s,
             speed and speed.out_bytes_per_s,

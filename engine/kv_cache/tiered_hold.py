@@ -79,6 +79,10 @@ class TieredHold(SoftHold):
     def tokens_of(self, program: Hashable) -> tuple[int, int] | None:
         return self.retention.tree.tokens_of(program), self._tiered.host.tree.tokens_of(program)
 
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self._fetches.check_integrity()
+
     def _context_changed(self, program: Hashable) -> None:
         super()._context_changed(program)
         self._fetches.looks = True

@@ -8,12 +8,12 @@ from typing import Final
 
 import torch
 
-from weft.core.errors import SwapError
+from weft.core.errors import SwapArgumentError, SwapError
 from weft.core.kv_cache.choice import CopySpeed
 from weft.core.log import get_logger
 from weft.engine.kv_cache.kernel import Swapper
 from weft.engine.kv_cache.layout import describe
-from weft.engine.kv_cache.plan import SwapBatch, SwapPlan
+from weft.engine.kv_cache.plan import SwapPlan
 from weft.engine.kv_cache.pool import HostPool
 
 _PROBE_ROUNDS: Final = 5
@@ -60,18 +60,25 @@ class SwapWorker:
         self._lost -= slots
         return set()
 
-    def swap_in(self, plan: SwapPlan) -> tuple[set[int], set[int]]:
+    def swap_in(self, plan: SwapPlan) -> tuple[set[int], set[int], set[int]]:
         """Copy slots to the blocks of calls that start, and of calls that are expected.
 
         Returns:
-            The blocks of the former that hold no valid KV, because a copy failed on the way out or in, and the slots
-            that could not be read.
+            The blocks of the former that hold no valid KV, because a copy failed on the way out or in, the slots that
+            could not be read, and those that were not read because the kernel refused the call.
         """
         failed: set[int] = set()
         unread: set[int] = set()
-        for batch in _merge([*plan.loads, plan.fetch] if plan.fetch.slots else plan.loads):
+        refused: set[int] = set()
+        for batch in plan.batches_in:
             try:
                 self._swapper.swap_in(batch.blocks, batch.slots)
+            except SwapArgumentError as error:  # nothing was copied, and nothing is wrong with the slots
+                failed.update(batch.blocks)
+                refused.update(batch.slots)
+                self._warn(
+                    "The swap kernel refused a copy, which is an error of Weft's. KV will be computed again", error
+                )
             except SwapError as error:
                 failed.update(batch.blocks)
                 unread.update(batch.slots)
@@ -80,7 +87,7 @@ class SwapWorker:
                 lost = [(b, slot) for b, slot in zip(batch.blocks, batch.slots, strict=True) if slot in self._lost]
                 failed.update(block for block, _ in lost)
                 unread.update(slot for _, slot in lost)
-        return failed.difference(plan.fetch.blocks), unread
+        return failed.difference(plan.fetch.blocks), unread, refused - unread
 
     def _warn(self, what: str, error: SwapError) -> None:
         """Log a failure, one line for each kind, because all later copies may fail too."""
@@ -111,11 +118,3 @@ class SwapWorker:
     def close(self) -> None:
         """Return the host memory to the system."""
         self.pool.close()
-
-
-def _merge(loads: list[SwapBatch]) -> list[SwapBatch]:
-    """One batch for all loads; separate batches if two calls load the same slot, which one batch may not name twice."""
-    slots = [slot for load in loads for slot in load.slots]
-    if len(set(slots)) < len(slots):
-        return loads
-    return [SwapBatch([block for load in loads for block in load.blocks], slots)] if slots else []

@@ -355,9 +355,11 @@ class WeftScheduler(AsyncScheduler):
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         self._kv_order.let_go()
-        reset = bool(super().reset_prefix_cache(*args, **kwargs))
-        if self._swap is not None:
-            self._swap.reset()
+        try:
+            reset = bool(super().reset_prefix_cache(*args, **kwargs))
+        finally:  # vLLM raises an error if calls that run cannot be reset, because their steps are in flight
+            if self._swap is not None:
+                self._swap.reset()
         if reset:
             self._kv_order.reset(self._clock())
         return reset

@@ -193,7 +193,7 @@ def test_check_that_raises_is_reported(machine: Machine, monkeypatch: pytest.Mon
     assert "RuntimeError: surprise" in checks[1].detail
 
 
-SWAP = SwapStats(728, 0, 0, 0, 0, 0, 0, 0, 0, 0, 96.4, 812.3, 8.1e9, 7.9e9)
+SWAP = SwapStats(728, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 96.4, 812.3, 8.1e9, 7.9e9)
 
 
 @pytest.mark.parametrize(

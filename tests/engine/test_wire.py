@@ -273,7 +273,7 @@ def test_an_account_comes_back() -> None:
 
 def test_the_swaps_figures_come_back_with_an_account() -> None:
     """An output carries both, and what a connector of the user's own put there."""
-    account, swap = encode_account(Account(1.0)), SwapStats(*range(14))
+    account, swap = encode_account(Account(1.0)), SwapStats(*range(15))
     params = attach_account({"other": 1}, account)
     report = read_report(attach_swap(params, swap))
     assert report.swap == swap

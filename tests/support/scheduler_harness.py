@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
+from weft import _csrc
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.testing import FakeClock
 from weft.engine.kv_cache.connector import WorkerReport, transfer_config
@@ -29,6 +32,7 @@ from weft.engine.vllm_compat.names import (
     SchedulerOutput,
     get_request_block_hasher,
     init_none_hash,
+    make_block_hash_with_group_id,
     sha256,
 )
 from weft.engine.wire.reports import read_report
@@ -52,9 +56,16 @@ def expected_output(prompt: list[int], count: int) -> list[int]:
 
 
 class FakeWorker:
-    """Executes steps in place of a model; see the module's docstring."""
+    """Executes steps in place of a model; see the module's docstring.
 
-    def __init__(self) -> None:
+    Args:
+        blocks: KV blocks on the device.
+        swap_blocks: KV blocks that the host memory holds.
+    """
+
+    def __init__(self, blocks: int, swap_blocks: int) -> None:
+        pieces = np.array([[1 << 30, _BLOCK_BYTES, _BLOCK_BYTES]])  # addresses that nobody reads
+        self._kernel = _csrc.SwapLayout(pieces, blocks, 1 << 40, _BLOCK_BYTES, max(1, swap_blocks))
         self._slots: dict[tuple[int, int], int] = {}
         self._tokens: dict[str, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
@@ -65,17 +76,24 @@ class FakeWorker:
         self.isolation: dict[str, int] = {}  # by request: calls with different numbers may share no KV
 
     def swap(self, plan: SwapPlan) -> KVConnectorOutput | None:
-        """Copy blocks to and from host memory as a plan says, except those that `fails` names."""
+        """Copy blocks to and from host memory as a plan says, except those that `fails` names.
+
+        Raises:
+            SwapError: The plan writes to a block or a slot twice.
+            ValueError: The real kernel refuses a batch of the plan.
+        """
         if not plan.number:
             return None
-        assert len(set(plan.out.slots)) == len(plan.out.slots), "a slot is written twice"
+        plan.check_integrity()
+        for batch in (plan.out, *plan.batches_in):
+            self._kernel.check(np.array(batch.blocks, np.int64), np.array(batch.slots, np.int64))
         lost, unread, invalid = set(), set(), set()
         for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
             if self.fails():
                 lost.add(slot)
                 self.host[slot] = [-1] * BLOCK_TOKENS
             else:
-                self.host[slot] = [self._slots.get((block, offset)) for offset in range(BLOCK_TOKENS)]
+                self.host[slot] = self.content(block)
         self._lost = (self._lost - set(plan.out.slots)) | lost
         for copies in (*plan.loads, plan.fetch):
             for block, slot in zip(copies.blocks, copies.slots, strict=True):
@@ -91,6 +109,10 @@ class FakeWorker:
         self.failures += len(lost) + len(unread)
         report = WorkerReport(executed=Executed(plan.number, tuple(lost), tuple(unread)))
         return KVConnectorOutput(invalid_block_ids=invalid, kv_connector_worker_meta=report)
+
+    def content(self, block: int) -> list[int | None]:
+        """The tokens whose KV a block of the device holds."""
+        return [self._slots.get((block, offset)) for offset in range(BLOCK_TOKENS)]
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in output.finished_req_ids:
@@ -127,6 +149,13 @@ class FakeWorker:
         context = [self._slots[blocks[p // BLOCK_TOKENS], p % BLOCK_TOKENS] - marked for p in range(end)]
         tokens.append(next_token(context))
         return [tokens[-1]]
+
+
+def _has_failed(copied: KVConnectorOutput | None) -> bool:
+    """Whether a copy of a step failed."""
+    report = copied.kv_connector_worker_meta if copied is not None else None
+    executed = report.executed if isinstance(report, WorkerReport) else None
+    return executed is not None and bool(executed.lost or executed.unread)
 
 
 def swapping(space_bytes: int, min_tokens: int | str) -> dict[str, Any]:
@@ -186,7 +215,7 @@ class SchedulerHarness:
             ),
         )
         self.scheduler.set_clock(self.clock)
-        self.worker = FakeWorker()
+        self.worker = FakeWorker(blocks, swap_blocks)
         self.swaps = swap_blocks > 0
         self.in_flight = in_flight
         self.step_s = 1.0
@@ -195,6 +224,8 @@ class SchedulerHarness:
         self.accounts: dict[str, dict[str, Any]] = {}
         self.finished: list[str] = []
         self._pending: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._requests: dict[str, Request] = {}  # that have not ended
+        self._content: dict[Any, list[int]] = {}  # the tokens that belong into a block, by its hash
 
     def add(
         self,
@@ -224,6 +255,7 @@ class SchedulerHarness:
         if cache_salt or adapter:
             self.worker.isolation[request_id] = 1 + zlib.crc32(f"{cache_salt} {adapter}".encode())
         self.tokens.setdefault(request_id, [])
+        self._requests[request_id] = request
         self.scheduler.add_request(request)
         return request
 
@@ -237,7 +269,10 @@ class SchedulerHarness:
             The ids of the requests that were scheduled.
         """
         output = self.scheduler.schedule()
-        copied = self.worker.swap(output.kv_connector_metadata.plan) if self.swaps else None
+        copied = None
+        if self.swaps:
+            self._check_owners(output.kv_connector_metadata.plan)
+            copied = self.worker.swap(output.kv_connector_metadata.plan)
         if output.total_num_scheduled_tokens:
             if self.asks_meanwhile:
                 self.scheduler.get_grammar_bitmask(output)
@@ -250,7 +285,46 @@ class SchedulerHarness:
         if self._pending and (len(self._pending) >= self.in_flight or not output.total_num_scheduled_tokens):
             self._take_outputs()
         self.scheduler.check_integrity()
+        self._check_content()
         return set(output.num_scheduled_tokens)
+
+    def _check_owners(self, plan: SwapPlan) -> None:
+        """Assert that a plan which is being sent writes to blocks of the calls that it loads, and to blocks that are
+        taken and nobody's, and that host memory keeps what it copies out."""
+        manager = self.scheduler.kv_cache_manager
+        held = {block for call in self.scheduler.running for block in manager.get_block_ids(call.request_id)[0]}
+        assert held.issuperset(block for load in plan.loads for block in load.blocks), "a load writes to a free block"
+        for block in plan.fetch.blocks:
+            assert block not in held, "a fetch writes to the block of a call"
+            assert manager.block_pool.blocks[block].ref_cnt > 0, "a fetch writes to a free block"
+            assert manager.block_pool.blocks[block].block_hash is None, "a fetch writes to a block that can be found"
+        if self.swaps and self.scheduler._swap is not None:
+            kept = set(self.scheduler._swap.tier.slots.values())
+            assert kept.issuperset(plan.out.slots), "a slot is written that is free"
+
+    def _check_content(self) -> None:
+        """Assert that each block which can be found holds the tokens that it is found by, on the device and in host
+        memory. What has not arrived is known when its report is there."""
+        for request_id, request in list(self._requests.items()):
+            marked = _MARK * self.worker.isolation.get(request_id, 0)
+            for index, block_hash in enumerate(request.block_hashes):
+                key = make_block_hash_with_group_id(block_hash, 0)
+                if key not in self._content:
+                    tokens = request.all_token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+                    self._content[key] = [token + marked for token in tokens]
+            if request.is_finished():
+                del self._requests[request_id]
+        if any(_has_failed(executed.kv_connector_output) for _, executed in self._pending):
+            return
+        for block in self.scheduler.kv_cache_manager.block_pool.blocks:
+            if (content := self._content.get(block.block_hash)) is not None:
+                assert self.worker.content(block.block_id) == content, f"{block} holds something else"
+        swap = self.scheduler._swap
+        if swap is not None:
+            for block_hash, slot in swap.tier.slots.items():
+                if isinstance(block_hash, bytes) and slot not in swap._out:
+                    content = self._content.get(make_block_hash_with_group_id(block_hash, 0))
+                    assert content in (None, self.worker.host[slot]), f"slot {slot} holds something else"
 
     def _take_outputs(self) -> None:
         outputs = self.scheduler.update_from_output(*self._pending.popleft())

@@ -99,7 +99,7 @@ class SwapMachine(RuleBasedStateMachine):
 
     def carry_out(self, device: dict[int, tuple[int, ...]]) -> None:
         plan = planned(self.store)
-        assert len(set(plan.out.slots)) == len(plan.out.slots)
+        plan.check_integrity()
         for block, slot in zip(plan.out.blocks, plan.out.slots, strict=True):
             self.host[slot] = device[block]
         self.loaded = {

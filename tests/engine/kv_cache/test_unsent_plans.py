@@ -1,0 +1,123 @@
+"""What is planned and not sent yet is dropped with the state that it was made from. A refused copy loses nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.core.kv_cache.choice import SwapChoice
+from weft.core.kv_cache.policies import Context
+from weft.core.prediction import KnownTime
+from weft.engine.kv_cache.plan import Executed, SwapBatch, SwapPlan
+from weft.engine.kv_cache.store import HostStore
+from weft.engine.kv_cache.worker import SwapWorker
+
+CHAIN = ["a", "b", "c", "d"]
+
+
+def kept(context: Context) -> HostStore:
+    """A store whose host memory has the blocks of one context."""
+    store = HostStore(8, 4, SwapChoice(0, 1.0))
+    store.keep(context, CHAIN, dict(enumerate([1, 2, 3, 4])))
+    plan = store.take_plan()
+    assert plan is not None
+    store.executed(Executed(plan.number))
+    return store
+
+
+def make_context() -> Context:
+    return Context("p", "", 0.0, KnownTime(0.0))
+
+
+def test_a_reset_drops_a_fetch_that_is_not_sent() -> None:
+    """No plan reads slots after the reset, and whoever has taken blocks for it is told."""
+    store, told = kept(make_context()), []
+    store.at_void = lambda: told.append(store.to_fetch)
+    store.fetch(CHAIN, 0, [5, 6])
+    assert store.to_fetch == {5, 6}
+    store.reset()
+    assert (told, store.to_fetch, store.stats().used) == ([set()], set(), 0)
+    assert store.take_plan() is None
+    assert not store.awaits_report
+    store.check_integrity()
+
+
+def test_a_copy_that_is_lost_is_not_fetched() -> None:
+    """A report says that a slot could not be read, after a fetch from it was planned. The plan is sent without it."""
+    store, told = kept(make_context()), []
+    store.at_void = lambda: told.append(True)
+    _, slots = store.fetch(CHAIN, 0, [5, 6])
+    store.executed(Executed(1, unread=(slots[1],)))
+    assert told
+    assert store.take_plan() is None
+    store.check_integrity()
+
+
+def test_what_a_fetch_has_pinned_is_given_up_when_the_fetch_is_withdrawn() -> None:
+    """The program ends while the fetch is planned. After the next step its slots are free, though nothing was sent."""
+    context = make_context()
+    store = kept(context)
+    store.fetch(CHAIN, 0, [5, 6])
+    store.tier.drop(context)
+    store.withdraw_fetches()
+    assert store.awaits_report, "the engine steps once more"
+    assert store.take_plan() is None
+    assert (store.stats().used, store.awaits_report) == (0, False)
+
+
+def test_a_copy_made_again_in_the_same_slot_is_not_the_one_that_was_read() -> None:
+    """The copy is lost and made again while a fetch of it is under way, so what the fetch has read may be void."""
+    context = make_context()
+    store = kept(context)
+    number, slots = store.fetch(CHAIN, 0, [5])
+    assert store.take_plan() is not None
+    assert store.has_kept(CHAIN[:1], slots, number)
+    store.tier.lose("a")
+    assert not store.has_kept(CHAIN[:1], slots, number)
+    store.keep(context, CHAIN, {0: 1})
+    assert store.tier.slots["a"] == slots[0]
+    assert not store.has_kept(CHAIN[:1], slots, number)
+
+
+def test_a_fetch_that_the_kernel_refuses_loses_no_copy() -> None:
+    """The copies stay where they are and can be loaded, the fetch is void, and the blocks are counted."""
+    store, told = kept(make_context()), []
+    store.at_void = lambda: told.append(True)
+    number, slots = store.fetch(CHAIN, 0, [5, 6, 7, 8])
+    assert store.take_plan() is not None
+    store.executed(Executed(number, refused=tuple(slots)))
+    assert told
+    assert store.ready(CHAIN) == 4
+    assert (store.stats().used, store.stats().failed) == (4, 4)
+
+
+def test_reports_of_two_workers_join_what_was_refused() -> None:
+    """A slot that one worker refused to read was not read."""
+    report = Executed(3, lost=(1,), refused=(2,)).together(Executed(3, unread=(4,), refused=(2, 5)))
+    assert (report.lost, report.unread, set(report.refused)) == ((1,), (4,), {2, 5})
+
+
+def test_a_refused_fetch_leaves_the_loads_of_its_step_alone() -> None:
+    """A fetch with a slot twice is refused on its own. A call's load arrives, and no slot is said to be lost."""
+    cache = torch.arange(8 * 2 * 4 * 2 * 8, dtype=torch.float32).view(8, 2, 4, 2, 8)
+    worker = SwapWorker({"layer": cache}, 8, 6)
+    before = cache.clone()
+    try:
+        assert not worker.swap_out(SwapPlan(out=SwapBatch([1, 2], [0, 1]), number=1))
+        plan = SwapPlan(loads=[SwapBatch([5], [1])], fetch=SwapBatch([6, 7], [0, 0]), number=2)
+        assert worker.swap_in(plan) == (set(), set(), {0})
+    finally:
+        worker.close()
+    assert torch.equal(cache[5], before[2])
+    assert torch.equal(cache[6:], before[6:])
+
+
+def test_loads_that_the_kernel_refuses_are_computed_again() -> None:
+    """A block that does not exist: the calls' blocks hold nothing, and their slots hold what they did."""
+    cache = torch.zeros(8, 2, 4, 2, 8)
+    worker = SwapWorker({"layer": cache}, 8, 6)
+    try:
+        worker.swap_out(SwapPlan(out=SwapBatch([1, 2], [0, 1]), number=1))
+        plan = SwapPlan(loads=[SwapBatch([5], [1])], fetch=SwapBatch([8], [0]), number=2)
+        assert worker.swap_in(plan) == ({5}, set(), {0, 1})
+    finally:
+        worker.close()
