@@ -100,9 +100,11 @@ class ChatEndpoint:
             InvalidRequestError: The request is malformed; the message names each field where vLLM does.
         """
         try:
-            return ChatCompletionRequest(**body)
+            request = ChatCompletionRequest(**body)
         except Exception as error:  # vLLM's validators read a body of any shape, and fail on some in other ways
             raise InvalidRequestError(f"the chat request is malformed: {_problem(error):.{_PROBLEM_CHARS}}") from None
+        refuse_priority(request.priority)
+        return request
 
     async def complete(self, request: ChatCompletionRequest) -> dict[str, Any]:
         """One answer, as an OpenAI `chat.completion` object.
@@ -125,7 +127,7 @@ class ChatEndpoint:
         try:
             _, (prompt,) = await self._llm.renderer.render_chat_async([request.messages], chat, any_length)
         except _CLIENTS as error:
-            raise InvalidRequestError(f"the engine refused the request: {_said(error)}") from None
+            raise InvalidRequestError(f"the engine refused the request: {said(error)}") from None
         return len(prompt["prompt_token_ids"])
 
     async def stream(self, request: ChatCompletionRequest) -> AsyncGenerator[dict[str, Any]]:
@@ -169,8 +171,8 @@ class ChatEndpoint:
         if isinstance(error, EngineDeadError) or self._llm.errored:
             return self._died()
         if isinstance(error, _CLIENTS):
-            return self._error(_said(error).split(" (parameter=")[0], 400)
-        return CallFailedError(f"the engine failed on this call: {type(error).__name__}: {_said(error)}")
+            return self._error(said(error).split(" (parameter=")[0], 400)
+        return CallFailedError(f"the engine failed on this call: {type(error).__name__}: {said(error)}")
 
     def _error(self, message: str, code: Any) -> WeftError:
         if self._llm.errored:
@@ -182,17 +184,33 @@ class ChatEndpoint:
         return CallFailedError(f"the engine failed on this call: {message}")
 
 
+def refuse_priority(priority: object) -> None:
+    """vLLM documents an error for a priority where no priority scheduling runs, and then ignores it.
+
+    Args:
+        priority: of a request; 0 and None say nothing.
+
+    Raises:
+        InvalidRequestError: The request has one.
+    """
+    if priority:
+        raise InvalidRequestError(
+            f"the request has the priority {priority!r:.40}, which has no effect here: the policy ranks calls "
+            "by their programs. Leave out priority and x-vllm-priority; a tenant's weight gives a larger share."
+        )
+
+
 def _problem(error: Exception) -> str:
     """What vLLM's validators found wrong with a request."""
     if isinstance(error, ValidationError):
         found = error.errors(include_url=False, include_context=False, include_input=False)
         return "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in found)
     if isinstance(error, TypeError | ValueError | VLLMClientError):
-        return _said(error)
-    return f"a field has a value of the wrong type ({_said(error)}). Compare the fields with OpenAI's chat completions."
+        return said(error)
+    return f"a field has a value of the wrong type ({said(error)}). Compare the fields with OpenAI's chat completions."
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """The error's text. vLLM's errors add the client's value when they are asked for it, which may fail."""
     try:
         return f"{error!s:.{_PROBLEM_CHARS}}"

@@ -126,7 +126,6 @@ class RemoteChat:
         """One answer, as an OpenAI `chat.completion` object."""
         answer = await self._server.post(_CHAT, request.body(), request.headers, shape=COMPLETION)
         self._take_account(request, answer)
-        answer.pop("kv_transfer_params", None)
         found = without_nulls(answer)
         return dict(found)
 

@@ -20,13 +20,13 @@ from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.program.named_threads import NamedThreads
 from weft.engine.frontend.calls import InFlight
+from weft.engine.frontend.chat import refuse_priority
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
 from weft.engine.serve.requests import ServedRequest, ServedRequests
 from weft.engine.vllm_compat.names import RequestOutput, SamplingParams
 from weft.engine.wire.calls import FIELDS, MOST_TOOLS, SHOWN, CallHeader, decode_call, encode_call
-from weft.engine.wire.reports import attach_account, encode_account
 from weft.engine.wire.values import strings
 
 REQUEST: Final = "weft_request"  # in `vllm_xargs`: the key of the HTTP request that a call belongs to
@@ -79,6 +79,7 @@ class ServedCalls:
             )
         if self.is_stopping:
             raise EngineClosedError
+        refuse_priority(kwargs.get("priority"))
         arguments = sampling_params.extra_args or {}
         if request is None:
             if self._has_keys:
@@ -158,8 +159,6 @@ class ServedCalls:
                         if output.finished:
                             call.outcome = CallState.FINISHED
                             call.stopped = any(isinstance(each.stop_reason, str) for each in output.outputs)
-                            account = encode_account(call.row.account)
-                            output.kv_transfer_params = attach_account(output.kv_transfer_params, account)
                         items.put_nowait(output)
             except Exception:
                 call.outcome = CallState.FAILED

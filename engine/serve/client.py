@@ -7,10 +7,18 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, NoReturn
 
-from weft.core.errors import EngineClosedError, KeyLimitError, ReplicaError, WeftError
+from weft.core.errors import (
+    CallFailedError,
+    EngineClosedError,
+    InvalidRequestError,
+    KeyLimitError,
+    ReplicaError,
+    WeftError,
+)
 from weft.core.identity.lineage import Lineage
 from weft.core.routing.refusals import Refused, refused_by
 from weft.core.timeline.keeper import Timelines
+from weft.engine.frontend.chat import said
 from weft.engine.live import LiveReader
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve.calls import REQUEST, ServedCalls
@@ -19,7 +27,7 @@ from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
 from weft.engine.serve.requests import ServedRequest, ServedRequests
 from weft.engine.server.http_errors import error_status
-from weft.engine.vllm_compat.names import EngineDeadError, RequestOutput, SamplingParams
+from weft.engine.vllm_compat.names import EngineDeadError, EngineGenerateError, RequestOutput, SamplingParams
 from weft.engine.vllm_compat.server_names import EngineClient, GracefulHTTPError
 
 
@@ -123,7 +131,8 @@ class ServedEngine(EngineClient):
             async with aclosing(self._calls.run(request, prompt, sampling_params, request_id, kwargs)) as outputs:
                 async for output in outputs:
                     yield output
-        except WeftError as error:
+        except (WeftError, EngineGenerateError) as found:
+            error = _typed(found)
             if request is not None:
                 request.failure = error
                 if isinstance(error, KeyLimitError):  # other calls of the request were within the limit
@@ -199,3 +208,14 @@ class ServedEngine(EngineClient):
 
     start_profile = stop_profile = reset_mm_cache = reset_encoder_cache = reset_prefix_cache = _refused
     sleep = wake_up = release_kv_cache_memory = pause_generation = resume_generation = add_lora = _refused
+
+
+def _typed(error: Exception) -> WeftError:
+    """vLLM's error of one call. It hides its cause, which is often a value of the client's that cannot be sent on."""
+    if isinstance(error, WeftError):
+        return error
+    cause = error.__cause__
+    if isinstance(cause, TypeError | ValueError | OverflowError):
+        return InvalidRequestError(f"the engine refused the request: {said(cause)}")
+    reason = f"{type(cause).__name__}: {said(cause)}" if isinstance(cause, Exception) else said(error)
+    return CallFailedError(f"the engine failed on this call: {reason}")

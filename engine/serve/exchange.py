@@ -24,7 +24,7 @@ from weft.engine.serve.auth import key_of, path_of
 from weft.engine.serve.calls import REQUEST
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.keys import ApiKey
-from weft.engine.serve.reports import add_report, add_report_to_events, ends_choice, replace_error, report_of
+from weft.engine.serve.reports import add_report, add_report_to_events, choices_that_end, replace_error, report_of
 from weft.engine.serve.requests import ServedRequest
 from weft.engine.server.arrivals import Arrivals
 from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
@@ -105,6 +105,7 @@ class _ServedExchange(Exchange):
         self._answers: AnswerReader | None = None
         self._found: ServedRequest | None = None
         self._refused_by: WeftError | None = None
+        self._choices = 1  # of the answer, that have not ended
         self._is_counted = False  # against the limit of its API key, and no call has taken the place
         self._held: Message | None = None  # the start of a whole response, until its length is known
         self._whole = bytearray()
@@ -125,6 +126,7 @@ class _ServedExchange(Exchange):
             items = items_of_request(request)
             self._placed = self._engine.lineage.place(found, items, self._id_scope, self._peer)
             self._reads_answers = bool(items)
+        self._choices = _choices_of(request)
         traceparent = self._header(b"traceparent").decode("latin-1")
         self._found = ServedRequest(
             self._client,
@@ -243,10 +245,11 @@ class _ServedExchange(Exchange):
         await super().send({**message, "body": body})
 
     def _reported(self, events: bytes, request: ServedRequest) -> bytes:
-        """The events of a stream, with the account in those that end a choice, and Weft's errors."""
+        """The events of a stream, with the account in the one that ends the last choice, and Weft's errors."""
         if request.failure is not None:
             return replace_error(events, self._failure(request.failure))
-        if request.call is not None and ends_choice(events):
+        self._choices -= (ended := choices_that_end(events))
+        if request.call is not None and ended and self._choices <= 0:  # before, the call still runs
             return add_report_to_events(events, self._report(request.call))
         return events
 
@@ -287,6 +290,13 @@ class _ServedExchange(Exchange):
             raise InvalidRequestError(
                 f"{name.decode()} must be a number of seconds above 0, not {text!r:.80}."
             ) from None
+
+
+def _choices_of(request: Mapping[str, Any]) -> int:
+    """How many choices an answer has: `n` for each prompt."""
+    n, prompt = request.get("n"), request.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt) else 1
+    return (n if isinstance(n, int) and n > 0 else 1) * prompts
 
 
 def _encoded(error: WeftError) -> tuple[tuple[bytes, bytes], ...]:

@@ -32,17 +32,21 @@ def add_report(answer: bytes, report: Mapping[str, Any]) -> bytes:
     return body[:-1] + b',"weft":' + _dumped(report) + b"}"
 
 
-def ends_choice(events: bytes) -> bool:
-    """Whether a choice of the answer ends with these events."""
-    return _ENDS in events
+def choices_that_end(events: bytes) -> int:
+    """How many choices of the answer end with these events."""
+    return sum(map(_ends_choice, events.split(b"\n\n")))
 
 
 def add_report_to_events(events: bytes, report: Mapping[str, Any]) -> bytes:
-    """Add a report to the events that end a choice."""
-    return b"\n\n".join(
-        add_report(event, report) if event.startswith(_EVENT) and _ENDS in event else event
-        for event in events.split(b"\n\n")
-    )
+    """Add a report to the last of the events that end a choice."""
+    found = events.split(b"\n\n")
+    last = max(place for place, event in enumerate(found) if _ends_choice(event))
+    found[last] = add_report(found[last], report)
+    return b"\n\n".join(found)
+
+
+def _ends_choice(event: bytes) -> bool:
+    return event.startswith(_EVENT) and _ENDS in event
 
 
 def replace_error(events: bytes, body: Mapping[str, Any]) -> bytes:

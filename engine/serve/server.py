@@ -100,7 +100,9 @@ async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) 
         options.root_path or "",
         on_refused=lambda reason: served.refused(reason, None),
     )
-    return served, uvicorn.Server(uvicorn_config(guarded, options))
+    server = uvicorn.Server(uvicorn_config(guarded, options))
+    app.state.server = server  # vLLM's handlers of errors would stop it if the engine were dead
+    return served, server
 
 
 def uvicorn_config(app: App, options: Namespace) -> uvicorn.Config:

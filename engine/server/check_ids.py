@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -40,6 +41,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
 _DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be the escape of half of a surrogate pair
 _FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 
 
@@ -242,6 +244,7 @@ class Exchange:
             if self._header(b"content-type").partition(b";")[0].strip().lower() in _FORMS:
                 await self._check_form(body)
             request = json.loads(body)
+            _check_unicode(body, request)
             if isinstance(request, dict):
                 # vLLM reads what is written here, not what was sent. So both agree on keys that occur twice.
                 has_changed = self.identify(request)
@@ -315,3 +318,20 @@ class Exchange:
 
     def _header(self, name: bytes) -> bytes:
         return next((value for key, value in self._headers if key == name), b"")
+
+
+def _check_unicode(body: bytes, request: Any) -> None:
+    """Half of a surrogate pair is a text in JSON and in Python. Nothing behind this place could send it on.
+
+    Raises:
+        InvalidRequestError: The request has one.
+    """
+    if not _HALF.search(body):
+        return
+    try:
+        json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidRequestError(
+            f"the request has half of a surrogate pair, {half!a}, which is no Unicode text. Send text in UTF-8."
+        ) from None

@@ -323,6 +323,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         called={"__init__": "(self, vllm_config, renderer=None, ...) -> None"}
     ),
     "vllm.v1.engine.exceptions.EngineDeadError": Uses(called={"__init__": "(self, ...)"}),
+    "vllm.v1.engine.exceptions.EngineGenerateError": Uses(),
     "vllm.outputs.RequestOutput": Uses(
         read=("finished", "num_cached_tokens", "outputs", "prompt_token_ids", "request_id"),
         written=("kv_transfer_params",),

@@ -48,7 +48,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import InprocClient
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -68,6 +68,7 @@ __all__ = [
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineDeadError",
+    "EngineGenerateError",
     "ErrorResponse",
     "FullAttentionSpec",
     "InprocClient",

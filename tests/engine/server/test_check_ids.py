@@ -306,3 +306,13 @@ def test_the_limit_comes_from_the_environment() -> None:
             EngineStartError, match=r"^WEFT_MAX_BODY_BYTES must be a number of bytes, at least 1, not '"
         ):
             read_limit({"WEFT_MAX_BODY_BYTES": text})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/weft/events"])
+@pytest.mark.parametrize("body", [rb'{"a": "\ud800"}', rb'[{"\udfFf": 1}]', rb'{"a": [["\uD83D"]]}'])
+def test_half_of_a_surrogate_pair_is_refused_on_every_route(path: str, body: bytes) -> None:
+    """It can be read and not be sent on, so it would fail anywhere behind this place."""
+    exchange = Exchange(body, path=path)
+    assert exchange.sent[0]["status"] == 400
+    assert b"half of a surrogate pair" in exchange.sent[1]["body"]
+    assert Exchange(rb'{"a": "\ud83d\ude00", "b": "\\ud800"}').sent[0]["status"] == 200
