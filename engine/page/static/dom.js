@@ -33,8 +33,11 @@ export function place(element, left, width) {
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 0) return `−${seconds(-value)}`;
-  if (value >= 5400) return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
-  if (value >= 100) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value >= 5400) {
+    const minutes = Math.round(value / 60);
+    return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  }
+  if (value >= 100) return `${Math.floor(Math.round(value) / 60)} min ${Math.round(value) % 60} s`;
   if (value >= 10) return `${value.toFixed(1)} s`;
   if (value >= 0.1) return `${value.toFixed(2)} s`;
   return value === 0 ? "0 s" : `${(1000 * value).toFixed(value < 0.01 ? 1 : 0)} ms`;
@@ -46,4 +49,12 @@ export function count(value) {
 
 export function plural(number, word) {
   return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+}
+
+// A number in at most five letters: "9999", "12.3k", "1.2M".
+export function brief(value) {
+  for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (value >= Math.max(unit, 10000)) return `${(value / unit).toFixed(value < 100 * unit ? 1 : 0)}${name}`;
+  }
+  return String(value);
 }

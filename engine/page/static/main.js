@@ -95,6 +95,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address names what is shown
   content.focus();
 });
+document.addEventListener("keydown", (event) => view?.key?.(event));
 window.addEventListener("hashchange", open);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && view !== null && !view.isFinal && content.querySelector("form.key") === null) poll();

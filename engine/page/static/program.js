@@ -16,7 +16,9 @@ export class ProgramView {
     this.note = el("p", { class: "note" });
     this.said = el("span", { class: "said", role: "status" });
     this.details = el("section", { class: "details", "aria-live": "polite" });
-    this.chart = new Chart((call) => this.#describe(call));
+    this.chart = new Chart((item) => this.#describe(item));
+    this.endButton = el("button", { type: "button", hidden: true, onclick: () => this.#askToEnd() }, "End program");
+    this.dialog = el("dialog", { "aria-label": "End program" });
     const zoom = (text, label, factor) =>
       el("button", { type: "button", "aria-label": label, title: label, onclick: () => this.chart.zoomBy(factor) }, text);
     this.element = el("div", { class: "view program" },
@@ -27,10 +29,11 @@ export class ProgramView {
       el("div", { class: "actions" },
         el("button", { type: "button", onclick: () => this.#copy() }, "Copy link"),
         el("button", { type: "button", onclick: () => this.#download() }, "Download Perfetto trace"),
+        this.endButton,
         this.said,
         el("span", { class: "zoom", role: "group", "aria-label": "Zoom" },
           zoom("−", "Zoom out", 0.5), zoom("Fit", "Show all", 0), zoom("+", "Zoom in", 2))),
-      this.chart.element, legend(), this.note, this.details);
+      this.chart.element, legend(), this.note, this.details, this.dialog);
     this.#describe(null);
   }
 
@@ -60,9 +63,8 @@ export class ProgramView {
     });
     this.chart.show(timeline);
     describe(this.note, timeline);
-    if (this.chart.selected !== null) {
-      this.#describe(timeline.calls.find((call) => call.call_id === this.chart.selected) ?? null);
-    }
+    if (this.chart.selected !== null) this.#describe(this.chart.items.get(this.chart.selected) ?? null);
+    this.endButton.hidden = !timeline.is_open;
     return this.element;
   }
 
@@ -83,11 +85,25 @@ export class ProgramView {
     });
   }
 
-  #describe(call) {
-    if (call === null) {
-      this.details.replaceChildren(el("p", { class: "note" }, "Choose a call to see its figures."));
-      return;
-    }
+  #describe(item) {
+    if (item === null) {
+      this.details.replaceChildren(el("p", { class: "note" }, "Choose a call or a tool to see its figures."));
+    } else if (item.tool) this.#describeTool(item.tool);
+    else this.#describeCall(item.call);
+  }
+
+  #describeTool(tool) {
+    const end = tool.end_s ?? this.timeline.length_s;
+    const list = el("dl", { class: "figures" });
+    this.#facts(list, {
+      State: tool.end_s === null ? "running" : "ended",
+      Time: `${seconds(tool.start_s)} – ${tool.end_s === null ? "now" : seconds(end)}`,
+      Took: seconds(end - tool.start_s),
+    });
+    this.details.replaceChildren(el("h2", {}, tool.name), list);
+  }
+
+  #describeCall(call) {
     const number = this.timeline.calls.indexOf(call) + 1;
     const end = call.end_s ?? this.timeline.length_s;
     const rest = Math.max(0, end - call.start_s - call.wait_s - call.service_s);
@@ -120,6 +136,25 @@ export class ProgramView {
       el("button", { type: "button", class: "link", onclick: () => this.chart.select(id) }, known.get(id)),
       isExact ? "" : " (a guess)",
     ])];
+  }
+
+  #askToEnd() {
+    const calls = this.timeline.calls.filter((call) => call.end_s === null).length;
+    const answer = (text, act) => el("button", { type: "button", onclick: () => { this.dialog.close(); act(); } }, text);
+    this.dialog.replaceChildren(
+      el("p", {}, `End ${this.timeline.name || "program"} (${this.programId})?`,
+        calls ? ` Its ${plural(calls, "call")} in flight will be aborted.` : ""),
+      el("div", { class: "actions" }, answer("Leave it", () => {}), answer("End it", () => this.#end())));
+    this.dialog.showModal();
+  }
+
+  async #end() {
+    try {
+      await server.end(this.programId);
+      write(this.said, "Ended.");
+    } catch (error) {
+      write(this.said, error instanceof server.Unknown ? "It has ended already." : "It could not be ended.");
+    }
   }
 
   async #copy() {

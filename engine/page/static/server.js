@@ -19,11 +19,11 @@ export function hasKey() {
 // Whether the server has said, with the page, that it answers nobody without a key.
 const needsKey = "needsKey" in document.documentElement.dataset;
 
-async function ask(path) {
+async function ask(path, method = "GET") {
   const key = sessionStorage.getItem(STORED);
   if (key === null && needsKey) throw new KeyNeeded();
   const headers = key === null ? {} : { authorization: `Bearer ${key}` };
-  const options = { headers, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(PATIENCE_MS) };
+  const options = { method, headers, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(PATIENCE_MS) };
   const answer = await fetch(new URL(path, BASE), options);
   if (answer.status === 401) throw new KeyNeeded();
   if (answer.status === 404) throw new Unknown();
@@ -31,8 +31,8 @@ async function ask(path) {
   return answer;
 }
 
-function path(programId, what) {
-  return `programs/${programId.split("/").map(encodeURIComponent).join("/")}/${what}`;
+function path(programId, what = "") {
+  return `programs/${programId.split("/").map(encodeURIComponent).join("/")}${what && `/${what}`}`;
 }
 
 export async function state() {
@@ -41,6 +41,10 @@ export async function state() {
 
 export async function timeline(programId) {
   return (await ask(path(programId, "timeline"))).json();
+}
+
+export async function end(programId) {
+  await ask(path(programId), "DELETE");
 }
 
 export async function trace(programId) {

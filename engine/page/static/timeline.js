@@ -13,14 +13,15 @@ export class Chart {
   constructor(onSelect) {
     this.onSelect = onSelect;
     this.zoom = 1;
-    this.bars = new Map(); // by call id
+    this.bars = new Map(); // of calls, by id, and of tools
+    this.items = new Map(); // where each is, by the same keys
     this.selected = null;
     this.lines = svg("svg", { class: "lines", "aria-hidden": "true" });
     this.axis = el("div", { class: "axis", "aria-hidden": "true" });
     this.lanes = el("div", { class: "lanes" });
     this.inner = el("div", { class: "inner" }, this.axis, this.lanes, this.lines);
     this.element = el("div", {
-      class: "chart", role: "group", "aria-label": "Timeline. Arrow keys move from call to call.",
+      class: "chart", role: "group", "aria-label": "Timeline. Arrow keys move between calls and tools.",
       onkeydown: (event) => this.#key(event),
     }, this.inner);
     new ResizeObserver(() => this.#drawAxis()).observe(this.element);
@@ -40,7 +41,10 @@ export class Chart {
     const tools = toolRows ? this.#lane("Tools", toolRows) : null;
     this.#calls(lanes);
     this.#gaps(lanes);
-    if (tools) for (const tool of timeline.tools) tools.track.append(this.#tool(tool));
+    if (tools) this.#tools(tools);
+    if (!this.bars.has(this.selected)) this.selected = null;
+    const reachable = this.selected ?? this.bars.keys().next().value;
+    for (const [key, bar] of this.bars) bar.tabIndex = key === reachable ? 0 : -1;
     const focused = this.element.contains(document.activeElement) ? document.activeElement : null;
     this.lanes.replaceChildren(...[...lanes, ...(tools ? [tools] : [])].map((lane) => lane.element));
     focused?.focus({ preventScroll: true });
@@ -48,17 +52,18 @@ export class Chart {
     this.#drawLines();
   }
 
-  select(callId, isFocused = true) {
-    this.selected = callId;
-    for (const [id, bar] of this.bars) {
-      bar.setAttribute("aria-pressed", String(id === callId));
-      bar.tabIndex = id === callId ? 0 : -1;
+  // A call by its id, or a tool by its key.
+  select(key) {
+    this.selected = key;
+    for (const [each, bar] of this.bars) {
+      bar.setAttribute("aria-pressed", String(each === key));
+      bar.tabIndex = each === key ? 0 : -1;
     }
-    const bar = this.bars.get(callId);
-    if (isFocused) bar?.focus();
+    const bar = this.bars.get(key);
+    bar?.focus();
     bar?.scrollIntoView({ block: "nearest", inline: "nearest" });
     this.#drawLines();
-    this.onSelect(this.timeline.calls.find((call) => call.call_id === callId) ?? null);
+    this.onSelect(this.items.get(key) ?? null);
   }
 
   zoomBy(factor) {
@@ -86,10 +91,13 @@ export class Chart {
     }
     const before = this.bars;
     this.bars = new Map();
+    this.items = new Map();
+    this.before = before;
     this.labels = []; // and the share of the width that each has
     calls.forEach((call, number) => {
       const bar = before.get(call.call_id) ?? this.#bar(call.call_id);
       this.bars.set(call.call_id, bar);
+      this.items.set(call.call_id, { call, lane: call.lane, start_s: call.start_s });
       this.#fill(bar, call, number);
       const label = el("span", { class: "label", "aria-hidden": "true" }, call.label || String(number + 1));
       const share = Math.max(0, next.get(call.call_id) - call.start_s) / this.scale;
@@ -98,20 +106,16 @@ export class Chart {
       label.style.top = bar.style.top = `${call.row * ROW}px`;
       lanes[call.lane].track.append(label, bar);
     });
-    if (!this.bars.has(this.selected)) this.selected = null;
-    const reachable = this.selected ?? calls[0]?.call_id;
-    for (const [id, bar] of this.bars) bar.tabIndex = id === reachable ? 0 : -1;
   }
 
-  #bar(callId) {
-    return el("button", { type: "button", "aria-pressed": "false", onclick: () => this.select(callId) });
+  #bar(key) {
+    return el("button", { type: "button", "aria-pressed": "false", "data-key": key, onclick: () => this.select(key) });
   }
 
   #fill(bar, call, number) {
     const end = call.end_s ?? Math.max(this.scale, call.start_s);
     const length = Math.max(end - call.start_s, 1e-9);
     bar.className = ["call", call.is_critical && "critical", call.state].filter(Boolean).join(" ");
-    bar.dataset.call = call.call_id;
     place(bar, call.start_s / this.scale, (end - call.start_s) / this.scale);
     const piece = (kind) => ([start, stop]) => {
       const made = el("span", { class: kind });
@@ -140,14 +144,21 @@ export class Chart {
     }
   }
 
-  #tool(tool) {
-    const end = tool.end_s ?? this.scale;
-    const bar = el("span", {
-      class: tool.end_s === null ? "tool running" : "tool", title: `${tool.name}: ${seconds(end - tool.start_s)}`,
-    }, el("span", {}, tool.name));
-    place(bar, tool.start_s / this.scale, (end - tool.start_s) / this.scale);
-    bar.style.top = `${tool.row * ROW}px`;
-    return bar;
+  #tools(lane) {
+    for (const tool of this.timeline.tools) {
+      const key = `tool ${tool.row} ${tool.start_s} ${tool.name}`;
+      const bar = this.before.get(key) ?? this.#bar(key);
+      const end = tool.end_s ?? this.scale;
+      bar.className = tool.end_s === null ? "tool running" : "tool";
+      bar.title = `${tool.name}: ${seconds(end - tool.start_s)}`;
+      bar.setAttribute("aria-label", `tool ${bar.title}${tool.end_s === null ? ", running" : ""}`);
+      bar.replaceChildren(el("span", {}, tool.name));
+      place(bar, tool.start_s / this.scale, (end - tool.start_s) / this.scale);
+      bar.style.top = `${tool.row * ROW}px`;
+      this.bars.set(key, bar);
+      this.items.set(key, { tool, lane: this.timeline.lanes.length, start_s: tool.start_s });
+      lane.track.append(bar);
+    }
   }
 
   #drawAxis() {
@@ -196,25 +207,26 @@ export class Chart {
     event.preventDefault();
   }
 
+  // The tools are a lane below the threads.
   #move(key) {
-    const id = document.activeElement?.dataset?.call;
-    const ordered = [...this.timeline.calls].sort((one, other) => one.start_s - other.start_s);
-    const here = ordered.find((call) => call.call_id === id);
+    const chosen = document.activeElement?.dataset?.key;
+    const order = [...this.items].sort(([, one], [, other]) => one.start_s - other.start_s);
+    const here = this.items.get(chosen);
     if (here === undefined) return false;
-    const inLane = ordered.filter((call) => call.lane === here.lane);
-    const place_ = inLane.indexOf(here);
+    const inLane = order.filter(([, item]) => item.lane === here.lane);
+    const place_ = inLane.findIndex(([each]) => each === chosen);
     const nearest = (step) => {
-      const there = ordered.filter((call) => call.lane === here.lane + step);
-      const distance = (call) => Math.abs(call.start_s - here.start_s);
+      const there = order.filter(([, item]) => item.lane === here.lane + step);
+      const distance = ([, item]) => Math.abs(item.start_s - here.start_s);
       return there.sort((one, other) => distance(one) - distance(other))[0];
     };
     const found = {
       ArrowRight: () => inLane[place_ + 1], ArrowLeft: () => inLane[place_ - 1], ArrowDown: () => nearest(1),
-      ArrowUp: () => nearest(-1), Home: () => ordered[0], End: () => ordered.at(-1),
+      ArrowUp: () => nearest(-1), Home: () => order[0], End: () => order.at(-1),
     }[key];
     if (found === undefined) return false;
-    const call = found();
-    if (call !== undefined) this.select(call.call_id);
+    const there = found();
+    if (there !== undefined) this.select(there[0]);
     return true;
   }
 }
