@@ -2,7 +2,8 @@
 
 Only leaves of the tree of prefixes can go. An event marks a few leaves, in O(1). Marked leaves are ranked when somebody
 asks what goes next, each in O(log n), so nothing is ranked while nothing has to be evicted. The epoch marks all leaves,
-for policies whose order changes with time. Naming the next k blocks takes O(k log n).
+for policies whose order changes with time. Naming the next k blocks takes O(k log n). A policy that compares each
+context with all others has all leaves ranked whenever somebody asks at a new time, in O(n log n).
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class EvictionOrder:
         self.memory = memory
         self._policy = policy
         self._tree = tree
+        self._seen = math.inf, 0  # `oldest_s` and `largest_tokens` of all contexts when they were compared last
+        self._compared_s = -math.inf  # when that was
         self._heap: list[tuple[Rank, int, int, Block]] = []
         self._expiries: list[tuple[float, int, int, Block]] = []
         self._unranked: dict[Block, None] = {}  # marked blocks, until somebody asks
@@ -220,7 +223,7 @@ class EvictionOrder:
         """The rank of a leaf: that of its best contexts."""
         return rank_of(
             self._policy,
-            self.memory,
+            self._memory,
             leaf.contexts,
             now_s,
             used_s=leaf.used_s,
@@ -228,8 +231,31 @@ class EvictionOrder:
             depth=leaf.block.depth,
         )
 
+    @property
+    def _memory(self) -> Memory:
+        """The memory, with what was compared of all contexts."""
+        if not self._policy.compares_with_all:
+            return self.memory
+        return self.memory._replace(oldest_s=self._seen[0], largest_tokens=self._seen[1])
+
+    def compare(self, now_s: float) -> None:
+        """Compare all contexts as they are at this time, if the policy asks for that. Call it before `rank_of`.
+
+        Within one instant the comparison stands, whatever is evicted, so all ranks of that instant can be compared.
+        """
+        if not self._policy.compares_with_all or now_s == self._compared_s:
+            return
+        among = self.memory.among(self._tree.contexts())
+        self._seen, self._compared_s = (among.oldest_s, among.largest_tokens), now_s
+        leaves = self.leaves()
+        self._heap.clear()
+        self._expiries.clear()
+        for block in leaves:
+            self.mark(block)
+
     def _refresh(self, now_s: float) -> None:
         """Rank the marked leaves, and those whose hold has expired."""
+        self.compare(now_s)
         self._rank_marked(now_s)
         while self._expiries and self._expiries[0][0] <= now_s:
             entry = heapq.heappop(self._expiries)

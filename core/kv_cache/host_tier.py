@@ -42,7 +42,7 @@ class _HostOrder(EvictionOrder):
         depth = -leaf.block.depth
         if not needed:
             return Rank(Group.SPILLED if leaf.contexts else Group.ENDED, leaf.used_s, depth)
-        worths = (self._policy.worth(context, self.memory, now_s) for context in needed)
+        worths = (self._policy.worth(context, self._memory, now_s) for context in needed)
         return Rank(Group.LEFT, self._policy.worth_together(worths), depth)
 
 
@@ -155,6 +155,7 @@ class HostTier:
         block = self.tree.end_of(context)
         if block is None:
             return Rank(Group.ENDED, 0.0, 0)
+        self.order.compare(now_s)
         return self.order.rank_of(Leaf(block, [context], now_s, is_common=False, children=0), now_s)
 
     def rank_again(self, contexts: Iterable[Context]) -> None:

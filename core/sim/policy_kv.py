@@ -129,7 +129,7 @@ class PolicyKvCache(KvCache):
 
     def _next_leaf(self) -> Segment:
         if self._order is None:
-            self._contexts.refresh()
+            self._contexts.compare()
             self._order = [self._entry(leaf) for leaf in self._leaves]
             heapq.heapify(self._order)
         while self._order[0][-1] not in self._leaves:
@@ -141,7 +141,6 @@ class PolicyKvCache(KvCache):
         self._contexts.segment_dropped(leaf)
         parent = leaf.parent
         if self._order is not None and parent is not None and parent in self._leaves:
-            self._contexts.refresh()
             heapq.heappush(self._order, self._entry(parent))
 
     def _entry(self, leaf: Segment) -> tuple[Rank, int, Segment]:

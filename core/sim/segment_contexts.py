@@ -53,11 +53,18 @@ class SegmentContexts(Contexts):
         self._inside: dict[Segment, dict[Context, None]] = {}  # the contexts that end in a segment
         self._used_s: dict[Segment, float] = {}  # when segments were last used
         self._epoch_s = -math.inf
+        self._among = memory  # with what was compared of all contexts
 
     def refresh(self) -> Memory:
         """Read the present memory, and return it."""
         self.observe_memory(self._cache.memory())
         return self.memory
+
+    def compare(self) -> None:
+        """Read the present memory, and compare all contexts as they are now, if the policy asks for that."""
+        self._among = self.refresh()
+        if self.policy.compares_with_all:
+            self._among = self._among.among(self._where)
 
     def tick(self, now_s: float) -> None:
         """Decide again on all contexts, once in each epoch."""
@@ -174,7 +181,7 @@ class SegmentContexts(Contexts):
         """The rank of a segment in the order of eviction."""
         return rank_of(
             self.policy,
-            self.memory,
+            self._among,
             self._inside.get(leaf, ()),
             now_s,
             used_s=self._used_s.get(leaf, 0.0),

@@ -176,6 +176,7 @@ class SchedulerHarness:
         blocks: the number of KV blocks, of 16 tokens each.
         in_flight: the number of steps in flight: 1, or 2 for steps that overlap as under asynchronous scheduling.
         swap_blocks: the number of blocks in host memory for preempted calls; 0 to compute these calls again.
+        start_s: what the clock shows at the start, in seconds.
         engine: further arguments of vLLM.
     """
 
@@ -191,12 +192,13 @@ class SchedulerHarness:
         batched_tokens: int = 64,
         swap_blocks: int = 0,
         min_tokens: int | str = 0,
+        start_s: float = 0.0,
         **engine: Any,
     ) -> None:
         init_none_hash(sha256)
         self.folder = folder
         self._block_hasher = get_request_block_hasher(BLOCK_TOKENS, sha256) if prefix_caching else None
-        self.clock = FakeClock()
+        self.clock = FakeClock(start_s)
         self.scheduler = cast(
             "WeftScheduler",
             make_scheduler(

@@ -46,6 +46,17 @@ class Memory(NamedTuple):
     running_tokens: int  # contexts of the running calls
     prefill_token_s: float  # seconds to compute a prompt token
     copy_token_s: float = math.inf  # seconds that steps wait for a token copied one way; infinite without host memory
+    # Of the contexts that are compared, where the policy compares each with all others (`KvPolicy.compares_with_all`):
+    oldest_s: float = math.inf  # when the one was used last that was used longest ago; inf if there is none
+    largest_tokens: int = 0  # the tokens of the largest one
+
+    def among(self, contexts: Iterable[Context]) -> Memory:
+        """The same memory, with what is compared of these contexts. O(n)."""
+        oldest_s, largest_tokens = math.inf, 0
+        for context in contexts:
+            oldest_s = min(oldest_s, context.used_s)
+            largest_tokens = max(largest_tokens, context.cached_tokens)
+        return self._replace(oldest_s=oldest_s, largest_tokens=largest_tokens)
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +82,11 @@ class Context:
     host_tokens: int = 0  # its tokens up to its end in host memory
     is_fetched: bool = False  # it was copied back for its next call
     decision: Decision = field(default=LEAVE)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Its tokens that the next call finds, on the device or in host memory."""
+        return max(self.tokens, self.host_tokens)
 
     def expected_s(self, memory: Memory, now_s: float) -> float:
         """The time until the next call runs, if one comes: the rest of the pause, and the wait in the queue."""
@@ -100,6 +116,7 @@ class KvPolicy(Registered, ABC):
     follows_use: ClassVar[bool] = False  # blocks of open programs go by their last use, as in stock vLLM
     decides: ClassVar[bool] = False  # `decide` does more than leave contexts
     changes_with_time: ClassVar[bool] = False  # two worths may change their order without an event
+    compares_with_all: ClassVar[bool] = False  # a worth depends on all contexts, so all are ranked at one instant
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
         """Decide on a context when its call has ended, again when the tool's name is known, and in each epoch."""

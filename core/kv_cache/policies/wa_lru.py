@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from weft.core.kv_cache.policies.base import Context, KvPolicy, Memory
 from weft.core.kv_cache.policies.registry import check_range, register
+
+_LEAST_S: Final = 1e-3  # of the longest idle time, which idle times are divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +40,27 @@ class WaLru(KvPolicy):
         P_evict = a · idle / idle_max + b · (1 - P_reuse) + c · tokens / tokens_max
         P_reuse = chance · tokens / (tokens + new_tokens)
 
-    `idle_max` and `tokens_max` are the largest values that were seen. The overlap of eq. 5 is that of a chain: tokens
-    divided by tokens plus those that the next prompt adds. The chance of eq. 4 is counted by name, because the paper's
-    graph of the program is not known here. All idle times grow alike, so the time of the last use stands for the idle
-    time.
+    `idle_max` and `tokens_max` are the largest values of the contexts that are cached now, so they change with the
+    clock, and all contexts are ranked at one instant. The overlap of eq. 5 is that of a chain: tokens divided by tokens
+    plus those that the next prompt adds. The chance of eq. 4 is counted by name, because the paper's graph of the
+    program is not known here. Blocks of nobody count as reused with a chance of one half, and as of no size.
     """
 
-    changes_with_time = True  # a context's chance falls when its program continues another one
+    compares_with_all = True
 
     def __init__(self, recency: float = 0.3, reuse: float = 0.5, size: float = 0.2) -> None:
         self._recency, self._reuse, self._size = recency, reuse, size
-        self._most_idle_s = 1e-3
-        self._most_tokens = 1
 
     def worth(self, context: Context, memory: Memory, now_s: float) -> float:
-        del memory
-        self._most_idle_s = max(self._most_idle_s, now_s - context.used_s)
-        self._most_tokens = max(self._most_tokens, context.tokens)
-        reuse = context.chance * context.tokens / max(context.tokens + context.new_tokens, 1e-9)
-        return (
-            self._recency * context.used_s / self._most_idle_s
-            - self._reuse * (1 - reuse)
-            - self._size * context.tokens / self._most_tokens
-        )
+        """The negative of P_evict."""
+        tokens = context.cached_tokens
+        reuse = context.chance * tokens / max(tokens + context.new_tokens, 1e-9)
+        size = tokens / max(1, memory.largest_tokens)
+        return -(self._idle(context.used_s, memory, now_s) + self._reuse * (1 - reuse) + self._size * size)
 
     def worth_of_nobody(self, used_s: float, memory: Memory, now_s: float) -> float:
-        del memory, now_s
-        return self._recency * used_s / self._most_idle_s - self._reuse / 2
+        return -(self._idle(used_s, memory, now_s) + self._reuse / 2)
+
+    def _idle(self, used_s: float, memory: Memory, now_s: float) -> float:
+        """The weighted idle time, as a share of the longest one of a context."""
+        return self._recency * (now_s - used_s) / max(now_s - memory.oldest_s, _LEAST_S)

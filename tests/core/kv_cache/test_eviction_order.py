@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Hashable
 from typing import Any
 
@@ -200,6 +201,70 @@ def test_recency_alone_makes_wa_lru_lru() -> None:
             play(kept, f"p{at_s}", chain, float(at_s))
         orders.append(evicted(kept, 9.0))
     assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("start_s", [0.0, 1e6])
+@pytest.mark.parametrize("policy", ["wa-lru", "saga"])
+def test_contexts_that_were_ranked_at_different_times_are_compared_at_one(policy: str, start_s: float) -> None:
+    """The context of this instant is evicted last, although the others were ranked when the longest idle time was less.
+    The clock's start does not matter: an engine's clock counts from the start of the machine."""
+    kept = retention(KvPolicyConfig(policy).make())
+    kept.observe_memory(Memory(0.95, 100, 1e-3))  # nothing is held
+    for number in range(10):
+        play(kept, f"p{number}", chr(ord("a") + number), start_s + 60.0 * number)
+        kept.order.next_blocks(1, start_s + 60.0 * number)  # ranks the new one
+    now_s = start_s + 60.0 * 9 + 1.0
+    assert kept.order.next_blocks(10, now_s) == list("abcdefghij")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_the_start_of_the_clock_does_not_change_what_is_evicted(policy: str, seed: int) -> None:
+    """The same calls, tools and ends have the same victims on a clock that starts at 0 and on one that is at 1e6 s."""
+    assert victims_of(policy, seed, 0.0) == victims_of(policy, seed, 1e6)
+
+
+def victims_of(policy: str, seed: int, start_s: float) -> list[list[Hashable]]:
+    """What is evicted while programs come and go, on a clock that starts at this time."""
+    kept, rng, now_s, found = retention(policy), random.Random(seed), start_s, []
+    for _ in range(300):
+        now_s += rng.choice((0.25, 1.0, 8.0, 64.0))  # exact in binary at both starts
+        program = rng.choice("pqrstuvw")
+        what = rng.random()
+        if what < 0.6:
+            play(kept, program, rng.choice("xyz") + program + "abcd"[: rng.randrange(5)], now_s)
+        elif what < 0.7:
+            kept.tool_started(program, rng.choice(("slow", "quick")), now_s, run=1)
+        elif what < 0.8:
+            kept.tool_ended(program, now_s, run=1)
+        elif what < 0.85:
+            kept.program_ended(program, now_s)
+        elif what < 0.9:
+            kept.epoch(Memory(rng.choice((0.5, 0.8, 0.95)), 100, 1e-3), now_s)
+        else:
+            announced = kept.order.next_blocks(3, now_s)
+            first = kept.order.evict(now_s)
+            assert announced[:1] == ([first.key] if first is not None else [])
+            found.append(announced)
+        kept.check_integrity()
+    return found
+
+
+def test_all_contexts_are_compared_with_what_is_cached_now() -> None:
+    """The longest idle time and the largest size are those of the contexts that are there. One that was larger, and has
+    gone, does not make the sizes of the others count for less."""
+    kept = retention(KvPolicyConfig("wa-lru", recency=0.0, reuse=0.0, size=1.0).make())
+    play(kept, "huge", "hugehugehuge", 1.0)
+    play(kept, "p", "abc", 2.0)
+    play(kept, "q", "x", 3.0)
+    ranks = []
+    for now_s in (4.0, 5.0):
+        kept.order.next_blocks(1, now_s)
+        ranks.append(kept.order.peek(now_s))
+        kept.program_ended("huge", now_s)
+        while (block := kept.order.peek(now_s + 0.5)) is not None and block[1].program == "huge":
+            kept.order.evict(now_s + 0.5)
+    assert [(rank.worth, block.key) for rank, block in filter(None, ranks)] == [(-1.0, "hugehugehuge"), (-1.0, "abc")]
 
 
 def test_a_waiting_call_keeps_its_context() -> None:

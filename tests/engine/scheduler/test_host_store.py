@@ -17,10 +17,11 @@ from host_programs import KEEPING, Make, call, end, harness, play, prompt_of, st
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """Makes a harness with host memory; vLLM is imported only when it is called."""
-    return partial(harness, tmp_path)
+@pytest.fixture(params=[0.0, 1e6], ids=["clock at 0", "clock at 1e6"])
+def make(tmp_path: Path, request: pytest.FixtureRequest) -> Make:
+    """Makes a harness with host memory, whose clock starts at 0 or shows that the machine has run for days; vLLM is
+    imported only when it is called."""
+    return partial(harness, tmp_path, start_s=request.param)
 
 
 @pytest.mark.parametrize("policy", KEEPING)

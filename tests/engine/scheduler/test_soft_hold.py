@@ -22,15 +22,17 @@ Make = Callable[..., Any]
 ORDERING = [name for name in KV_POLICIES if name not in ("lru", "ended-first")]
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """Makes a harness with prefix caching; vLLM is imported only here."""
+@pytest.fixture(params=[0.0, 1e6], ids=["clock at 0", "clock at 1e6"])
+def make(tmp_path: Path, request: pytest.FixtureRequest) -> Make:
+    """Makes a harness with prefix caching, whose clock starts at 0 or shows that the machine has run for days; vLLM is
+    imported only here."""
     from scheduler_harness import SchedulerHarness
 
     def made(kv_policy: object, *, weft_policy: str = "fcfs", gate: bool = False, **options: Any) -> SchedulerHarness:
         weft: dict[str, Any] = {"name": weft_policy, "gate": True} if gate else {"name": weft_policy}
         weft |= {} if kv_policy is None else {"kv_policy": kv_policy}
-        return SchedulerHarness(tmp_path, weft, **{"prefix_caching": True, "batched_tokens": 512, **options})
+        chosen = {"prefix_caching": True, "batched_tokens": 512, "start_s": request.param, **options}
+        return SchedulerHarness(tmp_path, weft, **chosen)
 
     return made
 
@@ -96,8 +98,26 @@ def test_a_context_that_is_expected_back_outlives_a_newer_one_that_is_not(make: 
     call(h, "agent1", agent, "agent", program_name="agent")
     call(h, "agent2", [*agent, 5], "agent", program_name="agent")
     call(h, "last", prompt_of(3, 80), "last", program_name="once")
+    h.clock.advance(100.0)  # both have been idle for about as long, so the chance decides
     call(h, "other", prompt_of(4, 140), "other", program_name="once")
     assert call(h, "agent3", [*agent, 5, 6], "agent", program_name="agent") == found
+
+
+@pytest.mark.parametrize("policy", ["wa-lru", "saga"])
+def test_the_agent_that_was_used_this_instant_is_last_in_the_order(make: Make, policy: str) -> None:
+    """Ten agents with contexts of one size were used a minute apart. Each was ranked when its call ended, and the live
+    order is that of their last uses, at whatever time the clock began (SAGA, eqs. 1-5)."""
+    h = make(policy, slots=3, blocks=60)
+    for number in range(10):
+        call(h, f"call{number}", prompt_of(number, 64), f"p{number}", program_name="agent")
+        h.clock.advance(60.0)
+    h.clock.advance(400.0)  # no hold lasts as long
+    call(h, "now", [*prompt_of(0, 64), 5], "p0", program_name="agent")
+    retention = h.scheduler._kv_order.retention
+    retention.epoch(retention.memory._replace(used_share=0.95), h.clock())
+    keys = retention.order.next_blocks(100, h.clock())
+    order = dict.fromkeys(retention.tree.get(key).program.program_id for key in keys)
+    assert list(order) == [f"p{number}" for number in (*range(1, 10), 0)]
 
 
 @pytest.mark.parametrize(("policy", "found"), [("lru", 0), ("ttl", 64)])

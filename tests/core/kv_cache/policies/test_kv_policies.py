@@ -100,8 +100,9 @@ def test_saga_holds_as_ttl_and_orders_as_wa_lru() -> None:
     held, left = context(10.0), context(1.0, 300, used_s=4.0)
     assert policy.decide(held, low, 5.0) == Ttl().decide(held, low, 5.0)
     assert policy.decide(held, low, 50.0).action is Action.LEAVE
-    assert policy.worth(left, low, 8.0) == WaLru().worth(left, low, 8.0)
-    assert policy.worth_of_nobody(3.0, low, 8.0) == pytest.approx(0.3 * 3.0 / 4.0 - 0.25)
+    among = low.among([held, left])
+    assert policy.worth(left, among, 8.0) == WaLru().worth(left, among, 8.0)
+    assert policy.worth_of_nobody(3.0, among, 8.0) == WaLru().worth_of_nobody(3.0, among, 8.0)
 
 
 def test_saga_spills_what_it_does_not_hold() -> None:
@@ -111,16 +112,17 @@ def test_saga_spills_what_it_does_not_hold() -> None:
     assert Saga().decide(context(10.0), MEMORY._replace(used_share=0.5), 0.0).action is Action.KEEP
 
 
-def test_wa_lru_by_hand() -> None:
-    """P_evict = 0.3 · idle / 20 + 0.5 · (1 - 0.5) + 0.2 · 300 / 600 for the second context: 0.5 in all, and for the
-    first one 0.3 + 0.25 + 0.2 = 0.75. Only differences count."""
-    policy = WaLru()
-    first, second = context(1.0, 600), context(1.0, 300, used_s=40 / 3)
+@pytest.mark.parametrize("start_s", [0.0, 1e6])
+def test_wa_lru_by_hand(start_s: float) -> None:
+    """P_evict = 0.3 · 20 / 20 + 0.5 · (1 - 0.5) + 0.2 · 600 / 600 = 0.75 for the first context, and for the second one
+    0.3 · 5 / 20 + 0.25 + 0.2 · 300 / 600 = 0.425, whatever the clock shows (SAGA, eqs. 1-5)."""
+    first, second = context(1.0, 600, used_s=start_s), context(1.0, 300, used_s=start_s + 15.0)
     first.new_tokens, second.new_tokens = 600, 300
-    policy.worth(first, MEMORY, 20.0)
-    assert policy.worth(second, MEMORY, 20.0) - policy.worth(first, MEMORY, 20.0) == pytest.approx(
-        0.75 - (0.3 * (20 - 40 / 3) / 20 + 0.25 + 0.1)
-    )
+    memory = MEMORY.among([first, second])
+    assert (memory.oldest_s, memory.largest_tokens) == (start_s, 600)
+    assert WaLru().worth(first, memory, start_s + 20.0) == pytest.approx(-0.75)
+    assert WaLru().worth(second, memory, start_s + 20.0) == pytest.approx(-0.425)
+    assert WaLru().worth_of_nobody(start_s + 10.0, memory, start_s + 20.0) == pytest.approx(-0.4)
 
 
 def test_next_use_weighs_time_chance_and_cost() -> None:
