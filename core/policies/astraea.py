@@ -112,8 +112,7 @@ class Astraea(Policy):
         program = self._programs.setdefault(view, _Program())
         program.calls[call] = max(0, view.calls - 1)
         call.predicted_service_s = max(_LEAST_S, self._predict_s(call, program))
-        since_s = now_s - view.attained.wait_s if self._counts_program_wait else now_s
-        call.rank = Rank(program.level, since_s, next(self._arrivals))
+        call.rank = Rank(program.level, now_s, next(self._arrivals))
         self._wait(call, now_s)
 
     def start(self, call: Call, now_s: float) -> None:
@@ -181,7 +180,10 @@ class Astraea(Policy):
         return found.level if found is not None else 0
 
     def _wait(self, call: Call, now_s: float) -> None:
+        """A call waits from now on. Its rank says since when it would have waited without a pause."""
         self.waiting.now_s = call.waiting_since_s = now_s
+        waited_s = call.wait_s + (call.program.attained.wait_s if self._counts_program_wait else 0.0)
+        call.rank = call.rank._replace(order=now_s - waited_s)
         self.waiting.push(call)
         program = self._programs.get(call.program)
         if call.rank.level > 0 and program is not None:

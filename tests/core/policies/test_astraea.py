@@ -140,6 +140,24 @@ def test_a_running_call_is_preempted_only_on_demand(preempt: bool) -> None:
     assert policy.victims([running], 0) == ([running] if preempt else [])
 
 
+@pytest.mark.parametrize(("wait", "since_s"), [("call", 103.0), ("program", 96.0)])
+def test_time_that_a_call_ran_is_no_wait_after_a_preemption(wait: str, since_s: float) -> None:
+    """A call waits 2 s, runs 100 s and stalls for 3 s of them, and waits again from 108 s on. It has waited for 5 s,
+    and its program for 7 s before it. So at 108 s its response ratio has not grown by the time that it ran."""
+    policy, program = make(wait=wait), view()
+    program.attained.wait_s = 7.0
+    call = waits(policy, program, 6.0)
+    policy.start(call, 8.0)
+    policy.stall(call, 50.0)
+    policy.go_on(call, 53.0)
+    policy.preempt(call, 108.0)
+    assert call.rank.order == since_s
+    fresh = waits(policy, view("fresh"), 100.0, "fresh")  # it has waited for 8 s at 108 s
+    call.predicted_service_s = fresh.predicted_service_s
+    policy.waiting.now_s = 108.0
+    assert [each.key for each in policy.waiting] == (["fresh", "waits"] if wait == "call" else ["waits", "fresh"])
+
+
 def call_of(service_s: float, since_s: float, number: int, level: int = 0) -> Call:
     """A waiting call of known service."""
     return Call(str(number), view(), predicted_service_s=service_s, rank=Rank(level, since_s, number))
