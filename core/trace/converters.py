@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +26,15 @@ def convert(path: Path, arrivals: Iterable[float] = ()) -> list[TraceProgram]:
     """Return the programs of a file of tau-bench or BFCL.
 
     A tau-bench file is a JSON list of runs with `traj`. A BFCL file has a JSON object with `question` on each line.
-    Next to it, the file of the same name that ends in `.answers.jsonl` has the calls of a correct agent.
+    Next to it, the file of the same name that ends in `.answers.jsonl` has the calls of a correct agent. Only BFCL's
+    multi-turn categories say which calls an agent makes one after the other.
 
     Args:
         path: the file.
         arrivals: the arrival times of the programs in seconds. Programs beyond the last time arrive at 0.
 
     Raises:
-        TraceError: the file cannot be read, or has neither format.
+        TraceError: the file cannot be read, has neither format, or has another category of BFCL.
     """
     text = _read(path)
     try:
@@ -43,6 +45,8 @@ def convert(path: Path, arrivals: Iterable[float] = ()) -> list[TraceProgram]:
             if not tasks or any("question" not in task for task in tasks):
                 raise ValueError("it has no questions")
             answers = {row["id"]: row["ground_truth"] for row in _lines(_read(path.with_suffix(".answers.jsonl")))}
+            for task in tasks:
+                _check_turns(path, task, answers.get(task["id"]))
             programs = [_bfcl(task, answers[task["id"]]) for task in tasks]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, TraceError):
@@ -70,6 +74,23 @@ def _tau_bench(number: int, run: dict[str, Any]) -> TraceProgram:
             new.append(_text_of(message))
             tool = message["name"] if message["role"] == "tool" else "human"
     return TraceProgram(f"tau-{number}-task-{run['task_id']}", tuple(calls), name="tau-bench")
+
+
+def _check_turns(path: Path, task: dict[str, Any], answers: object) -> None:
+    """Refuse tasks whose answers are not a list of calls for each turn, as those of all categories but multi-turn.
+
+    Raises:
+        TraceError: The task is of another category.
+    """
+    is_by_turn = isinstance(answers, list) and all(
+        isinstance(turn, list) and all(isinstance(function, str) for function in turn) for turn in answers
+    )
+    if not is_by_turn:
+        category = re.sub(r"_[\d-]+$", "", str(task["id"]))
+        raise TraceError(
+            f"{path} has BFCL's category {category!r:.60}, whose answers are not lists of calls by turn, as task "
+            f"{task['id']!r:.60} shows. Give a file of a multi-turn category (multi_turn_base, …)."
+        )
 
 
 def _bfcl(task: dict[str, Any], answers: list[list[str]]) -> TraceProgram:

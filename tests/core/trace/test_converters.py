@@ -81,6 +81,30 @@ def test_no_answers_are_asked_of_another_format(text: str, tmp_path: Path) -> No
         convert(path)
 
 
+@pytest.mark.parametrize(
+    ("task_id", "category", "answer"),
+    [
+        ("simple_python_3", "simple_python", [{"triangle_area": {"base": [10], "unit": ["cm", ""]}}]),
+        ("parallel_12", "parallel", [{"play": {"artist": ["a"]}}, {"play": {"artist": ["b"]}}]),
+        ("live_simple_0-0-0", "live_simple", [{"get_info": {"user_id": [7890]}}]),
+        ("exec_simple_9", "exec_simple", ["area(base=10)"]),
+        ("web_search_1", "web_search", ["Paris"]),
+        ("irrelevance_0", "irrelevance", None),
+    ],
+)
+def test_another_category_of_bfcl_is_refused_by_its_name(
+    task_id: str, category: str, answer: object, tmp_path: Path
+) -> None:
+    """Only multi-turn answers are lists of calls. Those of single-turn tasks map a function to acceptable arguments, of
+    which only the function's name counted; those of other categories are texts, or are missing."""
+    question = [[{"role": "user", "content": "q"}]]
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": task_id, "question": question}))
+    row = {"id": task_id, "ground_truth": answer} if answer is not None else {"id": "other", "ground_truth": []}
+    (tmp_path / "tasks.answers.jsonl").write_text(json.dumps(row))
+    with pytest.raises(TraceError, match=rf"has BFCL's category '{category}'.*Give a file of a multi-turn category"):
+        convert(tmp_path / "tasks.jsonl")
+
+
 def test_missing_files(tmp_path: Path) -> None:
     """The file itself may be missing, or the file with BFCL's answers."""
     with pytest.raises(TraceError, match=r"tasks\.jsonl cannot be read: No such file"):
