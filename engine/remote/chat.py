@@ -9,6 +9,7 @@ from typing import Any, Final
 from weft.core.accounts import Account
 from weft.core.errors import InvalidRequestError
 from weft.core.ids import MAX_ID_LENGTH, CallId, is_id
+from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.remote.answers import CHUNK, COMPLETION, COUNT, TOKENS, account_of
@@ -18,7 +19,7 @@ from weft.engine.wire.calls import MOST_TOOLS
 _CHAT: Final = "/v1/chat/completions"
 _TOKENIZE: Final = "/tokenize"
 # What a server is told of a call. The figures stay here: it has its own, and takes none from clients.
-_IDS: Final = ("program_id", "thread_id", "call_id", "parents", "program_name", "tenant")
+_IDS: Final = ("program_id", "call_id", "program_name", "tenant")
 _TEMPLATE: Final = (
     *("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
     *("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs"),
@@ -34,11 +35,13 @@ class Request:
         self.stream: bool = body.get("stream", False)
         self.return_token_ids: bool = bool(body.get("return_token_ids"))
         self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
+        self._place: dict[str, Any] = {}  # in the graph of its program
         self._shown: dict[str, Any] = {}
 
-    def describe(self, program: Program, call_id: CallId) -> None:
-        """Take what the server shows of a call, and learns from: the program around its own, its name, the tools."""
-        graph = program.graph
+    def describe(self, program: Program, identity: CallIdentity) -> None:
+        """Take what the server shows of a call and learns from: thread, parents, name, tools, the program around it."""
+        graph, call_id = program.graph, identity.call_id
+        self._place = {"thread_id": identity.thread_id, "parents": list(identity.parents)}
         if program.parent_program_id is not None:
             self._shown["parent_program_id"] = program.parent_program_id
         if call_id in graph:
@@ -49,7 +52,7 @@ class Request:
     def body(self) -> dict[str, Any]:
         """What is sent."""
         arguments = self.vllm_xargs or {}
-        own: dict[str, Any] = {name: arguments[name] for name in _IDS if name in arguments}
+        own: dict[str, Any] = {name: arguments[name] for name in _IDS if name in arguments} | self._place
         own |= {name: value for name, value in self._shown.items() if value}
         for name in ("program_name", "label"):  # nobody checks them in process, where they are only shown
             if not is_id(own.get(name)):

@@ -122,7 +122,7 @@ class RemoteEngine(FrontEnd):
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
     ) -> tuple[InFlight, Any]:
         call, request = super()._open_call(body, program, identity, stream=stream)
-        request.describe(program, identity.call_id)
+        request.describe(program, identity)
         return call, request
 
     @property

@@ -13,7 +13,7 @@ from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId,
 from weft.core.process_rows import CallIdentity
 from weft.engine.wire.values import MAX_FIGURE, count, seconds, seconds_or_inf
 
-ExtraArgs = dict[str, str | int | float | list[str | int | float]]
+ExtraArgs = dict[str, str | int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,14 @@ _SHORTEST_S: Final = 0.001  # until a deadline: 0 would say that there is none
 
 
 def encode_call(header: CallHeader) -> ExtraArgs:
-    """The `extra_args` of a call. A value that is unknown or has its default is left out."""
+    """The `extra_args` of a call: what a scheduler reads. A value that is unknown or has its default is left out.
+
+    The thread and the parents stay with the host, which alone draws the graph.
+    """
     identity, attained = header.identity, header.attained
     args: ExtraArgs = {
         "program_id": identity.program_id,
-        "thread_id": identity.thread_id,
         "call_id": identity.call_id,
-        "parents": list(identity.parents),
         "service_s": attained.service_s,
         "total_service_s": attained.total_service_s,
         "wait_s": attained.wait_s,

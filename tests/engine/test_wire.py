@@ -107,7 +107,7 @@ def test_a_header_survives_its_journey(header: CallHeader) -> None:
     """A call's header is the same after `extra_args`, JSON and the scheduler's reader. The server's check passes it."""
     args = json.loads(json.dumps(encode_call(header)))
     check_call(args, header.session_id)
-    assert decode_call(args, "request", header.session_id, is_trusted=True) == header
+    assert decode_call(args, "request", header.session_id, is_trusted=True) == as_a_scheduler_sees(header)
 
 
 @given(headers, seconds)
@@ -119,13 +119,26 @@ def test_a_header_that_is_sent_later_has_waited(header: CallHeader, later_s: flo
         "time_left_s": max(0.001, header.time_left_s - later_s),
         "program_time_left_s": max(0.0, header.program_time_left_s - later_s),
     }
-    assert read == replace(header, **changes)
+    assert read == replace(as_a_scheduler_sees(header), **changes)
+
+
+def as_a_scheduler_sees(header: CallHeader) -> CallHeader:
+    """The header without what no scheduler reads: the call's place in the graph of its program."""
+    program_id, call_id = header.identity.program_id, header.identity.call_id
+    return replace(header, identity=CallIdentity(program_id, ThreadId(program_id), call_id))
+
+
+def test_a_call_carries_nothing_that_no_scheduler_reads() -> None:
+    """Its thread and its parents, up to 64 ids, stay with the host. They draw the graph, and rank nothing."""
+    parents = tuple(CallId(f"parent-{number}") for number in range(64))
+    identity = CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c"), parents)
+    assert {"thread_id", "parents"}.isdisjoint(encode_call(CallHeader(identity)))
 
 
 def test_a_default_takes_no_room() -> None:
     """A header without name, tenant, count and deadline sends none of them."""
     header = CallHeader(CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c")))
-    sent = {"program_id", "thread_id", "call_id", "parents", "service_s", "total_service_s", "wait_s", "total_wait_s"}
+    sent = {"program_id", "call_id", "service_s", "total_service_s", "wait_s", "total_wait_s"}
     assert set(encode_call(header)) == sent
 
 
@@ -156,7 +169,7 @@ def test_figures_of_a_sender_without_trust_are_unknown(header: CallHeader) -> No
     read = decode_call(encode_call(header), "request", header.session_id, is_trusted=False)
     unknown = {"attained": Attained(), "program_calls": 0, "time_left_s": math.inf, "program_time_left_s": math.inf}
     unknown["waited_s"] = 0.0
-    assert read == replace(header, **unknown)  # type: ignore[arg-type]
+    assert read == replace(as_a_scheduler_sees(header), **unknown)  # type: ignore[arg-type]
 
 
 def test_ids_fall_back_to_the_session_and_then_to_the_request() -> None:

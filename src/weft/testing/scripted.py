@@ -12,13 +12,14 @@ from typing import Any, Final, NamedTuple, cast
 from weft.core.accounts import Account
 from weft.core.errors import InvalidRequestError, ScriptError
 from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.process_rows import CallIdentity
+from weft.core.program import Program
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.testing import FakeClock
-from weft.engine.frontend.calls import ModelEndpoint
+from weft.engine.frontend.calls import InFlight, ModelEndpoint
 from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.weak import weakly
-from weft.engine.wire.calls import decode_call
 
 _POLL_S: Final = 0.001
 
@@ -59,6 +60,7 @@ class _Request:
         self.stream: bool = body.get("stream", False)
         self.return_token_ids: bool = bool(body.get("return_token_ids"))
         self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
+        self.identity: CallIdentity  # set before the call is sent
 
 
 class ScriptedEngine(FrontEnd):
@@ -136,6 +138,13 @@ class ScriptedEngine(FrontEnd):
     def _endpoint(self, model: str | None) -> ModelEndpoint:
         del model  # any name will do
         return self._only_endpoint
+
+    def _open_call(
+        self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
+    ) -> tuple[InFlight, Any]:
+        call, request = super()._open_call(body, program, identity, stream=stream)
+        request.identity = identity
+        return call, request
 
     async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
         del message  # there is no scheduler
@@ -260,7 +269,7 @@ class _ScriptedChat:
         return message, usage, "tool_calls" if reply.tool_calls else "length" if is_cut else "stop"
 
     def _next(self, request: _Request) -> Reply:
-        identity = decode_call(request.vllm_xargs, request.request_id, None, is_trusted=True).identity
+        identity = request.identity
         self._on_call(ScriptedCall(request.body, identity.program_id, identity.thread_id, identity.parents))
         self._count += 1
         reply = self._function(request.body) if self._function else next(self._list, None)
