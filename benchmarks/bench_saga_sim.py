@@ -3,11 +3,13 @@
     python benchmarks/bench_saga_sim.py --out saga.json
 
 Several simulated replicas serve SAGA's workloads (§9.1) at a part of their measured capacity. `saga` is WA-LRU, the
-time to live under pressure, fetches ahead from host memory, affinity, stealing and Agent Fair Share with deadlines at
-1.5 times the time alone. Each mechanism that is off is replaced by what vLLM has: LRU, nothing held, no host memory,
-the least used replica, no stealing, FCFS. All figures are ratios to vLLM with prefix cache (FCFS, LRU) behind a
-balancer that takes the least used replica, with the same programs and arrivals. Policies learn in the run what they
-predict. Only `saga (oracle)` knows the times of tools, and which contexts are continued.
+time to live under pressure, host memory and fetches ahead from it, affinity, stealing and Agent Fair Share with
+deadlines at 1.5 times the time alone. Each mechanism that is off is replaced by what vLLM has: LRU, nothing held, no
+host memory, the least used replica, no stealing, FCFS. Without fetches ahead, a call that runs loads its context from
+host memory itself. Without host memory there is nothing to fetch ahead, so that row turns off both. All figures are
+ratios to vLLM with prefix cache (FCFS, LRU) behind a balancer that takes the least used replica, with the same programs
+and arrivals. Policies learn in the run what they predict. Only `saga (oracle)` knows the times of tools, and which
+contexts are continued.
 """
 
 from __future__ import annotations
@@ -34,14 +36,16 @@ from weft.core.sim import SimSettings, TraceProgram, capacity, simulate
 from weft.core.trace.workloads import generate, poisson
 
 SLO: Final = 1.5
-MECHANISMS: Final = ("WA-LRU", "TTL", "fetch ahead", "affinity", "stealing", "fair shares")
+MECHANISMS: Final = ("WA-LRU", "TTL", "host memory", "fetch ahead", "affinity", "stealing", "fair shares")
+NEEDS: Final = {"fetch ahead": "host memory"}  # a mechanism, and the one without which it is not there
 ALL: Final = frozenset(MECHANISMS)
 STOCK: Final = "least used"
 VARIANTS: Final[dict[str, frozenset[str]]] = {
     "saga": ALL,
     "saga (oracle)": ALL,
-    **{f"without {each}": ALL - {each} for each in MECHANISMS},
-    **{f"only {each}": frozenset({each}) for each in MECHANISMS},
+    **{f"without {each}": ALL - {each} - {need for need, of in NEEDS.items() if of == each} for each in MECHANISMS},
+    **{f"only {each}": frozenset({each}) for each in MECHANISMS if each not in NEEDS},
+    **{f"only {of} and {each}": frozenset({of, each}) for each, of in NEEDS.items()},
 }
 BASELINES: Final = {  # FCFS and LRU behind other balancers
     "round robin": "round_robin",
@@ -57,12 +61,12 @@ def cluster(on: frozenset[str], base: SimSettings) -> SimSettings:
         frozenset({"TTL"}): "ttl",
         frozenset[str](): "lru",
     }[on & {"WA-LRU", "TTL"}]
-    if "fetch ahead" in on and kv == "lru":
+    if "host memory" in on and kv == "lru":
         kv = "saga"  # nothing else spills as SAGA would
         parameters = {"most_s": 0.0, "recency": 1.0, "reuse": 0.0, "size": 0.0}  # nothing is held, and LRU
-    elif "fetch ahead" in on and kv == "ttl":
+    elif "host memory" in on and kv == "ttl":
         kv, parameters = "saga", {"recency": 1.0, "reuse": 0.0, "size": 0.0}
-    elif "fetch ahead" in on and kv == "wa-lru":
+    elif "host memory" in on and kv == "wa-lru":
         kv, parameters = "saga", {"most_s": 0.0}
     else:
         parameters = {}
@@ -70,7 +74,8 @@ def cluster(on: frozenset[str], base: SimSettings) -> SimSettings:
         base,
         policy=PolicyConfig("fair", inner="fcfs", slo=SLO) if "fair shares" in on else PolicyConfig("fcfs"),
         kv_policy=KvPolicyConfig(kv, **parameters),
-        host_kv_tokens=8 * base.kv_tokens if "fetch ahead" in on else 0,
+        host_kv_tokens=8 * base.kv_tokens if "host memory" in on else 0,
+        fetches_ahead="fetch ahead" in on,
         balancer=BalancerConfig("affinity" if "affinity" in on else "least_used"),
         stealing=StealingConfig() if "stealing" in on else None,
     )

@@ -70,7 +70,7 @@ class Ttl(KvPolicy):
         self._most_s = most_s
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
-        if memory.used_share >= self._high:
+        if memory.used_share >= self._high or self._most_s == 0:
             return LEAVE
         if context.called_s is not None:
             return Decision(Action.KEEP, now_s + self._most_s)

@@ -9,6 +9,7 @@ import pytest
 from weft.core.errors import KvPolicyError
 from weft.core.kv_cache.policies import (
     KV_POLICIES,
+    LEAVE,
     MOST_HOLD_S,
     Action,
     Context,
@@ -103,6 +104,15 @@ def test_saga_holds_as_ttl_and_orders_as_wa_lru() -> None:
     among = low.among([held, left])
     assert policy.worth(left, among, 8.0) == WaLru().worth(left, among, 8.0)
     assert policy.worth_of_nobody(3.0, among, 8.0) == WaLru().worth_of_nobody(3.0, among, 8.0)
+
+
+def test_a_longest_time_of_nothing_holds_nothing() -> None:
+    """It turns the time to live off. A waiting call's context is left then, too, so that `saga` spills it."""
+    low, waiting, announced = MEMORY._replace(used_share=0.1), context(10.0), context(10.0)
+    waiting.called_s = announced.soon_s = 1.0
+    for each in (context(10.0), waiting, announced):
+        assert Ttl(most_s=0.0).decide(each, low, 1.0) == LEAVE
+        assert Saga(most_s=0.0).decide(each, low, 1.0).action is Action.SPILL
 
 
 def test_saga_spills_what_it_does_not_hold() -> None:
