@@ -15,6 +15,7 @@ Calls = tuple[CallId, ...]
 class _CallRecord:
     number: int  # the calls that are known are numbered from 0 in the order in which they began
     past: int  # the set of its ancestors
+    possible: int  # the set of its ancestors, those included that are ones by way of loose guesses only
     parents: int | None  # a set of calls; None: one of them is forgotten
     thread_id: ThreadId
     previous: CallId | None  # the call before this one in its thread
@@ -43,13 +44,16 @@ class Ancestry:
         self._released: dict[int, list[ThreadId]] = {}  # threads that failed calls had begun, by the calls' parents
         self.finished_count = 0  # how many of the known calls have a result
 
-    def add(self, call_id: CallId, parents: int, covered: int, preferred: Collection[CallId] = ()) -> ThreadId:
+    def add(
+        self, call_id: CallId, parents: int, covered: int, possible: int, preferred: Collection[CallId] = ()
+    ) -> ThreadId:
         """Add a call that begins, and return its thread.
 
         Args:
             call_id: the call.
-            parents: the set of its parents.
+            parents: the set of its parents, without loose guesses.
             covered: the set of its parents and all their ancestors.
+            possible: the same with loose guesses, and with all calls that loose guesses make ancestors.
             preferred: the parents whose threads the call should continue rather than those of other parents.
         """
         tails = parents & self._tails
@@ -68,7 +72,7 @@ class Ancestry:
         else:
             thread_id = self._new_thread()
         number = len(self._order)
-        self._calls[call_id] = _CallRecord(number, covered, parents, thread_id, previous)
+        self._calls[call_id] = _CallRecord(number, covered, possible, parents, thread_id, previous)
         self._order.append(call_id)
         self._tails |= 1 << number
         return thread_id
@@ -115,6 +119,11 @@ class Ancestry:
         """Return the set of all ancestors of some calls."""
         return functools.reduce(int.__or__, (self._calls[self._order[number]].past for number in _numbers(calls)), 0)
 
+    def possible_past_of(self, calls: int) -> int:
+        """Return the set of all ancestors of some calls, those by way of loose guesses included."""
+        records = (self._calls[self._order[number]] for number in _numbers(calls))
+        return functools.reduce(int.__or__, (record.possible for record in records), 0)
+
     def contains(self, calls: int, call_id: CallId) -> bool:
         """Whether a set contains a call. A forgotten call is in no set."""
         return call_id in self._calls and bool(calls >> self._calls[call_id].number & 1)
@@ -148,7 +157,7 @@ class Ancestry:
         self._order = [self._order[number] for number in numbers] + self._order[begin:]
         self._calls = {call_id: self._calls[call_id] for call_id in self._order}
         for number, call in enumerate(self._calls.values()):
-            call.number, call.past = number, renumbered(call.past)
+            call.number, call.past, call.possible = number, renumbered(call.past), renumbered(call.possible)
             if call.parents is not None:
                 call.parents = None if call.parents & forgotten else renumbered(call.parents)
         self._tails = renumbered(self._tails)

@@ -26,7 +26,9 @@ class Front:
     branched: int = 0  # those of the calls that were made in branches, and with which only other branches overlapped
     past: int = 0  # all ancestors of the calls
     groups: tuple[int, ...] = ()  # sets of several of the calls, each the calls with which one run ended
+    loose: int = 0  # guesses beside the calls, of the parents of one call: see `ParentChoice.choose`
     _covered: int | None = None
+    possible_past: int | None = None  # all ancestors of the calls, those by way of loose guesses included; once known
     listed: tuple[Calls, Calls] | None = None  # the parents of a call that comes after all calls, and the guesses
 
     @property
@@ -41,7 +43,7 @@ class Front:
         self.calls, self.guesses = renumbered(self.calls), renumbered(self.guesses)
         self.stated, self.branched = renumbered(self.stated), renumbered(self.branched)
         self.past, self.groups = renumbered(self.past), tuple(map(renumbered, self.groups))
-        self._covered = None
+        self._covered = self.possible_past = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,15 +30,20 @@ class ParentChoice:
         self._ancestry = ancestry
         self._lineage = lineage
         self._started = 0  # calls
+        self._has_loose = False  # whether there was a loose guess
         self._listed = 0  # parents, those that several calls share counted once
 
     def choose(self, frontier: Front, inputs: Inputs) -> tuple[Front, Calls]:
         """Choose the parents of a call with their certainty, and return the calls that lineage proves as well.
 
         Lineage is asked if the frontier has guesses or several calls, or if calls outside the frontier's past have
-        finished. If lineage names calls of the frontier, the other guesses are dropped, except those that it could not
-        recognize and those that ended together with a call that it names: a framework may have waited for calls whose
-        output the next call does not get. Other calls that it names are added.
+        finished. Calls of the frontier that lineage names are certain. The other guesses stay guesses: that a call uses
+        one result does not prove that the code did not wait for the others. Calls outside that lineage names are added.
+
+        A guess beside a named call is *loose*: the code may also have been a strand, which goes on with its own result
+        alone. A loose guess is a parent of this call, but it does not count as its past, so that a later call can still
+        come after it for certain. The exceptions are guesses that lineage could not recognize, and those that ended
+        together with a named call: a framework may have waited for calls whose output the next call does not get.
         """
         ancestry = self._ancestry
         is_single = not frontier.calls & (frontier.calls - 1)
@@ -65,7 +70,22 @@ class ParentChoice:
         past = frontier.past if calls == frontier.calls else ancestry.past_of(calls)
         implied = ancestry.past_of(ancestry.set_of(added))
         calls = (calls | ancestry.set_of(added)) & ~implied
-        return Front(calls, guesses & calls, past=past | implied), proven
+        loose = frontier.calls & ~calls & ~implied
+        self._has_loose |= bool(loose)
+        return Front(calls, guesses & calls, past=past | implied, loose=loose), proven
+
+    def possible(self, parents: Front, frontier: Front) -> int:
+        """Return the parents of a call and all that may have come before them, loose guesses included.
+
+        Args:
+            parents: the parents.
+            frontier: that from which they were chosen.
+        """
+        if not self._has_loose:
+            return parents.covered
+        if parents.possible_past is None:
+            parents.possible_past = self._ancestry.possible_past_of(parents.calls)
+        return parents.covered | parents.possible_past | (frontier.covered if parents.loose else 0)
 
     def listed(self, parents: Front) -> tuple[Calls, Calls]:
         """Return the parents of a call, the oldest first, and those of them that are guesses, within the bounds."""
@@ -75,15 +95,19 @@ class ParentChoice:
         return parents.listed
 
     def _list(self, parents: Front) -> tuple[Calls, Calls]:
-        calls, most = parents.calls, max(FEWEST_LISTED, PARENTS_A_CALL * self._started - self._listed)
-        if calls.bit_count() > most:
-            certain = calls & ~parents.guesses
-            count = certain.bit_count()
-            calls = newest(certain, most) if count > most else certain | newest(parents.guesses, most - count)
-        ordered = self._ancestry.in_order(calls)
+        guesses, most = (
+            parents.guesses | parents.loose,
+            max(FEWEST_LISTED, PARENTS_A_CALL * self._started - self._listed),
+        )
+        certain = parents.calls & ~guesses
+        if (certain | guesses).bit_count() > most:
+            certain = newest(certain, min(most, certain.bit_count()))
+            guesses = newest(guesses, most - certain.bit_count())
+        if guesses and self._has_loose:  # a call that a guess makes an ancestor of another parent is listed there
+            guesses &= ~self._ancestry.possible_past_of(certain | guesses)
+        ordered = self._ancestry.in_order(certain | guesses)
         self._listed += len(ordered)
-        guesses = calls & parents.guesses
-        return ordered, ordered if guesses == calls else self._ancestry.in_order(guesses)
+        return ordered, self._ancestry.in_order(guesses) if certain else ordered
 
 
 class _Members(Collection[CallId]):

@@ -209,7 +209,8 @@ class RunTree:
         self._mark_calling(call_run)
         if parents.guesses:
             self._mark_guesses(call_run, parents.guesses)
-        thread_id = self._ancestry.add(call_id, parents.calls, parents.covered, proven)
+        possible = self._choice.possible(parents, front)
+        thread_id = self._ancestry.add(call_id, parents.calls, parents.covered, possible, proven)
         renumbered = self._ancestry.forget(self._set_in_use)
         if renumbered is not None:
             for front in self._fronts():

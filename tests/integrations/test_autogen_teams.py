@@ -93,7 +93,8 @@ async def test_structured_output_of_an_agent(engine: weft.Engine) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2])
 async def test_agents_as_tools_at_once(engine: weft.Engine, steps: int) -> None:
-    """Two agents that run as tools in parallel are branches, each a chain of its own. The answer joins them."""
+    """Two agents that run as tools in parallel are branches, and the exact edges make each a chain. The answer joins
+    them. Which call of the other agent had ended before a second call, and is a guess, depends on the engine."""
     inner: dict[str, Any] = {"tools": [weather], "reflect_on_tool_use": steps == 2}
     rome = ("weather", {"city": "Rome"})
     writer = agent("writer", calling(engine, WEATHER) if steps == 2 else babbling(engine), **inner)
@@ -108,7 +109,8 @@ async def test_agents_as_tools_at_once(engine: weft.Engine, steps: int) -> None:
     if steps == 2:
         expected |= {"writer2": ["writer1"], "critic2": ["critic1"]}
     expected["chief2"] = [f"critic{steps}", f"writer{steps}"]
-    assert parents(program) == expected
+    found = parents(program)
+    assert {name: [each for each in found[name] if not each.endswith("?")] for name in found} == expected
     assert len(threads(program)) == 2
     assert program.graph.calls[-1].tools == ("writer", "critic")
 
@@ -185,7 +187,7 @@ async def test_graph_flow(engine: weft.Engine) -> None:
 
 async def test_graph_flow_with_branches_of_two_steps(engine: weft.Engine) -> None:
     """GraphFlow waits for all running agents before it starts the next ones. So the next call has all of them as
-    parents, unless its input has the message of one only."""
+    parents. Those whose message is not in its input are guesses."""
     agents = {name: agent(name, babbling(engine, tokens=12 + n)) for n, name in enumerate("abcde")}
     only = MessageFilterConfig(per_source=[PerSourceFilter(source="b", position="last", count=1)])
     filtered = MessageFilterAgent("d", agents["d"], only)
@@ -196,7 +198,7 @@ async def test_graph_flow_with_branches_of_two_steps(engine: weft.Engine) -> Non
     graph.add_edge("a", "b").add_edge("a", "c").add_edge("b", filtered).add_edge(filtered, "e").add_edge("c", "e")
     async with weft.Program() as program:
         await bind_team(GraphFlow(nodes, graph=graph.build()), program).run(task="Talk.")
-    assert parents(program) == {"a1": [], "b1": ["a1"], "c1": ["a1"], "d1": ["b1"], "e1": ["c1", "d1"]}
+    assert parents(program) == {"a1": [], "b1": ["a1"], "c1": ["a1"], "d1": ["b1", "c1?"], "e1": ["c1", "d1"]}
     assert sorted(map(sorted, threads(program))) == [
         ["a1", "b1", "d1"],
         ["c1", "e1"],

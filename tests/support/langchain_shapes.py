@@ -513,6 +513,7 @@ def helpers(m: Parts, lineage: str, how: str) -> Callable[[Any], Any]:
 
 
 STRANDS = "fog_first>fog_last herring_first>herring_last fog_last>join herring_last>join"
+TOLD_APART = STRANDS + " herring_first~fog_last fog_first~herring_last"  # by lineage, which cannot exclude a wait
 GUESSES = (
     "fog_first~fog_last herring_first~fog_last fog_first~herring_last herring_first~herring_last "
     "fog_last~join herring_last~join"
@@ -524,7 +525,7 @@ def add_helpers() -> None:
     for lineage in ("message", "text", "quote", "nothing"):
         for how in ("gather", "anyio", "threads"):
             methods = SYNC if how == "threads" else ASYNC
-            text = GUESSES if lineage == "nothing" else STRANDS
+            text = GUESSES if lineage == "nothing" else TOLD_APART
 
             def build(m: Parts, lineage: str = lineage, how: str = how) -> tuple[Any, Any]:
                 return RunnableLambda(helpers(m, lineage, how)), "Hello"

@@ -23,7 +23,8 @@ class Made(Ancestry):
 
     def begin(self, call_id: CallId, parents: Collection[CallId] = (), preferred: Collection[CallId] = ()) -> str:
         before = self.set_of(parents)
-        return self.add(call_id, before, before | self.past_of(before), preferred)
+        covered = before | self.past_of(before)
+        return self.add(call_id, before, covered, covered, preferred)
 
 
 def test_sets_of_calls() -> None:

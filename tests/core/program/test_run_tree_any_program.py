@@ -110,8 +110,9 @@ def check_threads(runs: Runs) -> None:
 
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_strands_in_one_run(seed: random.Random, with_lineage: bool) -> None:
-    """Chains of calls run concurrently in one run, which does not report them. If the inputs show the chains, the edges
-    are exactly those of the chains. If not, each call comes after all possible parents, as guesses."""
+    """Chains of calls run concurrently in one run, which does not report them. If the inputs show the chains, the exact
+    edges and the threads are those of the chains, and calls of other chains that had ended are guesses. If not, each
+    call comes after all possible parents, as guesses."""
     runs = Runs()
     runs.start("node")
     strands = [[f"{letter}{number}" for number in range(seed.randint(1, 4))] for letter in "abcd"[: seed.randint(2, 4)]]
@@ -133,8 +134,8 @@ def test_strands_in_one_run(seed: random.Random, with_lineage: bool) -> None:
                 waiting.append((call, rest))
     above = ancestors(runs)
     if with_lineage:
-        assert runs.parents == truth
-        assert not any(runs.inexact.values())
+        assert {call: parents - runs.inexact[call] for call, parents in runs.parents.items()} == truth
+        assert {frozenset(each) for each in threads_of(runs)} == set(map(frozenset, strands))
     for call, parents in truth.items():
         assert parents <= above[call], "no true edge is lost"
         assert runs.parents[call] - runs.inexact[call] <= parents, "an exact edge is a true edge"
@@ -143,6 +144,14 @@ def test_strands_in_one_run(seed: random.Random, with_lineage: bool) -> None:
     assert {last for *_, last in strands} <= above.setdefault("join", ancestors(runs)["join"])
     assert runs.inexact["join"] == set()
     check_threads(runs)
+
+
+def threads_of(runs: Runs) -> list[list[str]]:
+    """Return the calls of each thread."""
+    threads: dict[ThreadId, list[str]] = {}
+    for call, thread in runs.threads.items():
+        threads.setdefault(thread, []).append(call)
+    return list(threads.values())
 
 
 def ancestors(runs: Runs) -> dict[str, set[str]]:

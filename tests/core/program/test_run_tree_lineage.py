@@ -21,7 +21,8 @@ def two_strands(runs: Runs) -> None:
 
 
 def test_lineage_tells_strands_apart(runs: Runs) -> None:
-    """When helpers of several steps run concurrently in one run, the input of a call tells which helper made it."""
+    """When helpers of several steps run concurrently in one run, the input of a call tells which helper made it. That
+    the code did not wait for the other helper is not certain, so that one stays a guess."""
     two_strands(runs)
     runs.begin("a2", inputs=content_of("plan", "a1"))
     runs.begin("b2", inputs=content_of("plan", "b1"))
@@ -31,11 +32,11 @@ def test_lineage_tells_strands_apart(runs: Runs) -> None:
         "plan": set(),
         "a1": {"plan"},
         "b1": {"plan"},
-        "a2": {"a1"},
-        "b2": {"b1"},
+        "a2": {"a1", "b1"},
+        "b2": {"a1", "b1"},
         "join": {"a2", "b2"},
     }
-    assert not any(runs.inexact.values())
+    assert {call: inexact for call, inexact in runs.inexact.items() if inexact} == {"a2": {"b1"}, "b2": {"a1"}}
     assert runs.threads["a2"] == runs.threads["a1"]
     assert runs.threads["b2"] == runs.threads["b1"]
 
@@ -53,9 +54,11 @@ def test_a_strand_that_continues_alone(runs: Runs) -> None:
     two_strands(runs)
     runs.call("a2", inputs=content_of("a1"))
     runs.call("a3", inputs=content_of("a2"))
-    assert runs.call("b2", inputs=content_of("b1")) == {"b1"}
-    assert runs.call("join") == {"a3", "b2"}
-    assert runs.inexact["join"] == {"a3", "b2"}
+    assert (runs.parents["a2"], runs.inexact["a2"]) == ({"a1", "b1"}, {"b1"})
+    assert (runs.parents["a3"], runs.inexact["a3"]) == ({"a2"}, set()), "b1 comes before a2 already, perhaps"
+    assert (runs.call("b2", inputs=content_of("b1")), runs.inexact["b2"]) == ({"b1", "a3"}, {"a3"})
+    assert runs.threads["b2"] == runs.threads["b1"]
+    assert (runs.call("join"), runs.inexact["join"]) == ({"b2"}, {"b2"}), "a3 comes before b2 already, perhaps"
 
 
 def test_lineage_adds_parents_that_the_runs_do_not_show(runs: Runs) -> None:
@@ -92,8 +95,9 @@ def test_a_join_continues_the_thread_that_lineage_proves(runs: Runs) -> None:
     assert runs.inexact["join"] == set(), "a stage is waited for even if its answer is not used"
 
 
-def test_a_quoted_text_settles_guesses(runs: Runs) -> None:
-    """Outputs of the guesses are searched for inside longer texts."""
+def test_a_quoted_text_proves_a_guess(runs: Runs) -> None:
+    """Outputs of the guesses are searched for inside longer texts. The other guesses stay: the code that picks the best
+    of three has waited for all of them."""
     answers = {name: Content((f"the answer that {name} gave",)) for name in ("x", "y", "z")}
     for name in answers:
         runs.begin(name)
@@ -101,7 +105,31 @@ def test_a_quoted_text_settles_guesses(runs: Runs) -> None:
         runs.tree.end_call(CallId(name), answer)
         runs.end(name)
     runs.call("next", inputs=Content(("Improve: the answer that y gave!",)))
-    assert (runs.parents["next"], runs.inexact["next"]) == ({"y"}, set())
+    assert (runs.parents["next"], runs.inexact["next"]) == (set("xyz"), {"x", "z"})
+    assert runs.threads["next"] == runs.threads["y"]
+    assert (runs.call("after"), runs.inexact["after"]) == ({"next"}, {"next"})
+
+
+def test_code_that_uses_results_one_by_one_may_have_waited_for_all(runs: Runs) -> None:
+    """After a gather, one call for each result: each has its own result for certain, and the others as guesses."""
+    two_strands(runs)
+    runs.begin("refined a", inputs=content_of("a1"))
+    runs.begin("refined b", inputs=content_of("b1"))
+    for name, other in (("a", "b1"), ("b", "a1")):
+        assert runs.parents[f"refined {name}"] == {"a1", "b1"}
+        assert runs.inexact[f"refined {name}"] == {other}
+
+
+def test_a_loop_over_calls_as_they_complete(runs: Runs) -> None:
+    """Each turn of the loop uses one result. It has waited for the turn before it, which is therefore a guess."""
+    for name in "abc":
+        runs.begin(name)
+    runs.finish("b")
+    assert runs.call("use b", inputs=content_of("b")) == {"b"}
+    runs.finish("c")
+    assert (runs.call("use c", inputs=content_of("c")), runs.inexact["use c"]) == ({"c", "use b"}, {"use b"})
+    runs.finish("a")
+    assert (runs.call("use a", inputs=content_of("a")), runs.inexact["use a"]) == ({"a", "use c"}, {"use c"})
 
 
 def test_a_quoted_text_adds_nothing_to_certain_parents(runs: Runs) -> None:
@@ -141,8 +169,9 @@ def test_lineage_drops_no_guess_that_it_cannot_recognize(runs: Runs) -> None:
     assert runs.inexact["next"] == {"short"}
 
 
-def test_calls_of_one_run_are_dropped_together(runs: Runs) -> None:
-    """If lineage names one of the calls with which a run ended, the others stay: the next call waited for the run."""
+def test_calls_of_one_run_stay_together(runs: Runs) -> None:
+    """If lineage names one of the calls with which a run ended, the others come before the next call's successors too:
+    the next call waited for the run. A call beside the run stays a guess."""
     runs.start("parallel")
     for name in "xy":
         runs.start(f"part {name}", "parallel", kind=RunKind.STAGE, stage="map")
@@ -152,6 +181,6 @@ def test_calls_of_one_run_are_dropped_together(runs: Runs) -> None:
     runs.end("part x", "part y", "parallel")
     runs.finish("other")
     runs.begin("join", inputs=content_of("x"))
-    assert (runs.parents["join"], runs.inexact["join"]) == ({"x", "y"}, {"y"})
+    assert (runs.parents["join"], runs.inexact["join"]) == ({"x", "y", "other"}, {"y", "other"})
     runs.begin("strand", inputs=content_of("other"))
-    assert (runs.parents["strand"], runs.inexact["strand"]) == ({"other"}, set())
+    assert (runs.parents["strand"], runs.inexact["strand"]) == ({"x", "y", "other"}, {"x", "y"})
