@@ -26,7 +26,7 @@ from weft.examples._run import Model, tell
 
 QUESTIONS: Final = ("Name a river in Africa.", "And one in Europe?")
 TOKENS: Final = 24
-KEY: Final = "none"  # the server asks for none, and shows each key its own programs only
+KEY: Final = "none"  # the server asks for none, but the SDKs must send one
 OPTIONS: Final = ("--host", "127.0.0.1", "--port", "0", "--max-model-len", "2048", "--enforce-eager")
 QUIET: Final = ("--uvicorn-log-level", "warning", "--disable-uvicorn-access-log")
 
@@ -54,16 +54,7 @@ def curl(url: str, model: str) -> list[str]:
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})
         body = json.dumps({"model": model, "messages": messages, "max_tokens": TOKENS})
-        command = [
-            program,
-            "--silent",
-            "--oauth2-bearer",
-            KEY,
-            "--fail-with-body",
-            f"{url}/v1/chat/completions",
-            "--json",
-            body,
-        ]
+        command = [program, "--silent", "--fail-with-body", f"{url}/v1/chat/completions", "--json", body]
         answer = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  a fixed command
         messages.append(json.loads(answer.stdout)["choices"][0]["message"])
         answers.append(messages[-1]["content"])
@@ -85,7 +76,7 @@ CLIENTS: Final[dict[str, Client]] = {"OpenAI SDK": openai_sdk, "curl": curl, "An
 
 def show_programs(url: str) -> None:
     """What the server knows of the clients' programs."""
-    command = [sys.executable, "-m", "weft", "top", url, "--api-key", KEY, "--once"]
+    command = [sys.executable, "-m", "weft", "top", url, "--once"]
     tell(f"\n$ weft {' '.join(command[3:])}", "bold")
     subprocess.run(command, check=True)  # noqa: S603  a fixed command
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from weft.core.errors import InvalidIdError, KeyFileError
 from weft.core.ids import check_id
 from weft.core.log import get_logger
-from weft.engine.server.identity import scope_of
+from weft.engine.server.identity import NO_KEY, scope_of
 
 _OPERATOR: Final = "-"  # the scope of tenants' names, which the operator chooses and several keys may share
 _MOST_BYTES: Final = 16 << 20
@@ -56,7 +56,8 @@ class KeyRing:
     """The keys that a server takes.
 
     Args:
-        keys: By their secrets. With none, everybody is served, in the scope of whatever key they send.
+        keys: By their secrets. With none, everybody is served, and all are one client, whatever key they send: the SDKs
+            of OpenAI and Anthropic must send some, and their user, who sends none, wants to see their programs.
     """
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
@@ -76,9 +77,9 @@ class KeyRing:
 
     def find(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey | None:
         """The key of a request; None: it has none of ours. Takes the same time however much of a key is right."""
-        secret = _secret_of(headers)
         if not self._keys:
-            return ApiKey(_scope_of(secret) if secret is not None else scope_of(()))
+            return ApiKey(NO_KEY)
+        secret = _secret_of(headers)
         return self._keys.get(self._digest(secret)) if secret is not None else None
 
     def _digest(self, secret: bytes) -> bytes:

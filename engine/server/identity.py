@@ -21,7 +21,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _SESSION_HEADER: Final = b"x-session-id"  # vLLM takes the session from it where the body names none
 _SCOPED: Final = ("program_id", "session_id", "tenant", "tool_ended", "tool_started")
-_NO_KEY: Final = "-"
+NO_KEY: Final = "-"
 
 
 def scope_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -35,7 +35,7 @@ def scope_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
             scheme, _, key = value.partition(b" ")
             digest = hashlib.blake2b(scheme.lower() + b" " + key, digest_size=(SCOPE_LENGTH - 1) // 2)
             return digest.hexdigest()
-    return _NO_KEY
+    return NO_KEY
 
 
 def scope_headers(headers: Headers, scope: str) -> Headers:

@@ -85,14 +85,12 @@ def test_other_credentials_name_no_key(headers: list[tuple[bytes, bytes]]) -> No
     assert make_key_ring(["sk-a"]).find(headers) is None
 
 
-def test_without_keys_everybody_is_served() -> None:
-    """Each credential has a scope of its own all the same, and no one is trusted."""
-    ring = make_key_ring()
-    anonymous, known = ring.find([]), ring.find([(b"x-api-key", b"any")])
-    assert anonymous == ApiKey("-")
-    assert known is not None
-    assert known.scope != "-"
-    assert (known.tenant, known.is_trusted) == (None, False)
+@pytest.mark.parametrize(
+    "headers", [[], [(b"x-api-key", b"any")], [(b"authorization", b"Bearer sk-1")], [(b"authorization", b"\xff")]]
+)
+def test_without_keys_all_clients_are_one(headers: list[tuple[bytes, bytes]]) -> None:
+    """SDKs must send some key. Whoever looks at the server without one sees their programs. No one is trusted."""
+    assert make_key_ring().find(headers) == ApiKey("-", tenant=None, is_trusted=False)
 
 
 @pytest.mark.parametrize(
