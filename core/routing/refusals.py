@@ -12,6 +12,7 @@ class Refused(StrEnum):
 
     NO_API_KEY = "no_api_key"
     WRONG_API_KEY = "wrong_api_key"
+    FOREIGN_PAGE = "foreign_page"  # the server has no keys, and a page of another site may have sent the request
     MAX_CALLS = "max_calls"
     MAX_PROGRAMS = "max_programs"
     MAX_BODY_BYTES = "max_body_bytes"  # of the key or of the server

@@ -41,6 +41,10 @@ def add_routes(app: FastAPI, served: ServedEngine) -> None:
     @app.post("/weft/events")
     async def note_events(request: Request, key: RequestKey) -> Response:
         """Hear of tools, ends and signs of life of the programs of the request's key, as `weft.connect` sends them."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # pages of other sites may send other kinds without asking
+            wrong = f"events have the content type application/json, not {kind!r:.80}."
+            return JSONResponse(openai_error(415, wrong, "invalid_request"), 415)
         try:
             message = await request.json()
         except ValueError:

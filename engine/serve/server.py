@@ -27,6 +27,7 @@ from weft.engine.serve.auth import Authenticate
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import KeyRing
+from weft.engine.serve.pages import RefuseForeignPages
 from weft.engine.serve.protocol import limited_http
 from weft.engine.serve.routes import add_routes
 from weft.engine.serve.tracing import spans_sent_to
@@ -94,12 +95,16 @@ async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) 
     app = build_app(options, tasks, served.model_config)
     await init_app_state(served, app.state, options, tasks)
     add_routes(app, served)
-    guarded = Authenticate(  # outside all that vLLM adds
+    guarded: App = Authenticate(  # outside all that vLLM adds
         ServeRequests(app, served),
         keys,
         options.root_path or "",
         on_refused=lambda reason: served.refused(reason, None),
     )
+    if not keys:
+        guarded = RefuseForeignPages(
+            guarded, options.host, options.allowed_origins, on_refused=lambda reason: served.refused(reason, None)
+        )
     server = uvicorn.Server(uvicorn_config(guarded, options))
     app.state.server = server  # vLLM's handlers of errors would stop it if the engine were dead
     return served, server
