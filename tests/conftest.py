@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from background import BackgroundCommands, CommandResult
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 os.environ.setdefault("TORCH_LOGS", "-torch._library")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for the engine's processes; in this process, warnings are errors
+
+# No example has a deadline, because its time depends on the load of the machine.
+hypothesis.settings.register_profile("weft", deadline=None)
+hypothesis.settings.load_profile("weft")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ def test_make_request_answers_every_seed() -> None:
 
 
 @pytest.mark.engine
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_make_request_answers_whatever_comes(data: bytes) -> None:
     """No body makes vLLM's validators fail in a way that reaches the caller."""
@@ -57,7 +57,7 @@ def test_check_ids_answers_every_seed() -> None:
         fuzz.one_input(seed)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_check_ids_answers_whatever_comes(data: bytes) -> None:
     """No request gets an id past the check, and none makes the middleware fail."""

@@ -410,7 +410,7 @@ class Abandonment(RuleBasedStateMachine):
 
 
 TestAbandonment = Abandonment.TestCase
-TestAbandonment.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAbandonment.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 # -- real streams on a real engine

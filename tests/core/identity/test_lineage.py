@@ -488,4 +488,4 @@ class LineageMachine(RuleBasedStateMachine):
 
 
 TestLineageMachine = LineageMachine.TestCase
-TestLineageMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLineageMachine.settings = settings(max_examples=60, stateful_step_count=40)

@@ -200,5 +200,5 @@ class HostTierMachine(RuleBasedStateMachine):
         assert all(context.host_tokens == len(self.chains.get(context, "")) * BLOCK for context in self.contexts)
 
 
-HostTierMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+HostTierMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestHostTier = HostTierMachine.TestCase

@@ -227,6 +227,6 @@ class TieredMachine(RuleBasedStateMachine):
 
 
 TieredMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestTiered = TieredMachine.TestCase

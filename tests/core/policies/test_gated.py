@@ -472,4 +472,4 @@ class GateMachine(RuleBasedStateMachine):
 
 TestGateMachine = GateMachine.TestCase
 TestGateMachine.__doc__ = "The gate never deadlocks, never holds back an open program, and uses room that is free."
-TestGateMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestGateMachine.settings = settings(max_examples=100, stateful_step_count=40)

@@ -157,4 +157,4 @@ class RerankMachine(RuleBasedStateMachine):
 
 TestRerankMachine = RerankMachine.TestCase
 TestRerankMachine.__doc__ = "However ranks change, the queue reads as a sorted list."
-TestRerankMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRerankMachine.settings = settings(max_examples=60, stateful_step_count=30)

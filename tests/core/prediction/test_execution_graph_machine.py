@@ -143,7 +143,7 @@ class Programs(RuleBasedStateMachine):
                 assert all(0 <= each.mean < 1e6 and 0 <= each.spread < 1e6 for each in left)
 
 
-Programs.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+Programs.TestCase.settings = settings(max_examples=50, stateful_step_count=50)
 TestPrograms = Programs.TestCase
 
 
@@ -158,5 +158,5 @@ class WarmPrograms(Programs):
         assert COLD_PROGRAMS == 30
 
 
-WarmPrograms.TestCase.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+WarmPrograms.TestCase.settings = settings(max_examples=30, stateful_step_count=50)
 TestWarmPrograms = WarmPrograms.TestCase

@@ -285,5 +285,5 @@ def test_any_sequence_of_events(name: str) -> None:
     """Each call goes to the engine that the rule demands, and ended programs and sessions are forgotten."""
     machine = type(f"Machine_{name}", (BalancerMachine,), {"config": BalancerConfig(name)})
     case = machine.TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=60, stateful_step_count=40)
     case("runTest").runTest()

@@ -257,4 +257,4 @@ class ReplicaMachine(RuleBasedStateMachine):
 
 
 TestReplicaMachine = ReplicaMachine.TestCase
-TestReplicaMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestReplicaMachine.settings = settings(max_examples=150, stateful_step_count=50)

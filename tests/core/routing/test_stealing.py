@@ -213,5 +213,5 @@ class StealingMachine(RuleBasedStateMachine):
 def test_any_sequence_of_events() -> None:
     """Calls move exactly when the rule says so, and none is lost, doubled or moved twice in its cooldown."""
     case = StealingMachine.TestCase
-    case.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+    case.settings = settings(max_examples=150, stateful_step_count=50)
     case("runTest").runTest()

@@ -171,7 +171,7 @@ class Cache(RuleBasedStateMachine):
         assert self.kv.pinned <= sum(tokens for _, tokens in self.running.values())
 
 
-Cache.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Cache.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestCache = Cache.TestCase
 
 

@@ -103,7 +103,7 @@ def test_execution_graphs_are_in_the_file_after_the_next_save(path: Path) -> Non
 
 @given(changes=st.binary(max_size=40))
 @example(changes=b"")
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damaged_file_is_set_aside_and_the_engine_starts(tmp_path: Path, changes: bytes) -> None:
     """Odd values at any place of a good file. The next start finds a file that can be used."""
     path = tmp_path / "h.json"

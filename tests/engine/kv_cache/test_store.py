@@ -128,7 +128,7 @@ class SwapMachine(RuleBasedStateMachine):
 
 
 TestSwapMachine = SwapMachine.TestCase
-TestSwapMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestSwapMachine.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 def test_a_second_preemption_copies_only_what_is_new() -> None:

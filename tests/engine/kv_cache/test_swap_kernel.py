@@ -26,7 +26,7 @@ MODEL = strided("LBHNC", torch.bfloat16, [4, 64, 3, 128, 128], ORDERS["LBHNC"]) 
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_round_trip(kernel: Kernel, data: st.DataObject) -> None:
     """Swapping out and in to other blocks gives what the reference copies there, and changes nothing else."""
     shape = data.draw(shapes())
@@ -46,7 +46,7 @@ def test_round_trip(kernel: Kernel, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_all_kernels_fill_slots_alike(kernel: Kernel, data: st.DataObject) -> None:
     """Every kernel writes the same bytes to a slot: the layout's pieces, in order."""
     shape = data.draw(shapes())

@@ -61,7 +61,7 @@ class Engine:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_on_a_fake_gpu(fake_cuda: ctypes.CDLL, data: st.DataObject) -> None:
     """In whatever order the streams make progress, reads and slots hold the bytes of a sequential execution."""
     fake_cuda.fake_seed(data.draw(st.integers(0, 2**32 - 1)))

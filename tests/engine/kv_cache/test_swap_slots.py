@@ -60,7 +60,7 @@ class Slots(RuleBasedStateMachine):
 
 
 TestSlots = Slots.TestCase
-TestSlots.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSlots.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def test_no_slots() -> None:

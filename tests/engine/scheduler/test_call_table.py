@@ -237,4 +237,4 @@ class CallTableMachine(RuleBasedStateMachine):
 
 TestCallTableMachine = CallTableMachine.TestCase
 TestCallTableMachine.__doc__ = "Whatever comes, the table holds what is open, and remembers what has not ended."
-TestCallTableMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestCallTableMachine.settings = settings(max_examples=100, stateful_step_count=30)

@@ -97,7 +97,7 @@ calls = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(calls, st.integers(14, 40), st.integers(2, 6), st.booleans(), st.sampled_from([0, 40]))
 def test_a_preempted_call_stays_out_of_the_step(
     arrivals: list[tuple[int, int, int, int, int, float]], blocks: int, slots: int, overlapping: bool, swap_blocks: int
