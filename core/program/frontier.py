@@ -29,6 +29,7 @@ class Front:
     loose: int = 0  # guesses beside the calls, of the parents of one call: see `ParentChoice.choose`
     _covered: int | None = None
     possible_past: int | None = None  # all ancestors of the calls, those by way of loose guesses included; once known
+    reduced: Front | None = None  # the same without guesses that loose guesses make ancestors of others; once known
     listed: tuple[Calls, Calls] | None = None  # the parents of a call that comes after all calls, and the guesses
 
     @property
@@ -43,7 +44,7 @@ class Front:
         self.calls, self.guesses = renumbered(self.calls), renumbered(self.guesses)
         self.stated, self.branched = renumbered(self.stated), renumbered(self.branched)
         self.past, self.groups = renumbered(self.past), tuple(map(renumbered, self.groups))
-        self._covered = self.possible_past = None
+        self._covered = self.possible_past = self.reduced = None
 
 
 @dataclass(frozen=True, slots=True)

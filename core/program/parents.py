@@ -51,7 +51,7 @@ class ParentChoice:
             return frontier, ()
         content = inputs() if callable(inputs) else inputs
         if not content.texts and not content.ids:
-            return frontier, ()
+            return self._reduced(frontier), ()
         proven = certain = self._lineage.certain(content)
         if frontier.guesses or not frontier.calls:  # only then is a search inside longer texts worth its time
             proven = self._lineage.origins(content, _Members(ancestry, frontier.calls) if frontier.calls else None)
@@ -66,13 +66,25 @@ class ParentChoice:
         outside = [call for call in (certain if frontier.calls else proven) if ancestry.has_finished(call)]
         added = [call for call in outside if not ancestry.contains(covered, call)]
         if calls == frontier.calls and guesses == frontier.guesses and not added:
-            return frontier, proven
+            return self._reduced(frontier), proven
         past = frontier.past if calls == frontier.calls else ancestry.past_of(calls)
         implied = ancestry.past_of(ancestry.set_of(added))
         calls = (calls | ancestry.set_of(added)) & ~implied
         loose = frontier.calls & ~calls & ~implied
         self._has_loose |= bool(loose)
-        return Front(calls, guesses & calls, past=past | implied, loose=loose), proven
+        return self._reduced(Front(calls, guesses & calls, past=past | implied, loose=loose)), proven
+
+    def _reduced(self, front: Front) -> Front:
+        """Return a frontier, less the guesses that loose guesses make ancestors of other calls in it."""
+        if not self._has_loose or not front.guesses:
+            return front
+        if front.reduced is None:
+            implied = front.guesses & self._ancestry.possible_past_of(front.calls)
+            front.reduced = front
+            if implied:
+                calls, guesses = front.calls & ~implied, front.guesses & ~implied
+                front.reduced = Front(calls, guesses, past=front.past | implied, loose=front.loose)
+        return front.reduced
 
     def possible(self, parents: Front, frontier: Front) -> int:
         """Return the parents of a call and all that may have come before them, loose guesses included.
@@ -103,8 +115,8 @@ class ParentChoice:
         if (certain | guesses).bit_count() > most:
             certain = newest(certain, min(most, certain.bit_count()))
             guesses = newest(guesses, most - certain.bit_count())
-        if guesses and self._has_loose:  # a call that a guess makes an ancestor of another parent is listed there
-            guesses &= ~self._ancestry.possible_past_of(certain | guesses)
+        if parents.loose:  # one that is an ancestor of another parent is listed there
+            guesses &= ~(parents.loose & self._ancestry.possible_past_of(certain | guesses))
         ordered = self._ancestry.in_order(certain | guesses)
         self._listed += len(ordered)
         return ordered, self._ancestry.in_order(guesses) if certain else ordered
