@@ -139,10 +139,16 @@ def take_keys(options: Namespace, file: Path | None) -> KeyRing:
     return keys
 
 
-def with_weights(policy: str, keys: KeyRing) -> PolicyConfig:
-    """A policy, with the weights of the keys' tenants if it is one that shares by tenant."""
+def with_weights(policy: str, keys: KeyRing, *, gate: bool | None = None) -> PolicyConfig:
+    """A policy, with the weights of the keys' tenants if it is one that shares by tenant.
+
+    Args:
+        policy: The policy's name.
+        keys: The API keys.
+        gate: Whether the policy runs behind the gate. None: as it does by default.
+    """
     if policy == "fair":
-        return PolicyConfig(policy, weights=keys.weights)
+        return PolicyConfig(policy, weights=keys.weights, gate=gate)
     if keys.weights:
         get_logger().warning(f"the weights of API keys have no effect under {policy}: pass --policy fair")
-    return PolicyConfig(policy)
+    return PolicyConfig(policy, gate=gate)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, baseline_of, with_kv_policies
+from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, baseline_of, with_gate, with_kv_policies
 from weft.bench.load import AS_RECORDED, CLOSED
 from weft.bench.rounds import rates_of_loads
 from weft.bench.settings import BenchSettings, names_of_loads
 from weft.core.errors import BenchError
 from weft.core.kv_cache.policies import KvPolicyConfig
-from weft.core.policies import POLICIES
+from weft.core.policies import POLICIES, PolicyConfig
 from weft.core.sim import TraceCall, TraceProgram
 from weft.core.trace.format import write
 
@@ -40,12 +40,28 @@ def test_every_weft_baseline_takes_kv_policies() -> None:
     assert (found.simulated, found.kv_policy) == (BASELINES["atlas"].policy, KvPolicyConfig("next-use"))
 
 
+def test_every_weft_baseline_runs_with_and_without_the_gate() -> None:
+    """`--gate` and `--no-gate` hold for all of Weft's schedulers but those whose name says it. The simulator has the
+    same gate."""
+    names = ["stock-fcfs", "fcfs", "auto+no-gate", "atlas+ttl"]
+    assert with_gate(names, gate=True) == ("stock-fcfs", "fcfs+gate", "auto+no-gate", "atlas+ttl+gate")
+    assert with_gate(names, gate=False) == ("stock-fcfs", "fcfs+no-gate", "auto+no-gate", "atlas+ttl+no-gate")
+    assert with_gate(names, gate=None) == tuple(names)
+    assert with_kv_policies(["fcfs+gate"], ["ttl"]) == ("fcfs+gate+ttl",)
+    for name, gate in (("fcfs", False), ("fcfs+gate", True), ("auto", True), ("auto+no-gate+ttl", False)):
+        assert baseline_of(name).simulated == PolicyConfig(name.partition("+")[0], gate=gate)
+    assert baseline_of("auto-swap+next-use+no-gate") == baseline_of("auto-swap+no-gate+next-use")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"baselines": ("stock-fcfs", "best")}, "no baseline 'best'"),
         ({"baselines": ("atlas+belady",)}, "no KV policy 'belady'"),
         ({"baselines": ("stock-fcfs+lru",)}, "takes no KV policy; take fcfs\\+lru"),
+        ({"baselines": ("stock-fcfs+gate",)}, "takes no gate; take fcfs\\+gate"),
+        ({"baselines": ("fcfs+gate+no-gate",)}, "two parts of one kind"),
+        ({"baselines": ("fcfs+lru+ttl",)}, "two parts of one kind"),
         ({"baselines": ()}, "no baseline to compare"),
         ({"baselines": ("atlas", "atlas")}, "named twice"),
         ({"scale": 0.0}, "--scale is 0"),

@@ -41,43 +41,73 @@ BASELINES: Final[dict[str, Baseline]] = {
 DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "mlfq", "plas", "atlas", "auto")
 
 
-_WITH: Final = "+"  # between a baseline and its KV policy, as in atlas+next-use
+_WITH: Final = "+"  # between a baseline and what it is combined with, as in atlas+next-use
+_GATES: Final = {"gate": True, "no-gate": False}
 
 
 def baseline_of(name: str) -> Baseline:
-    """A baseline by its name, with the KV policy that the name may end with: `atlas`, or `atlas+next-use`.
+    """A baseline by its name, with the gate and the KV policy that the name may have: `auto+no-gate+next-use`.
 
     Raises:
-        BenchError: there is no such baseline or KV policy, or vLLM's own scheduler is to have a KV policy.
+        BenchError: there is no such baseline or KV policy, one of the two parts is there twice, or vLLM's own scheduler
+            is to have one.
     """
-    scheduler, plus, kv_policy = name.partition(_WITH)
+    scheduler, *parts = name.split(_WITH)
     baseline = BASELINES.get(scheduler)
     if baseline is None:
         raise BenchError(f"there is no baseline {scheduler!r}; choose from {', '.join(BASELINES)}.")
-    if not plus:
-        return baseline
-    if kv_policy not in KV_POLICIES:
-        raise BenchError(f"there is no KV policy {kv_policy!r}; choose from {', '.join(KV_POLICIES)}.")
-    if baseline.policy is None:
-        raise BenchError(f"{scheduler} is vLLM's own scheduler, which takes no KV policy; take fcfs{_WITH}{kv_policy}.")
-    return replace(baseline, kv_policy=KvPolicyConfig(kv_policy))
+    has_gate = has_kv_policy = False
+    for part in parts:
+        if part not in _GATES and part not in KV_POLICIES:
+            raise BenchError(f"there is no KV policy {part!r}; choose from {', '.join(KV_POLICIES)}.")
+        if baseline.policy is None:
+            what = "gate" if part in _GATES else "KV policy"
+            raise BenchError(f"{scheduler} is vLLM's own scheduler, which takes no {what}; take fcfs{_WITH}{part}.")
+        if has_gate if part in _GATES else has_kv_policy:
+            raise BenchError(f"{name} has two parts of one kind; write at most gate or no-gate and one KV policy.")
+        if part in _GATES:
+            has_gate = True
+            gated = PolicyConfig.from_dict(baseline.policy.to_dict() | {"gate": _GATES[part]})
+            baseline = replace(baseline, policy=gated)
+        else:
+            has_kv_policy = True
+            baseline = replace(baseline, kv_policy=KvPolicyConfig(part))
+    return baseline
 
 
-def with_kv_policies(names: Sequence[str], kv_policies: Sequence[str]) -> tuple[str, ...]:
-    """The baselines with each of these KV policies; those of vLLM's own scheduler, and others without any, as they are.
+def with_gate(names: Sequence[str], *, gate: bool | None) -> tuple[str, ...]:
+    """The baselines behind the gate, or without it; those of vLLM's own scheduler, and others that say it, as they are.
+
+    Args:
+        names: the baselines.
+        gate: None: each as its policy says.
 
     Raises:
         BenchError: there is no such baseline or KV policy.
     """
+    if gate is None:
+        return tuple(names)
+    part = next(each for each, has_gate in _GATES.items() if has_gate == gate)
     return tuple(
-        each
+        name if baseline_of(name).policy is None or _GATES.keys() & set(name.split(_WITH)) else f"{name}{_WITH}{part}"
         for name in names
-        for each in (
-            [f"{name}{_WITH}{kv_policy}" for kv_policy in kv_policies]
-            if kv_policies and _WITH not in name and baseline_of(name).policy is not None
-            else [name]
-        )
     )
+
+
+def with_kv_policies(names: Sequence[str], kv_policies: Sequence[str]) -> tuple[str, ...]:
+    """The baselines with each of these KV policies; those of vLLM's own scheduler, and others with one, as they are.
+
+    Raises:
+        BenchError: there is no such baseline or KV policy.
+    """
+    if not kv_policies:
+        return tuple(names)
+    made: list[str] = []
+    for name in names:
+        baseline = baseline_of(name)
+        takes_one = baseline.policy is not None and baseline.kv_policy is None
+        made += [f"{name}{_WITH}{kv_policy}" for kv_policy in kv_policies] if takes_one else [name]
+    return tuple(made)
 
 
 def check_baselines(names: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, with_kv_policies
+from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, with_gate, with_kv_policies
 from weft.commands.progress import BenchProgress
 from weft.core.errors import BenchError
 from weft.core.kv_cache.policies import KV_POLICIES
@@ -51,6 +51,15 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
             "scheduler only, write atlas+next-use as a baseline."
         ),
     ] = "",
+    gate: Annotated[
+        bool | None,
+        typer.Option(
+            "--gate/--no-gate",
+            help="Put all of Weft's schedulers behind the gate, which opens no more programs than the KV cache holds, "
+            "or none of them (default: auto only). For one scheduler only, write fcfs+gate or auto+no-gate as a "
+            "baseline.",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 8,
     kv_tokens: Annotated[
         int | None, typer.Option(help="Tokens that an engine's KV cache holds (default: 4096 a call, times --scale).")
@@ -79,7 +88,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
         programs=programs,
         seed=seed,
         scale=scale,
-        baselines=with_kv_policies(_names(baselines), _names(kv_policy)),
+        baselines=with_kv_policies(with_gate(_names(baselines), gate=gate), _names(kv_policy)),
         batch_size=batch_size,
         kv_tokens=kv_tokens,
         clock=clock,

@@ -38,6 +38,10 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         int, typer.Option(min=1, help="How many engines serve the model, each on GPUs of its own.")
     ] = 1,
     policy: Annotated[str, one_of(POLICIES, help="The scheduling policy.")] = DEFAULT_POLICY,
+    gate: Annotated[
+        bool | None,
+        typer.Option("--gate/--no-gate", help="Open no more programs than the KV cache holds (default: under auto)."),
+    ] = None,
     kv_policy: Annotated[
         str | None,
         one_of(
@@ -96,7 +100,7 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
 
     engine_options: dict[str, Any] = {
         "models": [ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
-        "policy": with_weights(policy, keys),
+        "policy": with_weights(policy, keys, gate=gate),
         "kv_policy": kv_policy,
         "swap": swap,
         "history": history,

@@ -19,11 +19,13 @@ import torch
 from weft.commands import cli
 from weft.core.errors import EngineStartError, ReplicaError
 from weft.core.kv_cache.config import SwapConfig
+from weft.core.policies import PolicyConfig
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.engine.serve import server
 from weft.engine.serve.options import gpus_of_replicas, parse_options
 from weft.engine.serve.server import _socket
 from weft.engine.vllm_compat import names
+from weft.engine.wire.scheduler_config import SchedulerConfig, decode_config, encode_config
 
 
 @pytest.fixture
@@ -71,6 +73,16 @@ def test_the_kv_settings_are_the_engines_own_without_options(monkeypatch: pytest
     found = engine_options(monkeypatch)
     assert (found["kv_policy"], found["swap"], found["history"]) == (None, SwapConfig(), None)
     assert engine_options(monkeypatch, "--host-kv-gib", "0")["swap"] is None
+
+
+@pytest.mark.parametrize("policy", ["auto", "fcfs", "fair"])
+def test_the_gate_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """`--gate` and `--no-gate` are `gate=True` and `gate=False` of the policy; without either it is as by default."""
+    for arguments, gate in ((["--gate"], True), (["--no-gate"], False), ([], None)):
+        config = engine_options(monkeypatch, "--policy", policy, *arguments)["policy"]
+        assert config == PolicyConfig(policy, gate=gate)
+        carried = decode_config({"weft": encode_config(SchedulerConfig(config.to_dict()))}).policy
+        assert PolicyConfig.from_dict(carried) == config
 
 
 @pytest.mark.parametrize(
