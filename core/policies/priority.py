@@ -1,4 +1,4 @@
-"""Stock vLLM's priority scheduling, with each program's order of arrival as its priority: a baseline."""
+"""First come, first served by program: stock vLLM's priority scheduling, with a program's arrival as its priority."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from weft.core.policies.registry import register
 from weft.core.policies.view import Call, Rank
 
 
-@register("priority", "vLLM's priority scheduling: programs in order of arrival", simulation_only=True)
+@register("priority", "first come, first served by program: a program's calls go before those of later ones")
 class Priority(Policy):
-    """What a user of stock vLLM can do for programs without Weft.
+    """What a user of stock vLLM can do for programs by giving each call a priority.
 
-    A program's calls go before those of programs that arrived later. Calls of one program are first come, first served.
+    A program's calls go before those of programs that arrived later at this engine. Calls of one program are first
+    come, first served.
     Like vLLM's `--scheduling-policy priority`, the policy orders only the waiting calls. Calls are preempted only when
     KV blocks run out, those of the latest program first.
     """
@@ -25,12 +26,9 @@ class Priority(Policy):
         self._order = itertools.count()
 
     def arrive(self, call: Call, now_s: float) -> None:
-        call.rank = Rank(call.program.arrival_order, next(self._order))
+        call.rank = Rank(0, call.program.arrival_order, next(self._order))
         call.waiting_since_s = now_s
         self.waiting.push(call)
-
-    def has_level(self, level: int) -> bool:
-        return level >= 0
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
         del now_s, recomputed

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-# Queues that are told apart. `priority` has a queue for each program. Calls further down count in the last one.
+# Queues that are told apart. Calls further down count in the last one.
 MOST_LEVELS: Final = 16
 
 

@@ -353,9 +353,9 @@ def test_policies_are_made_by_name(name: str, kind: type[Policy]) -> None:
 def test_names_and_defaults() -> None:
     """The paper's policies run in engines and in simulation, oracles in simulation only. The default is `auto`, and
     ATLAS's is to promote."""
-    assert {"atlas", "fcfs", "mlfq", "plas", "rr"} <= set(POLICIES)
-    assert {*POLICIES, "atlas_by_program", "priority", "srpt"} <= set(SIMULATED_POLICIES)
-    assert not {"atlas_by_program", "priority", "srpt"} & set(POLICIES)
+    assert {"atlas", "fcfs", "mlfq", "plas", "priority", "rr"} <= set(POLICIES)
+    assert {*POLICIES, "atlas_by_program", "srpt"} <= set(SIMULATED_POLICIES)
+    assert not {"atlas_by_program", "srpt"} & set(POLICIES)
     assert PolicyConfig() == PolicyConfig("auto")
     policy = PolicyConfig("atlas").make()
     assert isinstance(policy, Atlas)

@@ -89,6 +89,46 @@ def test_a_policy_sees_cached_and_total_prompt_tokens(make: Make) -> None:
     h.run()
 
 
+def test_calls_of_an_earlier_program_go_first_under_priority(make: Make) -> None:
+    """First come, first served by program: a later call of an early program overtakes the waiting calls of programs
+    that came after it, and no running call. All of it is one queue."""
+    h = make({"name": "priority"}, slots=1)
+    h.add("a1", program_id="a", max_tokens=4)
+    for name in ("b1", "c1", "b2"):
+        h.add(name, program_id=name[0], max_tokens=4)
+    h.step()
+    h.add("a2", program_id="a", max_tokens=4)
+    assert h.scheduler.weft_policy.has_level(0)
+    assert not h.scheduler.weft_policy.has_level(1)
+    h.run()
+    assert h.finished == ["a1", "a2", "b1", "b2", "c1"]
+    assert not any(account["preemptions"] for account in h.accounts.values())
+
+
+def test_the_latest_program_is_preempted_first_under_priority(make: Make) -> None:
+    """When KV blocks run out, the call of the latest program waits again, also if it is the oldest of the calls."""
+    h = make({"name": "priority"}, slots=3, blocks=8)
+    h.add("a1", program_id="a", max_tokens=1)
+    h.add("b1", prompt=list(range(100, 140)), program_id="b", max_tokens=60)
+    h.step()
+    h.add("a2", prompt=list(range(200, 240)), program_id="a", max_tokens=60)
+    h.run()
+    assert h.finished[0] == "a1"
+    assert {name for name, account in h.accounts.items() if account["preemptions"]} == {"b1"}
+
+
+def test_programs_behind_the_gate_open_in_order_of_arrival_under_priority(make: Make) -> None:
+    """The gate holds back the latest program, while a new call of the first one passes."""
+    h = make({"name": "priority", "gate": True}, slots=4, blocks=12, prefix_caching=True)
+    for name in ("a1", "b1", "c1"):
+        h.add(name, prompt=[ord(name[0])] * 80, program_id=name[0], max_tokens=8)
+    h.step()
+    assert [call.key for call in h.scheduler.weft_policy.held] == ["c1"]
+    h.add("a2", prompt=[ord("a")] * 85, program_id="a", max_tokens=8)
+    h.run()
+    assert h.finished == ["a1", "a2", "b1", "c1"]
+
+
 def test_the_end_of_a_program_reaches_the_scheduler(make: Make) -> None:
     """A control message makes the scheduler forget an idle program, and says how many it knew."""
     h = make({"name": "atlas"})
