@@ -502,6 +502,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         ),
     ),
     # -- the HTTP server
+    "vllm.entrypoints.serve.exception_handling.register": Uses(called={"init_exception_handler": "(app)"}),
     "vllm.entrypoints.launchers.app": Uses(
         called={"build_app": "(args, supported_tasks=None, model_config=None) -> FastAPI"}
     ),

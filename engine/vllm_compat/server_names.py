@@ -12,6 +12,7 @@ from vllm.entrypoints.launchers.app import build_app  # noqa: E402
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: E402
 from vllm.entrypoints.launchers.launcher import setup_server  # noqa: E402
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config  # noqa: E402
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler  # noqa: E402
 from vllm.exceptions import GracefulHTTPError  # noqa: E402
 from vllm.tracing.otel import get_span_exporter  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
@@ -24,6 +25,7 @@ __all__ = [
     "get_span_exporter",
     "get_uvicorn_log_config",
     "init_app_state",
+    "init_exception_handler",
     "make_arg_parser",
     "setup_server",
     "validate_parsed_serve_args",

@@ -91,14 +91,18 @@ def test_an_event_that_ends_two_choices_has_one_report() -> None:
 def test_every_handler_of_vllms_errors_finds_the_state_that_it_reads() -> None:
     """Each kind of error gets an answer of its own, from vLLM's handlers over the state that Weft's server sets."""
     from fastapi import FastAPI
-    from vllm.entrypoints.serve.exception_handling import register
-    from vllm.entrypoints.serve.exception_handling.handlers import exception, http, validation, vllm_error
-    from vllm.exceptions import GenerationError
-    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+    from weft.engine.vllm_compat.names import EngineDeadError, EngineGenerateError
+    from weft.engine.vllm_compat.server_names import init_exception_handler
+
+    app = FastAPI()
+    before = set(app.exception_handlers.values())
+    init_exception_handler(app)
+    handlers = {handler for handler in app.exception_handlers.values() if handler not in before}
     read = {
         node.attr
-        for module in (exception, http, validation, vllm_error)
+        for module in map(inspect.getmodule, handlers)
+        if module is not None
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Attribute)
@@ -108,9 +112,7 @@ def test_every_handler_of_vllms_errors_finds_the_state_that_it_reads() -> None:
     assert read == {"args", "server", "engine_client"}  # of which Weft's server sets `server`, and vLLM the others
     assert "app.state.server" in inspect.getsource(inspect.getmodule(serve))  # type: ignore[arg-type]  # a module
 
-    errors = (EngineGenerateError(), EngineDeadError(), GenerationError("x"), ValueError("x"), TypeError("x"))
-    app = FastAPI()
-    register.init_exception_handler(app)
+    errors = (EngineGenerateError(), EngineDeadError(), ValueError("x"), TypeError("x"))
     app.state.args = Namespace(log_error_stack=False)
     app.state.engine_client = SimpleNamespace(errored=False, is_running=True)
     app.state.server = SimpleNamespace(should_exit=False)
@@ -125,7 +127,7 @@ def test_every_handler_of_vllms_errors_finds_the_state_that_it_reads() -> None:
             answers = [await client.get(f"/{number}") for number in range(len(errors))]
         return [(answer.status_code, "has no attribute" in answer.text) for answer in answers]
 
-    assert asyncio.run(statuses()) == [(500, False)] * 3 + [(400, False)] * 2
+    assert asyncio.run(statuses()) == [(500, False)] * 2 + [(400, False)] * 2
     assert not app.state.server.should_exit
 
 
@@ -135,9 +137,8 @@ def test_every_handler_of_vllms_errors_finds_the_state_that_it_reads() -> None:
 )
 def test_an_error_of_vllms_engine_is_told_by_its_cause(cause: Exception, kind: type[Exception]) -> None:
     """vLLM hides every error of a call in one without a text."""
-    from vllm.v1.engine.exceptions import EngineGenerateError
-
     from weft.engine.serve.client import _typed
+    from weft.engine.vllm_compat.names import EngineGenerateError
 
     error = EngineGenerateError()
     error.__cause__ = cause
