@@ -22,6 +22,16 @@ def is_id(value: object, max_length: int = MAX_ID_LENGTH) -> TypeGuard[str]:
     return isinstance(value, str) and 0 < len(value) <= max_length and value.isprintable()
 
 
+def plain_name(name: str) -> str:
+    """The name as every table, metric and message can carry it: at most 256 characters, all printable.
+
+    Names come from users' code and from frameworks, which may take any text. A longer one is cut off, and each control
+    character and each half of a surrogate pair becomes a question mark.
+    """
+    kept = name if len(name) <= MAX_ID_LENGTH else f"{name[: MAX_ID_LENGTH - 1]}…"
+    return kept if kept.isprintable() else "".join(each if each.isprintable() else "?" for each in kept)
+
+
 def shown(value: object) -> str:
     """The value for an error message: at most 80 characters, whatever its size, depth and type."""
     try:

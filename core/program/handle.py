@@ -16,7 +16,7 @@ from structlog.stdlib import BoundLogger
 
 from weft.core.accounts import Attained
 from weft.core.errors import ProgramEngineError
-from weft.core.ids import IdSource, ProgramId, SessionId, check_id
+from weft.core.ids import IdSource, ProgramId, SessionId, check_id, plain_name
 from weft.core.log import get_logger
 from weft.core.prediction import read_static_graph
 from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
@@ -108,11 +108,11 @@ class Program(ReportedProgram):
         info = ProgramInfo(
             program_id=ids.program(),
             session_id=SessionId(check_id(session_id, "session_id")) if session_id is not None else ids.session(),
-            name=name,
+            name=plain_name(name),
             tenant=check_id(tenant, "tenant") if tenant is not None else None,
             timeout_s=check_timeout(timeout_s, "timeout_s"),
             deadline_s=check_timeout(deadline_s, "deadline_s"),
-            tags=(tags,) if isinstance(tags, str) else tuple(tags),
+            tags=tuple(map(plain_name, (tags,) if isinstance(tags, str) else tags)),
             metadata=MappingProxyType(dict(metadata or {})),
             graph=read_static_graph(graph) if graph is not None else None,
         )

@@ -11,7 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from weft.core.accounts import Account
 from weft.core.errors import ProgramEndedError
-from weft.core.ids import CallId, EngineId, ProgramId, ThreadId
+from weft.core.ids import CallId, EngineId, ProgramId, ThreadId, plain_name
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program.graph import CallNode, CallState, Edge
 from weft.core.program.lineage import NOTHING, Content, Inputs
@@ -147,7 +147,7 @@ class ReportedProgram:
         """
         with self._shared.lock:
             self._shared.reports += 1
-            self._shared.tree.note_tool(run, name)
+            self._shared.tree.note_tool(run, plain_name(name))
         self.tool_began(run, name)
 
     def note_human(self, run: Hashable) -> None:
@@ -168,7 +168,7 @@ class ReportedProgram:
         """
         backend = self._shared.backend
         if backend is not None:
-            backend.tool_started(self.program_id, tool, name)
+            backend.tool_started(self.program_id, tool, plain_name(name))
 
     def tools_ended(self, tools: Collection[Hashable]) -> None:
         """Report that tools of `tool_began` have returned. Others, and those that have ended, change nothing."""
@@ -190,7 +190,7 @@ class ReportedProgram:
             tool = object()
             self.start_run(tool, run, runs_code=False)
             with self._shared.lock:
-                self._shared.tree.note_tool(tool, name)
+                self._shared.tree.note_tool(tool, plain_name(name))
             self.end_run(tool)
 
     def start_call(
@@ -218,7 +218,7 @@ class ReportedProgram:
             inferred, parents, inexact, tools = self._shared.tree.start_call(run, call_id, self._anchor, inputs)
             thread_id = thread_id or inferred
             edges = self._shared.edges(parents, inexact)
-            self._shared.graph.open(CallNode(call_id, thread_id, edges, label or "", tools))
+            self._shared.graph.open(CallNode(call_id, thread_id, edges, plain_name(label or ""), tools))
             self._shared.graph.fold(self._shared.tree.knows)
             answered = tuple(self._shared.until_call)
             self._shared.until_call.clear()

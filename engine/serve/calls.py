@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Final
 
 from weft.core.accounts import Attained
 from weft.core.errors import EngineClosedError, InvalidRequestError, WeftError
 from weft.core.identity import Identity, Source
-from weft.core.ids import CallId, IdSource, ProgramId, is_id
+from weft.core.ids import CallId, IdSource, ProgramId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.program.graph import CallState
@@ -26,7 +25,7 @@ from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
 from weft.engine.serve.requests import ServedRequest, ServedRequests
 from weft.engine.vllm_compat.names import RequestOutput, SamplingParams
-from weft.engine.wire.calls import FIELDS, MOST_TOOLS, SHOWN, CallHeader, decode_call, encode_call
+from weft.engine.wire.calls import FIELDS, SHOWN, CallHeader, decode_call, encode_call
 from weft.engine.wire.values import strings
 
 REQUEST: Final = "weft_request"  # in `vllm_xargs`: the key of the HTTP request that a call belongs to
@@ -193,7 +192,7 @@ def _named(
         scope = program.program_id.partition("/")[0]
         call_id, *parents = (CallId(f"{scope}/{each}") for each in (given.call_id, *given.parents))
         call_ids = CallIdentity(program.program_id, identity.thread_id or given.thread_id, call_id, tuple(parents))
-        tools = tuple(islice(filter(is_id, strings(arguments.get("tools"))), MOST_TOOLS))
+        tools = tuple(strings(arguments.get("tools")))  # which `check_shown` has seen
         if program.adopt_call(call_ids, label=identity.label or "", tools=tools):
             yield call_ids
             return

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final
 
-from weft.core.ids import ProgramId
+from weft.core.ids import ProgramId, check_id
 from weft.core.process_rows import ProgramState
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve.programs import OpenPrograms
@@ -18,7 +18,7 @@ _OPEN: Final = "programs_open"
 
 
 def note_events(engine: AsyncMultiLLMEngine, programs: OpenPrograms, scope: str, message: Mapping[str, Any]) -> None:
-    """Take a message of a client. Programs that are not open, and what is malformed, change nothing.
+    """Take a message of a client. Programs that are not open, and what is no event, change nothing.
 
     Args:
         engine: The engine.
@@ -26,6 +26,9 @@ def note_events(engine: AsyncMultiLLMEngine, programs: OpenPrograms, scope: str,
         scope: Of the client's key: its ids are in it.
         message: A `ProgramEvents` or a `ProgramsEnded`, as `encode_control` writes it, or the ids of programs that go
             on without a call.
+
+    Raises:
+        InvalidIdError: The name of a tool is none. Then nothing of the message counts.
     """
     if message.get("type") == _OPEN:
         for program_id in islice(strings(message.get("program_ids")), MOST_ITEMS):
@@ -43,7 +46,11 @@ def note_events(engine: AsyncMultiLLMEngine, programs: OpenPrograms, scope: str,
             for program_id in ids[:MOST_ITEMS]:
                 programs.end(ProgramId(f"{scope}/{program_id}"), state)
     elif isinstance(found, ProgramEvents):
-        for event in found.events[:MOST_ITEMS]:
+        events = found.events[:MOST_ITEMS]
+        for event in events:
+            if event.tool:
+                check_id(event.tool, "each tool's name")
+        for event in events:
             _happened(engine, programs, event, scope)
 
 

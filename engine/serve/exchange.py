@@ -29,6 +29,7 @@ from weft.engine.serve.requests import ServedRequest
 from weft.engine.server.arrivals import Arrivals
 from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.server.http_errors import error_body, error_code, error_for, error_headers, typed_error
+from weft.engine.wire.calls import check_shown
 
 _TOKENS: Final = "/inference/v1/generate"
 # These make one call at least.
@@ -118,6 +119,7 @@ class _ServedExchange(Exchange):
         arguments = holder.get(name) if isinstance(holder, dict) else None
         if not isinstance(holder, dict) or not (arguments is None or isinstance(arguments, dict)):
             return False  # vLLM refuses it
+        check_shown(arguments or {})
         found = identity_of(self._headers, {**request, "vllm_xargs": arguments}, self._id_scope)
         found = replace(found, tenant=self._tenant(found.tenant))
         if isinstance(found, Identity):

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from weft.core.errors import InvalidIdError
 from weft.core.ids import ProgramId
 from weft.core.program import Program
 from weft.engine.page.routes import page_routes
@@ -51,7 +52,10 @@ def add_routes(app: FastAPI, served: ServedEngine) -> None:
             message = None
         if not isinstance(message, dict):
             return JSONResponse(openai_error(400, "events are a JSON object.", "invalid_request"), 400)
-        served.note(key.scope, message)
+        try:
+            served.note(key.scope, message)
+        except InvalidIdError as error:
+            return JSONResponse(openai_error(400, str(error), "invalid_request"), 400)
         return Response(status_code=204)
 
 

@@ -42,6 +42,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
 _DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be the escape of half of a surrogate pair
+_SEND_UTF_8: Final = "Send text in UTF-8."
 _FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 
 
@@ -321,17 +322,24 @@ class Exchange:
 
 
 def _check_unicode(body: bytes, request: Any) -> None:
-    """Half of a surrogate pair is a text in JSON and in Python. Nothing behind this place could send it on.
+    """Python reads JSON in UTF-16 and UTF-32, too, and takes halves of surrogate pairs. Nothing behind this place could
+    send them on.
 
     Raises:
-        InvalidRequestError: The request has one.
+        InvalidRequestError: The request is not in UTF-8, or has such a half.
     """
-    if not _HALF.search(body):
-        return
     try:
-        json.dumps(request, ensure_ascii=False).encode()
+        if not json.detect_encoding(body).startswith("utf-8"):
+            raise InvalidRequestError(f"the request's JSON is in {json.detect_encoding(body)}. {_SEND_UTF_8}")
+        body.decode()
+        if _HALF.search(body):
+            json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"the request's JSON is no UTF-8: byte {error.start} is {body[error.start]:#04x}. {_SEND_UTF_8}"
+        ) from None
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise InvalidRequestError(
-            f"the request has half of a surrogate pair, {half!a}, which is no Unicode text. Send text in UTF-8."
+            f"the request has half of a surrogate pair, {half!a}, which is no Unicode text. {_SEND_UTF_8}"
         ) from None

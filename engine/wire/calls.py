@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from weft.core.accounts import Attained
 from weft.core.errors import InvalidIdError, InvalidRequestError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId, check_id, is_id, shown
 from weft.core.process_rows import CallIdentity
-from weft.engine.wire.values import MAX_FIGURE, count, seconds, seconds_or_inf
+from weft.core.program.reports import MOST_PARENTS_SENT
+from weft.engine.wire.values import MAX_FIGURE, count, seconds, seconds_or_inf, strings
 
 ExtraArgs = dict[str, str | int | float]
 
@@ -129,7 +131,7 @@ def decode_call(extra_args: object, request_id: str, session_id: object, *, is_t
         program_id=program_id,
         thread_id=ThreadId(wire_id(args.get("thread_id")) or program_id),
         call_id=call_id,
-        parents=tuple(CallId(p) for p in parents if wire_id(p)) if isinstance(parents, list) else (),
+        parents=tuple(CallId(each) for each in islice(strings(parents), MOST_PARENTS_SENT) if wire_id(each)),
     )
     service_s, wait_s = seconds(figures.get("service_s")), seconds(figures.get("wait_s"))
     return CallHeader(
@@ -187,7 +189,7 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
     """Check the header that a client sends, where the client can still be told of a mistake.
 
     Raises:
-        InvalidIdError: An id, name or tenant cannot travel, or `parents` is not a list of ids.
+        InvalidIdError: An id, name or tenant cannot travel, or `parents` is not a list of at most 64 ids.
         InvalidRequestError: A time is not a number of seconds from 0 to `MAX_FIGURE`, `program_calls` is not a number
             of calls in that range, or `program_end` or `prefetch` is not 0 or 1.
     """
@@ -196,11 +198,7 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
             check_id(extra_args[name], name)
     if session_id is not None:
         check_id(session_id, "session_id")
-    parents = extra_args.get("parents", [])
-    if not isinstance(parents, list):
-        raise InvalidIdError(f"parents must be a list of call ids, not {type(parents).__name__}.")
-    for parent in parents:
-        check_id(parent, "each of parents")
+    _check_list(extra_args, "parents", "call ids", MOST_PARENTS_SENT)
     for name in _SECONDS:
         value = extra_args.get(name, 0.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_FIGURE:
@@ -216,6 +214,27 @@ def check_call(extra_args: Mapping[str, Any], session_id: object = None) -> None
     ):
         if (flag := extra_args.get(name, 0)) not in (0, 1):
             raise InvalidRequestError(f"{name} must be 1 {meaning}, not {shown(flag)}.")
+
+
+def check_shown(extra_args: Mapping[str, Any]) -> None:
+    """Check what a client sends for `weft serve` to show.
+
+    Raises:
+        InvalidIdError: The label is no name, or `tools` is not a list of at most 64 names.
+    """
+    if extra_args.get("label") is not None:
+        check_id(extra_args["label"], "label")
+    _check_list(extra_args, "tools", "names", MOST_TOOLS)
+
+
+def _check_list(extra_args: Mapping[str, Any], name: str, what: str, most: int) -> None:
+    values = extra_args.get(name, [])
+    if not isinstance(values, list):
+        raise InvalidIdError(f"{name} must be a list of {what}, not {type(values).__name__}.")
+    if len(values) > most:
+        raise InvalidIdError(f"{name} must have at most {most} {what}, not {len(values)}. Send the newest ones.")
+    for value in values:
+        check_id(value, f"each of {name}")
 
 
 def wire_id(value: object) -> str:

@@ -1,0 +1,122 @@
+"""All doors of `weft serve` in memory: its guards and routes over a scripted engine, without a model or a socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from weft.engine.serve.auth import Authenticate
+from weft.engine.serve.client import ServedEngine
+from weft.engine.serve.exchange import ServeRequests
+from weft.engine.serve.keys import KeyRing, make_key_ring
+from weft.engine.serve.routes import add_routes
+from weft.engine.telemetry.collector import MetricsCollector
+from weft.engine.vllm_compat.server_names import GracefulHTTPError
+from weft.testing import ScriptedEngine
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+class _Engine(ScriptedEngine):
+    """A scripted engine that a server takes for one of several replicas."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        super().__init__(lambda _body: "yes")
+        self.told: list[Mapping[str, Any]] = []  # what the schedulers would get
+
+    def served(self) -> tuple[Any, Any]:
+        llm = SimpleNamespace(
+            vllm_config=None, model_config=None, renderer=None, input_processor=None, failures={}, generate=_generate
+        )
+        return self._only_endpoint, llm
+
+    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
+        self.told.append(message)
+        return []
+
+    @property
+    def _predicts(self) -> bool:
+        return True
+
+
+async def _generate(*_arguments: Any, **_keywords: Any) -> AsyncGenerator[Any]:
+    yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(stop_reason=None)])
+
+
+class Doors:
+    """A server. Use it in `with`.
+
+    Args:
+        keys: Of the server; none: everybody is served.
+    """
+
+    def __init__(self, keys: KeyRing | None = None) -> None:
+        self.keys = keys or make_key_ring()
+        self.engine = _Engine()
+        self.collector = MetricsCollector(self.engine)
+
+    def __enter__(self) -> Doors:
+        self.engine.submit(self._start()).result()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.engine.submit(self._stop()).result()
+        self.engine.shutdown()
+
+    async def _start(self) -> None:
+        self.served = ServedEngine(self.engine, has_keys=len(self.keys) > 0)  # type: ignore[arg-type]  # see `_Engine`
+        app = FastAPI()
+        app.post(CHAT)(self._chat)
+        app.get("/metrics")(self._metrics)
+        add_routes(app, self.served)
+        guarded = Authenticate(
+            ServeRequests(app, self.served), self.keys, on_refused=lambda reason: self.served.refused(reason, None)
+        )
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(guarded, client=("127.0.0.1", 5)), base_url="http://localhost:8000"
+        )
+
+    async def _stop(self) -> None:
+        self.served.stop()
+        await self._client.aclose()
+
+    async def _chat(self, request: Request) -> Response:
+        """As vLLM's route does, with less around it."""
+        body = await request.json()
+        params: Any = SimpleNamespace(extra_args=body.get("vllm_xargs"))
+        try:
+            async for _output in self.served.generate({"prompt_token_ids": [1]}, params, "req-1"):
+                pass
+        except GracefulHTTPError as error:
+            return JSONResponse({"error": {"message": str(error), "type": "error"}}, error.status_code.value)
+        return JSONResponse({"id": "chatcmpl-1", "choices": [{"index": 0, "message": {"content": "yes"}}]})
+
+    def _metrics(self) -> Response:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self.collector)
+        return Response(generate_latest(registry))
+
+    def ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """Send a request, and wait for its answer."""
+        return self.engine.submit(self._client.request(method, path, **arguments)).result()
+
+    def chat(self, headers: Mapping[str, str] | None = None, **arguments: Any) -> httpx.Response:
+        """Make a call with fields in `vllm_xargs`."""
+        return self.ask("POST", CHAT, json={**BODY, "vllm_xargs": arguments}, headers=headers)
+
+    def labels(self, headers: Mapping[str, str] | None = None) -> set[str]:
+        """The values of all labels in `/metrics`, which must answer."""
+        answer = self.ask("GET", "/metrics", headers=headers)
+        assert answer.status_code == 200, answer.text
+        families = text_string_to_metric_families(answer.text)
+        return {value for family in families for sample in family.samples for value in sample.labels.values()}
