@@ -65,7 +65,12 @@ class IdSource:
     Args:
         rng: the source of the bits. A seeded `random.Random` makes the same ids again. The default is the operating
             system's generator.
+
+    Attributes:
+        scope: what the ids begin with that came from a client of a server; see `ProgramInfo.scope`.
     """
+
+    scope = ""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng if rng is not None else random.SystemRandom()

@@ -44,6 +44,11 @@ class ProgramInfo:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     parent_program_id: ProgramId | None = None  # the program that started this one inside one of its runs
     graph: StaticGraph | None = None  # the steps that its author has drawn
+    scope: str = ""  # what a server has put before the ids, so that those of different API keys differ
+
+    def shown(self, an_id: str) -> str:
+        """An id of the program, its session or its calls, as the program's maker knows it: every surface shows this."""
+        return an_id.removeprefix(self.scope)
 
     @property
     def due_after_s(self) -> float:

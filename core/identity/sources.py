@@ -37,7 +37,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a request says of its program. All ids but the thread's are in the scope of the request's API key."""
+    """What a request says of its program. Its programs' and its session's ids are in the scope of the API key."""
 
     source: Source
     program_id: ProgramId
@@ -100,7 +100,7 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
     session = _own(request, "session-id") or _session(request)
     fields: dict[str, Any] = {
         "program_name": name,
-        "tenant": tenant and f"{scope}/{tenant}",
+        "tenant": tenant,
         "session_id": SessionId(f"{scope}/{session}") if session else None,
         "label": _own(request, "label"),
         "ends": _ends(request),

@@ -32,7 +32,7 @@ class LiveRow(NamedTuple):
 class _Known(NamedTuple):
     """What all schedulers together have answered."""
 
-    calls: Mapping[CallId, LiveCall]
+    calls: Mapping[tuple[ProgramId, CallId], LiveCall]
     kv_tokens: Mapping[ProgramId, int]
     is_complete: bool  # every scheduler has named all its calls, so a call that none has named has not reached one
 
@@ -56,7 +56,7 @@ def compose(
         now_s: The time.
         model: The name of the (first) model.
         policy: The scheduling policy's name.
-        scope: Only programs whose id begins with it are shown. It is left out of all ids.
+        scope: Only programs whose id begins with it are shown.
     """
     mine = [row for row in open_rows if row.info.program_id.startswith(scope)]
     shown = sorted(heapq.nlargest(MOST_PROGRAMS, mine, key=_used_s), key=lambda row: row.start_s)
@@ -67,9 +67,9 @@ def compose(
         model=cut(model),
         policy=policy,
         replicas=tuple(map(_replica, replicas)),
-        programs=tuple(_program(row, known, now_s, scope) for row in shown),
+        programs=tuple(_program(row, known, now_s) for row in shown),
         programs_total=len(mine),
-        ended=tuple(_program(row, known, now_s, scope) for row in ended),
+        ended=tuple(_program(row, known, now_s) for row in ended),
     )
 
 
@@ -83,7 +83,7 @@ def _known(replicas: Sequence[LiveRow]) -> _Known:
     for answer in answers:
         for program_id, device_tokens, host_tokens in answer.programs:
             kv_tokens[program_id] = kv_tokens.get(program_id, 0) + device_tokens + host_tokens
-    calls = {call.call_id: call for answer in answers for call in answer.calls}
+    calls = {(call.program_id, call.call_id): call for answer in answers for call in answer.calls}
     is_complete = bool(replicas) and len(answers) == len(replicas) and not any(answer.is_cut for answer in answers)
     return _Known(calls, kv_tokens, is_complete)
 
@@ -103,11 +103,11 @@ def _replica(row: LiveRow) -> LiveReplica:
     )
 
 
-def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LiveProgram:
+def _program(row: ProgramRow, known: _Known, now_s: float) -> LiveProgram:
     info, account, attained = row.info, row.account, row.attained
     calls = list(row.active.values())
     at_schedulers = [found for call in calls if (found := _at_scheduler(call, known)) is not None]
-    tools = tuple(dict.fromkeys(cut(tool.name.removeprefix(scope)) for tool in row.tools_running))[:_MOST_TOOLS]
+    tools = tuple(dict.fromkeys(cut(tool.name) for tool in row.tools_running))[:_MOST_TOOLS]
     levels = [call.level for call in at_schedulers if call.level is not None]
     places = [call.place for call in at_schedulers if call.place is not None]
     accounts = [_account(call, known) for call in calls]
@@ -115,10 +115,10 @@ def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LivePr
     has_ended = not math.isnan(row.end_s)
     pause_s = now_s - row.last_completion_s if row.calls and not calls and not has_ended else 0.0
     return LiveProgram(
-        program_id=info.program_id.removeprefix(scope),
+        program_id=info.shown(info.program_id),
         name=cut(info.name),
-        session_id=info.session_id.removeprefix(scope),
-        tenant=info.tenant and info.tenant.removeprefix(scope),
+        session_id=info.shown(info.session_id),
+        tenant=info.tenant,
         state=str(row.state) if has_ended else _state(calls, at_schedulers, tools, known),
         tools=tools,
         level=min(levels, default=None),
@@ -136,15 +136,14 @@ def _program(row: ProgramRow, known: _Known, now_s: float, scope: str) -> LivePr
         engine_ids=tuple(map(str, row.engine_ids[:_MOST_TOOLS])),
         age_s=(row.end_s if has_ended else now_s) - row.start_s,
         due_in_s=None if has_ended or math.isinf(row.due_s) else row.due_s - now_s,
-        parent_program_id=info.parent_program_id and info.parent_program_id.removeprefix(scope),
+        parent_program_id=info.parent_program_id and info.shown(info.parent_program_id),
         ended_ago_s=now_s - row.end_s if has_ended else None,
     )
 
 
 def _at_scheduler(call: CallRow, known: _Known) -> LiveCall | None:
-    """What the scheduler says of a call. Two programs may have chosen one call id, so the program must match, too."""
-    found = known.calls.get(call.identity.call_id)
-    return found if found is not None and found.program_id == call.identity.program_id else None
+    """What the scheduler says of a call. Two programs may have chosen one call id."""
+    return known.calls.get((call.identity.program_id, call.identity.call_id))
 
 
 def _account(call: CallRow, known: _Known) -> Account:

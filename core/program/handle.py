@@ -115,6 +115,7 @@ class Program(ReportedProgram):
             tags=tuple(map(plain_name, (tags,) if isinstance(tags, str) else tags)),
             metadata=MappingProxyType(dict(metadata or {})),
             graph=read_static_graph(graph) if graph is not None else None,
+            scope=ids.scope,
         )
         self._set_up(SharedState(info, ids), (ROOT,))
         self._enclosing_run()
@@ -132,8 +133,9 @@ class Program(ReportedProgram):
         self.deadline_s = shared.info.deadline_s
         self.tags = shared.info.tags
         self.metadata = shared.info.metadata
+        shown = shared.info.shown
         self.log: BoundLogger = get_logger().bind(
-            program=self.name, program_id=self.program_id, session_id=self.session_id
+            program=self.name, program_id=shown(self.program_id), session_id=shown(self.session_id)
         )
 
     # -- passing the program to a framework

@@ -14,7 +14,7 @@ from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.policies import PolicyConfig, registration
 from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.tool_times import MOST_LETTERS
-from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
+from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState, RunningTool
 from weft.core.process_table import ProcessTable
 from weft.core.program.observer import ProgramObserver
 from weft.core.routing.admission import check_timeout
@@ -188,7 +188,7 @@ class ProgramBackend(ABC):
             return
         self._observers.tool_started(program_id, started)
         if self._predicts:
-            name = tool[:MOST_LETTERS]
+            name = self._learned_name(program_id, started)
             self._messages.happened(ProgramEvent(EventKind.TOOL_STARTED, program_id, name, started.number))
 
     def tools_ended(self, program_id: ProgramId, runs: Collection[Hashable]) -> None:
@@ -199,8 +199,13 @@ class ProgramBackend(ABC):
         for tool in self.table.tools_ended(program_id, runs):
             self._observers.tool_ended(program_id, tool, now_s)
             if self._predicts:
-                kind, name, took_s = EventKind.TOOL_ENDED, tool.name[:MOST_LETTERS], now_s - tool.start_s
-                self._messages.happened(ProgramEvent(kind, program_id, name, tool.number, took_s))
+                name, took_s = self._learned_name(program_id, tool), now_s - tool.start_s
+                self._messages.happened(ProgramEvent(EventKind.TOOL_ENDED, program_id, name, tool.number, took_s))
+
+    def _learned_name(self, program_id: ProgramId, tool: RunningTool) -> str:
+        """The name by which schedulers learn how long a tool takes. No API key learns another one's times."""
+        row = self.table.get(program_id)
+        return f"{row.info.scope if row is not None else ''}{tool.name}"[:MOST_LETTERS]
 
     def call_announced(self, program_id: ProgramId) -> None:
         """A program's next call comes soon."""

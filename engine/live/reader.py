@@ -95,7 +95,7 @@ class LiveReader:
         """The state now.
 
         Args:
-            scope: Only of programs whose id begins so, which is then left out of all ids.
+            scope: Only of programs whose id begins so.
         """
         return await in_thread(await self._compose(scope))  # calls are served on this one
 

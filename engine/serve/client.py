@@ -27,6 +27,7 @@ from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
 from weft.engine.serve.requests import ServedRequest, ServedRequests
 from weft.engine.server.http_errors import error_status
+from weft.engine.server.identity import without_scope
 from weft.engine.vllm_compat.names import EngineDeadError, EngineGenerateError, RequestOutput, SamplingParams
 from weft.engine.vllm_compat.server_names import EngineClient, GracefulHTTPError
 
@@ -137,7 +138,8 @@ class ServedEngine(EngineClient):
                 request.failure = error
                 if isinstance(error, KeyLimitError):  # other calls of the request were within the limit
                     self.refused(refused_by(error), request.key)
-            raise GracefulHTTPError(str(error), HTTPStatus(error_status(error))) from error
+            message = str(error) if request is None else without_scope(str(error), request.key.scope)
+            raise GracefulHTTPError(message, HTTPStatus(error_status(error))) from error
 
     def encode(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
         self._refuse()

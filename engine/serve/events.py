@@ -59,7 +59,7 @@ def _happened(engine: AsyncMultiLLMEngine, programs: OpenPrograms, event: Progra
     if not programs.touch(program_id):
         return
     if event.kind is EventKind.TOOL_STARTED:
-        engine.tool_started(program_id, event.run, f"{scope}/{event.tool}")  # no key learns another one's times
+        engine.tool_started(program_id, event.run, event.tool)
     elif event.kind is EventKind.TOOL_ENDED:
         engine.tools_ended(program_id, (event.run,))
     else:

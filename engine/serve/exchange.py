@@ -29,6 +29,7 @@ from weft.engine.serve.requests import ServedRequest
 from weft.engine.server.arrivals import Arrivals
 from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.server.http_errors import error_body, error_code, error_for, error_headers, typed_error
+from weft.engine.server.identity import without_scope
 from weft.engine.wire.calls import check_shown
 
 _TOKENS: Final = "/inference/v1/generate"
@@ -141,21 +142,21 @@ class _ServedExchange(Exchange):
         holder[name] = {**(arguments or {}), REQUEST: self._key}
         return True
 
-    def _tenant(self, scoped: str | None) -> str | None:
+    def _tenant(self, named: str | None) -> str | None:
         """The tenant of a request's program. The scheduler divides its time among tenants, so who may name any tenant
         may take any share.
 
         Raises:
             InvalidRequestError: The client names one, and is not trusted.
         """
-        if self._client.tenant is None or scoped is None:
-            return scoped or self._client.tenant
+        if self._client.tenant is None or named is None:
+            return named or self._client.tenant
         if not self._client.is_trusted:
             raise InvalidRequestError(
                 "this API key has a tenant of its own: leave out weft-tenant and tenant. The server's operator can "
                 f"{self.trust_advice}."
             )
-        return self._client.tenant_of(scoped.partition("/")[2])
+        return named
 
     def take(self, request: dict[str, Any]) -> Refusal | None:
         del request
@@ -260,8 +261,9 @@ class _ServedExchange(Exchange):
 
     def _failure(self, error: WeftError) -> dict[str, Any]:
         """The body of an error, with ids as the client knows them."""
-        found: dict[str, Any] = json.loads(json.dumps(error_body(error)).replace(f"{self._id_scope}/", ""))
-        return found
+        body = error_body(error)
+        body["error"] = {name: without_scope(value, self._id_scope) for name, value in body["error"].items()}
+        return body
 
     def _note(self, answers: list[Mapping[str, Any]]) -> None:
         """Note answers before the client gets them, because it may go on at once."""

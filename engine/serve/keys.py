@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from weft.core.errors import InvalidIdError, KeyFileError
 from weft.core.ids import check_id
 from weft.core.log import get_logger
-from weft.engine.server.identity import NO_KEY, scope_of
+from weft.engine.server.identity import NO_KEY
+from weft.engine.wire.calls import SCOPE_LENGTH
 
-_OPERATOR: Final = "-"  # the scope of tenants' names, which the operator chooses and several keys may share
 _MOST_BYTES: Final = 16 << 20
 _EXAMPLE: Final = "docs/how-to/serve.md#api-keys shows such a file."
 
@@ -30,8 +30,9 @@ class ApiKey:
     """Who sends a request. It holds nothing secret.
 
     Attributes:
-        scope: What the ids of its programs and sessions begin with; no two keys have the same.
-        tenant: For whom its programs run, as the scheduler gets it; None: the client may say.
+        scope: What the ids of its programs and sessions begin with; no two keys have the same, and none says anything
+            of its key.
+        tenant: For whom its programs run; several keys may have one. None: the client may say.
         weight: Of the tenant's share under the policy `fair`.
         is_trusted: Whether its figures and its tenants are believed.
         max_calls: How many calls it may have in flight; None: as many as the server.
@@ -46,10 +47,6 @@ class ApiKey:
     max_calls: int | None = None
     max_programs: int | None = None
     max_body_bytes: int | None = None
-
-    def tenant_of(self, name: str) -> str:
-        """The tenant that a trusted client names, as the scheduler gets it."""
-        return f"{_OPERATOR}/{name}"
 
 
 class KeyRing:
@@ -95,10 +92,6 @@ def _secret_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return token.strip() if scheme.lower() == b"bearer" else found.get(b"x-api-key")
 
 
-def _scope_of(secret: bytes) -> str:
-    return scope_of([(b"authorization", b"bearer " + secret)])
-
-
 class _Entry(BaseModel):
     """A key in the file."""
 
@@ -141,8 +134,8 @@ def make_key_ring(plain: Sequence[str] = (), file: str | os.PathLike[str] | None
         except InvalidIdError as error:
             raise KeyFileError(f"API key {number}: {error}") from error
         keys[secret] = ApiKey(
-            scope=_scope_of(secret.encode()),
-            tenant=f"{_OPERATOR}/{tenant}",
+            scope=secrets.token_hex((SCOPE_LENGTH - 1) // 2),
+            tenant=tenant,
             weight=weights.get(tenant, 1.0),
             is_trusted=entry.trusted,
             max_calls=entry.max_calls,

@@ -178,6 +178,7 @@ class _GivenIds(IdSource):
         super().__init__()
         self._program_id = program_id
         self._session_id = session_id
+        self.scope = f"{_scope_of(program_id)}/"
 
     def program(self) -> ProgramId:
         return self._program_id

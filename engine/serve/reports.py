@@ -19,6 +19,7 @@ def report_of(call: InFlight, scope: str) -> dict[str, Any]:
     return {
         **call.report(),
         "program_id": identity.program_id.removeprefix(prefix),
+        "thread_id": identity.thread_id.removeprefix(prefix),
         "call_id": identity.call_id.removeprefix(prefix),
         "parents": [parent.removeprefix(prefix) for parent in identity.parents],
     }

@@ -70,7 +70,7 @@ def _shown(program: Program) -> dict[str, Any]:
     return {
         "program_id": program.program_id.partition("/")[2],
         "name": program.name,
-        "tenant": program.tenant and program.tenant.partition("/")[2],
+        "tenant": program.tenant,
         "state": str(program.state),
         "calls": row.calls if row is not None else 0,
         "calls_in_flight": len(row.in_flight) if row is not None else 0,

@@ -22,6 +22,7 @@ from prometheus_client import REGISTRY
 from uvicorn.logging import DefaultFormatter
 
 from weft.core.errors import EngineStartError
+from weft.core.routing.refusals import Refused
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve.auth import Authenticate
 from weft.engine.serve.client import ServedEngine
@@ -95,19 +96,26 @@ async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) 
     app = build_app(options, tasks, served.model_config)
     await init_app_state(served, app.state, options, tasks)
     add_routes(app, served)
-    guarded: App = Authenticate(  # outside all that vLLM adds
-        ServeRequests(app, served),
-        keys,
-        options.root_path or "",
-        on_refused=lambda reason: served.refused(reason, None),
-    )
-    if not keys:
-        guarded = RefuseForeignPages(
-            guarded, options.host, options.allowed_origins, on_refused=lambda reason: served.refused(reason, None)
-        )
-    server = uvicorn.Server(uvicorn_config(guarded, options))
+    server = uvicorn.Server(uvicorn_config(guarded(app, served, options, keys), options))
     app.state.server = server  # vLLM's handlers of errors would stop it if the engine were dead
     return served, server
+
+
+def guarded(app: App, served: ServedEngine, options: Namespace, keys: KeyRing) -> App:
+    """An application behind the server's guards, which are outside all that vLLM adds.
+
+    Args:
+        app: The application.
+        served: Runs its calls.
+        options: vLLM's: the host, the root path, and the origins whose pages are trusted.
+        keys: Of the clients that are served.
+    """
+
+    def note(reason: Refused) -> None:
+        served.refused(reason, None)
+
+    inner: App = Authenticate(ServeRequests(app, served), keys, options.root_path or "", on_refused=note)
+    return inner if keys else RefuseForeignPages(inner, options.host, options.allowed_origins, on_refused=note)
 
 
 def uvicorn_config(app: App, options: Namespace) -> uvicorn.Config:

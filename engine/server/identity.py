@@ -2,13 +2,16 @@
 apart.
 
 Ids are names that clients choose, and a client may guess another's. So each id of a program, session or tenant gets a
-prefix, its *scope*: a digest of the API key of the request. Clients with different keys then never share a program.
+prefix, its *scope*, which no answer, metric or span shows. Clients with different keys then never share a program.
+Under vLLM's server, whose processes share nothing, the scope is a digest of the request's API key. `weft serve` draws
+one for each key when it starts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -52,6 +55,13 @@ def scope_headers(headers: Headers, scope: str) -> Headers:
         else (name, value)
         for name, value in headers
     ]
+
+
+def without_scope(value: object, scope: str) -> Any:
+    """What an error says, a text or an object of texts, with ids as the client knows them."""
+    if isinstance(value, dict):
+        return {name: without_scope(each, scope) for name, each in value.items()}
+    return re.sub(rf"(?<![^\s'\"(]){re.escape(scope)}/", "", value) if isinstance(value, str) else value
 
 
 def without_session(headers: Headers) -> Headers:

@@ -105,7 +105,8 @@ class ProgramSpans(ProgramObserver):
         with self._lock:
             program = self._open.get(info.program_id)
             if program is None:
-                program = self._open[info.program_id] = _Open(self._start_program(info.program_id, self._parent(info)))
+                span = self._start_program(info, info.program_id, self._parent(info))
+                program = self._open[info.program_id] = _Open(span)
             program.info = info
             program.span.update_name(f"invoke_workflow {info.name}")
             program.span.set_attributes(_program_attributes(info))
@@ -120,12 +121,12 @@ class ProgramSpans(ProgramObserver):
             return set_span_in_context(NonRecordingSpan(self._ended[outer_id]), Context())
         outer = self._open.get(outer_id)
         if outer is None:  # it has made no call yet
-            outer = self._open[outer_id] = _Open(self._start_program(outer_id, Context()))
+            outer = self._open[outer_id] = _Open(self._start_program(info, outer_id, Context()))
         outer.inner += 1
         return outer.context
 
-    def _start_program(self, program_id: ProgramId, context: Context) -> Span:
-        attributes = {_OPERATION: "invoke_workflow", "weft.program.id": program_id}
+    def _start_program(self, info: ProgramInfo, program_id: ProgramId, context: Context) -> Span:
+        attributes = {_OPERATION: "invoke_workflow", "weft.program.id": info.shown(program_id)}
         return self._tracer.start_span("invoke_workflow", context, SpanKind.INTERNAL, attributes)
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
@@ -180,13 +181,14 @@ class ProgramSpans(ProgramObserver):
                 program.calls[identity.call_id] = self._start_call(program, identity, model, label)
 
     def _start_call(self, program: _Open, identity: CallIdentity, model: str, label: str = "") -> Span:
+        shown = program.info.shown if program.info is not None else str
         attributes: dict[str, AttributeValue] = {
             **_ids(program.info),
             **self._server,
             _OPERATION: "chat",
-            "weft.thread.id": identity.thread_id,
-            "weft.call.id": identity.call_id,
-            "weft.call.parents": identity.parents,
+            "weft.thread.id": shown(identity.thread_id),
+            "weft.call.id": shown(identity.call_id),
+            "weft.call.parents": tuple(map(shown, identity.parents)),
         }
         if label:
             attributes["gen_ai.agent.name"] = label
@@ -250,8 +252,8 @@ def _ids(info: ProgramInfo | None) -> dict[str, AttributeValue]:
         return dict(_PROVIDER)
     ids: dict[str, AttributeValue] = {
         **_PROVIDER,
-        "gen_ai.conversation.id": info.session_id,
-        "weft.program.id": info.program_id,
+        "gen_ai.conversation.id": info.shown(info.session_id),
+        "weft.program.id": info.shown(info.program_id),
         "weft.program.name": info.name,
     }
     return ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import AsyncGenerator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,10 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from weft.engine.serve.auth import Authenticate
 from weft.engine.serve.client import ServedEngine
-from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import KeyRing, make_key_ring
 from weft.engine.serve.routes import add_routes
+from weft.engine.serve.server import guarded
 from weft.engine.telemetry.collector import MetricsCollector
 from weft.engine.vllm_compat.server_names import GracefulHTTPError
 from weft.testing import ScriptedEngine
@@ -79,12 +79,9 @@ class Doors:
         app.post(CHAT)(self._chat)
         app.get("/metrics")(self._metrics)
         add_routes(app, self.served)
-        guarded = Authenticate(
-            ServeRequests(app, self.served), self.keys, on_refused=lambda reason: self.served.refused(reason, None)
-        )
-        self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(guarded, client=("127.0.0.1", 5)), base_url="http://localhost:8000"
-        )
+        options = Namespace(host=None, root_path=None, allowed_origins=["*"])
+        transport = httpx.ASGITransport(guarded(app, self.served, options, self.keys), client=("127.0.0.1", 5))
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost:8000")
 
     async def _stop(self) -> None:
         self.served.stop()
@@ -98,7 +95,7 @@ class Doors:
             async for _output in self.served.generate({"prompt_token_ids": [1]}, params, "req-1"):
                 pass
         except GracefulHTTPError as error:
-            return JSONResponse({"error": {"message": str(error), "type": "error"}}, error.status_code.value)
+            return JSONResponse({"error": {"message": str(error), "type": "error"}}, error.http_status.value)
         return JSONResponse({"id": "chatcmpl-1", "choices": [{"index": 0, "message": {"content": "yes"}}]})
 
     def _metrics(self) -> Response:

@@ -141,7 +141,7 @@ def test_what_says_less_than_an_id_is_evidence() -> None:
     )
     assert isinstance(evidence, Evidence)
     assert (evidence.previous_response_id, evidence.prompt_cache_key) == ("resp_1", "key")
-    assert (evidence.trace_id, evidence.program_name, evidence.tenant) == (TRACE, "coder", "-/team")
+    assert (evidence.trace_id, evidence.program_name, evidence.tenant) == (TRACE, "coder", "team")
 
 
 @pytest.mark.parametrize(

@@ -141,11 +141,29 @@ def test_of_many_programs_those_used_last_are_shown() -> None:
 
 def test_a_scope_hides_other_programs_and_itself() -> None:
     """A key sees its own programs, by the ids that it has given them."""
-    table = opened("k1/p", "k2/p", "k1/ended")
+    table = ProcessTable()
+    for name in ("k1/p", "k2/p", "k1/ended"):
+        table.open(ProgramInfo(ProgramId(name), SessionId(f"{name}-s"), name, scope=name[:3]), 0.0)
     table.close(ProgramId("k1/ended"), ProgramState.FINISHED, 5.0)
     state = state_of(table, scope="k1/")
-    assert [each.program_id for each in (*state.programs, *state.ended)] == ["p", "ended"]
+    assert [(each.program_id, each.session_id) for each in (*state.programs, *state.ended)] == [
+        ("p", "p-s"),
+        ("ended", "ended-s"),
+    ]
     assert state.programs_total == 1
+
+
+def test_calls_of_one_id_are_told_apart_by_their_programs() -> None:
+    """Clients choose the ids of calls."""
+    table = opened("p", "q")
+    for program in ("p", "q"):
+        arrive(table, program, "c")
+    calls = [
+        LiveCall(CallId("c"), ProgramId(program), None, runs, 0.0, 0.0, 0, 0)
+        for program, runs in (("p", True), ("q", False))
+    ]
+    state = state_of(table, replica(*calls, running=1))
+    assert [(each.program_id, each.state) for each in state.programs] == [("p", "running"), ("q", "waiting")]
 
 
 def test_a_long_name_is_cut_off() -> None:

@@ -82,7 +82,7 @@ def test_a_request_with_a_key_passes() -> None:
     """The application learns who asks."""
     (key,) = Asked("/any", [(b"x-api-key", b"sk-a")]).keys
     assert key is not None
-    assert key.tenant == "-/key-1"
+    assert key.tenant == "key-1"
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))

@@ -50,7 +50,7 @@ def tools(program: Program) -> list[str]:
 async def test_a_tool_runs_in_the_program_of_its_key(clients: Clients) -> None:
     """Another key's program of the same id hears nothing; the tool ends by its number."""
     mine, others = await clients.open("me"), await clients.open("you")
-    for kind, shown in ((EventKind.TOOL_STARTED, ["me/search"]), (EventKind.TOOL_ENDED, [])):
+    for kind, shown in ((EventKind.TOOL_STARTED, ["search"]), (EventKind.TOOL_ENDED, [])):
         clients.say("me", encode_control(ProgramEvents((ProgramEvent(kind, ProgramId("p"), "search", 7),))))
         assert (tools(mine), tools(others)) == (shown, [])
     mine.end()

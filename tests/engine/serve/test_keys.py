@@ -41,13 +41,13 @@ def test_a_file_gives_each_key_its_tenant_weight_and_limits(tmp_path: Path) -> N
     ring = make_key_ring(file=written(tmp_path, FILE))
     first, second, third = (ring.find([(b"authorization", b"Bearer sk-" + name)]) for name in (b"a", b"b", b"c"))
     assert first is not None
-    assert first == ApiKey(first.scope, "-/research", 2.0, True, 3, 4, 1000)
+    assert first == ApiKey(first.scope, "research", 2.0, True, 3, 4, 1000)
     assert second is not None
     assert third is not None
-    assert (second.tenant, second.weight, second.is_trusted, second.max_calls) == ("-/research", 2.0, False, None)
-    assert third.tenant == "-/key-3"
+    assert (second.tenant, second.weight, second.is_trusted, second.max_calls) == ("research", 2.0, False, None)
+    assert third.tenant == "key-3"
     assert len({first.scope, second.scope, third.scope}) == 3
-    assert ring.weights == {"-/research": 2.0}
+    assert ring.weights == {"research": 2.0}
 
 
 def test_openais_and_anthropics_header_name_the_same_key() -> None:

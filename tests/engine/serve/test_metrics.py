@@ -68,9 +68,9 @@ def test_requests_that_were_refused_are_counted(served: Served) -> None:
     requests: tuple[tuple[int, str, str, dict[str, str], dict[str, object]], ...] = (
         (401, "no_api_key", "", {}, CALL),
         (401, "wrong_api_key", "", {"authorization": "Bearer key-unknown"}, CALL),
-        (413, "max_body_bytes", "-/guests", limited, {**CALL, "user": "x" * LIMITED_BYTES}),
-        (400, "malformed", "-/guests", {**limited, "weft-program-id": "x" * 300}, CALL),
-        (429, "max_calls", "-/guests", limited, many),
+        (413, "max_body_bytes", "guests", limited, {**CALL, "user": "x" * LIMITED_BYTES}),
+        (400, "malformed", "guests", {**limited, "weft-program-id": "x" * 300}, CALL),
+        (429, "max_calls", "guests", limited, many),
     )
     before = metrics(served)
     for status, _reason, _tenant, headers, body in requests:
