@@ -136,13 +136,13 @@ class SchedulerMessages:
 
     async def _settle(self, calls: tuple[AbortedCall, ...]) -> None:
         """Correct the cost of aborted calls. A call that no scheduler knows never reached one."""
-        waiting = {call.row.identity.call_id: call for call in calls}
+        waiting = {(call.row.identity.program_id, call.row.identity.call_id): call for call in calls}
         for _ in range(_ASKED):
             answers = await self._send(encode_control(AbortedCalls(tuple(waiting))))
             for answer in answers or ():
-                for call_id, account in read_aborted(answer).items():
-                    program, row = waiting.pop(call_id)
+                for key, account in read_aborted(answer).items():
+                    program, row = waiting.pop(key)
                     self._table.settle(row, account)
-                    program.call_settled(call_id, row.account)
+                    program.call_settled(row.identity.call_id, row.account)
             if not waiting:
                 return

@@ -12,7 +12,14 @@ from weft.engine.scheduler.aborted import AbortedAccounts
 from weft.engine.scheduler.call_table import CallTable
 from weft.engine.scheduler.kv_accounts import KvAccounts
 from weft.engine.scheduler.live import LiveView
-from weft.engine.wire.answers import Learned, encode_kv_stats, encode_learned, encode_schedule_stats, encode_state
+from weft.engine.wire.answers import (
+    Learned,
+    encode_aborted,
+    encode_kv_stats,
+    encode_learned,
+    encode_schedule_stats,
+    encode_state,
+)
 from weft.engine.wire.control import (
     AbortedCalls,
     EventKind,
@@ -90,8 +97,8 @@ class ControlHandler:
                 for event in events:
                     if (view := self._table.view(event.program_id)) is not None:
                         self._take_event(event, view, now_s)
-            case AbortedCalls(call_ids):
-                return {"aborted": self._aborted.take(call_ids)}
+            case AbortedCalls(calls):
+                return encode_aborted(self._aborted.take(calls))
             case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:
                 return self._answer(question, now_s)
         return {}

@@ -200,7 +200,7 @@ class WeftScheduler(AsyncScheduler):
             self._left[request.request_id] = ledger
             is_aborted = ledger.sequences == 0 and request.status == RequestStatus.FINISHED_ABORTED
             if is_aborted and self._has_own_client and self._table.knows(ledger.program_id):
-                self._aborted.add(ledger.call_id, ledger.program_id, ledger.encode())
+                self._aborted.add((ledger.program_id, ledger.call_id), ledger.encode())
         return super()._free_request(request, delay_free_blocks)
 
     def _kv_of(self, request: Request, entry: Entry) -> CallKv:
@@ -233,7 +233,7 @@ class WeftScheduler(AsyncScheduler):
     def _take_back(self, calls: Iterable[CallKey], most: int) -> dict[str, Any]:
         taken = not_begun(self.waiting, self._entries, calls, most)
         self.finish_requests(list(taken.values()), RequestStatus.FINISHED_ABORTED)
-        self._aborted.take([call_id for _, call_id in taken])  # another engine accounts for them
+        self._aborted.take(taken)  # another engine accounts for them
         return {"taken": [list(call) for call in taken], "waiting": len(self.waiting)}
 
     # -- one step

@@ -12,17 +12,23 @@ from weft.core.kv_cache.stats import COUNTS, KvStats, ToolStats
 from weft.core.live import LiveCall, ProgramKv, SchedulerState
 from weft.core.policies.history import ProgramEnd
 from weft.core.policies.queues.levels import LevelStats, ScheduleStats
-from weft.engine.wire.reports import decode_account
+from weft.engine.wire.control import CallKey
+from weft.engine.wire.reports import CallAccount, decode_account
 
 
-def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallId, Account]:
+def encode_aborted(accounts: Mapping[CallKey, CallAccount]) -> dict[str, Any]:
+    """A scheduler's answer to `AbortedCalls`."""
+    return {"aborted": [[*call, account] for call, account in accounts.items()]}
+
+
+def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallKey, Account]:
     """Read a scheduler's answer to `AbortedCalls`: the accounts of those that it knows; the tokens are not counted.
 
     Args:
         answer: The answer. None: There was none, because the scheduler's process does not run.
     """
-    accounts = (answer or {}).get("aborted") or {}
-    return {CallId(call_id): decode_account(account) for call_id, account in accounts.items()}
+    accounts = (answer or {}).get("aborted") or ()
+    return {(ProgramId(program), CallId(call)): decode_account(account) for program, call, account in accounts}
 
 
 class Learned(NamedTuple):

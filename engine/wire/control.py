@@ -47,10 +47,13 @@ class ProgramEvents(NamedTuple):
     events: tuple[ProgramEvent, ...]
 
 
+CallKey = tuple[ProgramId, CallId]  # clients choose call ids, and two programs may choose the same
+
+
 class AbortedCalls(NamedTuple):
     """A control message: these calls were aborted. The scheduler answers with their accounts."""
 
-    call_ids: tuple[CallId, ...]
+    calls: tuple[CallKey, ...]
 
 
 class UseHistory(NamedTuple):
@@ -76,9 +79,6 @@ class TakeScheduleStats(NamedTuple):
 
 class TakeState(NamedTuple):
     """A control message: the scheduler answers with its `SchedulerState`."""
-
-
-CallKey = tuple[ProgramId, CallId]  # clients choose call ids, and two programs may choose the same
 
 
 class TakeBack(NamedTuple):
@@ -114,7 +114,7 @@ def encode_control(message: Control | Ping) -> dict[str, Any]:
     if isinstance(message, ProgramEvents):
         return {"type": "program_events", "events": [[str(each.kind), *each[1:]] for each in message.events]}
     if isinstance(message, AbortedCalls):
-        return {"type": "aborted_calls", "call_ids": list(message.call_ids)}
+        return {"type": "aborted_calls", "calls": [list(each) for each in message.calls]}
     if isinstance(message, UseHistory):
         return {"type": "use_history", "history": message.history}
     if isinstance(message, TakeBack):
@@ -135,22 +135,20 @@ def decode_control(data: object) -> Control | None:
             found = map(_event, rows) if isinstance(rows, list | tuple) else ()
             control = ProgramEvents(tuple(each for each in found if each is not None))
         case "aborted_calls":
-            control = AbortedCalls(tuple(CallId(each) for each in strings(data.get("call_ids"))))
+            control = AbortedCalls(_call_keys(data.get("calls")))
         case "use_history":
             history = data.get("history")
             control = UseHistory(history) if isinstance(history, str) else None
         case "take_back":
-            control = _take_back(data)
+            control = TakeBack(_call_keys(data.get("calls")), count(data.get("most")))
         case str(kind) if kind in _QUESTIONS:
             control = _QUESTIONS[kind]()
     return control
 
 
-def _take_back(data: Mapping[Any, Any]) -> TakeBack:
-    calls, most = data.get("calls"), data.get("most")
+def _call_keys(calls: object) -> tuple[CallKey, ...]:
     pairs = [list(strings(each)) for each in calls] if isinstance(calls, list | tuple) else []
-    found = tuple((ProgramId(each[0]), CallId(each[1])) for each in pairs if len(each) == 2)
-    return TakeBack(found, count(most))
+    return tuple((ProgramId(each[0]), CallId(each[1])) for each in pairs if len(each) == 2)
 
 
 def _event(row: object) -> ProgramEvent | None:

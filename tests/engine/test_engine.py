@@ -229,9 +229,11 @@ async def test_the_cost_of_calls_that_stop_strings_end_reaches_the_table(
         assert program.row.account.service_s == pytest.approx(sum(settled.values()))
         assert {node.call_id: node.account.service_s for node in program.graph.calls} == pytest.approx(settled)
         engine.table.check_integrity()
-        question = encode_control(AbortedCalls(tuple(node.call_id for node in program.graph.calls)))
+        question = encode_control(
+            AbortedCalls(tuple((program.program_id, node.call_id) for node in program.graph.calls))
+        )
         answer = await asyncio.wrap_future(engine._loop.submit(send_to_scheduler(engine._llm, question)))
-        assert answer == {"aborted": {}}
+        assert answer == {"aborted": []}
 
 
 # -- streaming and sync

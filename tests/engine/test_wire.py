@@ -23,6 +23,7 @@ from weft.core.policies.queues.levels import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
 from weft.engine.wire.answers import (
     Learned,
+    encode_aborted,
     encode_kv_stats,
     encode_learned,
     encode_schedule_stats,
@@ -304,7 +305,7 @@ def test_an_output_without_a_report_has_none(params: dict[str, Any] | None) -> N
     "message",
     [
         ProgramsEnded((ProgramId("a"), ProgramId("b")), (ProgramId("c"),), (ProgramId("a"),), (ProgramId("b"),)),
-        AbortedCalls((CallId("c"), CallId("d"))),
+        AbortedCalls(((ProgramId("p"), CallId("c")), (ProgramId("q"), CallId("c")))),
         ProgramEvents(
             (
                 ProgramEvent(EventKind.TOOL_STARTED, ProgramId("a"), "search", 7),
@@ -333,7 +334,7 @@ def test_a_strange_control_message_is_ignored(message: object) -> None:
     assert ended in (None, ProgramsEnded(()))
     assert decode_control({"type": "use_history", "history": message}) in (None, UseHistory(str(message)))
     assert decode_control({"type": "programs_ended", "program_ids": message}) is not None
-    assert decode_control({"type": "aborted_calls", "call_ids": message}) is not None
+    assert decode_control({"type": "aborted_calls", "calls": message}) is not None
     assert decode_control({"type": "take_back", "calls": message, "most": message}) is not None
     assert decode_control({"type": "program_events", "events": message}) == ProgramEvents(())
     assert decode_control({"type": "program_events", "events": [message]}) == ProgramEvents(())
@@ -342,8 +343,10 @@ def test_a_strange_control_message_is_ignored(message: object) -> None:
 def test_accounts_of_aborted_calls_come_back() -> None:
     """A scheduler answers with what it knows. A replica that does not run gives no answer."""
     account = Account(1.5, 2.5, 3, swapped_tokens=4, recomputed_tokens=5)
-    assert read_aborted({"aborted": {"c": encode_account(account)}}) == {"c": account}
-    assert read_aborted({"aborted": {}}) == read_aborted({"ended": 1}) == read_aborted(None) == {}
+    held = {(ProgramId(program), CallId("c")): encode_account(account) for program in "pq"}
+    answer = json.loads(json.dumps(encode_aborted(held)))
+    assert read_aborted(answer) == {("p", "c"): account, ("q", "c"): account}
+    assert read_aborted(encode_aborted({})) == read_aborted({"ended": 1}) == read_aborted(None) == {}
 
 
 def test_what_a_policy_has_learned_comes_back() -> None:

@@ -18,7 +18,8 @@ from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.engine.frontend.scheduler_messages import AbortedCall, SchedulerMessages
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.wire.control import EventKind, ProgramEvent, ProgramEvents, decode_control
+from weft.engine.wire.answers import encode_aborted
+from weft.engine.wire.control import CallKey, EventKind, ProgramEvent, ProgramEvents, decode_control
 from weft.engine.wire.reports import encode_account
 
 pytestmark = pytest.mark.anyio
@@ -37,8 +38,8 @@ class Schedulers:
     def __init__(self, loop: LoopThread) -> None:
         self.table = ProcessTable()
         self.messages: list[Mapping[str, Any]] = []
-        self.accounts: dict[str, Account] = {}
-        self.late: dict[str, Account] = {}  # accounts of calls whose aborts come after the next question
+        self.accounts: dict[CallKey, Account] = {}
+        self.late: dict[CallKey, Account] = {}  # accounts of calls whose aborts come after the next question
         self.answers = asyncio.Event()
         self.answers.set()
         self.fails = False
@@ -53,9 +54,10 @@ class Schedulers:
             return [{}, None]
         if message["type"] == "programs_ended":
             return [{"ended": 0}, None]
-        found = {key: encode_account(self.accounts.pop(key)) for key in message["call_ids"] if key in self.accounts}
+        keys = [key for key in map(tuple, message["calls"]) if key in self.accounts]
+        found = {key: encode_account(self.accounts.pop(key)) for key in keys}
         self.accounts |= self.late
-        return [None, {"aborted": found}]
+        return [None, encode_aborted(found)]
 
     def aborted_call(self, program: Program, service_s: float) -> AbortedCall:
         """A call that has left with this service so far."""
@@ -68,6 +70,10 @@ class Schedulers:
         return AbortedCall(program, row)
 
 
+def key_of(call: AbortedCall) -> CallKey:
+    return call.row.identity.program_id, call.row.identity.call_id
+
+
 @pytest.fixture
 def it(loop: LoopThread) -> Schedulers:
     return Schedulers(loop)
@@ -78,7 +84,7 @@ async def test_the_table_and_the_graph_get_the_final_account(it: Schedulers) -> 
     program = Program()
     it.table.open(program._shared.info, 0.0)
     call = it.aborted_call(program, 1.0)
-    it.accounts[call.row.identity.call_id] = Account(3.0)
+    it.accounts[key_of(call)] = Account(3.0)
     it.under_test.call_aborted(call)
     await until(lambda: it.under_test.is_idle)
     row = it.table.get(program.program_id)
@@ -93,14 +99,14 @@ async def test_a_question_that_overtakes_an_abort_is_repeated_once(it: Scheduler
     program = Program()
     it.table.open(program._shared.info, 0.0)
     late, unknown = it.aborted_call(program, 1.0), it.aborted_call(program, 0.0)
-    it.late[late.row.identity.call_id] = Account(2.0)
+    it.late[key_of(late)] = Account(2.0)
     it.under_test.call_aborted(late)
     it.under_test.call_aborted(unknown)
     await until(lambda: it.under_test.is_idle)
     row = it.table.get(program.program_id)
     assert row is not None
     assert row.account.service_s == 2.0
-    assert sum(unknown.row.identity.call_id in message["call_ids"] for message in it.messages) == 2
+    assert sum(list(key_of(unknown)) in message["calls"] for message in it.messages) == 2
 
 
 async def test_what_comes_while_a_message_is_under_way_shares_the_next_one(loop: LoopThread, it: Schedulers) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weft.core.accounts import Account
 from weft.core.ids import CallId, ProgramId
 from weft.engine.wire.answers import read_aborted
-from weft.engine.wire.control import AbortedCalls, ProgramsEnded, encode_control
+from weft.engine.wire.control import AbortedCalls, CallKey, ProgramsEnded, encode_control
 from weft.engine.wire.reports import encode_account
 
 aborted = pytest.importorskip("weft.engine.scheduler.aborted", reason="its package imports vLLM")
@@ -21,8 +21,8 @@ aborted = pytest.importorskip("weft.engine.scheduler.aborted", reason="its packa
 pytestmark = pytest.mark.engine
 
 Make = Callable[..., Any]
-CALLS = [CallId(f"c{n}") for n in range(8)]
 PROGRAMS = [ProgramId(f"p{n}") for n in range(3)]
+CALLS = [(program, CallId(f"c{n}")) for program in PROGRAMS for n in range(4)]
 
 
 @pytest.fixture
@@ -39,8 +39,28 @@ def make(tmp_path: Path) -> Make:
 
 
 def asked(h: Any, *calls: str) -> dict[CallId, Account]:
-    """The scheduler's answer to a question for the accounts of calls."""
-    return read_aborted(h.scheduler(encode_control(AbortedCalls(tuple(map(CallId, calls))))))
+    """The scheduler's answer to a question for the accounts of calls, each of which is of one program here."""
+    keys = tuple((ProgramId(program), CallId(call)) for program in ("p", "over", "open") for call in calls)
+    return {call: account for (_program, call), account in read_aborted(question(h, *keys)).items()}
+
+
+def question(h: Any, *calls: CallKey) -> Any:
+    return h.scheduler(encode_control(AbortedCalls(calls)))
+
+
+def test_two_programs_may_choose_one_call_id(make: Make) -> None:
+    """Each program gets the account of its own call."""
+    h = make(slots=1)
+    for number, program in enumerate(("p", "q")):
+        h.add(f"r{number}", program_id=program, call_id="c", max_tokens=30)
+    for _ in range(3):
+        h.step()
+    h.abort("r0")
+    h.abort("r1")
+    h.run()
+    keys = ((ProgramId("p"), CallId("c")), (ProgramId("q"), CallId("c")))
+    assert read_aborted(question(h, *keys)) == {keys[0]: Account(service_s=3.0), keys[1]: Account(wait_s=3.0)}
+    assert len(h.scheduler._aborted) == 0
 
 
 def test_the_front_end_gets_the_account_of_an_aborted_call_once(make: Make) -> None:
@@ -103,7 +123,7 @@ def test_calls_of_other_clients_are_not_held(make: Make) -> None:
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("add"), st.sampled_from(CALLS), st.sampled_from(PROGRAMS), st.integers(0, 9)),
+            st.tuples(st.just("add"), st.sampled_from(CALLS), st.integers(0, 9)),
             st.tuples(st.just("take"), st.lists(st.sampled_from(CALLS))),
             st.tuples(st.just("forget"), st.lists(st.sampled_from(PROGRAMS))),
         )
@@ -111,21 +131,21 @@ def test_calls_of_other_clients_are_not_held(make: Make) -> None:
 )
 def test_the_accounts_agree_with_a_naive_list(steps: list[Any]) -> None:
     """After any sequence of aborts, questions and ends, no account is given twice or kept beyond its bound."""
-    held, naive, dropped = aborted.AbortedAccounts(most=4), list[tuple[CallId, ProgramId, Any]](), 0
+    held, naive, dropped = aborted.AbortedAccounts(most=4), list[tuple[CallKey, Any]](), 0
     for what, *arguments in steps:
         if what == "add":
-            call_id, program_id, seconds = arguments
-            if call_id in {each[0] for each in naive}:  # ids are used once
+            call, seconds = arguments
+            if call in {each[0] for each in naive}:  # a program uses an id once
                 continue
             account = encode_account(Account(float(seconds)))
-            held.add(call_id, program_id, account)
-            naive.append((call_id, program_id, account))
+            held.add(call, account)
+            naive.append((call, account))
             dropped += len(naive) > 4
             naive = naive[-4:]
         elif what == "take":
-            assert held.take(arguments[0]) == {call: account for call, _, account in naive if call in arguments[0]}
+            assert held.take(arguments[0]) == {call: account for call, account in naive if call in arguments[0]}
             naive = [each for each in naive if each[0] not in arguments[0]]
         else:
             held.forget(arguments[0])
-            naive = [each for each in naive if each[1] not in arguments[0]]
+            naive = [each for each in naive if each[0][0] not in arguments[0]]
         assert (len(held), held.dropped) == (len(naive), dropped)
