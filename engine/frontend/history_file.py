@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,8 +22,8 @@ class HistoryFile:
     """A history in memory, and its file. Any thread may use it.
 
     A file that is damaged, or of a newer version, is set aside with a warning, and a new history begins. The file is
-    replaced as a whole, so a crash leaves the old one or the new one. Of two engines that share a file, the last one
-    to write wins.
+    replaced as a whole, so a crash leaves the old one or the new one. Only its user may read it. Of two engines that
+    share a file, the last one to write wins.
 
     Args:
         path: The file. It is created if it does not exist.
@@ -99,13 +100,14 @@ class HistoryFile:
         learned = self.graphs.learned
         if self._is_saved and learned == self._saved_graphs:
             return
-        new = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        # A name that nobody can guess, and a file that was not there: others may have links in the folder.
+        number, new = tempfile.mkstemp(".new", f"{self._path.name}.", self._path.parent)
         try:
-            with new.open("w", encoding="utf-8") as file:
+            with os.fdopen(number, "w", encoding="utf-8") as file:
                 file.write(self._history.to_json())
                 file.flush()
                 os.fsync(file.fileno())
-            new.replace(self._path)
+            Path(new).replace(self._path)
         finally:
-            new.unlink(missing_ok=True)
+            Path(new).unlink(missing_ok=True)
         self._is_saved, self._saved_graphs = True, learned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -34,6 +35,34 @@ def test_the_next_start_begins_with_what_was_saved(path: Path) -> None:
         file.save()
         assert History.from_json(path.read_bytes())["model"].all.ended == 5 * (number + 1)
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_links_in_the_folder_of_a_history_are_not_followed(path: Path) -> None:
+    """Others may write into that folder, and must not make an engine write into a file of its user."""
+    victim = path.parent / "victim"
+    victim.write_text("precious")
+    for name in (f"{path.name}.{os.getpid()}.new", f"{path.name}.new"):
+        (path.parent / name).symlink_to(victim)
+    names = set(path.parent.iterdir())
+    file = HistoryFile(path)
+    file.add("model", ENDS)
+    file.save()
+    assert victim.read_text() == "precious"
+    assert set(path.parent.iterdir()) - names == {path}
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_new_file_has_a_name_that_nobody_can_guess(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It differs from one save to the next."""
+    names = list[str]()
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, target: names.append(self.name) or replace(self, target))
+    for number in range(3):
+        file = HistoryFile(path)
+        file.add("model", ENDS[number:])
+        file.save()
+    assert len(set(names)) == len(names) >= 4
+    assert all(re.fullmatch(r"weft-history\.json\.\w{8}\.new", name) for name in names)
 
 
 @pytest.mark.parametrize(
