@@ -96,11 +96,10 @@ def engine(tiny_model: Path) -> Iterator[weft.Engine]:
 
 @pytest.fixture(autouse=True)
 def _check_that_the_table_is_empty(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails if a program outlives the test."""
+    """Fails if a program outlives the test. A module's own `engine` is checked, too."""
+    engine = request.getfixturevalue("engine") if "engine" in request.fixturenames else None
     yield
-    if "engine" in request.fixturenames:
-        engine = request.getfixturevalue("engine")
-        if engine.is_alive:
-            engine.table.check_integrity()
-            assert len(engine.table) == 0
-            assert engine.sessions == {}
+    if engine is not None and engine.is_alive:
+        engine.table.check_integrity()
+        assert len(engine.table) == 0
+        assert engine.sessions == {}

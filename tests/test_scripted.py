@@ -182,6 +182,27 @@ async def test_an_answer_is_streamed_by_words(scripted_engine: MakeEngine) -> No
     assert [chunk["weft"]["output_tokens"] for chunk in chunks if "weft" in chunk] == [2]
 
 
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"max_tokens": 1_000_000}, ContextLengthError),
+        ({"max_completion_tokens": 8}, ContextLengthError),
+        ({"messages": user("one two three four five six seven eight")["messages"]}, ContextLengthError),
+        ({"max_tokens": "many"}, InvalidRequestError),
+        ({"max_tokens": 0}, InvalidRequestError),
+    ],
+)
+async def test_limits_that_vllm_refuses_are_refused(
+    scripted_engine: MakeEngine, fields: dict[str, Any], error: type[Exception]
+) -> None:
+    """A call that does not fit into the context, or whose limit is no number, fails without taking a reply."""
+    engine = scripted_engine(["fits"], max_model_len=8)
+    with weft.Program("p") as program:
+        with pytest.raises(error):
+            await ask(engine, program, **fields)
+        assert (await ask(engine, program, max_tokens=7))["choices"][0]["message"]["content"] == "fits"
+
+
 async def test_max_tokens_cuts_an_answer(scripted_engine: MakeEngine) -> None:
     """An agent that must handle a cut answer can be tested."""
     with weft.Program("p") as program:

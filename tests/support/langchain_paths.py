@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, NamedTuple
 
+import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import HumanMessage
@@ -13,12 +15,17 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableBranch, RunnableConfig, RunnableLambda, RunnableParallel, chain
 from langchain_core.tools import tool
-from langchain_parts import report
+from langchain_parts import CallRecorder, report
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
+from observers import EndedPrograms, levels, resolve
 from pydantic import BaseModel
 
+import weft
 from weft.integrations.langchain import ChatWeft
+from weft.testing import ScriptedEngine
+
+AnyEngine = weft.Engine | ScriptedEngine
 
 PROMPT = ChatPromptTemplate.from_messages([("user", "Tell me about {topic}.")])
 TEXT = StrOutputParser()
@@ -38,6 +45,8 @@ class CallPath(NamedTuple):
 
 PATHS: dict[str, CallPath] = {}
 AGENT_PATHS: dict[str, CallPath] = {}  # paths that need the model `structured`
+NEED_VLLM = {"structured_output"}  # the output must have a form that vLLM enforces
+OVERLAPPING = {"batch": 4, "batch_as_completed": 3}  # calls on threads, that only their times show to be parallel
 
 
 def path(dag: list[list[int]], threads: int = 1, *, rejected: int = 0, table: dict[str, CallPath] = PATHS) -> Any:
@@ -516,3 +525,50 @@ async def agent_whose_tool_is_an_agent(structured: ChatWeft, config: RunnableCon
         return str((await inner.ainvoke({"messages": [("user", city)]}))["messages"][-1].text)
 
     await agent(structured, [colleague]).ainvoke(QUESTION, config)
+
+
+# -- running a path
+
+
+def check(
+    engine: AnyEngine, ended: EndedPrograms, program: weft.Program, recorder: CallRecorder, expected: CallPath
+) -> None:
+    """Check that the program has exactly the recorded calls, in the expected DAG, and no other program has a call."""
+    assert [row.info.program_id for row in ended.rows] == [program.program_id], "a call belongs to another program"
+    row = program.row
+    assert row is not None
+    assert {call["program_id"] for call in recorder.calls} == {program.program_id}
+    assert levels(recorder.calls) == expected.levels
+    count = sum(map(len, expected.levels))
+    assert len({call["call_id"] for call in recorder.calls}) == count
+    assert row.calls == count + expected.rejected
+    assert sum(thread.calls for thread in row.threads.values()) == row.calls
+    assert len(row.threads) == expected.threads
+    assert {call["thread_id"] for call in recorder.calls} <= set(row.threads)
+    for name in ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions"):
+        assert getattr(row.account, name) == sum(call[name] for call in recorder.calls), name
+    for name in ("service_s", "wait_s"):
+        assert getattr(row.account, name) == pytest.approx(sum(call[name] for call in recorder.calls)), name
+    assert min(call["service_s"] for call in recorder.calls) > 0
+    assert row.attained.total_service_s == pytest.approx(row.account.service_s)
+    assert row.engine_ids == [engine.engine_id]
+
+
+async def run_path(engine: AnyEngine, model: ChatWeft, expected: CallPath) -> list[dict[str, Any]]:
+    """Run a path in a program, sync or async as the path is, check the program, and return the calls' reports."""
+    ended, recorder = EndedPrograms(engine), CallRecorder()
+    handles: list[weft.Program] = []
+
+    @weft.program
+    async def main_async(program: weft.Program) -> None:
+        handles.append(program)
+        await expected.run(model, program.config(callbacks=[recorder]))
+
+    @weft.program
+    def main(program: weft.Program) -> None:
+        handles.append(program)
+        expected.run(model, program.config(callbacks=[recorder]))
+
+    await resolve((main_async if inspect.iscoroutinefunction(expected.run) else main)())
+    check(engine, ended, handles[0], recorder, expected)
+    return recorder.calls

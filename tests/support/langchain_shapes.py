@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
 import anyio
+import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
@@ -27,8 +28,11 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import RetryPolicy, Send
+from shapes import edges, expected
 from typing_extensions import TypedDict
 
+import weft
+from weft.core.program.graph import CallState, ProgramGraph
 from weft.integrations.langchain import ChatWeft
 
 TEXT = StrOutputParser()
@@ -551,3 +555,33 @@ def add_helpers() -> None:
 
 
 add_helpers()
+
+
+# -- running a shape
+
+ROWS = [(name, how) for name, row in SHAPES.items() for how in row.methods]
+
+
+def parts_for(model: ChatWeft, how: str) -> Parts:
+    """Parts that are sync or async, as a method needs them."""
+    return Parts(model, is_async=how.split(maxsplit=1)[0] not in ("invoke", "stream"))
+
+
+async def check_shape(model: ChatWeft, name: str, how: str) -> None:
+    """Check that a program has exactly its shape's calls, edges and threads, and that its row and graph agree."""
+    row = SHAPES[name]
+    runnable, given = row.build(parts_for(model, how))
+    async with weft.Program(name) as program:
+        await drive(runnable, given, program.config(), how)
+    graph = program.graph
+    assert edges(graph) == expected(row.edges)
+    assert len(graph.threads) == row.threads
+    assert {call.label for call in graph.calls if call.state is not CallState.FINISHED} <= {"bad", "worse"}
+    assert ProgramGraph.from_json(graph.to_json()).calls == graph.calls
+    arrived = [call for call in graph.calls if call.arrival_s is not None]
+    assert program.row is not None
+    assert program.row.calls == len(arrived)
+    assert set(program.row.threads) == {call.thread_id for call in arrived}
+    assert program.row.account.output_tokens == sum(call.account.output_tokens for call in arrived)
+    assert program.row.account.service_s == pytest.approx(sum(call.service_s for call in arrived))
+    assert program.row.attained.total_service_s >= graph.critical_path().service_s - 1e-6

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 from weft.core.accounts import Account
-from weft.core.errors import InvalidRequestError, ScriptError
+from weft.core.errors import ContextLengthError, InvalidRequestError, ScriptError
 from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
@@ -22,6 +22,7 @@ from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.weak import weakly
 
 _POLL_S: Final = 0.001
+_LIMITS: Final = ("max_completion_tokens", "max_tokens")  # of the output; the first that a request has counts
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class ScriptedEngine(FrontEnd):
         clock: Answers wait until the test has advanced this clock by their latency. None: the engine has a clock of its
             own, `engine.clock`, and advances it by the latency of each answer, so that nothing waits.
         max_calls: As for `weft.Engine`.
-        max_model_len: The context length, in words.
+        max_model_len: The context length, in words. A call that does not fit raises `ContextLengthError`.
         listen: As for `weft.Engine`.
 
     Attributes:
@@ -201,6 +202,12 @@ class _ScriptedChat:
             raise InvalidRequestError("the chat request is malformed: messages must be a list of one message or more.")
         if body.get("n") not in (None, 1):
             raise InvalidRequestError("a scripted engine gives one answer to a call; leave out n.")
+        for name in _LIMITS:
+            limit = body.get(name)
+            if limit is not None and not (isinstance(limit, int) and limit >= 1):
+                raise InvalidRequestError(
+                    f"the chat request is malformed: {name} must be a whole number from 1, not {limit!r:.40}."
+                )
         return _Request(body)
 
     async def count_prompt_tokens(self, request: _Request) -> int:
@@ -237,6 +244,13 @@ class _ScriptedChat:
 
     async def _answer(self, request: _Request) -> tuple[dict[str, Any], dict[str, int], str]:
         """The next reply as OpenAI's message, with its usage and its finish reason."""
+        prompt = len(self._prompt(request))
+        limit = next((limit for name in _LIMITS if (limit := request.body.get(name)) is not None), None)
+        if prompt + (limit or 1) > self.max_model_len:
+            raise ContextLengthError(
+                f"The call has {prompt} input tokens and asks for {limit or 1} output tokens, and the context length "
+                f"is {self.max_model_len} tokens."
+            )
         reply = self._next(request)
         number = self._count
         latency_s = self._latency_s if reply.latency_s is None else reply.latency_s
@@ -249,8 +263,7 @@ class _ScriptedChat:
         else:
             self._clock.advance(latency_s)
         words = reply.content.split(" ") if reply.content else []
-        limits = (request.body.get(name) for name in ("max_completion_tokens", "max_tokens"))
-        limit = next((limit for limit in limits if limit is not None), len(words))
+        limit = limit or len(words)
         is_cut = len(words) > limit and not reply.tool_calls
         message: dict[str, Any] = {"content": " ".join(words[:limit] if is_cut else words) or None}
         if reply.tool_calls:
@@ -262,7 +275,7 @@ class _ScriptedChat:
                 }
                 for index, (name, arguments) in enumerate(reply.tool_calls)
             ]
-        prompt, output = len(self._prompt(request)), max(1, min(len(words), limit))
+        output = max(1, min(len(words), limit))
         account = Account(service_s=latency_s, prompt_tokens=prompt, output_tokens=output)
         self._on_account(CallId(request.request_id), account)
         usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
