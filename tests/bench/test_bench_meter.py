@@ -9,6 +9,7 @@ import pytest
 
 from weft.bench.measures import CALL_PARTS
 from weft.bench.meter import Meter, timed
+from weft.core.testing import FakeClock
 
 pytestmark = pytest.mark.engine  # the meter's types are vLLM's
 
@@ -42,10 +43,16 @@ def test_the_time_of_calls_is_what_their_steps_took() -> None:
     assert sum(getattr(counts, f"{part}_s") for part in CALL_PARTS) == 3 * 8.0 + 3 * 4.0
 
 
-def test_copies_are_timed_and_return_what_they_return() -> None:
-    """A timed method of the connector works as before."""
-    meter = Meter()
-    assert timed(lambda block: block + 1, meter)(4) == 5
+def test_copies_are_timed_and_return_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timed method of the connector works as before, and what its clock shows is copying."""
+    clock, meter = FakeClock(), Meter()
+    monkeypatch.setattr("weft.bench.meter.time.perf_counter", clock)
+
+    def copy(block: int) -> int:
+        clock.advance(0.25)
+        return block + 1
+
+    assert timed(copy, meter)(4) == 5
     scheduled(meter, ["r0"], [], unfinished=1, schedule_s=0.0)
     meter.end_step(1.0)
-    assert 0 < meter.counts.copying_s < 1.0
+    assert meter.counts.copying_s == 0.25

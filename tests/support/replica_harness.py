@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+
+from polling import until
 
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.routing import Arrival, Balancer, LeastUsed
@@ -63,6 +65,16 @@ class FakeReplica:
             yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
 
 
+class CountedReplicaSet(ReplicaSet):
+    """Counts how often the supervisor asks for replicas to start, which it does once each time it looks after all."""
+
+    looks = 0
+
+    def due(self, now_s: float) -> list[EngineId]:
+        self.looks += 1
+        return super().due(now_s)
+
+
 class Harness:
     """A supervisor and a router with fake replicas, on a clock that only a test advances."""
 
@@ -72,7 +84,7 @@ class Harness:
         from weft.engine.replicas.supervisor import Supervisor
 
         self.clock = FakeClock()
-        self.states = ReplicaSet(balancer or LeastUsed(), max_calls=max_calls, backoff=Backoff())
+        self.states = CountedReplicaSet(balancer or LeastUsed(), max_calls=max_calls, backoff=Backoff())
         self.queue = DispatchQueue("m", self.states)
         self.made: list[FakeReplica] = []
         self.starts: list[Exception | None] = []
@@ -119,10 +131,10 @@ class Harness:
     def health(self) -> list[ReplicaHealth]:
         return self.states.health(self.clock())
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
     async def ready(self, count: int) -> None:
-        await self.until(lambda: self.states.ready_count == count)
+        await until(lambda: self.states.ready_count == count)
+
+    async def looked(self) -> None:
+        """Wait until the supervisor has looked after all replicas once more, from the beginning to the end."""
+        before = self.states.looks
+        await until(lambda: self.states.looks >= before + 2)

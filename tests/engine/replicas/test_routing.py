@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from polling import until
 from replica_harness import CALL, A, B, Harness
 
 from weft.core.errors import EngineStartError, NoReplicaError, ReplicaError, ReplicaLostError
@@ -66,12 +67,12 @@ async def test_a_dead_replica_is_started_again_after_its_pause(harness: Harness)
     """It is not started earlier. If it fails to start, it is started again after a longer pause."""
     harness.starts += [EngineStartError("no memory"), None]
     harness.made[0].is_dead = True
-    await harness.until(lambda: harness.states.ready_count == 1)
+    await until(lambda: harness.states.ready_count == 1)
     assert (harness.health()[0].reason, harness.health()[0].restart_in_s) == ("exit code -9", 1.0)
-    await asyncio.sleep(0.5)
+    await harness.looked()
     assert harness.health()[0].state == "down"
     harness.clock.advance(1.0)
-    await harness.until(lambda: harness.health()[0].deaths == 2)
+    await until(lambda: harness.health()[0].deaths == 2)
     assert (harness.health()[0].reason, harness.health()[0].restart_in_s) == ("no memory", 2.0)
     harness.clock.advance(2.0)
     await harness.ready(2)
@@ -85,7 +86,7 @@ async def test_calls_wait_for_a_replica_when_none_is_ready(harness: Harness) -> 
         replica.may_start.clear()
     await harness.ready(0)
     calls = [asyncio.create_task(harness.call(call_id=f"c{n}")) for n in range(3)]
-    await harness.until(lambda: len(harness.queue) == 3)
+    await until(lambda: len(harness.queue) == 3)
     harness.clock.advance(1.0)
     harness.made[1].may_start.set()
     assert await asyncio.gather(*calls) == [[0, 1]] * 3
@@ -100,9 +101,9 @@ async def test_waiting_calls_fail_when_no_replica_becomes_ready(harness: Harness
         replica.may_start.clear()
     await harness.ready(0)
     call = asyncio.create_task(harness.call())
-    await harness.until(lambda: len(harness.queue) == 1)
+    await until(lambda: len(harness.queue) == 1)
     harness.clock.advance(599.0)
-    await asyncio.sleep(0.5)
+    await harness.looked()
     assert not call.done()
     harness.clock.advance(2.0)
     with pytest.raises(NoReplicaError, match=r"was ready within 601 s \(the last one: exit code -9\)"):
@@ -116,14 +117,14 @@ async def test_a_waiting_call_is_dispatched_when_a_call_leaves_a_full_replica() 
     await harness.begin(1)
     harness.made[0].go_on.clear()
     first, cancelled_call, second = [asyncio.create_task(harness.call(call_id=name)) for name in "abc"]
-    await harness.until(lambda: len(harness.queue) == 2)
+    await until(lambda: len(harness.queue) == 2)
     cancelled_call.cancel()
-    await harness.until(cancelled_call.done)
+    await until(cancelled_call.done)
     harness.made[0].go_on.set()
     assert [await first, await second] == [[0, 1], [0, 1]]
     assert await harness.queue.dispatch(CALL, ()) == A
     dispatching = asyncio.create_task(harness.queue.dispatch(CALL, ()))
-    await harness.until(lambda: len(harness.queue) == 1)
+    await until(lambda: len(harness.queue) == 1)
     harness.queue.leave(A)  # the second call is dispatched now, and its task has not run yet
     dispatching.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -136,9 +137,9 @@ async def test_a_replica_is_drained_and_then_removed(harness: Harness) -> None:
     """Its call runs to its end, new calls go elsewhere, and the replica that remains cannot be removed."""
     harness.made[0].go_on.clear()
     call = asyncio.create_task(harness.call())
-    await harness.until(lambda: harness.assigned == [A])
+    await until(lambda: harness.assigned == [A])
     removing = asyncio.create_task(harness.supervisor.remove(A, None))
-    await harness.until(lambda: harness.health()[0].state == "draining")
+    await until(lambda: harness.health()[0].state == "draining")
     assert await harness.call() == [0, 1]
     assert harness.assigned == [A, B]
     harness.made[0].go_on.set()
@@ -154,7 +155,7 @@ async def test_draining_ends_at_its_timeout(harness: Harness) -> None:
     """The replica is stopped although it runs a call, and the call begins again on the other replica."""
     harness.made[0].go_on.clear()
     call = asyncio.create_task(harness.call())
-    await harness.until(lambda: harness.assigned == [A])
+    await until(lambda: harness.assigned == [A])
     await harness.supervisor.remove(A, 0.05)
     harness.made[0].dies_at = 0
     harness.made[0].go_on.set()
@@ -168,7 +169,7 @@ async def dispatched_to_a() -> tuple[Harness, asyncio.Task[list[int]]]:
     await harness.begin()
     assert [await harness.queue.dispatch(CALL, ()) for _ in range(2)] == [A, B]
     call = asyncio.create_task(harness.call())
-    await harness.until(lambda: len(harness.queue) == 1)
+    await until(lambda: len(harness.queue) == 1)
     harness.queue.leave(A)
     assert harness.states.calls(A) == 1
     return harness, call
@@ -208,9 +209,9 @@ async def test_a_replica_that_is_starting_again_can_be_removed(harness: Harness)
     harness.made[0].is_dead = True
     await harness.ready(1)
     harness.clock.advance(1.0)
-    await harness.until(lambda: harness.health()[0].state == "starting")
+    await until(lambda: harness.health()[0].state == "starting")
     removing = asyncio.create_task(harness.supervisor.remove(A, None))
-    await harness.until(lambda: harness.health()[0].state == "draining")
+    await until(lambda: harness.health()[0].state == "draining")
     harness.made[0].may_start.set()
     await removing
     assert not harness.made[0].is_running
@@ -233,7 +234,7 @@ async def test_stopping_ends_starts_too(harness: Harness) -> None:
     """A replica that is being added is ended."""
     harness.starts_hang = True
     adding = asyncio.create_task(harness.supervisor.add())
-    await harness.until(lambda: len(harness.made) == 3)
+    await until(lambda: len(harness.made) == 3)
     await harness.supervisor.stop()
     assert adding.cancelled()
     assert not any(replica.is_running for replica in harness.made)

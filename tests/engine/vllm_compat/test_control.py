@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from polling import until
 
 from weft.core.errors import EngineDiedError, EngineError
 
@@ -121,13 +122,26 @@ class Silent:
     """A client whose engine never answers."""
 
     def __init__(self) -> None:
-        self.is_cancelled = asyncio.Event()
+        self.has_begun, self.is_cancelled = asyncio.Event(), asyncio.Event()
 
     async def call_utility_async(self, *_: Any) -> Any:
+        self.has_begun.set()
         try:
             await asyncio.Future()
         finally:
             self.is_cancelled.set()
+
+
+class Watched:
+    """An `AsyncLLM` as the channel sees it, which counts how often the channel has looked whether it has died."""
+
+    def __init__(self, core: Silent) -> None:
+        self.engine_core, self.is_dead, self.looks = core, False, 0
+
+    @property
+    def errored(self) -> bool:
+        self.looks += 1
+        return self.is_dead
 
 
 @pytest.mark.timeout(30)
@@ -137,11 +151,11 @@ async def test_an_engine_that_dies_during_a_message_is_an_error(monkeypatch: pyt
 
     monkeypatch.setattr(control, "_WATCH_S", 0.01)
     client = Silent()
-    llm = front_end(client)
-    sending = asyncio.ensure_future(control.send_to_scheduler(llm, {}))
-    await asyncio.sleep(0.05)
+    llm = Watched(client)
+    sending = asyncio.ensure_future(control.send_to_scheduler(llm, {}))  # type: ignore[arg-type]  # as `front_end`
+    await until(lambda: llm.looks >= 2)
     assert not sending.done()
-    llm.errored = True
+    llm.is_dead = True
     with pytest.raises(EngineDiedError):
         await sending
     await client.is_cancelled.wait()
@@ -154,7 +168,7 @@ async def test_a_cancelled_sender_stops_waiting() -> None:
 
     client = Silent()
     sending = asyncio.ensure_future(send_to_scheduler(front_end(client), {}))
-    await asyncio.sleep(0.01)
+    await client.has_begun.wait()
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
