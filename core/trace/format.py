@@ -1,8 +1,10 @@
 """The program trace: the calls of programs, their parents and their lengths. Each line is one program in JSON::
 
     {"version": 1, "program": "A", "arrival_s": 0.0, "name": null, "tenant": null, "deadline_s": null,
+     "end_known": true, "block_tokens": null,
      "calls": [{"id": "a1", "parents": [], "prompt_tokens": 0, "output_tokens": 4, "gap_s": 0.0, "tool": null,
-                "prompt": null, "shared_prefix_tokens": 0, "measured": null}]}
+                "prompt": null, "shared_prefix_tokens": 0, "hash_ids": [], "at_s": null, "agent": null,
+                "measured": null}]}
 
 Only `program` is required, and for each call `id` and `output_tokens`. docs/reference/trace-format.md describes the
 keys.
@@ -11,8 +13,9 @@ keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +24,17 @@ from weft.core.program.graph import ProgramGraph
 from weft.core.trace.fields import object_of, seconds, text, whole
 from weft.core.trace.measured import Measured, dump_measured, measured_of, read_measured
 
-VERSION: Final = 2  # since calls may have `measured`; a program without them is written as version 1
+# Version 2 has `measured`, and version 3 has block hashes, request times, sub-agents and unknown ends. A program is
+# written in the first version that can hold it.
+VERSION: Final = 3
+MOST_HASH_ID: Final = 2**63 - 1
 
-_PROGRAM_KEYS: Final = ("version", "program", "arrival_s", "name", "tenant", "deadline_s", "calls")
+_PROGRAM_KEYS: Final = (
+    "version", "program", "arrival_s", "name", "tenant", "deadline_s", "end_known", "block_tokens", "calls",
+)  # fmt: skip
 _CALL_KEYS: Final = (
-    "id", "parents", "prompt_tokens", "output_tokens", "gap_s", "tool", "prompt", "shared_prefix_tokens",
-    "measured",
+    "id", "parents", "prompt_tokens", "output_tokens", "gap_s", "tool", "prompt", "shared_prefix_tokens", "hash_ids",
+    "at_s", "agent", "measured",
 )  # fmt: skip
 
 
@@ -45,6 +53,12 @@ class TraceCall:
     # without parents: the length of the prefix that it shares with other programs of the same `name`.
     shared_prefix_tokens: int = 0
     measured: Measured | None = None  # what an engine measured; None if the trace was not recorded by one
+    # Ids of the blocks after the shared prefix, each for `block_tokens` tokens and all tokens before them. They cover
+    # the prompt, and the output as far as a later prompt repeats it. Equal ids mean equal tokens, in any program of the
+    # file. A program's blocks are in `block_hashes`.
+    hash_ids: array[int] = field(default_factory=lambda: array("q"), hash=False)
+    at_s: float | None = None  # when the call was made, in seconds from the program's arrival; None: not recorded
+    agent: str | None = None  # the sub-agent that made it; None: the program itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +71,18 @@ class TraceProgram:
     name: str | None = None  # programs of one name are runs of the same entrypoint
     tenant: str | None = None
     deadline_s: float | None = None  # seconds from its arrival within which it should end
+    end_known: bool = True  # whether its client tells when it ends; False: an idle time-out ends it
+    block_tokens: int | None = None  # the tokens of a block with a hash id; None: its calls have no hash ids
 
     @property
     def fingerprint(self) -> str:
-        """Tells the program's system prompt from others by its length, because a trace does not have its text."""
+        """Tells the program's system prompt from others: by its first block, or by its length.
+
+        A trace does not have the prompt's text.
+        """
+        if self.block_tokens is not None:
+            first = next((call.hash_ids[0] for call in self.calls if call.hash_ids and not call.parents), None)
+            return f"block {first}"
         return f"{next((call.shared_prefix_tokens for call in self.calls if not call.parents), 0)} tokens"
 
 
@@ -118,15 +140,19 @@ def parse(line: str, where: str) -> TraceProgram:
     arrival_s = seconds(data, "arrival_s", where)
     name, tenant = text(data, "name", where), text(data, "tenant", where)
     deadline_s = seconds(data, "deadline_s", where) if data.get("deadline_s") is not None else None
+    end_known = data.get("end_known", True)
+    if not isinstance(end_known, bool):
+        raise TraceError(f"{where}: end_known is {end_known!r:.40}; give true or false.")
+    block_tokens = whole(data, "block_tokens", where, least=1) if data.get("block_tokens") is not None else None
     where = f"{where}: program {program!r:.80}"
     rows = data.get("calls")
     if not isinstance(rows, list) or not rows:
         raise TraceError(f"{where}: calls is {rows!r:.40}; give a list of at least one call.")
     calls: list[TraceCall] = []
     for number, row in enumerate(rows, 1):
-        calls.append(_call(row, calls[-1] if calls else None, f"{where}, call {number}"))
+        calls.append(_call(row, calls[-1] if calls else None, f"{where}, call {number}", block_tokens))
     _check_order(calls, where)
-    return TraceProgram(program or "", tuple(calls), arrival_s, name, tenant, deadline_s)
+    return TraceProgram(program or "", tuple(calls), arrival_s, name, tenant, deadline_s, end_known, block_tokens)
 
 
 def write(programs: Iterable[TraceProgram], path: Path) -> None:
@@ -144,9 +170,11 @@ def write(programs: Iterable[TraceProgram], path: Path) -> None:
 
 def dump(program: TraceProgram) -> str:
     """Return a program as one line of JSON."""
-    version = VERSION if any(call.measured is not None for call in program.calls) else 1
-    row: dict[str, Any] = {"version": version, "program": program.program, "arrival_s": program.arrival_s}
-    row |= {key: value for key in ("name", "tenant", "deadline_s") if (value := getattr(program, key)) is not None}
+    row: dict[str, Any] = {"version": _version(program), "program": program.program, "arrival_s": program.arrival_s}
+    optional = ("name", "tenant", "deadline_s", "block_tokens")
+    row |= {key: value for key in optional if (value := getattr(program, key)) is not None}
+    if not program.end_known:
+        row["end_known"] = False
     row["calls"] = list(_rows(program.calls))
     return json.dumps(row)
 
@@ -206,10 +234,99 @@ def from_graph(
     return TraceProgram(program or graph.program_id, tuple(calls), arrival_s, graph.name or None, tenant, deadline_s)
 
 
+def block_hashes(program: TraceProgram) -> dict[str, array[int]]:
+    """Return the ids of all known blocks of each call, from its prompt's first one on. Calls on a cycle are left out.
+
+    Args:
+        program: a program with `block_tokens`.
+    """
+    chains: dict[str, array[int]] = {}
+    for call in in_order(program.calls):
+        shared = call.shared_prefix_tokens // (program.block_tokens or 1)
+        before = chains[call.parents[0]][:shared] if call.parents else array("q")
+        chains[call.call_id] = before + call.hash_ids
+    return chains
+
+
+def with_block_hashes(program: TraceProgram, chains: Mapping[str, Sequence[int]], block_tokens: int) -> TraceProgram:
+    """Return a program whose calls share prefixes as the ids of their blocks say.
+
+    A call's output is taken to be what the first call after it repeats, if that call's prompt begins with all whole
+    blocks of this call's prompt, and has tokens enough for the output too.
+
+    Args:
+        program: the program. Its calls' `shared_prefix_tokens` and `hash_ids` are replaced.
+        chains: for each call, the ids of the whole blocks of its prompt, from its first one on. Two calls of the
+            program or of the file that have the same id have the same tokens up to the end of this block.
+        block_tokens: the tokens of a block.
+    """
+    prompts = {call.call_id: array("q", chains[call.call_id]) for call in program.calls}
+    followers: dict[str, TraceCall] = {}
+    for call in program.calls:
+        if call.parents:
+            followers.setdefault(call.parents[0], call)
+    contexts: dict[str, array[int]] = {}
+    for call in program.calls:
+        contexts[call.call_id] = prompt = prompts[call.call_id]
+        follower = followers.get(call.call_id)
+        total = (call.prompt_tokens + call.output_tokens) // block_tokens
+        if follower is not None and len(prompts[follower.call_id]) >= total:
+            after = prompts[follower.call_id][:total]
+            if common_blocks(prompt, after) == len(prompt):
+                contexts[call.call_id] = after
+    calls = []
+    for call in program.calls:
+        context, shared = contexts[call.call_id], 0
+        if call.parents:
+            before = contexts[call.parents[0]]
+            shared = min(common_blocks(before, context), call.prompt_tokens // block_tokens)
+        calls.append(replace(call, shared_prefix_tokens=shared * block_tokens, hash_ids=context[shared:]))
+    return replace(program, calls=tuple(calls), block_tokens=block_tokens)
+
+
+def common_blocks(first: array[int], second: array[int]) -> int:
+    """Return how many first ids are the same."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 # -- the schema
 
 
-def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
+def _version(program: TraceProgram) -> int:
+    """The first version that can hold a program."""
+    calls = program.calls
+    if (
+        not program.end_known
+        or program.block_tokens is not None
+        or any(call.at_s is not None or call.agent is not None for call in calls)
+    ):
+        return 3
+    return 2 if any(call.measured is not None for call in calls) else 1
+
+
+def _hash_ids(data: Mapping[str, Any], where: str, block_tokens: int | None, most: int) -> array[int]:
+    """The ids of a call's blocks, of which there are at most `most`."""
+    ids = data.get("hash_ids", [])
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= MOST_HASH_ID for each in ids):
+        raise TraceError(f"{where}: hash_ids is {ids!r:.60}; give a list of whole numbers from 0 to 2^63 - 1.")
+    if len(ids) > most:
+        raise TraceError(
+            f"{where}: hash_ids has {len(ids)} blocks after the shared prefix, but prompt and output have only {most}; "
+            "leave out the ids of the shared prefix."
+        )
+    if ids and block_tokens is None:
+        raise TraceError(f"{where}: hash_ids are given; say in the program's block_tokens how long a block is.")
+    return array("q", ids)
+
+
+def _call(row: object, previous: TraceCall | None, where: str, block_tokens: int | None) -> TraceCall:
     data = object_of(row, where, _CALL_KEYS)
     call_id = text(data, "id", where, required=True) or ""
     where = f"{where} ({call_id!r:.80})"
@@ -226,16 +343,27 @@ def _call(row: object, previous: TraceCall | None, where: str) -> TraceCall:
             f"{where}: shared_prefix_tokens is {shared}, but the prompt has only {prompt_tokens} tokens; "
             "prompt_tokens counts the whole prompt."
         )
+    if block_tokens is not None and shared and not parents:
+        raise TraceError(
+            f"{where}: shared_prefix_tokens is {shared}, but a call without parents shares by its hash_ids in a "
+            "program with block_tokens; leave shared_prefix_tokens out."
+        )
+    output_tokens = whole(data, "output_tokens", where, least=1, required=True)
+    block = block_tokens or 1
+    most = (prompt_tokens + output_tokens) // block - shared // block
     return TraceCall(
         call_id=call_id,
         parents=tuple(parents),
-        output_tokens=whole(data, "output_tokens", where, least=1, required=True),
+        output_tokens=output_tokens,
         prompt_tokens=prompt_tokens,
         gap_s=seconds(data, "gap_s", where),
         tool=text(data, "tool", where),
         prompt=text(data, "prompt", where, empty=True),
         shared_prefix_tokens=shared,
         measured=read_measured(data["measured"], where) if data.get("measured") is not None else None,
+        hash_ids=_hash_ids(data, where, block_tokens, most),
+        at_s=seconds(data, "at_s", where) if data.get("at_s") is not None else None,
+        agent=text(data, "agent", where),
     )
 
 
@@ -297,7 +425,9 @@ def _rows(calls: tuple[TraceCall, ...]) -> Iterator[dict[str, Any]]:
         for key in ("prompt_tokens", "gap_s", "shared_prefix_tokens"):
             if value := getattr(call, key):
                 row[key] = value
-        row |= {key: value for key in ("tool", "prompt") if (value := getattr(call, key)) is not None}
+        row |= {key: value for key in ("tool", "prompt", "at_s", "agent") if (value := getattr(call, key)) is not None}
+        if call.hash_ids:
+            row["hash_ids"] = call.hash_ids.tolist()
         if call.measured is not None:
             row["measured"] = dump_measured(call.measured)
         yield row

@@ -94,7 +94,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[" * 10_000, "not JSON"),
         ("[1]", "is not an object; give an object with the keys version, program"),
-        (calls({"id": "x", "output_tokens": 1}, version=3), "version is 3; this Weft reads versions 1 to 2"),
+        (calls({"id": "x", "output_tokens": 1}, version=4), "version is 4; this Weft reads versions 1 to 3"),
         (measured(more=1), "measured: there is no key 'more'"),
         (measured(thread=None), "measured: thread is None"),
         (measured(arrival_s=2.0, end_s=1.0), "end_s is 1, before arrival_s, 2"),
