@@ -9,14 +9,14 @@ from __future__ import annotations
 import enum
 import math
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.core.errors import SimulationError
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
-from weft.core.trace.format import TraceCall, TraceProgram, in_order
+from weft.core.trace.format import TraceCall, TraceProgram, block_hashes, in_order
 from weft.core.trace.prefixes import BLOCK_TOKENS
 
 
@@ -72,10 +72,20 @@ def accesses(programs: Sequence[TraceProgram], settings: SimSettings) -> list[Ac
         raise SimulationError("a replay needs a KV cache that keeps prefixes; leave out unit steps.")
     played: dict[tuple[str, str], PlayedCall] = {}
     systems: dict[Hashable, array[int]] = {}  # the blocks that programs of a name begin with
+    known: dict[tuple[int, int], int] = {}  # the numbers of blocks with hash ids, by id and by position
     count = 0
     for number, program in enumerate(programs):
+        hashes = block_hashes(program) if program.block_tokens is not None else {}
         for call in in_order(program.calls):
-            prefix, count = _prefix(program, call, played, systems, count)
+            if program.block_tokens is None:
+                prefix, count = _prefix(program, call, played, systems, count)
+            else:
+                ids, block_tokens = hashes[call.call_id], program.block_tokens
+                blocks = [
+                    (ids[((block + 1) * BLOCK_TOKENS - 1) // block_tokens], block)
+                    for block in range(len(ids) * block_tokens // BLOCK_TOKENS)
+                ]
+                prefix = array("q", (known.setdefault(block, -1 - len(known)) for block in blocks))
             total = (call.prompt_tokens + call.output_tokens) // BLOCK_TOKENS
             own = max(0, total - len(prefix))
             chain = prefix[:total] + array("q", range(count, count + own))
@@ -83,12 +93,13 @@ def accesses(programs: Sequence[TraceProgram], settings: SimSettings) -> list[Ac
             played[program.program, call.call_id] = PlayedCall(
                 number, program.name or "", 0, chain, call.prompt_tokens // BLOCK_TOKENS, call.prompt_tokens
             )
-    for run in simulate(programs, settings, runs=True).runs:
+    result = simulate(programs, settings, runs=True)
+    for run in result.runs:
         played_call = played[run.program, run.call_id]
         if run.start_s < played_call.began_s:
             played_call.began_s, played_call.replica = run.start_s, run.replica
         played_call.ended_s = max(played_call.ended_s, run.end_s)
-    return _in_time(programs, played)
+    return _in_time(programs, played, {name: row.arrival for name, row in result.programs.items()})
 
 
 def _prefix(
@@ -108,14 +119,17 @@ def _prefix(
     return system[:shared], count + missing
 
 
-def _in_time(programs: Sequence[TraceProgram], played: dict[tuple[str, str], PlayedCall]) -> list[Access]:
+def _in_time(
+    programs: Sequence[TraceProgram], played: dict[tuple[str, str], PlayedCall], arrivals_s: Mapping[str, float]
+) -> list[Access]:
     events: list[Access] = []
     for program in programs:
         last: PlayedCall | None = None
         for call in in_order(program.calls):
             this = played[program.program, call.call_id]
             parents = [played[program.program, parent] for parent in call.parents]
-            this.arrived_s = max((each.ended_s for each in parents), default=program.arrival_s) + call.gap_s
+            this.arrived_s = max((each.ended_s for each in parents), default=arrivals_s[program.program])
+            this.arrived_s += call.gap_s
             if parents and this.began_s < parents[0].next_s:
                 parents[0].next_s, parents[0].tool = this.began_s, call.tool
             events += (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from weft.core.accounts import Attained
 from weft.core.ids import ProgramId, SessionId
 from weft.core.policies import Call, ProgramView
+from weft.core.sim.block_tree import BlockNode
 from weft.core.sim.kv import Segment
 from weft.core.trace.format import TraceCall, TraceProgram
 
@@ -31,6 +32,7 @@ class SimCall(Call):
     prefill_left: int = 0  # tokens to compute before the next one is generated
     computed: int = 0  # the most tokens that it ever had in the KV cache
     swapped: int = 0  # tokens in host memory
+    end_node: BlockNode | None = None  # with which its known blocks end; None if its program has no hash ids
     segment: Segment | None = None  # the tokens in the KV cache that it does not share with the calls before it
     charged_step: int = 0  # steps of its replica when it was last charged
     charged_clock_s: float = 0.0  # decode clock of its replica when it was last charged
@@ -58,18 +60,45 @@ class SimCall(Call):
         """The key of its KV in the cache."""
         return self.owner.number, self.index
 
-    @property
-    def prefix_key(self) -> Hashable:
-        """The key of the KV that it shares with earlier calls."""
-        return self.owner.prefix_key(self.spec)
+    def shared_prefixes(self) -> Iterator[tuple[Hashable, int]]:
+        """Yield the keys of the KV that it shares with other calls once it runs, the longest prefix first.
+
+        Each comes with the length of the prefix in tokens.
+        """
+        if self.end_node is not None:
+            block_tokens = self.owner.block_tokens
+            for node in self.end_node.path():
+                tokens = node.end * block_tokens
+                if tokens <= self.spec.prompt_tokens:
+                    yield node, tokens
+        elif self.spec.shared_prefix_tokens:
+            yield self.owner.prefix_key(self.spec), self.spec.shared_prefix_tokens
+
+    def output_prefixes(self) -> Iterator[tuple[Hashable, int]]:
+        """Yield the keys of the KV that it shares once it has generated it, the longest prefix first."""
+        if self.end_node is not None:
+            block_tokens = self.owner.block_tokens
+            for node in self.end_node.path():
+                tokens = node.end * block_tokens
+                if tokens <= self.spec.prompt_tokens:
+                    return
+                if tokens <= self.context_tokens:
+                    yield node, tokens
 
     def prefixes(self) -> Iterator[tuple[Hashable, int]]:
         """Yield the keys under which a prefix of the call may be cached, each with the number of tokens shared.
 
         The call's own key comes first, then that of its first parent, then that of the parent's first parent, and so
-        on. The last one is the key of the prompt that programs of one name share.
+        on. The last one is the key of the prompt that programs of one name share. With hash ids, the blocks of the
+        prompt follow its own key.
         """
         yield self.kv_key, self.context_tokens
+        if self.end_node is not None:
+            block_tokens, prompt_tokens = self.owner.block_tokens, self.spec.prompt_tokens
+            for node in self.end_node.path():
+                if node.begin * block_tokens < prompt_tokens:
+                    yield node, min(node.end * block_tokens, prompt_tokens)
+            return
         shared, spec = self.context_tokens, self.spec
         while shared := min(shared, spec.shared_prefix_tokens):
             yield self.owner.prefix_key(spec), shared
@@ -85,20 +114,39 @@ class SimProgram:
     spec: TraceProgram
     number: int  # position in the trace
     shown_name: str | None = None  # the name that policies see; None: its own
+    end_nodes: Sequence[BlockNode] = ()  # by index: with which the known blocks of a call end; empty without hash ids
     view: ProgramView = field(init=False)  # what policies see of the program
     index_of: dict[str, int] = field(default_factory=dict)  # by the id of a call: its index
     unfinished_parents: list[int] = field(default_factory=list)  # by index: how many parents have not ended
     children: list[list[int]] = field(default_factory=list)  # by index: the indices of the calls that follow
     unfinished_calls: int = 0
+    calls_in_flight: int = 0
+    start_s: float = math.nan  # its arrival
     finish_s: float = math.nan
+    # Of a program whose end nobody tells: how often it has been idle, how often it was taken to have ended, since when
+    # it is idle, and after which time without a call it counts as ended.
+    pauses: int = 0
+    abandoned: int = 0
+    idle_since_s: float = math.nan
+    idle_timeout_s: float = math.inf
     # Set by `predict_work`, for policies that know the future.
     prefill_weight: float = 0.0  # work for each prompt token that is not shared; an output token is 1
     path_work: list[float] = field(default_factory=list)  # by index: on the longest chain that begins there
 
     def __post_init__(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        """Show policies a program that they have not seen."""
         spec = self.spec
         name = spec.name or "" if self.shown_name is None else self.shown_name
-        self.view = ProgramView(ProgramId(spec.program), name, spec.tenant, SessionId(spec.program), spec.fingerprint)
+        program_id = f"{spec.program}#{self.abandoned}" if self.abandoned else spec.program
+        self.view = ProgramView(ProgramId(program_id), name, spec.tenant, SessionId(spec.program), spec.fingerprint)
+
+    @property
+    def block_tokens(self) -> int:
+        """The tokens of a block with a hash id."""
+        return self.spec.block_tokens or 1
 
     def prefix_key(self, call: TraceCall) -> Hashable:
         """The key of the KV that a call shares: the key of its first parent. If the call has no parents, it is the key
@@ -107,7 +155,8 @@ class SimProgram:
 
     def open(self, now_s: float, arrival_order: int) -> None:
         """The program arrives. `arrival_order` programs have arrived before."""
-        self.view.arrival_s, self.view.arrival_order = now_s, arrival_order
+        self.start_s = self.view.arrival_s = now_s
+        self.view.arrival_order = arrival_order
         if self.spec.deadline_s is not None:
             self.view.deadline_s = now_s + self.spec.deadline_s
         calls = self.spec.calls
@@ -118,6 +167,13 @@ class SimProgram:
             for parent in call.parents:
                 self.children[self.index_of[parent]].append(index)
         self.unfinished_calls = len(calls)
+
+    def abandon(self) -> None:
+        """The program was idle for so long that it is taken to have ended. Its next call begins another one."""
+        self.abandoned += 1
+        before = self.view
+        self._show()
+        self.view.arrival_order, self.view.deadline_s = before.arrival_order, before.deadline_s
 
     def close(self, now_s: float) -> None:
         """The program's last call has ended."""

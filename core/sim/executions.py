@@ -136,4 +136,6 @@ class Executions:
         if block_tokens > 1:
             computed = min(segment.end, call.context_tokens - 1)  # the last token's KV is never computed
             self._kv.trim(segment, min(segment.end - computed // block_tokens * block_tokens, segment.tokens))
+        if self._settings.shares_prefixes:
+            self._kv.name_output(call, segment)
         self._kv.release(segment)

@@ -7,6 +7,7 @@ end. The cache counts tokens, and vLLM counts blocks, of which a call's last one
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
@@ -96,10 +97,19 @@ class KvCache:
 
     def reserve_call(self, call: SimCall, segment: Segment | None, hit: int, tokens: int) -> Segment:
         """Reserve a call's `tokens` as `reserve` does, so that others find the prefix that they share with it."""
-        shared = min(call.spec.shared_prefix_tokens, tokens)
-        if hit < shared:
-            segment, hit = self.reserve_prefix(call.prefix_key, segment, hit, shared), shared
+        if call.end_node is not None:
+            call.end_node.use(call.owner.number)
+        missing = itertools.takewhile(lambda prefix: prefix[1] > hit, call.shared_prefixes())
+        for key, shared in reversed(list(missing)):
+            segment, hit = self.reserve_prefix(key, segment, hit, min(shared, tokens)), min(shared, tokens)
         return self.reserve(call.kv_key, segment, hit, tokens)
+
+    def name_output(self, call: SimCall, own: Segment) -> None:
+        """Let others find the tokens that a call has generated, as far as a later prompt repeats them."""
+        for key, tokens in reversed(list(call.output_prefixes())):
+            if own.base < tokens <= own.end and key not in self._index:
+                head = self._split(own, tokens)
+                head.key, self._index[key] = key, head
 
     def reserve_prefix(self, key: Hashable, segment: Segment | None, hit: int, tokens: int) -> Segment:
         """Reserve a prefix of `tokens`, of which `hit` are cached as `find` said.

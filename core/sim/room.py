@@ -58,8 +58,8 @@ class SimRoom:
             if pins:
                 break
             segment = segment.parent
-        if self._settings.shares_prefixes and call.spec.shared_prefix_tokens:
-            self._prefixes[call.prefix_key] = call.spec.shared_prefix_tokens
+        if self._settings.shares_prefixes:
+            self._prefixes.update(call.shared_prefixes())
 
     def keep(self, call: Call) -> None:
         self._step_tokens.keep(call)
@@ -88,8 +88,11 @@ class SimRoom:
 
     def _brought_tokens(self) -> int:
         """The tokens of the offered call's prefix that starting calls would bring."""
-        call = cast("SimCall", self._call)
-        return min(self._prefixes.get(call.prefix_key, 0), call.spec.shared_prefix_tokens) if self._prefixes else 0
+        if self._prefixes:
+            for key, shared in cast("SimCall", self._call).shared_prefixes():
+                if key in self._prefixes:
+                    return min(self._prefixes[key], shared)
+        return 0
 
     def _pins_of(self, segment: Segment) -> int:
         return self._pins.get(segment, segment.pins)

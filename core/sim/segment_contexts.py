@@ -14,6 +14,7 @@ from weft.core.kv_cache.contexts import Contexts
 from weft.core.kv_cache.eviction_order import Rank, rank_of
 from weft.core.kv_cache.policies import Context, KvPolicy, Memory
 from weft.core.prediction import KnownPause
+from weft.core.sim.block_tree import BlockNode
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.kv import Segment
 
@@ -220,5 +221,6 @@ class SegmentContexts(Contexts):
 
 
 def _is_common(segment: Segment) -> bool:
-    """Whether programs of one name share a segment, such as their system prompt."""
-    return isinstance(segment.key, tuple) and segment.key[0] == "name"
+    """Whether programs share a segment: those of one name, such as their system prompt, or those with its hash ids."""
+    key = segment.key
+    return key.is_common if isinstance(key, BlockNode) else isinstance(key, tuple) and key[0] == "name"

@@ -44,6 +44,9 @@ class SimSettings:
     preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a preempted call
     swap_token_s: float = 5e-6  # time to copy a token's KV to host memory or back; preempted calls have no limit there
     step_time: StepTime = field(default_factory=StepTime)
+    # The programs that run at once in a closed loop: the next one arrives when one ends, and all arrival times are
+    # ignored. None: programs arrive at their times.
+    concurrency: int | None = None
     # For the papers' small examples: every running call generates one token in each unit of time, and prompts and
     # preemption take no time. `step_time`, `kv_tokens` and `prefix_cache` then have no effect.
     unit_steps: bool = False
@@ -57,6 +60,8 @@ class SimSettings:
         for name, least in (("batch_size", 1), ("replicas", 1), ("block_tokens", 1), ("chunk_tokens", self.batch_size)):
             if getattr(self, name) < least:
                 raise SimulationError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise SimulationError(f"concurrency must be at least 1, not {self.concurrency}.")
         if self.replicas > MOST_REPLICAS:
             raise SimulationError(f"replicas must be at most {MOST_REPLICAS}, not {self.replicas}.")
         if not self.kv_tokens >= 1:

@@ -12,10 +12,12 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 from weft.core.accounts import Account
 from weft.core.errors import SimulationError
+from weft.core.identity.idle import IdleTimes
 from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import registration
 from weft.core.routing.balancer import Arrival, EngineLoad
 from weft.core.routing.stealing import EngineQueue, Stealing
+from weft.core.sim.block_tree import block_ends
 from weft.core.sim.blocks import share_full_blocks
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.replica import Replica
@@ -23,12 +25,13 @@ from weft.core.sim.result import Batch, Counts, Execution, ProgramResult, SimRes
 from weft.core.sim.settings import SimSettings
 from weft.core.trace.format import TraceProgram
 
-# The order of events at one time: calls end, programs and calls arrive, waiting calls move, batches are formed.
-_END, _ARRIVE, _LOOK, _SCHEDULE = range(4)
+# The order of events at one time: calls end, programs and calls arrive, idle programs count as ended, waiting calls
+# move, batches are formed.
+_END, _ARRIVE, _ABANDON, _LOOK, _SCHEDULE = range(5)
 _REPORT_EVERY: Final = 64  # programs that end between two reports of progress
 
-# The subject of an event: a replica, a program that arrives, or a call that arrives, by its program and its index
-# there. None: look at the queues.
+# The subject of an event: a replica, a program that arrives, a call that arrives, by its program and its index there,
+# or a program that may still be idle, with the number of its pauses. None: look at the queues.
 _Subject: TypeAlias = Replica | SimProgram | tuple[SimProgram, int] | None
 
 
@@ -113,10 +116,11 @@ class _Simulation:
         self._look_is_planned = False  # whether there is a _LOOK event
         self._to_schedule: set[int] = set()  # the replicas that have a _SCHEDULE event
         self._end_event_of: list[int] = [-1] * settings.replicas  # sequence of the event that ends the present jump
+        self._idle_times = IdleTimes()  # of programs whose end nobody tells
         self._predicts = registration(settings.policy.name).simulation_only
         self._programs = [
-            SimProgram(share_full_blocks(program, settings.block_tokens), number, names.get(program.program))
-            for number, program in enumerate(programs)
+            SimProgram(share_full_blocks(program, settings.block_tokens), number, names.get(program.program), ends)
+            for number, (program, ends) in enumerate(zip(programs, block_ends(programs), strict=True))
         ]
         self._arrived = self._ended = 0  # numbers of programs
         # The account of each program, over all of its calls. Policies do not read it.
@@ -124,7 +128,10 @@ class _Simulation:
         self._services_s = [0.0] * len(programs)
         self._sequence = itertools.count()
         self._events: list[_Event] = []
-        for program in self._programs:
+        self._next = iter(self._programs) if settings.concurrency is not None else iter(())  # in a closed loop
+        for program in itertools.islice(self._next, settings.concurrency):
+            self._add_event(0.0, _ARRIVE, 0, program)
+        for program in self._programs if settings.concurrency is None else ():
             self._add_event(program.spec.arrival_s, _ARRIVE, 0, program)
 
     def run(self) -> None:
@@ -140,6 +147,9 @@ class _Simulation:
             if kind == _LOOK:
                 self._look_at_queues(now_s)
                 continue
+            if kind == _ABANDON:
+                self._abandon(*cast("tuple[SimProgram, int]", subject), now_s)
+                continue
             replica = cast("Replica", subject)
             if kind == _SCHEDULE:
                 self._schedule(replica, now_s)
@@ -151,7 +161,7 @@ class _Simulation:
             replica.check_integrity()
         rows = {
             program.spec.program: ProgramResult(
-                program.spec.arrival_s,
+                program.start_s,
                 program.finish_s,
                 self._waits_s[program.number],
                 self._services_s[program.number],
@@ -189,7 +199,14 @@ class _Simulation:
 
     def _call_arrives(self, program: SimProgram, index: int, now_s: float) -> None:
         spec, view = program.spec.calls[index], program.view
+        if not program.spec.end_known:
+            if program.pauses and not program.calls_in_flight:
+                self._idle_times.note(view.name, now_s - program.idle_since_s)
+            if not view.calls:
+                view.arrival_s = now_s if program.abandoned else program.start_s
+                program.idle_timeout_s = self._idle_times.timeout_s(view.name)
         view.calls += 1
+        program.calls_in_flight += 1
         call = SimCall(
             spec.call_id,
             view,
@@ -200,6 +217,7 @@ class _Simulation:
             owner=program,
             index=index,
             inherited=replace(view.attained),
+            end_node=program.end_nodes[index] if program.end_nodes else None,
         )
         self._give(call, self._replicas[self._choose_replica(program, spec.prompt_tokens)], now_s)
         self._look_later(now_s)
@@ -226,6 +244,7 @@ class _Simulation:
 
     def _call_ends(self, call: SimCall, replica: Replica) -> None:
         program, number = call.owner, replica.number
+        program.calls_in_flight -= 1
         program.view.attained.fold(call.inherited, Account(call.total_service_s, call.total_wait_s))
         replica.policy.program_changed(program.view)
         self._waits_s[program.number] += call.total_wait_s
@@ -241,17 +260,41 @@ class _Simulation:
                 self._start_gap(program, child, now_s)
         if not program.unfinished_calls:
             self._program_ends(program, now_s)
+        elif not (program.spec.end_known or program.calls_in_flight):
+            self._pause(program, now_s)
 
     def _program_ends(self, program: SimProgram, now_s: float) -> None:
         program.close(now_s)
+        if program.spec.end_known:
+            self._end(program, now_s)
+        else:
+            self._pause(program, now_s)
+        self._ended += 1
+        if self._progress is not None and self._ended % _REPORT_EVERY == 0:
+            self._progress(self._ended)
+        following = next(self._next, None)
+        if following is not None:
+            self._add_event(now_s, _ARRIVE, 0, following)
+
+    def _pause(self, program: SimProgram, now_s: float) -> None:
+        """A program whose end nobody tells has no call in flight. It is taken to have ended if that stays so."""
+        program.pauses += 1
+        program.idle_since_s = now_s
+        self._add_event(now_s + program.idle_timeout_s, _ABANDON, 0, (program, program.pauses))
+
+    def _abandon(self, program: SimProgram, pauses: int, now_s: float) -> None:
+        if program.calls_in_flight or program.pauses != pauses:
+            return
+        self._end(program, now_s)
+        program.abandon()
+
+    def _end(self, program: SimProgram, now_s: float) -> None:
+        """Tell all replicas that a program has ended."""
         for replica in self._replicas:
             if replica.program_ended(program, now_s):
                 self._add_jump_end(replica)
         self._balancer.end_program(ProgramId(program.spec.program))
         self._balancer.end_session(SessionId(program.spec.program))
-        self._ended += 1
-        if self._progress is not None and self._ended % _REPORT_EVERY == 0:
-            self._progress(self._ended)
 
     # -- stealing
 
