@@ -88,6 +88,7 @@ class EvictionOrder:
         self._heap: list[tuple[Rank, int, int, Block]] = []
         self._expiries: list[tuple[float, int, int, Block]] = []
         self._unranked: dict[Block, None] = {}  # marked blocks, until somebody asks
+        self._are_all_marked = False
         self._entries = 0
         self._most_entries = _MOST_STALE  # of the heap; beyond it, old entries are dropped
         self._most_expiries = _MOST_STALE
@@ -100,6 +101,9 @@ class EvictionOrder:
             self._unranked = {each: None for each in self._unranked if each.version == 0}
 
     def _rank_marked(self, now_s: float) -> None:
+        if self._are_all_marked:
+            self._mark_each(sorted(self.leaves(), key=lambda block: block.number))
+            self._are_all_marked = False
         marked, self._unranked = self._unranked, {}
         for block in marked:
             if block.is_leaf and not block.version:  # removed blocks have -1
@@ -123,11 +127,8 @@ class EvictionOrder:
             self._most_expiries = _MOST_STALE + 3 * len(self._expiries)
 
     def mark_all(self) -> None:
-        """Mark all leaves. O(n); call it in each epoch."""
-        self._heap.clear()
-        self._expiries.clear()
-        for block in self._tree.leaves():
-            self.mark(block)
+        """Mark all leaves. O(1); call it in each epoch. They are found when somebody asks what goes next."""
+        self._are_all_marked = True
 
     def leaves(self) -> list[Block]:
         """The blocks that can be evicted. O(n) for n leaves."""
@@ -247,7 +248,9 @@ class EvictionOrder:
             return
         among = self.memory.among(self._tree.contexts())
         self._seen, self._compared_s = (among.oldest_s, among.largest_tokens), now_s
-        leaves = self.leaves()
+        self._mark_each(self.leaves())
+
+    def _mark_each(self, leaves: list[Block]) -> None:
         self._heap.clear()
         self._expiries.clear()
         for block in leaves:

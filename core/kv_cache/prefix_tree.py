@@ -7,6 +7,7 @@ then on they end in its parent. A block therefore need not list all contexts tha
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Block:
     contexts: dict[Context, None] = field(default_factory=dict)  # the contexts that end in it
     needed_by: int = 0  # contexts that end in it, and children that a context needs
     version: int = 0  # the number of its valid entry in the order of eviction
+    number: int = 0  # of the blocks that the tree has had, in the order in which they came
 
     @property
     def is_leaf(self) -> bool:
@@ -58,6 +60,10 @@ class PrefixTree:
         self.needed = 0  # blocks that a context has
         self._blocks: dict[Hashable, Block] = {}
         self._ends: dict[Hashable, dict[Context, Block]] = {}  # by program: where its contexts end
+        self._numbers = itertools.count()
+        self._common = 0  # how often a block has become common
+        # For each context: its own tokens, with the end and `_common` for which they were counted.
+        self._own: dict[Context, tuple[Block, int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -88,10 +94,11 @@ class PrefixTree:
         """Add the missing blocks of a chain. Returns its last block; None if the chain is empty."""
         hit = self.hit_blocks(chain)
         last = self._blocks[chain[hit - 1]] if hit else None
-        if last is not None:
-            last.is_common = last.is_common or last.program != program
+        if last is not None and last.program != program:
+            self._make_common(last)
         for key in chain[hit:]:
-            block = self._blocks[key] = Block(key, last, program, last.depth + 1 if last else 0, now_s)
+            block = Block(key, last, program, last.depth + 1 if last else 0, now_s, number=next(self._numbers))
+            self._blocks[key] = block
             if last is not None:
                 last.children[block] = None
             last = block
@@ -157,13 +164,24 @@ class PrefixTree:
         return self._ends.get(context.program, {}).get(context)
 
     def own_tokens(self, context: Context) -> int:
-        """The tokens of a context that no other program has used."""
-        block = self.end_of(context)
+        """The tokens of a context that no other program has used. O(1) if they are as at the last call."""
+        block = end = self.end_of(context)
+        if end is None:
+            return 0
+        known = self._own.get(context)
+        if known is not None and known[:2] == (end, self._common):
+            return known[2]
         count = 0
         while block is not None and block.program == context.program and not block.is_common:
             count += 1
             block = block.parent
+        self._own[context] = end, self._common, count * self.block_tokens
         return count * self.block_tokens
+
+    def _make_common(self, block: Block) -> None:
+        if not block.is_common:
+            block.is_common = True
+            self._common += 1
 
     def tokens_of(self, program: Hashable) -> int:
         """The tokens of all contexts of a program. Shared tokens count once."""
@@ -187,6 +205,7 @@ class PrefixTree:
         return block
 
     def _forget(self, context: Context) -> Block | None:
+        self._own.pop(context, None)
         ends = self._ends.get(context.program)
         block = ends.pop(context, None) if ends is not None else None
         if ends is not None and not ends:
@@ -233,7 +252,8 @@ class PrefixTree:
             self.needed -= gone.needed_by > 0
             if parent is not None:
                 parent.used_s = max(parent.used_s, gone.used_s)
-                parent.is_common = parent.is_common or gone.is_common
+                if gone.is_common:
+                    self._make_common(parent)
                 parent.needed_by += len(gone.contexts)
             for context in list(gone.contexts):
                 if parent is None:
@@ -274,6 +294,7 @@ class PrefixTree:
             ),
             "contexts and blocks disagree": ends == {(each, block) for block in blocks for each in block.contexts},
             "a program without contexts is kept": all(self._ends.values()),
+            "own tokens are kept of a context that is gone": all(self.end_of(each) for each in self._own),
         }
         failed = [problem for problem, holds in checks.items() if not holds]
         if failed:

@@ -172,7 +172,9 @@ class Retention(Pauses):
                 self._mark(block)
 
     def epoch(self, memory: Memory, now_s: float) -> list[Context]:
-        """Decide and rank everything again with what is known now. O(n); call it about once a second.
+        """Decide and rank everything again with what is known now; call it about once a second.
+
+        O(n) for n contexts, however many blocks they have. The leaves are ranked when somebody asks what goes next.
 
         Returns:
             The contexts to spill that are not in host memory yet. `chain_of` names their blocks.
@@ -182,12 +184,12 @@ class Retention(Pauses):
         if self.policy.decides:
             self._held.clear()
             self.held_tokens = 0
-            for program in self._programs:
-                for context in self.tree.contexts_of(program):
-                    context.decision = self.policy.decide(context, self.memory, now_s)
-                    self._count_held(context, self.tree.own_tokens(context))
-                    if context.decision.action is Action.SPILL and not context.on_host:
-                        to_spill.append(context)
+            for context in self.tree.contexts():
+                context.decision = self.policy.decide(context, self.memory, now_s)
+                is_kept = context.decision.action is Action.KEEP
+                self._count_held(context, self.tree.own_tokens(context) if is_kept else 0)
+                if context.decision.action is Action.SPILL and not context.on_host:
+                    to_spill.append(context)
         if self.policy.decides or self.policy.changes_with_time:
             self.order.mark_all()
         return to_spill

@@ -26,6 +26,7 @@ from weft.core.trace.prefixes import BLOCK_TOKENS
 
 EPOCH_S: Final = 0.25  # time from one epoch of the KV policies to the next
 BELADY: Final = "belady (oracle)"
+_REPORT_EVERY: Final = 1000  # events between two reports of progress
 NEVER_S: Final = 1e9  # an oracle's pause if no call follows
 
 
@@ -70,6 +71,7 @@ def replay(
     *,
     knows_times: bool = False,
     check: Callable[[Retention], object] | None = None,
+    advance: Callable[[int], object] | None = None,
 ) -> ReplayResult:
     """Play a sequence against a KV policy.
 
@@ -79,13 +81,24 @@ def replay(
         policy: The KV policy.
         knows_times: Whether the policy is an oracle that knows when each context is used next.
         check: Called after each event (for tests).
+        advance: Called from time to time with the number of events since the last time.
     """
     name = f"{policy.name} (oracle)" if knows_times else policy.name
-    return _Replay(events, settings, lambda: _retention(policy.make(), settings), knows_times, check).play(name)
+    return _Replay(
+        events, settings, lambda: _retention(policy.make(), settings), knows_times, check, advance=advance
+    ).play(name)
 
 
-def replay_belady(events: Sequence[Access], settings: SimSettings) -> ReplayResult:
-    """Play a sequence against Bélády's rule, an oracle that knows the sequence. No rule computes less."""
+def replay_belady(
+    events: Sequence[Access], settings: SimSettings, *, advance: Callable[[int], object] | None = None
+) -> ReplayResult:
+    """Play a sequence against Bélády's rule, an oracle that knows the sequence. No rule computes less.
+
+    Args:
+        events: As for `replay`.
+        settings: As for `replay`.
+        advance: As for `replay`.
+    """
     uses: dict[tuple[int, object], list[int]] = defaultdict(list)
     for position, event in enumerate(events):
         if event.kind is Kind.BEGIN:
@@ -98,11 +111,21 @@ def replay_belady(events: Sequence[Access], settings: SimSettings) -> ReplayResu
         retention.order.uses = uses
         return retention
 
-    return _Replay(events, settings, make).play(BELADY)
+    return _Replay(events, settings, make, advance=advance).play(BELADY)
 
 
-def replay_all(programs: Sequence[TraceProgram], settings: SimSettings) -> list[ReplayResult]:
+def replay_all(
+    programs: Sequence[TraceProgram],
+    settings: SimSettings,
+    *,
+    progress: Callable[[float], object] | None = None,
+) -> list[ReplayResult]:
     """Play the programs' accesses against Bélády's rule, every KV policy, and next-use with known times, in this order.
+
+    Args:
+        programs: The programs.
+        settings: The engines. The scheduling policy decides when each access happens.
+        progress: Called from time to time with the share of all events that have been played.
 
     Raises:
         SimulationError: The settings have no KV cache of a bounded size that keeps prefixes.
@@ -110,9 +133,17 @@ def replay_all(programs: Sequence[TraceProgram], settings: SimSettings) -> list[
     if math.isinf(settings.kv_capacity):
         raise SimulationError("a replay needs a bounded KV cache; give a number of tokens, and leave out unit steps.")
     events = accesses(programs, settings)
-    results = [replay_belady(events, settings)]
-    results += (replay(events, settings, KvPolicyConfig(name)) for name in KV_POLICIES)
-    return [*results, replay(events, settings, KvPolicyConfig("next-use"), knows_times=True)]
+    total, played = len(events) * (len(KV_POLICIES) + 2), 0
+
+    def advance(count: int) -> None:
+        nonlocal played
+        played += count
+        if progress is not None:
+            progress(played / total)
+
+    results = [replay_belady(events, settings, advance=advance)]
+    results += (replay(events, settings, KvPolicyConfig(name), advance=advance) for name in KV_POLICIES)
+    return [*results, replay(events, settings, KvPolicyConfig("next-use"), knows_times=True, advance=advance)]
 
 
 def _retention(
@@ -131,8 +162,11 @@ class _Replay:
         make: Callable[[], Retention],
         knows_times: bool = False,
         check: Callable[[Retention], object] | None = None,
+        *,
+        advance: Callable[[int], object] | None = None,
     ) -> None:
         self._events = events
+        self._advance = advance or (lambda _count: None)
         self._capacity = settings.kv_tokens // BLOCK_TOKENS
         self._prefill_token_s = settings.timing.prefill_token_s
         self._knows_times = knows_times
@@ -168,6 +202,9 @@ class _Replay:
                     each.program_ended(call.program, now_s)
             if self._check is not None:
                 self._check(retention)
+            if (position + 1) % _REPORT_EVERY == 0:
+                self._advance(_REPORT_EVERY)
+        self._advance(len(self._events) % _REPORT_EVERY)
         return ReplayResult(rule, self._prompt, self._hit * BLOCK_TOKENS, self._again * BLOCK_TOKENS)
 
     def _begin(self, retention: Retention, call: PlayedCall, now_s: float) -> None:

@@ -63,6 +63,21 @@ def simulation_progress(programs: int) -> Iterator[Callable[[int], object]]:
         yield lambda ended: bars.update(task, completed=ended)
 
 
+@contextmanager
+def replay_progress() -> Iterator[Callable[[float], object]]:
+    """A bar for a replay, which disappears at its end. Gives a callback that takes the share that is done.
+
+    Shows nothing where standard error is no terminal.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("replaying", total=1.0)
+        yield lambda share: bars.update(task, completed=share)
+
+
 class BenchProgress:
     """A bar with an estimate of the time left for each part of a benchmark, used as `with`.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from weft.commands.choices import one_of
-from weft.commands.progress import simulation_progress
+from weft.commands.progress import replay_progress, simulation_progress
 from weft.core.errors import PolicyError, SimulationError, WeftError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig, registration, registrations
@@ -134,7 +134,8 @@ def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: boo
 
     from weft.core.sim.replay import replay_all
 
-    best, *others = results = replay_all(programs, settings)
+    with replay_progress() as progress:
+        best, *others = results = replay_all(programs, settings, progress=progress)
     if as_json:
         rows = {each.rule: {**each._asdict(), "ratio": each.ratio(best)} for each in results}
         typer.echo(json.dumps({"kv_tokens": settings.kv_tokens, "rules": rows}))

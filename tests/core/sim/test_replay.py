@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 from array import array
+from collections.abc import Callable
+from functools import partial
 from itertools import chain, combinations
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -93,6 +98,55 @@ def test_a_large_cache_recomputes_nothing() -> None:
     for each in replay_all(programs, SimSettings(kv_tokens=10**7)):
         assert (each.recomputed_tokens, each.ratio(each)) == (0, 1.0)
         assert each.hit_tokens > 0
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """The lines of Weft's KV policies and replay that some work runs."""
+    count = 0
+
+    def of_line(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return of_line
+
+    def of_call(frame: FrameType, _event: str, _: object) -> Any:
+        name = frame.f_globals.get("__name__", "")
+        return of_line if name.startswith(("weft.core.kv_cache", "weft.core.sim.replay")) else None
+
+    before = sys.gettrace()
+    sys.settrace(of_call)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("name", ["least-waste", "next-use", "saga", "ttl"])
+def test_the_work_of_a_replay_grows_with_the_blocks_that_are_read(name: str) -> None:
+    """A cache that is far from full holds more with each program. Each epoch decides on the open contexts again, and
+    must not look at all blocks, nor at all leaves, nor walk along a context: with four times the programs, the work for
+    each block that is read stays nearly the same. Looking at all blocks makes it 2.4 times as much."""
+    per_block = []
+    for count in (4, 16):
+        rng = random.Random(7)
+        programs = generate("mixed", count, poisson(rng, 0.1), rng)
+        large = SimSettings(PolicyConfig("fcfs"), kv_tokens=10**7)
+        events = accesses(programs, large)
+        blocks = sum(len(event.call.chain) for event in events)
+        per_block.append(lines_run(partial(replay, events, large, KvPolicyConfig(name))) / blocks)
+    assert per_block[1] < 1.4 * per_block[0]
+
+
+def test_a_replay_says_how_far_it_is() -> None:
+    """The share grows to 1 over all rules, and within a rule as well."""
+    rng = random.Random(5)
+    programs = generate("tools", 100, poisson(rng, 1.0), rng)
+    shares: list[float] = []
+    replay_all(programs, SimSettings(kv_tokens=10**6), progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert len(shares) > len(KV_POLICIES) + 2
 
 
 def test_integrity_holds_after_each_event() -> None:
