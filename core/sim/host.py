@@ -24,16 +24,18 @@ class _Spill(NamedTuple):
 class HostMemory:
     """The contexts of programs in host memory, as prefixes like those on the device.
 
-    If host memory is full, copies of ended programs go first, then those that were made longest ago.
+    If host memory is full, the copies that were used longest ago go first.
 
     Args:
         capacity: In tokens.
         copy_token_s: Seconds to copy a token, in each direction.
         counts: The totals to add to.
+        ended_first: Whether copies of ended programs go before all others, and are not made any more.
     """
 
-    def __init__(self, capacity: float, copy_token_s: float, counts: Counts) -> None:
+    def __init__(self, capacity: float, copy_token_s: float, counts: Counts, *, ended_first: bool = True) -> None:
         self.copy_token_s = copy_token_s
+        self._ended_first = ended_first
         self.kv = KvCache(capacity)
         self._counts = counts
         self._spills: deque[_Spill] = deque()  # in the order in which they are done
@@ -47,8 +49,11 @@ class HostMemory:
             if self._coming.get(call.kv_key) == tokens:
                 del self._coming[call.kv_key]
             segment, hit = self.kv.find(call.prefixes())
-            if call.owner.unfinished_calls and hit < tokens <= self.kv.capacity:
-                self.kv.release(self.kv.reserve_call(call, segment, hit, tokens))
+            is_wanted = call.owner.unfinished_calls or not self._ended_first
+            if is_wanted and hit < tokens <= self.kv.capacity:
+                own = self.kv.reserve_call(call, segment, hit, tokens)
+                self.kv.name_output(call, own)
+                self.kv.release(own)
 
     def tokens_of(self, call: SimCall) -> int:
         """The tokens of a call's prefix that can be copied back."""
@@ -76,4 +81,5 @@ class HostMemory:
 
     def program_ended(self, program: SimProgram) -> None:
         """Nobody needs the copies of a program any more."""
-        self.kv.evict_first((program.number, index) for index in range(len(program.spec.calls)))
+        if self._ended_first:
+            self.kv.evict_first((program.number, index) for index in range(len(program.spec.calls)))

@@ -42,7 +42,10 @@ class PolicyKvCache(KvCache):
         super().__init__(settings.kv_capacity, block_tokens=settings.block_tokens)
         # If prompts take no time, assume the default, as an engine does until it has measured.
         self._prefill_token_s = settings.timing.prefill_token_s or StepCosts().prefill_token_s
-        self._fetches_ahead = settings.fetches_ahead
+        # Under a policy that decides nothing, each context is copied when its call ends, as vLLM's offloading does, and
+        # copied back when the next call starts.
+        self._copies_all = host is not None and not policy.decides
+        self._fetches_ahead = settings.fetches_ahead and policy.decides
         self._host = host
         self._fetches: dict[Context, _Fetch] = {}  # in the order in which they are done
         self._now_s = 0.0
@@ -97,10 +100,16 @@ class PolicyKvCache(KvCache):
 
     def call_ended(self, call: SimCall, segment: Segment) -> None:
         self._contexts.call_left(call, segment, None, self._now_s)
+        self._copy(call, segment)
 
     def call_preempted(self, call: SimCall, segment: Segment) -> None:
         """A running call waits again, and needs the context that it leaves."""
         self._contexts.call_left(call, segment, self._now_s, self._now_s)
+        self._copy(call, segment)
+
+    def _copy(self, call: SimCall, segment: Segment) -> None:
+        if self._copies_all and self._host is not None:
+            self._host.spill(call, segment.end, self._now_s)
 
     def program_ended(self, program: SimProgram) -> None:
         self._contexts.program_ended(program)
@@ -223,7 +232,7 @@ def kv_cache(settings: SimSettings, counts: Counts) -> KvCache:
     capacity, config = settings.kv_capacity, settings.kv_policy
     if config is None or not settings.shares_prefixes or capacity == math.inf:
         return KvCache(capacity, keep=settings.shares_prefixes, block_tokens=settings.block_tokens)
-    host = None
+    host, policy = None, config.make()
     if settings.host_kv_tokens:
-        host = HostMemory(settings.host_kv_tokens, settings.swap_token_s, counts)
-    return PolicyKvCache(settings, config.make(), host)
+        host = HostMemory(settings.host_kv_tokens, settings.swap_token_s, counts, ended_first=policy.evicts_ended_first)
+    return PolicyKvCache(settings, policy, host)

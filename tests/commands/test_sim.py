@@ -102,6 +102,14 @@ def test_the_gate_is_an_option_of_any_policy(sim: Sim) -> None:
         assert sim(FIGURE_2, "--policy", policy, "--batch-size", 2, "--gate") == without
 
 
+def test_a_closed_loop(sim: Sim) -> None:
+    """One program at a time: each arrives when the one before it has ended, so none waits."""
+    result = sim(FIGURE_2, "--policy", "fcfs", "--batch-size", 2, "--concurrency", 1)
+    rows = sorted(result["programs"].values(), key=lambda row: row["arrival"])
+    assert [row["arrival"] for row in rows] == [0, *(row["finish"] for row in rows[:-1])]
+    assert result["total_wait"] == 0
+
+
 def test_beta_promotes(sim: Sim) -> None:
     """With beta inf, a program of short calls delays a long call to the end. With beta 1 the long call is promoted."""
     trace: dict[str, list[Any]] = {"long": [6, 6], "other": [1] * 20}
@@ -184,6 +192,8 @@ def test_a_public_trace(weft: WeftCommand, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--batch-size", 0), "batch_size must be at least 1"),
+        (("--concurrency", 0), "concurrency must be at least 1"),
+        (("--concurrency", 2, "--load", 1), "give one of them"),
         (("--replicas", 999_999_999), "replicas must be at most 10000"),
         (("--queue-bounds", "2,3"), "--queue-bounds has no effect under auto; pass --policy with one of a"),
         (("--policy", "atlas", "--queue-bounds", "2,x"), "--queue-bounds is '2,x'; give numbers with commas"),

@@ -70,7 +70,11 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         ),
     ] = None,
     host_kv_tokens: Annotated[
-        int, typer.Option(help="Tokens of host memory for the contexts of programs between calls.")
+        int,
+        typer.Option(
+            help="Tokens of host memory for contexts between calls. With --kv-policy lru it is filled as vLLM's "
+            "kv_offloading_size is."
+        ),
     ] = 0,
     preemption: Annotated[
         Literal["recompute", "swap"], typer.Option(help="What happens to the KV of a preempted call.")
@@ -80,6 +84,10 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         typer.Option(
             help="Stretch the arrivals to this multiple of what the engines can serve. weft sim measures that first."
         ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="Run so many programs at once: the next one arrives when one ends, whatever its time."),
     ] = None,
     replay: Annotated[
         bool,
@@ -106,8 +114,11 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         kv_policy=None if kv_policy is None else KvPolicyConfig(kv_policy),
         host_kv_tokens=host_kv_tokens,
         preemption=preemption,
+        concurrency=concurrency,
         unit_steps=unit_steps,
     )
+    if load is not None and concurrency is not None:
+        raise SimulationError("--load and --concurrency both say when programs arrive; give one of them.")
     programs = read(file) if load is None else with_load(read(file), load, settings)
     if replay:
         _replay(programs, settings, as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -43,10 +44,11 @@ def test_every_policy_serves_all_programs_with_little_host_memory(name: str, sch
     assert simulate(programs, settings).to_dict() == result.to_dict()  # nothing is random
 
 
-def test_what_was_spilled_is_not_computed_again() -> None:
+@pytest.mark.parametrize("name", ["next-use", "lru", "ended-first"])
+def test_what_was_spilled_is_not_computed_again(name: str) -> None:
     """Tool loops whose contexts do not fit: with enough host memory each prompt token is computed once."""
     programs = programs_of("tools", 40)
-    alone, with_host = run(programs, 0), run(programs, math.inf)
+    alone, with_host = run(programs, 0, name=name), run(programs, math.inf, name=name)
     assert alone.counts.again > 0
     assert with_host.counts.again == 0
     assert with_host.mean_latency < alone.mean_latency
@@ -57,6 +59,20 @@ def test_host_memory_is_bounded() -> None:
     programs = programs_of("tools", 40)
     alone, little, enough = (run(programs, tokens).counts.again for tokens in (0, 65_536, math.inf))
     assert enough < little < alone
+
+
+@pytest.mark.parametrize(("name", "found"), [("lru", 8_000), ("ended-first", 0)])
+def test_plain_lru_keeps_the_copies_of_ended_programs(name: str, found: int) -> None:
+    """Under `lru`, the twin of vLLM's `kv_offloading_size`, a later program finds what an ended one has left in host
+    memory. Under a policy that knows ends, its copy is dropped."""
+
+    def program(name: str, block: int, arrival_s: float) -> TraceProgram:
+        call = TraceCall("a", (), 1, 8_001, hash_ids=array("q", [block]))
+        return TraceProgram(name, (call,), arrival_s, block_tokens=8_000)
+
+    programs = [program("A", 1, 0.0), program("B", 2, 20.0), program("C", 1, 40.0)]
+    counts = run(programs, math.inf, name=name, kv_tokens=8_002).counts
+    assert counts.fetched == found
 
 
 def test_what_computing_does_faster_is_not_spilled() -> None:
