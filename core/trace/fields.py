@@ -42,9 +42,9 @@ def whole(data: Mapping[str, Any], key: str, where: str, *, least: int = 0, requ
     return value
 
 
-def seconds(data: Mapping[str, Any], key: str, where: str) -> float:
-    """Return a number of seconds, 0 or more. 0 for a missing key."""
-    value = data.get(key, 0.0)
+def seconds(data: Mapping[str, Any], key: str, where: str, *, required: bool = False) -> float:
+    """Return a number of seconds, 0 or more. 0 for a missing key, unless it is `required`."""
+    value = data.get(key, None if required else 0.0)
     if type(value) not in (int, float) or not 0 <= value <= MOST:
         raise TraceError(f"{where}: {key} is {value!r:.40}; give seconds, 0 or more and at most {MOST:.0e}.")
     return float(value)

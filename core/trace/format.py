@@ -22,6 +22,7 @@ from typing import Any, Final
 from weft.core.errors import TraceError
 from weft.core.program.graph import ProgramGraph
 from weft.core.trace.fields import object_of, seconds, text, whole
+from weft.core.trace.files import write_whole
 from weft.core.trace.measured import Measured, dump_measured, measured_of, read_measured
 
 # Version 2 has `measured`, and version 3 has block hashes, request times, sub-agents and unknown ends. A program is
@@ -156,16 +157,12 @@ def parse(line: str, where: str) -> TraceProgram:
 
 
 def write(programs: Iterable[TraceProgram], path: Path) -> None:
-    """Write a trace file. Most keys that have their default value are left out.
+    """Write a trace file whole or not at all. Most keys that have their default value are left out.
 
     Raises:
         TraceError: the file cannot be written.
     """
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in map(dump, programs))
-    except OSError as error:
-        raise TraceError(f"{path} cannot be written: {error.strerror or error}. Choose another file.") from None
+    write_whole((line + "\n" for line in map(dump, programs)), path)
 
 
 def dump(program: TraceProgram) -> str:
@@ -251,7 +248,7 @@ def block_hashes(program: TraceProgram) -> dict[str, array[int]]:
 def with_block_hashes(program: TraceProgram, chains: Mapping[str, Sequence[int]], block_tokens: int) -> TraceProgram:
     """Return a program whose calls share prefixes as the ids of their blocks say.
 
-    A call's output is taken to be what the first call after it repeats, if that call's prompt begins with all whole
+    A call's output is taken to be what the next call repeats: the first one after it whose prompt begins with all whole
     blocks of this call's prompt, and has tokens enough for the output too.
 
     Args:
@@ -261,19 +258,18 @@ def with_block_hashes(program: TraceProgram, chains: Mapping[str, Sequence[int]]
         block_tokens: the tokens of a block.
     """
     prompts = {call.call_id: array("q", chains[call.call_id]) for call in program.calls}
-    followers: dict[str, TraceCall] = {}
+    followers: dict[str, list[array[int]]] = {}
     for call in program.calls:
         if call.parents:
-            followers.setdefault(call.parents[0], call)
+            followers.setdefault(call.parents[0], []).append(prompts[call.call_id])
     contexts: dict[str, array[int]] = {}
     for call in program.calls:
         contexts[call.call_id] = prompt = prompts[call.call_id]
-        follower = followers.get(call.call_id)
         total = (call.prompt_tokens + call.output_tokens) // block_tokens
-        if follower is not None and len(prompts[follower.call_id]) >= total:
-            after = prompts[follower.call_id][:total]
-            if common_blocks(prompt, after) == len(prompt):
-                contexts[call.call_id] = after
+        for after in followers.get(call.call_id, ()):
+            if len(after) >= total and common_blocks(prompt, after) == len(prompt):
+                contexts[call.call_id] = after[:total]
+                break
     calls = []
     for call in program.calls:
         context, shared = contexts[call.call_id], 0
@@ -284,7 +280,7 @@ def with_block_hashes(program: TraceProgram, chains: Mapping[str, Sequence[int]]
     return replace(program, calls=tuple(calls), block_tokens=block_tokens)
 
 
-def common_blocks(first: array[int], second: array[int]) -> int:
+def common_blocks(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many first ids are the same."""
     low, high = 0, min(len(first), len(second))
     while low < high:

@@ -89,7 +89,8 @@ def test_help_shows_no_type_of_an_option_without_a_value(
     main: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--json <bool>` would ask for a value that the option does not take."""
-    for command in ("", "graph", "bench", "serve", "sim", "top", "trace make", "trace export", "model prepare"):
+    traces = ("trace make", "trace import", "trace export")
+    for command in ("", "graph", "bench", "serve", "sim", "top", *traces, "model prepare"):
         main(*command.split(), "--help")
     shown = capsys.readouterr().out
     assert "--stealing" in shown

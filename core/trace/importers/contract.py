@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from weft.core.errors import TraceError
-from weft.core.trace.format import TraceProgram
+from weft.core.trace.format import TraceProgram, common_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class ImportOptions:
     max_context_tokens: float = math.inf  # of prompt and output of a call
     max_turns: float = math.inf  # calls of a program
     gap_cap_s: float = math.inf  # a longer gap is cut to this
+    ends_unknown: bool = False  # say of all programs that nobody tells when they end
 
     def __post_init__(self) -> None:
         for name in ("max_context_tokens", "max_turns"):
@@ -30,6 +33,52 @@ class ImportOptions:
                 raise TraceError(f"{name} is {getattr(self, name)}; give at least 1.")
         if not self.gap_cap_s >= 0:
             raise TraceError(f"gap_cap_s is {self.gap_cap_s}; give seconds, 0 or more.")
+
+
+class BlockScope:
+    """Numbers the blocks of prompts. Two blocks get the same number if they and all blocks before them are the same."""
+
+    def __init__(self, counter: Iterator[int]) -> None:
+        self._counter = counter
+        self._known: dict[tuple[int, Hashable], int] = {}  # by the number of the block before
+        self._last: list[Hashable] = []  # the ids given last, which most often begin the next ones
+        self._last_numbers = array("q")
+
+    def numbers(self, ids: Sequence[Hashable]) -> array[int]:
+        """Return a number for each block of a prompt.
+
+        Args:
+            ids: what the format calls each of its blocks, from the first one on.
+        """
+        ids = list(ids)
+        found = self._last_numbers[: common_blocks(self._last, ids)]
+        before = found[-1] if found else -1
+        for each in ids[len(found) :]:
+            number = self._known.get((before, each))
+            if number is None:
+                number = self._known[before, each] = next(self._counter)
+            found.append(number)
+            before = number
+        self._last, self._last_numbers = ids, found
+        return found
+
+
+class Blocks:
+    """Numbers the blocks of all programs of an import, so that those of different scopes never have the same number."""
+
+    def __init__(self) -> None:
+        self._counter = itertools.count()
+        self._scopes: dict[Hashable, BlockScope] = {}
+
+    def scope(self, key: Hashable = None) -> BlockScope:
+        """Return the scope within which a format's ids mean the same.
+
+        Args:
+            key: names the scope, which lasts as long as the import. None: a new scope, shared with nothing.
+        """
+        if key is None:
+            return BlockScope(self._counter)
+        return self._scopes.setdefault(key, BlockScope(self._counter))
 
 
 class Importer(Protocol):
@@ -46,13 +95,14 @@ class Importer(Protocol):
             head: its first 64 KiB as text. The text may end within a line.
         """
 
-    def read(self, path: Path, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
+    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
         """Yield the programs of a file one by one, so that a long file is never held whole.
 
-        Ids of programs are unique in the file. Hash ids of programs that share nothing differ.
+        Calls come after their parents. An id of a program that another one has already is changed later.
 
         Args:
             path: the file.
+            blocks: numbers the blocks of prompts.
             advance: called with the number of further bytes that were read.
 
         Raises:

@@ -78,6 +78,22 @@ def replay_progress() -> Iterator[Callable[[float], object]]:
         yield lambda share: bars.update(task, completed=share)
 
 
+@contextmanager
+def file_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
+    """A bar for files that are read, which disappears at its end. Gives a callback that takes how many more bytes.
+
+    Shows nothing where standard error is no terminal.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(what, total=total_bytes)
+        yield lambda count: bars.advance(task, count)
+
+
 class BenchProgress:
     """A bar with an estimate of the time left for each part of a benchmark, used as `with`.
 

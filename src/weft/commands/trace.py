@@ -1,20 +1,24 @@
-"""`weft trace`: make a program trace for `weft sim` and `weft bench`, or export one.
+"""`weft trace`: make a program trace for `weft sim` and `weft bench`, import one of another tool, or export one.
 
 `weft trace SOURCE` is the short form of `weft trace make SOURCE`, which was the only form once.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from weft.commands.choices import one_of
 from weft.commands.flags import Command, Group
+from weft.commands.progress import file_progress
 from weft.core.errors import SimulationError
 from weft.core.sim.load import ENOUGH, capacity, check_load
 from weft.core.sim.settings import SimSettings
+from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport
 
 
 class _MakeUnlessNamed(Group):
@@ -29,7 +33,8 @@ class _MakeUnlessNamed(Group):
 trace_app = typer.Typer(
     cls=_MakeUnlessNamed,
     no_args_is_help=True,
-    help="Make a program trace, or export a recorded one. `weft trace SOURCE` is short for `weft trace make SOURCE`.",
+    help="Make a program trace, import one of another tool, or export one. `weft trace SOURCE` is short for `weft "
+    "trace make SOURCE`.",
 )
 
 
@@ -81,6 +86,63 @@ def make(  # noqa: PLR0917  typer reads options off the signature
         rate = load * capacity(draw(max(programs, ENOUGH), 1.0), engine, tools=False)
     write(draw(programs, 1.0 if rate is None else rate), out)
     typer.echo(out)
+
+
+@trace_app.command("import", cls=Command)
+def import_(  # noqa: PLR0917  typer reads options off the signature
+    files: Annotated[list[Path], typer.Argument(help="Files of other tools, and folders of them.")],
+    out: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.jsonl"),
+    format: Annotated[  # noqa: A002  the option's name
+        str | None, one_of(IMPORTERS, help="What the files are (default: found by looking at each of them).")
+    ] = None,
+    max_context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Leave out calls with more tokens than this, and the calls that follow them."),
+    ] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="Leave out calls of a program beyond this number.")
+    ] = None,
+    gap_cap: Annotated[float | None, typer.Option(min=0, help="Cut longer gaps to this many seconds.")] = None,
+    programs: Annotated[int | None, typer.Option(min=1, help="Stop after this many programs.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Programs that arrive a second, on average (default: they arrive as recorded)."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For --rate: the same seed makes the same arrivals.")] = 0,
+    ends_unknown: Annotated[
+        bool,
+        typer.Option("--ends-unknown", help="Nobody tells when a program ends, as with most clients over HTTP."),
+    ] = False,
+) -> None:
+    """Import traces of other tools: token counts, shared prefixes, times. Texts are left out."""
+    from weft.core.trace.format import write
+    from weft.core.trace.workloads import poisson
+
+    caps = {"max_context_tokens": max_context, "max_turns": max_turns, "gap_cap_s": gap_cap}
+    options = ImportOptions(ends_unknown=ends_unknown, **{name: cap for name, cap in caps.items() if cap is not None})
+    arrivals = None if rate is None else poisson(random.Random(f"arrivals {seed}"), rate)  # noqa: S311
+    found = TraceImport(files, options, format, arrivals)
+    with file_progress("importing", found.bytes) as found.advance:
+        write(itertools.islice(found, programs), out)
+    counts = found.counts
+    typer.echo(f"{out}: {_count(counts.programs, 'program')} with {_count(counts.calls, 'call')}")
+    if left_out := [
+        text
+        for number, text in (
+            (counts.programs_left_out, _count(counts.programs_left_out, "program")),
+            (counts.calls_left_out, f"{_count(counts.calls_left_out, 'call')} of other programs"),
+        )
+        if number
+    ]:
+        typer.echo(f"left out by the caps: {', '.join(left_out)}")
+    if found.left_out:
+        typer.echo(
+            f"left out as no known format: {_count(len(found.left_out), 'file')} (the first is {found.left_out[0]})"
+        )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s'[: number != 1]}"
 
 
 @trace_app.command(cls=Command)

@@ -1,0 +1,164 @@
+"""Imports traces of other tools: `weft trace import` and whatever else reads a user's own traces.
+
+Each format has a file with an `Importer`; it is added to `IMPORTERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from weft.core.errors import TraceError
+from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.importers.contract import Blocks, Importer, ImportOptions
+from weft.core.trace.importers.weka import Weka
+
+__all__ = ["IMPORTERS", "ImportOptions", "Importer", "TraceImport", "import_traces"]
+
+IMPORTERS: Final[dict[str, Importer]] = {each.name: each for each in (Weka(),)}  # in the order in which they look
+
+_HEAD_BYTES: Final = 1 << 16
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an import has found so far."""
+
+    programs: int = 0
+    calls: int = 0
+    programs_left_out: int = 0  # with their first calls beyond a cap
+    calls_left_out: int = 0  # of the programs that were kept
+
+
+class TraceImport:
+    """Finds the files to import, and how to read them. Iterate over it to import their programs, once.
+
+    Programs come one by one, and no file is held whole, except a file that is one JSON document. Programs of one id get
+    ids of their own: the second one's ends in `-2`. The iteration raises TraceError if a file is wrong or has no
+    program, or if the caps leave none.
+
+    Args:
+        paths: files, and folders of files. In a folder, files of other formats are left out.
+        options: caps.
+        format: the format's name. None: it is found by looking at each file.
+        arrivals: the arrival times of the programs in seconds. None: as recorded, from the start of each file.
+        advance: called with the number of further bytes that were read.
+
+    Attributes:
+        files: the files, each with its importer.
+        left_out: the files in folders that are of no known format.
+        counts: what has been found so far.
+
+    Raises:
+        TraceError: there is no such format, or a file is of no known format, or a folder has none that is.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        options: ImportOptions | None = None,
+        format: str | None = None,  # noqa: A002  the option's name
+        arrivals: Iterator[float] | None = None,
+        advance: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        if format is not None and format not in IMPORTERS:
+            raise TraceError(f"there is no format {format!r:.40}; choose one of {', '.join(IMPORTERS)}.")
+        self.files: list[tuple[Path, Importer]] = []
+        self.left_out: list[Path] = []
+        self.counts = Counts()
+        self._options = options or ImportOptions()
+        self._arrivals = arrivals
+        self.advance = advance
+        for path in paths:
+            self._find(path, format)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes will be read."""
+        return sum(path.stat().st_size for path, _ in self.files)
+
+    def __iter__(self) -> Iterator[TraceProgram]:
+        blocks, times = Blocks(), dict[str, int]()  # how often each id has come
+        for path, importer in self.files:
+            found: TraceProgram | None = None
+            for found in importer.read(path, blocks, self.advance):
+                program = self._capped(found)
+                if program is None:
+                    continue
+                program_id = program.program
+                while program_id in times:
+                    times[program.program] += 1
+                    program_id = f"{program.program}-{times[program.program]}"
+                times[program_id] = 1
+                arrival_s = program.arrival_s if self._arrivals is None else next(self._arrivals)
+                yield replace(program, program=program_id, arrival_s=arrival_s)
+            if found is None:
+                raise TraceError(f"{path} has no program; expected {importer.description}.")
+        if not self.counts.programs:
+            raise TraceError(
+                f"the first calls of all {self.counts.programs_left_out} programs have more than "
+                f"{self._options.max_context_tokens:.0f} tokens; allow more of them, or give other files."
+            )
+
+    def _find(self, path: Path, name: str | None) -> None:
+        if not path.is_dir():
+            self.files.append((path, _importer(path, name)))
+            return
+        known = len(self.files)
+        for each in sorted(each for each in path.rglob("*") if each.is_file()):
+            try:
+                self.files.append((each, _importer(each, name)))
+            except TraceError:
+                self.left_out.append(each)
+        if len(self.files) == known:
+            raise TraceError(f"{path} has no file in a known format; give a folder with {_FORMATS}.")
+
+    def _capped(self, program: TraceProgram) -> TraceProgram | None:
+        options, kept = self._options, dict[str, TraceCall]()
+        for call in program.calls:
+            if len(kept) >= options.max_turns:
+                break
+            fits = call.prompt_tokens + call.output_tokens <= options.max_context_tokens
+            if fits and all(parent in kept for parent in call.parents):
+                is_longer = call.gap_s > options.gap_cap_s
+                kept[call.call_id] = replace(call, gap_s=options.gap_cap_s) if is_longer else call
+        if not kept:
+            self.counts.programs_left_out += 1
+            return None
+        self.counts.programs += 1
+        self.counts.calls += len(kept)
+        self.counts.calls_left_out += len(program.calls) - len(kept)
+        end_known = program.end_known and not options.ends_unknown
+        return replace(program, calls=tuple(kept.values()), end_known=end_known)
+
+
+def import_traces(
+    paths: Iterable[Path],
+    options: ImportOptions | None = None,
+    format: str | None = None,  # noqa: A002  the option's name
+) -> Iterator[TraceProgram]:
+    """Yield the programs of files in other formats. `TraceImport` has the arguments, and the errors."""
+    return iter(TraceImport(paths, options, format))
+
+
+_FORMATS: Final = ", ".join(IMPORTERS)
+
+
+def _importer(path: Path, name: str | None) -> Importer:
+    """Return the importer of a file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES).decode("utf-8", "replace").removeprefix("\ufeff")
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}. Name another file.") from None
+    if name is not None:
+        return IMPORTERS[name]
+    found = next((each for each in IMPORTERS.values() if each.matches(path, head)), None)
+    if found is None:
+        raise TraceError(
+            f"{path} is in no known format; it begins with {head[:40]!r}. Give a file in one of these: {_FORMATS}; or "
+            "say with --format which it is."
+        )
+    return found

@@ -1,0 +1,124 @@
+"""Reads files of JSON for importers. Every error is a `TraceError` that names the file and the line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import TraceError
+from weft.core.trace.fields import MOST
+
+
+def lines(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text file that are not empty, with their numbers.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes of each line.
+
+    Raises:
+        TraceError: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, data in enumerate(file, 1):
+                advance(len(data))
+                try:
+                    text = data.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise TraceError(f"{path}, line {number}: not UTF-8 text; give a text file.") from None
+                if text.strip():
+                    yield number, text
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}. Name another file.") from None
+
+
+def rows(path: Path, advance: Callable[[int], object], expected: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the JSON object on each line, with the place for messages.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes of each line.
+        expected: what a line should be, for messages.
+
+    Raises:
+        TraceError: the file cannot be read, or a line is not a JSON object.
+    """
+    for number, text in lines(path, advance):
+        where = f"{path}, line {number}"
+        yield where, an_object(_parsed(text, where, expected), where, expected)
+
+
+def documents(path: Path, advance: Callable[[int], object], expected: str) -> Iterator[tuple[str, Any]]:
+    """Yield the JSON documents of a file, with the place for messages: one a line, or one over several lines.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes of each line.
+        expected: what a document should be, for messages.
+
+    Raises:
+        TraceError: the file cannot be read, or is not JSON.
+    """
+    rest = lines(path, advance)
+    number, first = next(rest, (1, ""))
+    try:
+        data = json.loads(first)
+    except (ValueError, RecursionError):
+        text = "\n" * (number - 1) + first + "".join(line for _, line in rest)
+        yield str(path), _parsed(text, str(path), expected)
+        return
+    yield (f"{path}, line {number}"), data
+    for number, text in rest:
+        where = f"{path}, line {number}"
+        yield where, _parsed(text, where, expected)
+
+
+def _parsed(text: str, where: str, expected: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        detail = " ".join(str(error).split()).removesuffix(".")
+        raise TraceError(f"{where}: not JSON ({detail:.100}); expected {expected}.") from None
+
+
+def an_object(data: object, where: str, expected: str) -> dict[str, Any]:
+    """Return `data` if it is a JSON object.
+
+    Raises:
+        TraceError: it is something else.
+    """
+    if isinstance(data, dict):
+        return data
+    raise TraceError(f"{where}: {data!r:.40} is not an object; expected {expected}.")
+
+
+def a_list(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    """Return the list under a key.
+
+    Raises:
+        TraceError: there is none, or something else.
+    """
+    value = data.get(key)
+    if isinstance(value, list):
+        return value
+    raise TraceError(f"{where}: {key} is {value!r:.40}; expected a list.")
+
+
+def optional_seconds(data: Mapping[str, Any], key: str, where: str, unit_s: float = 1.0) -> float | None:
+    """Return the number under a key in seconds. None for null or a missing key. Times a little below 0 are 0.
+
+    Args:
+        unit_s: the unit of the file's numbers, in seconds.
+
+    Raises:
+        TraceError: the value is no number, or one that no time has.
+    """
+    value = data.get(key)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not abs(value) <= MOST:
+        raise TraceError(f"{where}: {key} is {value!r:.40}; expected a number, at most {MOST:.0e}.")
+    return max(0.0, float(value) * unit_s)

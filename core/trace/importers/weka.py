@@ -1,0 +1,172 @@
+"""Recorded coding sessions in the form of Weka's kv-cache-tester, the corpus of the AgentX benchmark.
+
+A file is a session. Its requests follow one another; between two of them are the sub-agents that the first one started
+and the second one waited for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from weft.core.errors import TraceError
+from weft.core.trace.fields import seconds, text, whole
+from weft.core.trace.format import TraceCall, TraceProgram, with_block_hashes
+from weft.core.trace.importers.contract import Blocks, BlockScope
+from weft.core.trace.importers.reading import a_list, an_object, documents, optional_seconds
+
+NAME: Final = "claude-code"  # of all programs: the sessions have no names of their own
+IN_BACKGROUND: Final = "async_launched"  # the status of a sub-agent that nobody waited for
+_EXPECTED: Final = "a Weka session, an object with id, block_size and requests"
+
+
+class Weka:
+    """Reads sessions; a file has one, or one on each line."""
+
+    name: str = "weka"
+    description: str = "sessions of Weka's kv-cache-tester, as in AgentX"
+
+    def matches(self, path: Path, head: str) -> bool:
+        """Whether the file begins like a session."""
+        del path
+        return head.lstrip().startswith("{") and all(f'"{key}"' in head for key in ("requests", "hash_ids", "in"))
+
+    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
+        """Yield the sessions of a file."""
+        for where, data in documents(path, advance, _EXPECTED):
+            yield _session(an_object(data, where, _EXPECTED), where, blocks)
+
+
+def _session(data: dict[str, Any], where: str, blocks: Blocks) -> TraceProgram:
+    program = text(data, "id", where, required=True) or ""
+    block_tokens = whole(data, "block_size", where, least=1, required=True)
+    scope = text(data, "hash_id_scope", where) or "local"
+    if scope not in ("local", "global"):
+        raise TraceError(f"{where}: hash_id_scope is {scope!r:.40}; expected local or global.")
+    reader = _Requests(blocks.scope(("weka", block_tokens) if scope == "global" else None), block_tokens)
+    try:
+        reader.add(a_list(data, "requests", where), where)
+    except RecursionError:
+        raise TraceError(f"{where}: sub-agents are nested too deeply; expected some levels at most.") from None
+    if not reader.calls:
+        raise TraceError(f"{where}: the session has no request; expected at least one.")
+    return with_block_hashes(
+        TraceProgram(program, tuple(reader.calls), name=NAME), reader.prompts, block_tokens=block_tokens
+    )
+
+
+class _Requests:
+    """Collects the calls of a session and of its sub-agents."""
+
+    def __init__(self, scope: BlockScope, block_tokens: int) -> None:
+        self.calls: list[TraceCall] = []
+        self.prompts: dict[str, array[int]] = {}
+        self._scope = scope
+        self._block_tokens = block_tokens
+
+    def add(
+        self,
+        requests: list[Any],
+        where: str,
+        start_s: float = 0.0,
+        after: tuple[str, float] | None = None,
+        agent: str | None = None,
+    ) -> tuple[str, float] | None:
+        """Add the requests of an agent, and of the sub-agents between them.
+
+        Args:
+            requests: its requests and sub-agents.
+            where: the place, for messages.
+            start_s: when it started, in seconds from the session's start. Its times count from then.
+            after: the call that started it, and when that call ended.
+            agent: the sub-agent's type. None: the session's own agent.
+
+        Returns:
+            Its last call, and when that ended. None: it made none.
+        """
+        ends_marked = _ends_marked(requests)
+        previous, is_first, is_timed = after, True, False
+        joined: list[tuple[str, float]] = []
+        for number, row in enumerate(requests, 1):
+            place = f"{where}, request {number}"
+            request = an_object(row, place, "an object with t, in, out and hash_ids, or a sub-agent")
+            if request.get("type") == "subagent":
+                begin_s = start_s + _start_s(request, place, ends_marked)
+                kind = text(request, "subagent_type", place) or text(request, "agent_id", place) or "subagent"
+                last = self.add(a_list(request, "requests", place), place, begin_s, previous, kind)
+                if last is not None and request.get("status") != IN_BACKGROUND:
+                    joined.append(last)
+                continue
+            at_s = start_s + seconds(request, "t", place, required=True)
+            parents = ([previous] if previous is not None else []) + joined
+            gap_s = max(0.0, at_s - max((end_s for _, end_s in parents), default=0.0))
+            think_s = optional_seconds(request, "think_time", place)
+            if think_s is not None and not joined and not is_first:
+                # Where the last call's end is not recorded, `think_time` counts from the end of an earlier one.
+                gap_s = think_s if is_timed else min(gap_s, think_s)
+            is_tool = "tool_result" in (request.get("input_types") or ())
+            call_id = f"c{len(self.calls)}"
+            self.calls.append(
+                TraceCall(
+                    call_id=call_id,
+                    parents=tuple(parent for parent, _ in parents),
+                    output_tokens=max(1, whole(request, "out", place, required=True)),
+                    prompt_tokens=whole(request, "in", place, required=True),
+                    gap_s=gap_s,
+                    tool=None if is_first else "tool" if is_tool else "human",
+                    at_s=at_s,
+                    agent=agent,
+                )
+            )
+            self.prompts[call_id] = self._prompt(request, place)
+            duration_s = optional_seconds(request, "api_time", place)
+            previous, is_first, is_timed = (call_id, at_s + (duration_s or 0.0)), False, duration_s is not None
+            joined.clear()
+        return previous if not is_first else None
+
+    def _prompt(self, request: dict[str, Any], where: str) -> array[int]:
+        ids = request.get("hash_ids", [])
+        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+            raise TraceError(f"{where}: hash_ids is {ids!r:.60}; expected a list of whole numbers.")
+        blocks = -(-request["in"] // self._block_tokens)
+        if len(ids) > blocks:
+            raise TraceError(
+                f"{where}: hash_ids has {len(ids)} blocks, but {request['in']} tokens have only {blocks}; "
+                f"expected one id for each {self._block_tokens} tokens."
+            )
+        return self._scope.numbers(ids[: request["in"] // self._block_tokens])
+
+
+def _ends_marked(requests: list[Any]) -> bool:
+    """Whether the times of sub-agents are those of their ends.
+
+    In the public corpus they are: a sub-agent's time less its duration is the end of the call that started it. If the
+    time were that of its start, it would often end after the call that waited for it.
+    """
+    running: list[tuple[float, float]] = []
+    for row in requests:
+        if not isinstance(row, dict):
+            continue
+        at_s = row.get("t")
+        if not isinstance(at_s, int | float):
+            continue
+        if row.get("type") != "subagent":
+            if any(begin_s + duration_s > at_s + 1.0 for begin_s, duration_s in running):
+                return True
+            running.clear()
+        elif isinstance(duration_ms := row.get("duration_ms"), int | float) and row.get("status") != IN_BACKGROUND:
+            running.append((at_s, duration_ms / 1000))
+    return False
+
+
+def _start_s(subagent: dict[str, Any], where: str, ends_marked: bool) -> float:
+    """When the times of a sub-agent's requests count from, in seconds from its parent's start."""
+    at_s = seconds(subagent, "t", where, required=True)
+    first = next((row for row in a_list(subagent, "requests", where) if isinstance(row, dict)), {})
+    if at_s > 0 and seconds(first, "t", where) >= at_s:
+        return 0.0  # they count from the session's start, as in later versions of the corpus
+    if not ends_marked:
+        return at_s
+    return max(0.0, at_s - (optional_seconds(subagent, "duration_ms", where, 1e-3) or 0.0))
