@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -23,6 +23,9 @@ class CodeRuns:
     def __init__(self) -> None:
         self._by_handle: dict[Hashable, _Open] = {}
         self._handles: dict[Hashable, tuple[Hashable, ...]] = {}  # by run
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._handles)
 
     def start(self, run: Hashable, handles: tuple[Hashable, ...], thread: Hashable) -> None:
         """A run begins that may run code of the user's.

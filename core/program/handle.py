@@ -25,6 +25,7 @@ from weft.core.program.reports import ReportedProgram
 from weft.core.program.run_tree import ROOT
 from weft.core.program.runs import RunKind
 from weft.core.program.state import Backend, SharedState, nothing
+from weft.core.program.surroundings import positions
 from weft.core.program.unused import warn_of_no_call
 from weft.core.routing.admission import check_timeout
 
@@ -117,12 +118,13 @@ class Program(ReportedProgram):
             graph=read_static_graph(graph) if graph is not None else None,
             scope=ids.scope,
         )
-        self._set_up(SharedState(info, ids), (ROOT,))
+        self._set_up(SharedState(info, ids), (ROOT,), ROOT)
         self._enclosing_run()
 
-    def _set_up(self, shared: SharedState, anchors: tuple[Hashable, ...]) -> None:
+    def _set_up(self, shared: SharedState, anchors: tuple[Hashable, ...], own_anchor: Hashable) -> None:
         self._shared = shared
         self._anchors = anchors
+        self._own_anchor = own_anchor
         self._thread = threading.current_thread()
         self._adapted: dict[str, Any] = {}  # by framework
         self.program_id = shared.info.program_id
@@ -153,6 +155,20 @@ class Program(ReportedProgram):
                 self._adapted[framework] = _adapters[framework](self)
             return self._adapted[framework]
 
+    def passed_on(self) -> Program:
+        """Return the handle for code that may run elsewhere, such as a worker that gets it by a queue.
+
+        Inside a run of this handle it is a handle that remembers the run: calls that are made elsewhere with it are in
+        the run. Calls that are made in a run, such as the next one, are in that one.
+        """
+        run = self._run_around(positions())
+        with self._shared.lock:
+            if run is None or run == self._anchor or not self._shared.tree.is_inside(run, self._anchor):
+                return self
+        handle = object.__new__(Program)
+        handle._set_up(self._shared, (run, *self._anchors), self._own_anchor)
+        return handle
+
     def framework_state(self, framework: str, make: Callable[[], Any]) -> Any:
         """Return what a framework's adapters of all handles of this program share; `make` makes it at first."""
         with self._shared.lock:
@@ -162,10 +178,12 @@ class Program(ReportedProgram):
     def callbacks(self) -> list[Any]:
         """LangChain callbacks that carry this program, for `config={"callbacks": program.callbacks}`.
 
+        They remember the run in which they are made, for code that is given them elsewhere, such as a worker.
+
         Raises:
             LookupError: `weft.integrations.langchain` has not been imported.
         """
-        return [self.adapter("langchain")]
+        return [self.passed_on().adapter("langchain")]
 
     def config(self, **extra: Any) -> RunConfig:
         """Return a LangChain `RunnableConfig` that carries this program.
@@ -197,9 +215,16 @@ class Program(ReportedProgram):
         with self._shared.lock:
             branch = object.__new__(Program)
             anchor = ("branch", next(self._shared.anchors))
-            is_certain = self._is_certain(run)
-            self._shared.tree.start(anchor, run, self._anchor, RunKind.BRANCH, is_certain=is_certain)
-            branch._set_up(self._shared, (anchor, *self._anchors))
+            place = self._place(run)
+            self._shared.tree.start(
+                anchor,
+                place.parent,
+                place.anchor,
+                RunKind.BRANCH,
+                is_certain=place.is_certain,
+                is_late=place.is_late,
+            )
+            branch._set_up(self._shared, (anchor, *self._anchors), anchor)
             return branch
 
     # -- start, state and end
@@ -228,7 +253,7 @@ class Program(ReportedProgram):
     @property
     def is_branch(self) -> bool:
         """Whether this handle stands for a branch, not for the whole program."""
-        return self._anchor is not ROOT
+        return self._own_anchor is not ROOT
 
     @property
     def state(self) -> ProgramState:
@@ -263,7 +288,7 @@ class Program(ReportedProgram):
         The program's calls in flight are aborted in the engine, and its row leaves the table.
         """
         if self.is_branch:
-            self.end_run(self._anchor)
+            self.end_run(self._own_anchor)
             return
         with self._shared.lock:
             if self._shared.state is not ProgramState.IDLE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from structlog.stdlib import BoundLogger
 
@@ -15,12 +15,22 @@ from weft.core.ids import CallId, EngineId, ProgramId, ThreadId, plain_name
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program.graph import CallNode, CallState, Edge
 from weft.core.program.lineage import NOTHING, Content, Inputs
+from weft.core.program.run_tree import ROOT
 from weft.core.program.runs import RunKind
 from weft.core.program.state import SharedState, nothing
 from weft.core.program.surroundings import Position, innermost, positions
 
 MOST_PARENTS_SENT: Final = 64  # with a call to its engine, the newest; the graph has all of them
 _MOST_OUTER: Final = 100  # programs around a program whose ids it keeps, the innermost
+
+
+class _Place(NamedTuple):
+    """Where a run begins."""
+
+    parent: Hashable | None
+    anchor: Hashable
+    is_certain: bool = True
+    is_late: bool = False
 
 
 class ReportedProgram:
@@ -37,6 +47,7 @@ class ReportedProgram:
     log: BoundLogger
     _shared: SharedState
     _anchors: tuple[Hashable, ...]  # the run that this handle stands for, and those of the handles around it
+    _own_anchor: Hashable  # the same without the run in which the handle was passed on: the top, or a branch
     _thread: threading.Thread  # that made this handle
 
     # -- reports from integrations
@@ -57,36 +68,70 @@ class ReportedProgram:
         Args:
             run: the run's key in the framework, used once.
             parent: the enclosing run. None, or a run that was not reported: the run of this program in which the
-                caller's code runs, otherwise the top of this handle.
+                caller's code runs, or the one in which the handle was passed on, whichever is inside the other one.
+                Without both, it is the top of this handle.
             kind: how the run was started, if the framework states it.
             stage: for `RunKind.STAGE`: the same value for runs that the framework starts to run concurrently.
             task: for `RunKind.STAGE`: the same value for a run that does again what another one of its stage did.
             is_certain: False: the run is inside `parent`, perhaps not directly.
             runs_code: whether the run may run code of the user's; a model's run does not.
         """
-        if parent is None or not self._shared.tree.knows_run(parent):
+        is_told = parent is not None and self._shared.tree.knows_run(parent)
+        if not is_told:
             parent = self._enclosing_run()
         with self._shared.lock:
             self._shared.reports += 1
-            is_certain = is_certain and self._is_certain(parent)
+            place = self._place(parent, is_told=is_told)
             if runs_code:
                 self._shared.code_runs.start(run, self._anchors, threading.current_thread())
-            self._shared.tree.start(run, parent, self._anchor, kind, stage=stage, task=task, is_certain=is_certain)
+            self._shared.tree.start(
+                run,
+                place.parent,
+                place.anchor,
+                kind,
+                stage=stage,
+                task=task,
+                is_certain=is_certain and place.is_certain,
+                is_late=place.is_late,
+            )
 
     @property
     def _anchor(self) -> Hashable:
-        """The run that this handle stands for."""
-        return self._anchors[0]
+        """The run that this handle stands for: the innermost of its anchors that is not forgotten."""
+        return next(filter(self._shared.tree.knows_run, self._anchors), ROOT)
 
-    def _is_certain(self, parent: Hashable | None) -> bool:
-        """Whether a run that begins now is directly inside `parent`, or for None directly at the top of this handle.
+    def _place(self, around: Hashable | None, *, is_told: bool = False) -> _Place:
+        """Return where something is that begins now.
 
-        The thread that made the handle is taken to work at its top. Any other one may work for a run.
+        Args:
+            around: the run of this program in which the caller's code runs; None: it is not known.
+            is_told: whether a framework has told this of what begins, and not of the code only.
         """
-        thread = threading.current_thread()
-        return (
-            parent is not None or thread is self._thread or not self._shared.code_runs.may_enclose(self._anchor, thread)
+        tree, anchor = self._shared.tree, self._anchor
+        if around is not None and anchor is not ROOT and not tree.is_nested(around, anchor):
+            # A worker that was started in one run, and got the handle from another one; or a handle that was kept.
+            common = tree.innermost_around(around, anchor)
+            return _Place(common, common, is_certain=False)
+        if is_told:
+            return _Place(around, anchor)
+        is_passed_on = anchor != self._own_anchor
+        is_late = (
+            is_passed_on
+            and not tree.is_open(anchor)
+            and tree.is_inside(anchor, self._own_anchor)
+            and (around is None or tree.is_inside(anchor, around))
         )
+        if around is not None or threading.current_thread() is self._thread:
+            is_certain = True  # the thread that made the handle is taken to work at its top
+        elif is_passed_on:
+            is_certain = not any(tree.is_inside(run, anchor) for run in self._shared.code_runs)
+        else:
+            is_certain = not self._shared.code_runs.may_enclose(anchor, threading.current_thread())
+        return _Place(around, anchor, is_certain, is_late)
+
+    def _run_around(self, around: Iterable[Position]) -> Hashable | None:
+        """Return the run of this program among those in which the caller's code runs, if there is one."""
+        return next((each.run for each in around if each.program.program_id == self.program_id), None)
 
     def _enclosing_run(self) -> Hashable | None:
         """Return the run of this program in which the caller's code runs; None: there is none, or it is not known.
@@ -94,9 +139,9 @@ class ReportedProgram:
         If the code runs in another program, that one becomes the parent of this program, unless it has begun already.
         """
         shared, around = self._shared, tuple(positions())
-        for position in around:
-            if position.program.program_id == self.program_id:
-                return position.run
+        run = self._run_around(around)
+        if run is not None:
+            return run
         outer = innermost(around)
         has_begun = shared.backend is not None or len(shared.graph) > 0
         if outer is not None and not has_begun and shared.opened_in is None and not outer.program.is_inside(self):

@@ -68,10 +68,12 @@ class RunTree:
         stage: Hashable = None,
         task: Hashable = None,
         is_certain: bool = True,
+        is_late: bool = False,
     ) -> None:
         """Start a run inside `parent`. If `parent` has ended, the run is inside the nearest enclosing open run.
 
-        A run that is reported a second time, by another handle of the program, goes to the inner one of both places.
+        A run that is reported a second time, by another handle of the program, goes to the inner one of both places,
+        or to the one that is not certain.
 
         Args:
             run: the key of the new run.
@@ -85,14 +87,17 @@ class RunTree:
                 it comes after that run.
             is_certain: False: the run is directly in `parent` or in any open run inside that. All parents of its calls
                 are guesses, and so are those of the calls in these open runs from now on.
+            is_late: True: the run belongs to one that has ended, and need not have waited for what the enclosing run
+                has done besides. The parents of its first call are guesses.
         """
         enclosing = self._innermost_open(parent, anchor)
         known = self._runs.get(run)
-        if known is not None and (known.is_calling or not self._is_inside(enclosing, known.parent)):
+        is_new_doubt = known is not None and not is_certain and known.doubt is None
+        if known is not None and (known.is_calling or not (is_new_doubt or self._is_inside(enclosing, known.parent))):
             return
         if known is not None:
             (known.parent or self._root).tools.pop(run, None)
-        doubt = enclosing.doubt
+        doubt = enclosing.doubt or (known.doubt if known is not None else None)
         if not is_certain and doubt is None:
             doubt = enclosing
             for other in self._runs.values():
@@ -106,6 +111,10 @@ class RunTree:
                 enclosing.stage, enclosing.stage_entry = stage, node.entry
                 enclosing.attempts.clear()
             node.entry = enclosing.attempts.get(task, enclosing.stage_entry)
+        if is_late:
+            around = self._frontier(enclosing)
+            front = Front(around.front.calls, around.front.calls, past=around.front.past, groups=around.front.groups)
+            node.entry = Frontier(front, around.tools)
 
     def is_open(self, run: Hashable) -> bool:
         """Whether a run was reported and has not ended."""
@@ -114,6 +123,23 @@ class RunTree:
     def knows_run(self, run: Hashable) -> bool:
         """Whether a run was reported and is not forgotten."""
         return run in self._runs or run in self._ended
+
+    def is_inside(self, run: Hashable, outer: Hashable) -> bool:
+        """Whether a run is inside another one. An ended run stands for the nearest open run around it."""
+        node = self._nearest_open(run)
+        return node is not None and self._is_inside(node, self._nearest_open(outer))
+
+    def is_nested(self, run: Hashable, other: Hashable) -> bool:
+        """Whether two runs are the same, or one is inside the other one, as `is_inside` says it."""
+        node, another = self._nearest_open(run), self._nearest_open(other)
+        return node is another or self.is_inside(run, other) or self.is_inside(other, run)
+
+    def innermost_around(self, run: Hashable, other: Hashable) -> Hashable:
+        """Return the innermost open run that two runs are inside."""
+        node = self._nearest_open(run) or self._root
+        while node is not self._root and not self.is_inside(other, node.key):
+            node = self._enclosing(node)
+        return node.key
 
     def note_tool(self, run: Hashable, tool: str) -> None:
         """Note that the run is a tool, or a human's answer. The next calls name it as having run before them."""

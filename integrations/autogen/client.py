@@ -125,7 +125,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         """
         check_program("bind", program)
         bound = copy.copy(self)
-        bound.binding = Binding(program, agent)
+        bound.binding = Binding(program.passed_on(), agent)
         bound._usage = Usage(self._usage)  # noqa: SLF001  an object of this class
         return bound
 

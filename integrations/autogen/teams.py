@@ -71,6 +71,7 @@ def bind_team(team: TeamT, program: Program) -> TeamT:
         raise TeamBindingError(team.name, "has no WeftChatCompletionClient to bind.")
     for slot in slots:
         _check_slot(slot, program)
+    program = program.passed_on()
     for slot in slots:
         binding = slot.client.binding
         if binding is not None and binding.by_team:

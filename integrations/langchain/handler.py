@@ -118,6 +118,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         **_more: Any,
     ) -> Program:
         context_id = self._surrounding_run()
+        is_told = parent_run_id is not None
         parent_run_id = parent_run_id or context_id
         program_name = name or (serialized or {}).get("name") or "program"
         program = self._open_program(run_id, parent_run_id, program_name, metadata)
@@ -134,7 +135,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
             )
             program.start_run(
                 run_id,
-                place.parent,
+                place.parent if is_told or place.parent != context_id else None,  # the program knows more of its place
                 place.kind,
                 stage=place.stage,
                 task=place.task,

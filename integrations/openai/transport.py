@@ -55,7 +55,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         if program is not None:
             check_program("openai_client", program)
         self._engine = engine
-        self._program = program
+        self._program = program.passed_on() if program is not None else None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer a request. Weft's errors become error responses.

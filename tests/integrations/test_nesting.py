@@ -17,7 +17,7 @@ from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.tools import AgentTool
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda
 from nesting import reply, wrong_edges
-from nesting_parts import ALL_STYLES, STYLES, random_part
+from nesting_parts import ALL_STYLES, STYLES, WORKER_STYLES, random_part
 from shapes import edges, expected
 
 import weft
@@ -48,6 +48,12 @@ async def check_programs(
 async def test_exact_edges_are_true(scripted_engine: MakeEngine, first: int) -> None:
     """Every edge marked exact is one of the truth, and one of the truth that is missing is implied by a guess."""
     await check_programs(scripted_engine(reply), range(first, first + 50))
+
+
+@pytest.mark.parametrize("first", range(0, 100, 50))
+async def test_exact_edges_are_true_with_workers(scripted_engine: MakeEngine, first: int) -> None:
+    """The same where calls are made by workers, which were started anywhere and get the config by a queue."""
+    await check_programs(scripted_engine(reply), range(first, first + 50), WORKER_STYLES)
 
 
 @pytest.mark.soak

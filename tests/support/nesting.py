@@ -10,7 +10,7 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
 from autogen_core.models import UserMessage
@@ -66,6 +66,29 @@ async def _pause(steps: int) -> None:
         await asyncio.sleep(0)
 
 
+class Worker:
+    """A task that starts a task for each job. These have the context of the code that starts the worker."""
+
+    def __init__(self) -> None:
+        self._jobs: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
+        self.task = asyncio.create_task(self._work())
+
+    async def do(self, job: Callable[[], Awaitable[Any]]) -> Any:
+        """Give the worker a job, and wait for its result."""
+        done = asyncio.get_running_loop().create_future()
+        self._jobs.put_nowait((job, done))
+        return await done
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                job, done = await self._jobs.get()
+                group.create_task(self._do(job, done))
+
+    async def _do(self, job: Callable[[], Awaitable[Any]], done: asyncio.Future[Any]) -> None:
+        done.set_result(await job())
+
+
 class Builder:
     """Builds the runnables of parts for one handle of a program.
 
@@ -75,6 +98,7 @@ class Builder:
         opened: Gets the inner programs by name.
         names: Gets the names of calls by id, if they are not the labels.
         around: The handles around this one, the outermost last.
+        workers: Get jobs from calls. The first was started before the program, and the others in calls.
     """
 
     def __init__(
@@ -83,9 +107,12 @@ class Builder:
         handle: weft.Program,
         opened: dict[str, weft.Program],
         names: dict[str, str],
+        *,
         around: tuple[weft.Program, ...] = (),
+        workers: list[Worker],
     ) -> None:
         self.engine, self.handle, self.opened, self.names, self.around = engine, handle, opened, names, around
+        self.workers = workers
 
     def build(self, part: Part) -> Runnable[Any, str]:
         """The runnable of a part, from a text to a text."""
@@ -98,7 +125,7 @@ class Builder:
 
     def _under(self, handle: weft.Program) -> Builder:
         around = (self.handle, *self.around) if handle.program_id == self.handle.program_id else ()
-        return Builder(self.engine, handle, self.opened, self.names, around)
+        return Builder(self.engine, handle, self.opened, self.names, around=around, workers=self.workers)
 
     # -- calls
 
@@ -142,6 +169,25 @@ class Builder:
 
             return await asyncio.get_running_loop().run_in_executor(None, ask)  # without LangChain's context
 
+        async def in_a_worker(text: str) -> str:
+            handle = self.handle.branch() if style == "branch worker" else self.handle
+            callbacks = handle.callbacks if style == "callbacks worker" else None
+
+            async def job() -> str:
+                if callbacks is not None:
+                    bare = ChatWeft(engine=self.engine, name=name, callbacks=callbacks)
+                    return (await bare.ainvoke(text)).text
+                return str((await model.ainvoke(text, config)).text)
+
+            config: Any = handle.config()
+            worker = self.workers[int(name[1:]) % len(self.workers)]
+            if style == "new worker":
+                self.workers.append(Worker())
+            result = await worker.do(job)
+            if style == "branch worker":
+                handle.end()
+            return str(result)
+
         parser = StrOutputParser()
         last: Any = {
             "model": model | parser,
@@ -153,6 +199,10 @@ class Builder:
             "thread": on_a_thread,
             "outer thread": on_a_thread,
             "branch thread": on_a_thread,
+            "worker": in_a_worker,
+            "new worker": in_a_worker,
+            "branch worker": in_a_worker,
+            "callbacks worker": in_a_worker,
         }.get(style, own)
         return RunnableLambda(pausing) | last
 
@@ -460,9 +510,16 @@ async def wrong_edges(engine: Any, part: Part) -> list[str]:
     a call from a thread without context, lineage may also have dropped it in favour of an exact one.
     """
     truth, opened, names = Truth(part), dict[str, weft.Program](), dict[str, str]()
-    async with weft.Program("outer") as program:
-        opened[""] = program
-        await Builder(engine, program, opened, names).run(part, "the beginning", program.config())  # type: ignore[arg-type]
+    workers = [Worker()]
+    try:
+        async with weft.Program("outer") as program:
+            opened[""] = program
+            builder = Builder(engine, program, opened, names, workers=workers)
+            await builder.run(part, "the beginning", program.config())  # type: ignore[arg-type]
+    finally:
+        for each in workers:
+            each.task.cancel()
+        await asyncio.wait({each.task for each in workers})
     found, is_in_doubt = [], "thread call" in str(part)
     for key, calls in truth.programs.items():
         counts, named = Counter[str](), dict[str, str]()

@@ -29,6 +29,10 @@ ALL_STYLES: Final[Mapping[str, tuple[str, ...]]] = {
     "inputs": ("map", "batch", "abatch", "own config"),
     "team": ("round robin", "flow", "tools", "tools without reflection"),
 }
+WORKER_STYLES: Final[Mapping[str, tuple[str, ...]]] = {
+    **ALL_STYLES,
+    "call": (*STYLES["call"], *("worker", "new worker", "branch worker", "callbacks worker") * 3),
+}
 _WEIGHTS: Final = {
     "call": 5,
     "sequence": 5,
