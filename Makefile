@@ -24,7 +24,7 @@ GPU_PYTHON ?= 3.12
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo demo-serve test test-core test-slow test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak soak-serve \
-  package lint docs docs-serve lock clean
+  package lint docs docs-serve result-ages lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
@@ -46,6 +46,7 @@ help:
 	@echo "make lint       ruff, mypy (strict), import-linter, make docs"
 	@echo "make docs       build the documentation into build/docs; broken links are errors (seconds)"
 	@echo "make docs-serve show the documentation while you write it"
+	@echo "make result-ages  the results in docs/results that are older than the code that they measure"
 	@echo "make lock       resolve requirements/cpu.txt again (needs uv and PyPI)"
 	@echo "make clean      remove the virtual environment and build outputs (the model cache stays)"
 
@@ -180,6 +181,9 @@ docs: setup
 
 docs-serve: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+result-ages: setup
+	@$(BIN)/python benchmarks/result_ages.py
 
 lock:
 	uv pip compile --quiet --project requirements requirements/pyproject.toml -o requirements/cpu.txt >/dev/null
