@@ -22,7 +22,6 @@ from weft.engine.frontend.start import DEFAULT_SWAP, open_log, resolve_model, st
 from weft.engine.frontend.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import shut_down
-from weft.engine.processes.tree import ProcessTree
 from weft.engine.vllm_compat.engine_args import VllmArgs, check_engine_args
 
 _engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()  # of this process
@@ -112,7 +111,7 @@ class Engine(FrontEnd):
             log = open_log(self.engine_id, engine_args)
             progress.log = log.path if log is not None else None
             try:
-                self._llm, chat, self._children = start_vllm(
+                self._llm, chat, launch = start_vllm(
                     self._loop,
                     model=self.model,
                     policy=self.policy,
@@ -130,15 +129,15 @@ class Engine(FrontEnd):
                 self._stop_listening()
                 self._loop.stop()
                 if log is not None:
-                    log.close()
+                    log.close(is_named=True)
                 raise
             progress.ready(self.model)
         from weft.engine.frontend.liveness import kill_if_stuck  # imports vLLM, which only a launch may do first
 
         self._only_endpoint = ModelEndpoint(chat, Admission(lambda: max_calls), self.engine_id, self.model)
-        tree = ProcessTree(process.pid for process in self._children if process.pid is not None)
+        self._children = launch.processes
         self._finalizer = weakref.finalize(
-            self, not_in_forks(shut_down), self._llm, self._loop, self._children, tree, log
+            self, not_in_forks(shut_down), self._llm, self._loop, self._children, launch.tree(), log
         )
         self._loop.submit(kill_if_stuck(self._llm, self._children, self.engine_id, self._hang_timeout_s))
         self._has_started()

@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -55,7 +54,7 @@ def start_vllm(
     progress: StartProgress,
     log: Path | None,
     others: Sequence[EngineId],
-) -> tuple[AccountingLLM, ChatEndpoint, set[BaseProcess]]:
+) -> tuple[AccountingLLM, ChatEndpoint, Launch]:
     """Start vLLM's processes with Weft's scheduler, and its chat endpoint on `loop`. Blocks until vLLM is ready.
 
     Args:
@@ -66,7 +65,7 @@ def start_vllm(
         others: The engines that run in this process, for errors.
 
     Returns:
-        vLLM's engine, its chat endpoint, and its processes.
+        vLLM's engine, its chat endpoint, and the launch, which knows its processes.
 
     Raises:
         ModelNotFoundError, EngineStartError, UnsupportedVllmError, VllmUnavailableError: see `weft.core.errors`. No
@@ -98,7 +97,7 @@ def start_vllm(
         starting = loop.submit(start())
         try:
             wait_unless(abandoned, starting)
-            return *starting.result(), launch.processes
+            return *starting.result(), launch
         except BaseException as error:
             launch.abandon()
             starting.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from weft.core.errors import EngineStartError
 from weft.core.locks import fork_safe
+from weft.engine.processes.run_folder import VARIABLE, RunFolder
 from weft.engine.processes.tree import ProcessTree, shared_memory_of, tree_of
 
 Config = TypeVar("Config")
@@ -77,6 +77,7 @@ class Launch:
         self.engine: Any = None
         self.processes: set[BaseProcess] = set()
         self._shared_memory: set[str] = set()
+        self._folder: RunFolder | None = None
         self._abandoned = threading.Event()
         self._end_noting = threading.Event()
         self._over = threading.Event()
@@ -102,7 +103,8 @@ class Launch:
             self._check()
             config = make_config()
             self._check()
-            with _main_guard_checked():
+            self._folder = RunFolder()
+            with _main_guard_checked(self._folder.path):
                 self.engine = engine = construct(config)
         except BaseException:
             self._end_noting.set()
@@ -145,13 +147,17 @@ class Launch:
 
     def _end_processes(self) -> None:
         processes = self.note_processes()
-        pids = [process.pid for process in tuple(processes) if process.pid is not None]
-        tree = ProcessTree(pids, self._shared_memory)
+        tree = self.tree()
         if self.engine is not None:
             with suppress(Exception):  # parts of it are gone; the rest is done below
                 self.engine.shutdown()
         end_processes(processes, _GRACE_S)
         tree.end(_GRACE_S)
+
+    def tree(self) -> ProcessTree:
+        """The processes as they are now, with what they leave behind."""
+        pids = [process.pid for process in tuple(self.processes) if process.pid is not None]
+        return ProcessTree(pids, self._shared_memory, self._folder)
 
 
 _running: Final[set[Launch]] = set()
@@ -183,17 +189,17 @@ def report_no_main_guard() -> None:
 
 
 @contextmanager
-def _main_guard_checked() -> Iterator[None]:
-    """Replace an error of the block by `no_main_guard` if a process that the block launched has reported it."""
-    with tempfile.TemporaryDirectory(prefix="weft-launch-", ignore_cleanup_errors=True) as folder:
-        report = Path(folder) / "no-main-guard"
-        try:
-            with launch_environment((), {REPORT_VARIABLE: str(report)}):
-                yield
-        except Exception:
-            if report.exists():
-                raise no_main_guard() from None
-            raise
+def _main_guard_checked(folder: Path) -> Iterator[None]:
+    """Let the processes that the block launches use the folder of the launch. Replace an error of the block by
+    `no_main_guard` if one of them has reported it."""
+    report = folder / "no-main-guard"
+    try:
+        with launch_environment((), {REPORT_VARIABLE: str(report), VARIABLE: str(folder)}):
+            yield
+    except Exception:
+        if report.exists():
+            raise no_main_guard() from None
+        raise
 
 
 def launched_by(thread_id: int) -> set[BaseProcess]:

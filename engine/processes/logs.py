@@ -8,6 +8,7 @@ import re
 import stat
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,8 @@ from weft.core.errors import EngineStartError
 
 START_MARK: Final = "--- "  # begins the line that each start of a replica writes into its log
 _KEPT: Final = 20
+_LOGS: Final = "*-*-*-*.log"
+_OWN: Final = "weft-log-"  # begins the name of a temporary folder for one log
 _TAIL_BYTES: Final = 1 << 18
 _CAUSE_LINES: Final = 4
 # What vLLM writes in front of each line: the process, and perhaps level, time and place.
@@ -40,22 +43,31 @@ class EngineLog:
     """
 
     def __init__(self, engine_id: str) -> None:
-        self.path = _new_file(engine_id)
+        self.path = new_log(engine_id)
         self._handler = logging.FileHandler(self.path)
         line = "(%(processName)s pid=%(process)d) %(levelname)s %(asctime)s [%(name)s:%(lineno)d] %(message)s"
         self._handler.setFormatter(logging.Formatter(line, "%m-%d %H:%M:%S"))
         logging.getLogger("vllm").addHandler(self._handler)
 
-    def close(self) -> None:
-        """Leave vLLM's logger and close the file, which is removed if it is empty."""
+    def close(self, *, is_named: bool = False) -> None:
+        """Leave vLLM's logger and close the file. It is removed if it is empty, or has a temporary folder of its own.
+
+        Args:
+            is_named: Whether an error names the file, which then stays unless it is empty.
+        """
         logging.getLogger("vllm").removeHandler(self._handler)
         self._handler.close()
         with suppress(OSError):  # another process has removed it
-            if not self.path.stat().st_size:
-                self.path.unlink()
+            if not self.path.stat().st_size or (self.path.parent.name.startswith(_OWN) and not is_named):
+                remove_log(self.path)
 
 
-def _new_file(engine_id: str) -> Path:
+def new_log(engine_id: str) -> Path:
+    """A new, empty file for the output of an engine's processes. Old ones are removed.
+
+    Raises:
+        EngineStartError: There is no folder that it can be in.
+    """
     folder = platformdirs.user_log_path("weft")
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{engine_id}.log"
     try:
@@ -71,26 +83,39 @@ def _new_file(engine_id: str) -> Path:
                 f"{tempfile.gettempdir()}: {error.strerror or error}. Make room there, or name folders that this user "
                 "may write to in XDG_STATE_HOME or TMPDIR."
             ) from error
-    _remove_old(folder)
+    _remove_old(folder.glob(_LOGS))
     return folder / name
 
 
 def _temporary_folder() -> Path:
     """A folder that only this user can write to. Everybody can guess the usual one's name, and may have made it."""
-    folder = Path(tempfile.gettempdir()) / f"weft-{os.getuid()}"
+    parent = Path(tempfile.gettempdir())
+    folder = parent / f"weft-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()  # not of what a link leads to
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+    if _is_private(folder):
         return folder
-    return Path(tempfile.mkdtemp(prefix="weft-log-"))
+    _remove_old(log for own in parent.glob(f"{_OWN}*") if _is_private(own) for log in own.glob(_LOGS))
+    return Path(tempfile.mkdtemp(prefix=_OWN))
 
 
-def _remove_old(folder: Path) -> None:
-    for log in sorted(folder.glob("*-*-*-*.log"))[:-_KEPT]:
+def _is_private(folder: Path) -> bool:
+    found = folder.lstat()  # not of what a link leads to
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _remove_old(logs: Iterable[Path]) -> None:
+    for log in sorted(logs, key=lambda log: log.name)[:-_KEPT]:
         if not _is_running(log.name.split("-")[2]):
-            with suppress(OSError):  # another process has removed it
-                log.unlink()
+            remove_log(log)
+
+
+def remove_log(log: Path) -> None:
+    """Remove a log, and its folder if that was made for this log alone."""
+    with suppress(OSError):  # another process has removed it
+        log.unlink()
+        if log.parent.name.startswith(_OWN):
+            log.parent.rmdir()
 
 
 def _is_running(pid: str) -> bool:

@@ -1,4 +1,4 @@
-"""The process tree of an engine and its shared memory, so that both can be cleaned up when its top process is killed.
+"""The process tree of an engine and what it leaves behind, to be cleaned up also when its top process is killed.
 
 vLLM's workers are children of its engine process, not of this process. They are identified by file descriptors
 (pidfd), because the system may give a process number to another process. Process trees are read from /proc, which only
@@ -16,6 +16,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
+
+from weft.engine.processes.run_folder import RunFolder
 
 _SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108  the kernel's folder for shared memory
 
@@ -45,12 +47,14 @@ class ProcessTree:
     Args:
         pids: the processes at the top. Their owner ends them; this class ends the processes below.
         shared_memory: files of shared memory that the tree had before.
+        folder: of its sockets; None: it has none.
     """
 
-    def __init__(self, pids: Iterable[int], shared_memory: Iterable[str] = ()) -> None:
+    def __init__(self, pids: Iterable[int], shared_memory: Iterable[str] = (), folder: RunFolder | None = None) -> None:
         tops = list(pids)
         tree = tree_of(tops)
         self._shared_memory = shared_memory_of(tree) | set(shared_memory)
+        self._folder = folder
         self._handles: list[int] = []
         for pid in tree[len(tops) :]:
             with suppress(OSError):  # the process has ended
@@ -63,7 +67,7 @@ class ProcessTree:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
 
     def end(self, grace_s: float = 10.0) -> None:
-        """Wait for the processes below the top to end, and remove the shared memory of the whole tree.
+        """Wait for the processes below the top to end, and remove the tree's shared memory and its folder.
 
         A process that has not ended after `grace_s` seconds is killed. The processes at the top must have ended.
         """
@@ -79,6 +83,8 @@ class ProcessTree:
                 with suppress(Exception):  # only memory made by multiprocessing is registered
                     resource_tracker.unregister(f"/{Path(file).name}", "shared_memory")
         self._shared_memory = set()
+        if self._folder is not None:
+            self._folder.remove()
 
     def close(self) -> None:
         """Forget the processes, and leave them as they are."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from weft.core.ids import EngineId
 from weft.core.routing.placement import Assignments, share_cores
+from weft.engine.processes.logs import new_log, remove_log
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.frontend.accounting import OnAccount
@@ -51,7 +50,7 @@ class LocalLauncher:
         self._hang_timeout_s = hang_timeout_s
         self._on_account = on_account
         self._numbers = itertools.count()
-        self._folder = Path(tempfile.mkdtemp(prefix="weft-"))
+        self._logs: list[Path] = []
 
     def make(self, model: str, arguments: AsyncEngineArgs) -> LocalReplica:
         """A replica with a new name. It is not started yet."""
@@ -63,7 +62,7 @@ class LocalLauncher:
             model=model,
             arguments=arguments,
             environment=self._environment(engine_id, arguments),
-            log=self._log(engine_id),
+            log=self._new_log(engine_id),
             hang_timeout_s=self._hang_timeout_s,
             on_account=self._on_account,
         )
@@ -88,10 +87,12 @@ class LocalLauncher:
         self._cores.release(engine_id)
         self._devices.release(engine_id)
 
-    def _log(self, engine_id: EngineId) -> Path:
-        return self._folder / f"{engine_id.replace('/', '-')}.log"
+    def _new_log(self, engine_id: EngineId) -> Path:
+        self._logs.append(new_log(engine_id.replace("/", "-")))
+        return self._logs[-1]
 
     def close(self) -> None:
         """Remove the logs, unless they are to be kept."""
         if not self.keep_logs:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for log in self._logs:
+                remove_log(log)

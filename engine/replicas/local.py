@@ -126,7 +126,7 @@ class LocalReplica(Replica):
                 unread(constructing)
             raise
         self._processes = launch.processes
-        self._process_tree = ProcessTree(process.pid for process in self._processes if process.pid is not None)
+        self._process_tree = launch.tree()
         llm.on_account = self._on_account
         self.llm = llm
         watching = kill_if_stuck(llm, self._processes, self.engine_id, self._hang_timeout_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from weft.core.accounts import Account
 from weft.core.ids import CallId, EngineId
 from weft.core.kv_cache.stats import SwapStats
 from weft.engine.models.embedded import embedded_model
+from weft.engine.processes.logs import new_log
 from weft.engine.replicas.launcher import CORES_VARIABLE
 from weft.engine.replicas.local import LocalReplica
 from weft.engine.vllm_compat.names import AsyncEngineArgs, VllmConfig, current_platform
@@ -65,7 +65,7 @@ class ReplicaHost:
         self._runs: dict[int, asyncio.Task[None]] = {}
         self._is_embedded = is_embedded
         self._arguments = arguments
-        self._log = _log_folder() / f"weft-{engine_id.replace('/', '-')}-{os.getpid()}.log"
+        self._log = _log(engine_id.replace("/", "-"))
         self._replica = LocalReplica(
             engine_id,
             model=model,
@@ -167,10 +167,11 @@ def _threads(arguments: AsyncEngineArgs, cpus: float) -> dict[str, str]:
     return {CORES_VARIABLE: "nobind", "OMP_NUM_THREADS": str(max(1, int(cpus) // ranks))}
 
 
-def _log_folder() -> Path:
-    """The folder of Ray's own logs of this process, where Ray's tools look and which Ray removes with the cluster."""
+def _log(name: str) -> Path:
+    """The replica's log, next to Ray's own of this process, where Ray's tools look and which Ray removes with the
+    cluster."""
     with suppress(OSError):
         output = Path("/proc/self/fd/2").readlink()
         if output.is_file():
-            return output.parent
-    return Path(tempfile.gettempdir())
+            return output.parent / f"weft-{name}-{os.getpid()}.log"
+    return new_log(name)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from weft.core.errors import EngineStartError
+from weft.core.ids import EngineId
 from weft.engine.processes.logs import EngineLog, cause, last_line
+from weft.engine.replicas.launcher import LocalLauncher
 
 # What vLLM wrote when the KV cache did not fit, shortened.
 FAILED = """\
@@ -113,6 +115,8 @@ def test_a_temporary_folder_that_others_could_write_to_gets_no_log(
     assert log.path.parent.lstat().st_mode & 0o777 == 0o700
     assert list(elsewhere.iterdir()) == []
     log.close()
+    assert not log.path.exists()
+    assert log.path.parent.exists() is (kind == "nothing")
 
 
 def test_without_any_folder_for_logs_the_error_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +126,39 @@ def test_without_any_folder_for_logs_the_error_names_both(tmp_path: Path, monkey
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(EngineStartError, match=r"no log can be written, neither in .+ nor in .+missing: No such file"):
         EngineLog("engine-7")
+
+
+def test_a_temporary_folder_of_one_log_goes_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept if an error names the log. The newest 20 that were kept stay, and those of running processes."""
+    (tmp_path / "no-home").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no-home"))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (temporary / f"weft-{os.getuid()}").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    kept = []
+    for number in range(30):
+        folder = temporary / f"weft-log-{number:02}"
+        folder.mkdir(mode=0o700)
+        kept.append(folder / f"20200101-0000{number:02}-{os.getppid() if not number else 99999999}-engine-0.log")
+        kept[-1].write_text("said")
+    for is_named in (False, True):
+        log = EngineLog("engine-7")
+        log.path.write_text("said")
+        log.close(is_named=is_named)
+        assert log.path.parent.exists() is is_named
+    assert [each.exists() for each in kept] == [True, *[False] * 9, *[True] * 20]
+    assert [each.parent.exists() for each in kept] == [each.exists() for each in kept]
+
+
+@pytest.mark.parametrize("has_died", [False, True])
+def test_the_logs_of_replicas_are_where_those_of_engines_are(has_died: bool, folder: Path) -> None:
+    """They are removed at the end, unless a warning about a dead replica names one. They have no folder elsewhere."""
+    launcher = LocalLauncher(EngineId("engine-7"), (), (), lambda *_: None, hang_timeout_s=None)
+    logs = [launcher._new_log(EngineId(f"engine-7/{number}")) for number in range(2)]
+    assert [log.parent for log in logs] == [folder, folder]
+    assert [log.name.split("-", 3)[3] for log in logs] == ["engine-7-0.log", "engine-7-1.log"]
+    logs[0].write_text("said")
+    launcher.keep_logs = has_died
+    launcher.close()
+    assert [log.exists() for log in logs] == [has_died, has_died]
