@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from weft.core.class_rows import known
+from weft.core.class_rows import Branch, known
+from weft.core.prediction import Tier
 from weft.core.tables import Cell, Table, seconds
 
 if TYPE_CHECKING:
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
 MOST_PROGRAMS: Final = 50
 _HEADINGS: Final = (
     "program",
-    "thr-\neads",
+    "threads",
     "calls",
-    "tokens\nin",
-    "tokens\nout",
-    "serv-\nice s",
+    "tokens\nin/out",
+    "service\ns",
     "wait\ns",
     "tools\ns",
-    "pre-\nempt.",
+    "preempt.",
     "took\ns",
     "state",
 )
@@ -43,14 +43,14 @@ _STATE_STYLES: Final = {
 def programs(table: ProcessTable) -> Table:
     """A table of the programs that run and of those that have ended, in the order of their starts.
 
-    At most 50 are shown: those that run, then those that ended last.
+    At most 50 are shown: those that run, then those that ended last. A table of forecasts is below if there is one for
+    any name, a table of classes if the scheduler ranks any by what it learned, and a table of KV if any was lost.
 
     The columns are, with times in seconds:
 
     - threads: concurrent chains of calls
     - calls
-    - tokens in: prompt tokens
-    - tokens out: generated tokens
+    - tokens in/out: prompt tokens and generated tokens
     - service: time on the model executor along the longest chain of calls
     - wait: time in the scheduler's queue, summed over all calls
     - tools: interception, which is time between calls with no call in flight
@@ -78,12 +78,18 @@ def programs(table: ProcessTable) -> Table:
         parents = (row.info.parent_program_id for row in shown)
         around = ["" if parent is None else names.get(parent, parent) for parent in parents]
         headings, cells = (*headings, "in"), [[*line, name] for line, name in zip(cells, around, strict=True)]
-    below = classes(table.classes) if table.classes else None
-    if known_names := table.forecasts():
+    below = classes(table.classes) if any(map(_says_something, table.classes)) else None
+    known_names = table.forecasts()
+    if any(row.tier is not Tier.COLD for row in known_names):
         below = forecasts(known_names, below)
     if any(row.account.recomputed_tokens or _copied(row.account) for row in shown):
         below = kv(shown, below)
-    return Table(title, headings, cells, frozenset(range(1, 10)), widest=13, below=below)
+    return Table(title, headings, cells, frozenset(range(1, 9)), widest=13, below=below)
+
+
+def _says_something(row: ClassRow) -> bool:
+    """Whether the scheduler treats the class in a way of its own, or waits with its programs."""
+    return row.branch is not Branch.QUEUES or row.held > 0
 
 
 def kv(rows: Sequence[ProgramRow], below: Table | None = None) -> Table:
@@ -233,8 +239,7 @@ def _cells(row: ProgramRow) -> list[str | Cell]:
         row.info.name,
         str(row.thread_count),
         str(row.calls),
-        str(account.prompt_tokens),
-        str(account.output_tokens),
+        f"{account.prompt_tokens}/{account.output_tokens}",
         seconds(row.attained.service_s),
         seconds(row.attained.total_wait_s),
         seconds(row.interception_s),

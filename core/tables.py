@@ -23,7 +23,7 @@ class Table(NamedTuple):
     """A table. Texts may contain anything, because names come from users and their clients."""
 
     title: str
-    headings: Sequence[str]  # may break a word with "-\n", where columns have to be narrow; all empty: no headings
+    headings: Sequence[str]  # may have several lines; all empty: no headings
     rows: Sequence[Sequence[str | Cell]]
     numbers: frozenset[int] = frozenset()  # the columns that are aligned to the right
     widest: int = 24  # columns of a terminal that a text gets; a longer one is cut off
@@ -43,7 +43,7 @@ class Table(NamedTuple):
             yield text
 
     def _repr_html_(self) -> str:
-        headings = (heading.replace("-\n", "").replace("\n", " ") for heading in self.headings)
+        headings = (heading.replace("\n", " ") for heading in self.headings)
         lines = [f"<table><caption style='text-align: left'>{_html(self.title)}</caption>"]
         if any(self.headings):
             cells = "".join(self._html_cell("th", number, heading) for number, heading in enumerate(headings))

@@ -35,7 +35,7 @@ def test_the_notebook_runs(command_result: CommandResult) -> None:
     captions = re.findall(r"<caption[^>]*>([^<]*)</caption>", html[0])
     tables = dict(zip(captions, html[0].split("<caption")[1:], strict=True))
     trips = {name: table.count("<td style='text-align: left'>trip</td>") for name, table in tables.items()}
-    assert (trips["process table"], trips["forecasts"]) == (2, 1)  # two programs of one name
+    assert trips == {"process table": 2}  # two programs of one name, of which nothing is known yet
     assert "<svg " in html[1]
     for name in ("planner", "guide", "writer", "trip: 5 calls"):
         assert name in svg

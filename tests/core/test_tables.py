@@ -11,9 +11,12 @@ from rich.console import Console
 
 from weft.core.accounts import Account
 from weft.core.class_rows import Branch, ClassRow, together
-from weft.core.ids import EngineId, ProgramId, SessionId, ThreadId
+from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
+from weft.core.prediction import ForecastRow, Tier
 from weft.core.process_rows import CallIdentity, ProgramInfo, ProgramRow, ProgramState
 from weft.core.process_table import ProcessTable
+from weft.core.program.graph import CallNode, ProgramGraph
+from weft.core.program.graph.listing import calls
 
 HOSTILE = "</td><script>alert(1)</script>[red]\x1b[31m\n[/oops]&"
 
@@ -62,7 +65,7 @@ def test_print_shows_the_process_table() -> None:
     lines = str(table).splitlines()
     assert lines[0] == "process table"
     assert [line.split()[0] for line in lines[-2:]] == ["first", "second"]
-    assert lines[-2].split()[1:] == ["1", "1", "1234", "56", "1.25", "0.50", "0.00", "0", "12.0", "finished"]
+    assert lines[-2].split()[1:] == ["1", "1", "1234/56", "1.25", "0.50", "0.00", "0", "12.0", "finished"]
     assert "1 programs, 1 have ended" in repr(table)
 
 
@@ -136,7 +139,7 @@ def test_the_html_of_a_table_is_well_formed() -> None:
     ended(table, HOSTILE)
     cells = [cell.text for cell in ET.fromstring(table._repr_html_()).iter("td")]  # noqa: S314  our own
     assert cells[0] == HOSTILE.replace("\x1b", " ").replace("\n", " ")
-    assert len(cells) == 11
+    assert len(cells) == 10
 
 
 def test_a_program_inside_another_is_shown_with_it() -> None:
@@ -155,7 +158,8 @@ def test_the_classes_are_shown_below_the_programs() -> None:
     """What the scheduler knows of a class fits 80 columns, in a terminal and in a notebook."""
     table = ProcessTable()
     ended(table, "chat")
-    assert "classes" not in str(table)
+    table.classes = (ClassRow(None, "chat", 1, 0, math.nan, math.nan, Branch.QUEUES),)
+    assert "classes" not in str(table), "it is treated as if nothing was known of it"
     table.classes = (
         ClassRow("acme", "chat", 12, 3, 1234.4, 23_456.0, Branch.INDEX, held=2),
         ClassRow(None, "", 1, 0, math.nan, math.nan, Branch.QUEUES),
@@ -167,6 +171,31 @@ def test_the_classes_are_shown_below_the_programs() -> None:
     assert shown(table).split() == text.split()
     root = ET.fromstring(f"<div>{table._repr_html_()}</div>")  # noqa: S314  our own text
     assert [caption.text for caption in root.iter("caption")] == ["process table", "classes"]
+
+
+def test_forecasts_are_shown_from_the_first_one_on() -> None:
+    """While each name is cold, a table would say of each that there is no forecast."""
+    table = ProcessTable()
+    ended(table, "chat")
+    cold, inferred = ForecastRow("chat", Tier.COLD, 3, 2, 1.0), ForecastRow("plan", Tier.INFERRED, 30, 2, 3.0)
+    table.forecasts = lambda: [cold]
+    assert "forecasts" not in str(table)
+    table.forecasts = lambda: [cold, inferred]
+    assert [line.split() for line in str(table).splitlines()[-2:]] == [
+        ["chat", "cold", "3", "1.0", "2"],
+        ["plan", "inferred", "30", "3.0", "2"],
+    ]
+
+
+def test_no_heading_breaks_inside_a_word() -> None:
+    """The tables of programs and of calls have whole words as headings, and fit a terminal of 80 columns."""
+    table = ProcessTable()
+    ended(table, "a long name of an agent", state=ProgramState.ABANDONED)
+    graph = ProgramGraph(ProgramId("p"), SessionId("s"), "answer")
+    graph.open(CallNode(CallId("c"), ThreadId("t"), (), "a long name of an agent", ("a long name of a tool",)))
+    for shown_table in (table.to_table(), calls(graph)):
+        assert not [heading for heading in shown_table.headings if "-\n" in heading]
+        assert max(map(len, str(shown_table).splitlines())) <= 80
 
 
 def test_the_classes_of_several_schedulers_are_added_up() -> None:

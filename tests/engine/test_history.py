@@ -59,7 +59,7 @@ def test_an_engine_begins_with_what_earlier_ones_learned(command_result: Command
     (model,) = history.models
     assert {name: past.ended for (_, name), past in history[model].items()} == {"chat": 5, "late": 1}
     assert all(9 <= work < 100 for past in [history[model][None, "late"]] for work in past.finished)
-    assert "forecasts" in command_result.stdout
+    assert "forecasts" not in command_result.stdout  # too few programs of any name have ended
     assert [(row.name, row.tier, row.ended) for row in history.graphs.rows()] == [
         ("chat", Tier.COLD, 2),
         ("late", Tier.COLD, 1),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST_CALLS: Final = 40
 _MOST_PARENTS: Final = 3  # of a call that are named
-_HEADINGS: Final = ("", "call", "thr-\nead", "after", "tools", "tokens\nin/out", "wait\ns", "serv-\nice s", "state")
+_HEADINGS: Final = ("", "call", "thread", "after", "tools", "tokens\nin/out", "wait\ns", "service\ns", "state")
 
 
 def calls(graph: ProgramGraph) -> Table:
