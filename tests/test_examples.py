@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree as ET
@@ -23,9 +24,11 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 
 import weft
-from weft.examples import chatbot_session, map_reduce_langchain, mcts_langgraph
+from weft.examples import chatbot_session, map_reduce_langchain, mcts_langgraph, react_langchain
 from weft.examples._search import Node, formula, is_solved, moves, start
+from weft.examples.react_langchain import Task, Turn
 from weft.integrations.langchain import ChatWeft
+from weft.testing import Reply, ScriptedEngine
 
 EXAMPLES = ROOT / "examples"
 NAMES = ("mcts_langgraph", "map_reduce_langchain", "chatbot_session", "openai_sdk")
@@ -222,6 +225,72 @@ def test_a_bad_puzzle_is_refused(puzzle: str) -> None:
     """A puzzle that is not a list of a few whole numbers is a usage error."""
     with pytest.raises(typer.BadParameter, match="is not a puzzle"):
         mcts_langgraph._numbers(puzzle)
+
+
+# -- the demo, without an engine
+
+DEMO_TASKS = {"long": Task(0, ["?", "?", "?"]), "short": Task(100, ["?"]), "brief": Task(200, ["?", "?"])}
+
+
+def turn(long_tokens: int, short_tokens: int, brief_tokens: int, token_s: float = 0.01) -> Turn:
+    tokens = {"long": long_tokens, "short": short_tokens, "brief": brief_tokens}
+    return Turn({}, tokens, {name: 1.5 * count * token_s for name, count in tokens.items()}, token_s)
+
+
+def printed_summary(tasks: dict[str, Task], turns: dict[str, Turn]) -> str:
+    return "\n\n".join(map(str, react_langchain.summary(tasks, turns)))
+
+
+def test_the_demo_compares_tokens_and_ends_in_a_verdict() -> None:
+    """The tables have the means of the short programs and of the long ones, and the last line says what changed."""
+    printed = printed_summary(DEMO_TASKS, {"fcfs": turn(800, 400, 600), "auto": turn(880, 150, 250, token_s=0.0119)})
+    rows = [line.split(": ")[1].split() for line in printed.splitlines() if "questions: " in line or "than 2: " in line]
+    assert rows == [["2", "500", "200"], ["1", "800", "880"], ["2", "7.5", "3.6"], ["1", "12.0", "15.7"]]
+    assert printed.splitlines()[-1] == (
+        "Under auto, the short programs end after 60% fewer tokens, and the long programs end after 10% more tokens, "
+        "compared with fcfs, vLLM's own order."
+    )
+
+
+def test_on_a_busy_machine_the_demo_compares_no_seconds() -> None:
+    """If a token cost more than 20 % more in one turn, a line says so in place of the seconds; the verdict stays."""
+    printed = printed_summary(DEMO_TASKS, {"fcfs": turn(800, 400, 600), "auto": turn(810, 400, 610, token_s=0.0121)})
+    assert "seconds from" not in printed
+    assert "The machine was busy: a token cost 0.010 s under fcfs and 0.012 s under auto." in printed
+    assert printed.splitlines()[-1].startswith("Under auto, the short programs end after about as many tokens, and ")
+
+
+def test_the_demo_of_one_policy_or_of_long_programs_only() -> None:
+    """With one policy there is no verdict, and a group without programs has no row."""
+    long = {"long": DEMO_TASKS["long"]}
+    assert "Under" not in printed_summary(DEMO_TASKS, {"fcfs": turn(8, 4, 6)})
+    printed = printed_summary(long, {"fcfs": turn(800, 0, 0), "auto": turn(400, 0, 0)})
+    assert "short" not in printed
+    assert "Under auto, the long programs end after 50% fewer tokens, compared" in printed
+
+
+def tool_then_answer(body: Mapping[str, Any]) -> Reply:
+    """A call of a tool, then an answer of 40 tokens."""
+    if body["messages"][-1]["role"] == "tool":
+        return Reply("word " * 39 + "word")
+    return Reply(tool_calls=[("lookup", {"topic": "Nile"})])
+
+
+@pytest.mark.anyio
+async def test_programs_of_the_demo_start_by_the_tokens_of_the_others() -> None:
+    """A program that is to start after 100 tokens makes its first call when so many are written, however long that
+    takes; one that waits for more tokens than there are starts when all others have ended."""
+    tasks = {"last": Task(10**9, ["?"]), "late": Task(100, ["?"]), "long": Task(0, ["?"] * 4)}
+    with ScriptedEngine(tool_then_answer) as engine:
+        took = await react_langchain.play_turn(engine, tasks)
+        by_id = {row.info.program_id: row.info.name for row in engine.table.ended()}
+        names = [by_id[call.program_id] for call in engine.calls]
+    assert names[-2:] == ["last", "last"]
+    assert names[: names.index("late")].count("long") >= 6, "three answers of 40 tokens, with the calls of their tools"
+    assert took.took_tokens["last"] == 41
+    assert 41 <= took.took_tokens["late"] <= 82
+    assert took.took_tokens["long"] >= 4 * 41
+    assert [*took.answers] == ["long", "late", "last"]
 
 
 # -- on the tests' engine
