@@ -20,7 +20,7 @@ from weft.engine.server.check_ids import App, Receive, Scope, Send
 from weft.engine.server.http_errors import error_for
 
 # Served without a key. Probes and Prometheus send none, as under vLLM's server, and a browser cannot send one with a
-# page's address. Nothing here may show what a client sent, or take a body.
+# page's address. Nothing here may show what a client sent, or take a body: `shown_to_strangers` is all of the metrics.
 OPEN_PATHS: Final = frozenset({"/health", "/ping", "/metrics", "/metrics/"}) | PATHS
 _KEY: Final = "weft.key"
 _MISSING: Final = "this server needs an API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`."

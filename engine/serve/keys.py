@@ -68,6 +68,11 @@ class KeyRing:
         return iter(self._keys.values())
 
     @property
+    def tenants(self) -> frozenset[str]:
+        """The names of the tenants that the keys have."""
+        return frozenset(key.tenant for key in self if key.tenant is not None)
+
+    @property
     def weights(self) -> dict[str, float]:
         """The weights of the tenants that have one, for the policy `fair`."""
         return {key.tenant: key.weight for key in self if key.tenant is not None and key.weight != 1.0}

@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any, Final
 
 import uvicorn
-from prometheus_client import REGISTRY
 from uvicorn.logging import DefaultFormatter
 
 from weft.core.errors import EngineStartError
@@ -28,12 +27,12 @@ from weft.engine.serve.auth import Authenticate
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import KeyRing
+from weft.engine.serve.metrics import add_metrics
 from weft.engine.serve.pages import RefuseForeignPages
 from weft.engine.serve.protocol import limited_http
 from weft.engine.serve.routes import add_routes
 from weft.engine.serve.tracing import spans_sent_to
 from weft.engine.server.check_ids import App
-from weft.engine.telemetry.collector import MetricsCollector
 from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
 
 _POLL_S: Final = 0.2
@@ -68,7 +67,6 @@ def serve(
         _socket(options) as (address, bound),
         _Signals() as signals,
         AsyncMultiLLMEngine(**engine_options) as engine,
-        _metrics(engine),
         spans_sent_to(options.otlp_traces_endpoint, engine),
     ):
         served, server = engine.submit(_make(engine, options, keys)).result()
@@ -96,6 +94,7 @@ async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) 
     app = build_app(options, tasks, served.model_config)
     await init_app_state(served, app.state, options, tasks)
     add_routes(app, served)
+    add_metrics(app, engine, keys)
     server = uvicorn.Server(uvicorn_config(guarded(app, served, options, keys), options))
     app.state.server = server  # vLLM's handlers of errors would stop it if the engine were dead
     return served, server
@@ -162,17 +161,6 @@ def _log_to_stderr() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.level, logger.propagate = before
-
-
-@contextmanager
-def _metrics(engine: AsyncMultiLLMEngine) -> Iterator[None]:
-    """Weft's metrics are in the registry that vLLM's route `/metrics` serves."""
-    collector = MetricsCollector(engine)
-    REGISTRY.register(collector)
-    try:
-        yield
-    finally:
-        REGISTRY.unregister(collector)
 
 
 @contextmanager

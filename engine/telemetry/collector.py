@@ -25,6 +25,7 @@ from weft.core.routing.replicas import ReplicaState
 from weft.engine.live import WatchedReplica
 from weft.engine.telemetry.counts import BOUNDS_S, Histogram, ProgramCounts
 from weft.engine.telemetry.metrics import METRICS
+from weft.engine.telemetry.names import ALL, Shown
 from weft.engine.telemetry.replicas import ANSWER_S, ReplicaFigures, Rising, read_figures
 
 T = TypeVar("T")
@@ -70,10 +71,11 @@ class MetricsCollector:
 
     Args:
         *engines: The engines.
+        shown: The names that are told apart: by default those of programs, tools and tenants that are used most.
     """
 
-    def __init__(self, *engines: MeasuredEngine) -> None:
-        self._measured = [_Measured(engine) for engine in engines]
+    def __init__(self, *engines: MeasuredEngine, shown: Shown = ALL) -> None:
+        self._measured = [_Measured(engine, shown) for engine in engines]
         self._lock = fork_safe(threading.Lock())
 
     def describe(self) -> Iterable[Metric]:
@@ -112,9 +114,9 @@ class _Samples:
 class _Measured:
     """One engine."""
 
-    def __init__(self, engine: MeasuredEngine) -> None:
+    def __init__(self, engine: MeasuredEngine, shown: Shown) -> None:
         self.engine = weakref.ref(engine)
-        self._counts = counts = ProgramCounts()
+        self._counts = counts = ProgramCounts(shown)
         self._replicas: list[ReplicaFigures] = []
         self._answered: dict[EngineId, ReplicaFigures] = {}  # the latest answer of each
         self._rising = Rising()

@@ -1,4 +1,7 @@
-"""Sums over calls and programs since the counting began, by name and by tenant. They never fall."""
+"""Sums over calls and programs since the counting began, by name and by tenant.
+
+None of them falls. That of a name that others push out of the metrics ends: see `ByName`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from weft.core.accounts import Account
 from weft.core.errors import WeftError
@@ -18,10 +21,8 @@ from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRo
 from weft.core.program.graph import CallState, ProgramGraph
 from weft.core.program.observer import ProgramObserver
 from weft.core.routing.refusals import Refused
+from weft.engine.telemetry.names import ALL, OTHER, ByName, Shown
 
-MOST_NAMES: Final = 32  # of programs, tenants and tools that are told apart, those that came first
-OTHER: Final = "other"  # what comes after them
-MOST_LETTERS: Final = 100  # of a name
 # Calls take milliseconds to minutes, programs up to days.
 BOUNDS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 
@@ -64,41 +65,21 @@ class TenantCounts:
     wait_s: float = 0.0
 
 
-T = TypeVar("T")
-
-
-class ByName(dict[str, T], Generic[T]):
-    """A value for each of the names that came first, and one for all others, whose number has no bound."""
-
-    def __init__(self, make: type[T]) -> None:
-        super().__init__()
-        self._make = make
-
-    def of(self, name: str) -> T:
-        """The value of a name, or that of all others."""
-        key = self.key(name)
-        if key not in self:
-            self[key] = self._make()
-        return self[key]
-
-    def key(self, name: str) -> str:
-        """The name by which a name counts."""
-        name = name[:MOST_LETTERS]
-        return name if name in self or len(self) < MOST_NAMES else OTHER
-
-
 @dataclass(slots=True)
 class _Known:
     """A program that has not ended, or whose calls have not all left."""
 
-    name: NameCounts
-    tenant: TenantCounts
+    name: str
+    tenant: str
     calls: int = 0  # in flight
     has_ended: bool = False
 
 
 class ProgramCounts(ProgramObserver):
     """Counts. May be used from any thread.
+
+    Args:
+        shown: The names that are told apart.
 
     Attributes:
         names: By program name.
@@ -108,12 +89,13 @@ class ProgramCounts(ProgramObserver):
         requests_refused: Requests that a server refused, by tenant and reason; "" for those without a tenant.
     """
 
-    def __init__(self) -> None:
-        self.names = ByName(NameCounts)
-        self.tenants = ByName(TenantCounts)
-        self.tools = ByName(Histogram)
+    def __init__(self, shown: Shown = ALL) -> None:
+        names = None if shown.names else ()
+        self.names = ByName(NameCounts, names)
+        self.tenants = ByName(TenantCounts, shown.tenants)
+        self.tools = ByName(Histogram, names)
         self.refusals: Counter[str] = Counter()
-        self.requests_refused: ByName[Counter[Refused]] = ByName(Counter)
+        self.requests_refused: ByName[Counter[Refused]] = ByName(Counter, shown.tenants)
         self._lock = fork_safe(threading.Lock())
         self._programs: dict[ProgramId, _Known] = {}
 
@@ -126,7 +108,9 @@ class ProgramCounts(ProgramObserver):
     def program_started(self, info: ProgramInfo, now_s: float) -> None:
         del now_s
         with self._lock:
-            known = _Known(self.names.of(info.name), self.tenants.of(info.tenant or ""))
+            known = _Known(info.name, info.tenant or "")
+            self.names.use(known.name)
+            self.tenants.use(known.tenant)
             self._programs.setdefault(info.program_id, known)
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
@@ -144,7 +128,7 @@ class ProgramCounts(ProgramObserver):
     def request_refused(self, reason: Refused, tenant: str | None, now_s: float) -> None:
         del now_s
         with self._lock:
-            self.requests_refused.of(tenant or "")[reason] += 1
+            self.requests_refused.use(tenant or "")[reason] += 1
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
         del now_s
@@ -156,7 +140,7 @@ class ProgramCounts(ProgramObserver):
             known.calls -= 1
             if known.has_ended and known.calls <= 0:
                 del self._programs[program_id]
-            name, tenant = known.name, known.tenant
+            name, tenant = self.names.of(known.name), self.tenants.of(known.tenant)
             name.calls[outcome] += 1
             name.account += account
             tenant.service_s += account.service_s
@@ -168,7 +152,7 @@ class ProgramCounts(ProgramObserver):
     def tool_ended(self, program_id: ProgramId, tool: RunningTool, now_s: float) -> None:
         del program_id
         with self._lock:
-            self.tools.of(tool.name).add(now_s - tool.start_s)
+            self.tools.use(tool.name).add(now_s - tool.start_s)
 
     def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
         program_id = row.info.program_id
@@ -179,5 +163,6 @@ class ProgramCounts(ProgramObserver):
             known.has_ended = True
             if known.calls <= 0:
                 del self._programs[program_id]
-            known.name.ended[state] += 1
-            known.name.took.add(now_s - row.start_s)
+            name = self.names.of(known.name)
+            name.ended[state] += 1
+            name.took.add(now_s - row.start_s)

@@ -16,12 +16,14 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.exceptions import GracefulHTTPError  # noqa: E402
 from vllm.tracing.otel import get_span_exporter  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
+from vllm.v1.metrics.prometheus import get_prometheus_registry  # noqa: E402
 
 __all__ = [
     "EngineClient",
     "FlexibleArgumentParser",
     "GracefulHTTPError",
     "build_app",
+    "get_prometheus_registry",
     "get_span_exporter",
     "get_uvicorn_log_config",
     "init_app_state",

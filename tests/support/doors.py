@@ -10,14 +10,13 @@ from typing import Any
 import httpx
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.keys import KeyRing, make_key_ring
+from weft.engine.serve.metrics import add_metrics
 from weft.engine.serve.routes import add_routes
 from weft.engine.serve.server import guarded
-from weft.engine.telemetry.collector import MetricsCollector
 from weft.engine.vllm_compat.server_names import GracefulHTTPError
 from weft.testing import ScriptedEngine
 
@@ -63,7 +62,6 @@ class Doors:
     def __init__(self, keys: KeyRing | None = None) -> None:
         self.keys = keys or make_key_ring()
         self.engine = _Engine()
-        self.collector = MetricsCollector(self.engine)
 
     def __enter__(self) -> Doors:
         self.engine.submit(self._start()).result()
@@ -77,8 +75,8 @@ class Doors:
         self.served = ServedEngine(self.engine, has_keys=len(self.keys) > 0)  # type: ignore[arg-type]  # see `_Engine`
         app = FastAPI()
         app.post(CHAT)(self._chat)
-        app.get("/metrics")(self._metrics)
         add_routes(app, self.served)
+        add_metrics(app, self.engine, self.keys)
         options = Namespace(host=None, root_path=None, allowed_origins=["*"])
         transport = httpx.ASGITransport(guarded(app, self.served, options, self.keys), client=("127.0.0.1", 5))
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost:8000")
@@ -98,11 +96,6 @@ class Doors:
             return JSONResponse({"error": {"message": str(error), "type": "error"}}, error.http_status.value)
         return JSONResponse({"id": "chatcmpl-1", "choices": [{"index": 0, "message": {"content": "yes"}}]})
 
-    def _metrics(self) -> Response:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self.collector)
-        return Response(generate_latest(registry))
-
     def ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         """Send a request, and wait for its answer."""
         return self.engine.submit(self._client.request(method, path, **arguments)).result()
@@ -112,8 +105,8 @@ class Doors:
         return self.ask("POST", CHAT, json={**BODY, "vllm_xargs": arguments}, headers=headers)
 
     def labels(self, headers: Mapping[str, str] | None = None) -> set[str]:
-        """The values of all labels in `/metrics`, which must answer."""
+        """The values of all labels of Weft's metrics in `/metrics`, which must answer."""
         answer = self.ask("GET", "/metrics", headers=headers)
         assert answer.status_code == 200, answer.text
-        families = text_string_to_metric_families(answer.text)
+        families = [each for each in text_string_to_metric_families(answer.text) if each.name.startswith("weft:")]
         return {value for family in families for sample in family.samples for value in sample.labels.values()}

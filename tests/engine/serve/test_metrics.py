@@ -5,16 +5,21 @@ from __future__ import annotations
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import LIMITED_BYTES, LIMITED_CALLS, LIMITED_KEY, MAX_CALLS, Served
+from served import LIMITED_BYTES, LIMITED_CALLS, LIMITED_KEY, MAX_CALLS, TRUSTED_KEY, Served
 
 pytestmark = pytest.mark.engine
 
 CALL = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "ignore_eos": True}
 
 
-def metrics(served: Served) -> dict[tuple[str, ...], float]:
-    """The samples of `/metrics` by name and labels, without the label `engine`."""
-    response = served.client.get("/metrics")
+def metrics(served: Served, key: str = "") -> dict[tuple[str, ...], float]:
+    """The samples of `/metrics` by name and labels, without the label `engine`.
+
+    Args:
+        served: The server.
+        key: The API key to send; none: the client's.
+    """
+    response = served.client.get("/metrics", headers={"authorization": f"Bearer {key}"} if key else {})
     assert response.headers["content-type"].startswith("text/plain")
     return {
         (sample.name, *(f"{name}={value}" for name, value in sorted(sample.labels.items()) if name != "engine")): (
@@ -43,6 +48,9 @@ def test_the_route_of_vllms_metrics_has_wefts(served: Served) -> None:
         return total(found, name, *labels) - total(before, name, *labels)
 
     assert total(found, "weft:programs_open", "state=idle") >= 1
+    assert {part for key in found for part in key if part.startswith("program=")} == {"program=other"}
+    trusted = metrics(served, TRUSTED_KEY)
+    assert {part for key in trusted for part in key if part.startswith("program=")} - {"program=other"}
     assert more("weft:calls_total", "outcome=finished") == 2
     assert more("weft:generation_tokens_total") == 10
     assert more("vllm:generation_tokens_total") == 10

@@ -21,8 +21,8 @@ from weft.core.program import Program
 from weft.core.routing.refusals import Refused, refused_by
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.engine.live import WatchedReplica
-from weft.engine.telemetry.counts import MOST_NAMES
 from weft.engine.telemetry.metrics import METRICS
+from weft.engine.telemetry.names import MOST_NAMES
 from weft.engine.wire.answers import encode_kv_stats, encode_schedule_stats
 from weft.testing import FakeClock, ScriptedEngine
 
@@ -179,7 +179,7 @@ def test_an_error_stands_for_a_reason(error: WeftError, reason: Refused) -> None
 
 
 def test_names_that_clients_choose_make_a_bounded_number_of_series() -> None:
-    """Those that came first are told apart, all others are one, and nothing is lost."""
+    """As many as have a place are told apart, all others are one, and nothing is lost."""
     many = MOST_NAMES + 100
     engine = Watched(["answer"] * many)
     registry, _ = scraped(engine)
