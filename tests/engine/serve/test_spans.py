@@ -25,5 +25,5 @@ def test_a_program_continues_its_clients_trace(served: Served) -> None:
     assert [span.name for span in calls] == ["chat tiny"] * 2
     assert attributes(calls[0])["gen_ai.usage.output_tokens"] == 5
     assert attributes(calls[0])["gen_ai.request.model"] == "tiny"
-    assert str(attributes(program)["gen_ai.conversation.id"]).endswith("/tour")
+    assert attributes(program)["gen_ai.conversation.id"] == "tour"
     assert float(attributes(program)["weft.service_s"]) > 0
