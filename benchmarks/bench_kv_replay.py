@@ -25,7 +25,7 @@ from rich.table import Table
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, TraceProgram
 from weft.core.sim.replay import replay_all
-from weft.core.trace.converters import convert
+from weft.core.trace.importers import TraceImport
 from weft.core.trace.workloads import generate, poisson
 
 PROGRAMS: Final = {"tools": (60, 2.0), "chat": (60, 2.0), "search": (8, 0.2), "mixed": (30, 0.3)}  # and a second
@@ -49,7 +49,7 @@ def programs_of(workload: str, seed: int, tau: Path | None) -> list[TraceProgram
     arrivals = poisson(random.Random(f"arrivals {seed}"), rate)
     if workload in PROGRAMS:
         return generate(workload, count, arrivals, random.Random(f"programs {seed}"))
-    runs = convert(tau, arrivals) if tau is not None else []
+    runs = list(TraceImport([tau], arrivals=arrivals)) if tau is not None else []
     drawn = random.Random(f"runs {seed}").sample(runs, min(count, len(runs)))
     return [replace(run, arrival_s=early.arrival_s) for run, early in zip(drawn, runs, strict=False)]
 

@@ -1,4 +1,4 @@
-"""Program traces: the file format, the recorder, generated workloads, and converters of public traces.
+"""Program traces: the file format, the recorder, generated workloads, and importers of other traces.
 
 `weft record`, `weft trace` and `weft sim` use them.
 """

@@ -178,14 +178,22 @@ def test_a_trace_without_times_cannot_be_exported(weft: WeftCommand, tmp_path: P
 
 
 def test_a_public_trace(weft: WeftCommand, tmp_path: Path) -> None:
-    """A file of tau-bench is converted to a trace whose programs arrive one after another."""
+    """A file of tau-bench is imported as a trace whose programs arrive one after another."""
     messages = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Good day to you"}]
     (tmp_path / "tau.json").write_text(json.dumps([{"task_id": number, "traj": messages} for number in range(5)]))
     out = tmp_path / "out.jsonl"
-    assert weft("trace", tmp_path / "tau.json", "--out", out, "--programs", 3)[0] == 0
+    assert weft("trace", "import", tmp_path / "tau.json", "--out", out, "--programs", 3, "--rate", 1)[0] == 0
     programs = read(out)
     assert [program.program for program in programs] == [f"tau-{number}-task-{number}" for number in range(3)]
     assert 0 < programs[0].arrival_s < programs[1].arrival_s < programs[2].arrival_s
+
+
+def test_a_file_is_no_workload(weft: WeftCommand, tmp_path: Path) -> None:
+    """The error names the command that reads files, which `weft trace FILE` once did itself."""
+    code, _, err = weft("trace", "runs of mine.json", "--out", tmp_path / "out.jsonl")
+    assert code == 1
+    assert "there is no workload 'runs of mine.json'" in err
+    assert "weft trace import 'runs of mine.json'" in err
 
 
 @pytest.mark.parametrize(
@@ -226,10 +234,10 @@ def test_a_wrong_trace(weft: WeftCommand, tmp_path: Path) -> None:
     code, out, err = weft("sim", trace)
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {trace}, line 1: program 'A', call 1 ('a'): output_tokens is -3; give")
-    code, out, err = weft("trace", tmp_path / "chess")
+    code, out, err = weft("trace", "chess")
     assert (code, out) == (1, "")
-    assert "chess cannot be read" in err
-    assert "or a workload: chat, tools" in err, "it may be a misspelled workload"
+    assert "there is no workload 'chess'" in err
+    assert "choose one of chat, tools" in err, "it may be a misspelled workload"
 
 
 def test_a_replay_compares_the_kv_policies(weft: WeftCommand, tmp_path: Path) -> None:

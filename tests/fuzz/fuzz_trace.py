@@ -1,4 +1,4 @@
-"""Any bytes in a file are a trace, a graph or a public agent trace, or a `TraceError` with a short message."""
+"""Any bytes in a file are a trace or a graph, or a `TraceError` with a short message."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ from perfetto_rules import check
 from weft.core.errors import TraceError
 from weft.core.timeline.perfetto import perfetto
 from weft.core.timeline.recorded import recorded
-from weft.core.trace.converters import convert
 from weft.core.trace.format import dump, path_tokens, read, write
 from weft.core.trace.workloads import chat
 from weft.views.graph import load
 
 _FOLDER: Final = tempfile.TemporaryDirectory()
 _FILE: Final = Path(_FOLDER.name, "trace.jsonl")
-_ANSWERS: Final = _FILE.with_suffix(".answers.jsonl")
-_SEPARATOR: Final = b"\x00\x00"  # before the answers of a BFCL file
+_AGAIN: Final = Path(_FOLDER.name, "again.jsonl")
 
 
 def one_input(data: bytes) -> None:
     """Read a file in every way that Weft reads one. A trace that was read is the same after it is written again."""
-    text, _, answers = data.partition(_SEPARATOR)
-    _FILE.write_bytes(text)
-    _ANSWERS.write_bytes(answers)
-    for reader in (read, convert, load):
+    _FILE.write_bytes(data)
+    for reader in (read, load):
         try:
             found = reader(_FILE)
         except TraceError as error:
@@ -38,8 +34,8 @@ def one_input(data: bytes) -> None:
         if found is None:
             assert len(message) < 1000
         elif reader is read:
-            write(found, _ANSWERS)
-            assert read(_ANSWERS) == found
+            write(found, _AGAIN)
+            assert read(_AGAIN) == found
             assert all(path_tokens(program.calls) > 0 for program in found)
             with suppress(TraceError):  # it does not say when calls ran
                 check(perfetto([(recorded(program), program.arrival_s) for program in found]))
@@ -79,20 +75,15 @@ def seeds() -> list[bytes]:
         "program": {"program_id": "p", "session_id": "s", "name": "n"},
         "calls": [{**call, **times, **account, **tokens}],
     }
-    message = {"role": "user", "content": "hi", "name": "search"}
-    tau = [{"task_id": 1, "traj": [message, {"role": "assistant", "content": "ho", "tool_calls": None}]}]
-    bfcl = {"id": "b1", "question": [[message]]}
-    answer = {"id": "b1", "ground_truth": [["f(1)"]]}
     times = {"thread": "0", "arrival_s": 1.0, "end_s": 4.5, "wait_s": 1, "service_s": 2, "waits": [[0, 0.5], [2, 0.5]]}
     timed = [{"id": name, "output_tokens": 1, "parents": [], "measured": times} for name in "ab"]
     nested = b"[" * 900 + b"]" * 900
-    texts = [json.dumps(each).encode() for each in (whole, *wrong, graph, tau)]
+    texts = [json.dumps(each).encode() for each in (whole, *wrong, graph)]
     return [
         *texts,
         texts[0] + b"\n" + texts[0],
         json.dumps({"version": 2, "program": "p", "calls": timed}).encode(),
         dump(chat(random.Random(0), "chat")).encode(),
-        json.dumps(bfcl).encode() + _SEPARATOR + json.dumps(answer).encode(),
         b'{"program": "p", "arrival_s": 1e999, "calls": []}',
         b'{"program": ' + nested + b', "calls": []}',
         b'{"program": "p", "calls": [{"id": "a", "parents": ' + nested + b"}]}",

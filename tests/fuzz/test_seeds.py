@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("name", ["fuzz_history", "fuzz_trace", "fuzz_csrc"])
+@pytest.mark.parametrize("name", ["fuzz_history", "fuzz_trace", "fuzz_importers", "fuzz_csrc"])
 def test_every_seed_is_answered(name: str) -> None:
     """Seeds are files and arguments of each kind, and those that once failed with an untyped error or a hang."""
     target: Any = importlib.import_module(name)

@@ -12,14 +12,30 @@ from typing import Final
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.importers.agentic_mooncake import AgenticMooncake
+from weft.core.trace.importers.azure import Azure
+from weft.core.trace.importers.bfcl import Bfcl
 from weft.core.trace.importers.contract import Blocks, Importer, ImportOptions
+from weft.core.trace.importers.mooncake import Aiperf, Mooncake
+from weft.core.trace.importers.swe_agent import SweAgent
+from weft.core.trace.importers.tau_bench import TauBench
 from weft.core.trace.importers.weka import Weka
 
 __all__ = ["IMPORTERS", "ImportOptions", "Importer", "TraceImport", "import_traces"]
 
-IMPORTERS: Final[dict[str, Importer]] = {each.name: each for each in (Weka(),)}  # in the order in which they look
+_ALL: Final[tuple[Importer, ...]] = (
+    Weka(),
+    AgenticMooncake(),
+    Mooncake(),
+    Aiperf(),
+    Azure(),
+    TauBench(),
+    Bfcl(),
+    SweAgent(),
+)
+IMPORTERS: Final[dict[str, Importer]] = {each.name: each for each in _ALL}  # in the order in which they look
 
-_HEAD_BYTES: Final = 1 << 16
+_HEAD_BYTES: Final = 1 << 18
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class Blocks:
 
 
 class Importer(Protocol):
-    """Reads one format. Texts are not kept: token counts, hashes of blocks, and times are."""
+    """Reads one format. Texts of users are not kept: token counts, hashes of blocks, and times are."""
 
     name: str  # of the format, as `--format` takes it
     description: str  # one line for the help
@@ -92,7 +92,7 @@ class Importer(Protocol):
 
         Args:
             path: the file.
-            head: its first 64 KiB as text. The text may end within a line.
+            head: its first 256 KiB as text. The text may end within a line.
         """
 
     def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:

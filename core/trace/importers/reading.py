@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from weft.core.errors import TraceError
 from weft.core.trace.fields import MOST
+
+CHARS_PER_TOKEN: Final = 4  # where a file has texts and no token counts
+_SIZES: Final = (512, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)  # of blocks, those that are used most first
 
 
 def lines(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[int, str]]:
@@ -49,6 +53,36 @@ def rows(path: Path, advance: Callable[[int], object], expected: str) -> Iterato
     for number, text in lines(path, advance):
         where = f"{path}, line {number}"
         yield where, an_object(_parsed(text, where, expected), where, expected)
+
+
+def grouped(
+    path: Path,
+    advance: Callable[[int], object],
+    expected: str,
+    key: Callable[[dict[str, Any], str], Hashable],
+) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Yield the rows of a file that belong together, with their places, as soon as the last one of them is read.
+
+    The file is read twice, so that only groups that are not complete yet are held.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes of each line, when it is read for the second time.
+        expected: what a line should be, for messages.
+        key: tells to which group a row with its place belongs.
+
+    Raises:
+        TraceError: the file cannot be read, or a line is not a JSON object.
+    """
+    missing = Counter(key(row, where) for where, row in rows(path, lambda _: None, expected))
+    groups: dict[Hashable, list[tuple[str, dict[str, Any]]]] = {}
+    for where, row in rows(path, advance, expected):
+        group = key(row, where)
+        groups.setdefault(group, []).append((where, row))
+        missing[group] -= 1
+        if not missing[group]:
+            del missing[group]
+            yield groups.pop(group)
 
 
 def documents(path: Path, advance: Callable[[int], object], expected: str) -> Iterator[tuple[str, Any]]:
@@ -122,3 +156,48 @@ def optional_seconds(data: Mapping[str, Any], key: str, where: str, unit_s: floa
     if type(value) not in (int, float) or not abs(value) <= MOST:
         raise TraceError(f"{where}: {key} is {value!r:.40}; expected a number, at most {MOST:.0e}.")
     return max(0.0, float(value) * unit_s)
+
+
+def hash_ids(data: Mapping[str, Any], where: str, tokens: int, block_tokens: int) -> list[int]:
+    """Return the ids of the whole blocks of a prompt under the key `hash_ids`. The last block of a file may be cut off.
+
+    Args:
+        tokens: the prompt's length.
+
+    Raises:
+        TraceError: the ids are no whole numbers, or more than the prompt has blocks.
+    """
+    ids = data.get("hash_ids") or []
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+        raise TraceError(f"{where}: hash_ids is {ids!r:.60}; expected a list of whole numbers.")
+    if len(ids) > -(-tokens // block_tokens):
+        raise TraceError(
+            f"{where}: hash_ids has {len(ids)} blocks, but {tokens} tokens have only {-(-tokens // block_tokens)}; "
+            f"expected one id for each {block_tokens} tokens."
+        )
+    return ids[: tokens // block_tokens]
+
+
+def block_size(prompts: list[tuple[int, int]], where: str) -> int:
+    """Return the tokens of a block, which some formats do not say.
+
+    Args:
+        prompts: lengths of prompts in tokens, and in blocks of which the last one may be cut off.
+        where: the place, for the message.
+
+    Raises:
+        TraceError: no size fits.
+    """
+    for size in _SIZES:
+        if all(-(-tokens // size) == blocks for tokens, blocks in prompts):
+            return size
+    tokens, blocks = max(prompts)
+    raise TraceError(
+        f"{where}: no size of blocks fits the prompts, of which one has {tokens} tokens and {blocks} hash_ids; "
+        "expected one id for each 16, 64, 512, … tokens, and one for the rest."
+    )
+
+
+def tokens_of(text: str) -> int:
+    """Return the estimated tokens of a text."""
+    return -(-len(text) // CHARS_PER_TOKEN)

@@ -15,7 +15,7 @@ from weft.core.errors import TraceError
 from weft.core.trace.fields import seconds, text, whole
 from weft.core.trace.format import TraceCall, TraceProgram, with_block_hashes
 from weft.core.trace.importers.contract import Blocks, BlockScope
-from weft.core.trace.importers.reading import a_list, an_object, documents, optional_seconds
+from weft.core.trace.importers.reading import a_list, an_object, documents, hash_ids, optional_seconds
 
 NAME: Final = "claude-code"  # of all programs: the sessions have no names of their own
 IN_BACKGROUND: Final = "async_launched"  # the status of a sub-agent that nobody waited for
@@ -106,7 +106,7 @@ class _Requests:
             if think_s is not None and not joined and not is_first:
                 # Where the last call's end is not recorded, `think_time` counts from the end of an earlier one.
                 gap_s = think_s if is_timed else min(gap_s, think_s)
-            is_tool = "tool_result" in (request.get("input_types") or ())
+            inputs = a_list(request, "input_types", place) if request.get("input_types") is not None else []
             call_id = f"c{len(self.calls)}"
             self.calls.append(
                 TraceCall(
@@ -115,28 +115,17 @@ class _Requests:
                     output_tokens=max(1, whole(request, "out", place, required=True)),
                     prompt_tokens=whole(request, "in", place, required=True),
                     gap_s=gap_s,
-                    tool=None if is_first else "tool" if is_tool else "human",
+                    tool=None if is_first else "tool" if "tool_result" in inputs else "human",
                     at_s=at_s,
                     agent=agent,
                 )
             )
-            self.prompts[call_id] = self._prompt(request, place)
+            ids = hash_ids(request, place, self.calls[-1].prompt_tokens, self._block_tokens)
+            self.prompts[call_id] = self._scope.numbers(ids)
             duration_s = optional_seconds(request, "api_time", place)
             previous, is_first, is_timed = (call_id, at_s + (duration_s or 0.0)), False, duration_s is not None
             joined.clear()
         return previous if not is_first else None
-
-    def _prompt(self, request: dict[str, Any], where: str) -> array[int]:
-        ids = request.get("hash_ids", [])
-        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-            raise TraceError(f"{where}: hash_ids is {ids!r:.60}; expected a list of whole numbers.")
-        blocks = -(-request["in"] // self._block_tokens)
-        if len(ids) > blocks:
-            raise TraceError(
-                f"{where}: hash_ids has {len(ids)} blocks, but {request['in']} tokens have only {blocks}; "
-                f"expected one id for each {self._block_tokens} tokens."
-            )
-        return self._scope.numbers(ids[: request["in"] // self._block_tokens])
 
 
 def _ends_marked(requests: list[Any]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 from weft.commands.choices import one_of
 from weft.commands.flags import Command, Group
 from weft.commands.progress import file_progress
-from weft.core.errors import SimulationError
+from weft.core.errors import SimulationError, TraceError
 from weft.core.sim.load import ENOUGH, capacity, check_load
 from weft.core.sim.settings import SimSettings
 from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport
@@ -43,14 +44,12 @@ def make(  # noqa: PLR0917  typer reads options off the signature
     source: Annotated[
         str,
         typer.Argument(
-            help="chat, tools, search or mixed (Autellix §6.1); swe, web or tenants (SAGA §9.1); intercepted (Astraea "
-            "§5.1); or a file of tau-bench or BFCL."
+            help="chat, tools, search or mixed (Autellix §6.1); swe, web or tenants (SAGA §9.1); or intercepted "
+            "(Astraea §5.1)."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.jsonl"),
-    programs: Annotated[
-        int, typer.Option(min=1, help="How many programs to make; of a file, the most to convert.")
-    ] = 100,
+    programs: Annotated[int, typer.Option(min=1, help="How many programs to make.")] = 100,
     rate: Annotated[float | None, typer.Option(help="Programs that arrive a second, on average (default: 1).")] = None,
     load: Annotated[
         float | None,
@@ -64,17 +63,19 @@ def make(  # noqa: PLR0917  typer reads options off the signature
     bursty: Annotated[bool, typer.Option("--bursty", help="Programs arrive in bursts (default: Poisson).")] = False,
     seed: Annotated[int, typer.Option(help="The same seed makes the same trace.")] = 0,
 ) -> None:
-    """Make a program trace: a generated workload, or a public trace in Weft's format."""
+    """Make a program trace of a generated workload."""
     from weft.core.trace import workloads
-    from weft.core.trace.converters import convert
     from weft.core.trace.format import TraceProgram, write
 
     def draw(count: int, per_s: float) -> list[TraceProgram]:
         arrivals = (workloads.bursty if bursty else workloads.poisson)(random.Random(f"arrivals {seed}"), per_s)  # noqa: S311
-        if source in workloads.WORKLOADS:
-            return workloads.generate(source, count, arrivals, random.Random(f"programs {seed}"))  # noqa: S311
-        return convert(Path(source), arrivals)[:count]
+        return workloads.generate(source, count, arrivals, random.Random(f"programs {seed}"))  # noqa: S311
 
+    if source not in workloads.WORKLOADS:
+        raise TraceError(
+            f"there is no workload {source!r:.80}; choose one of {', '.join(workloads.WORKLOADS)}, or import a file: "
+            f"weft trace import {shlex.quote(source):.80}"
+        )
     if load is None and batch_size is not None:
         raise SimulationError("--batch-size is of the engine whose load --load names; give --load too.")
     if load is not None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trace_samples import SAMPLES
 
 from weft.core.errors import TraceError
-from weft.core.trace.format import TraceProgram, read, write
+from weft.core.trace.format import TraceProgram, dump, parse, read, write
 from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport, import_traces
 from weft.core.trace.importers.contract import Blocks
 
@@ -139,6 +140,20 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         list(import_traces([tmp_path]))
     with pytest.raises(TraceError, match=r"there is no format 'excel'; choose one of .*weka"):
         list(import_traces([tmp_path], format="excel"))
+
+
+@pytest.mark.parametrize("name", IMPORTERS)
+def test_every_format_is_found_by_looking(name: str, tmp_path: Path) -> None:
+    """Its sample is imported with and without the name of the format, also from a folder, and is a valid trace."""
+    for file, data in SAMPLES[name].items():
+        (tmp_path / file).write_bytes(data)
+    path = tmp_path / next(iter(SAMPLES[name]))
+    ((_, importer),) = TraceImport([path]).files
+    assert importer.name == name
+    programs = list(import_traces([path]))
+    assert programs == list(import_traces([path], format=name)) == list(import_traces([tmp_path]))
+    assert [parse(dump(program), "here") for program in programs] == programs
+    assert programs
 
 
 @pytest.mark.parametrize("data", [b'{"id": "\xff"}', b"\xff\xfe{", b'{"id"', b"[" * 100_000, b"1" * 5000, b"", b"null"])

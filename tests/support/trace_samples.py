@@ -1,0 +1,176 @@
+"""A small file of each format that `weft trace import` reads, made up here, and ways to spoil it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+Files = dict[str, bytes]  # by name; the first one is imported
+
+
+def _lines(*rows: object) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _weka(at_s: float, ids: list[int], **values: Any) -> dict[str, Any]:
+    row = {"t": at_s, "type": "n", "model": "m", "in": 4 * len(ids) + 1, "out": 7, "hash_ids": ids}
+    return row | {"input_types": ["tool_result"], "output_types": ["text"], "api_time": 1.5, "think_time": 2.0} | values
+
+
+_SUBAGENT: Final = {
+    "t": 9.0, "type": "subagent", "agent_id": "agent_001", "subagent_type": "Explore", "duration_ms": 6000,
+    "status": "completed", "requests": [_weka(0.0, [8]), _weka(3.0, [8, 9])],
+}  # fmt: skip
+_SESSION: Final = {
+    "id": "session", "models": ["m"], "block_size": 4, "hash_id_scope": "local", "tool_tokens": 3, "system_tokens": 4,
+    "requests": [_weka(0.0, [1, 2]), _SUBAGENT, _weka(10.0, [1, 2, 3], ttft=0.5), _weka(20.0, [1, 2, 3, 4])],
+}  # fmt: skip
+_EDGE: Final = {"request_id": "p:a", "trigger": "completion", "delay_ms": 500.0, "relation": "sequence"}
+_NODE: Final = {
+    "request_id": "p:a", "play_id": "p", "session_id": "p", "model": "m", "input_length": 8, "output_length": 3,
+    "hash_ids": [1, 2], "not_before_ms": 0.0,
+}  # fmt: skip
+_MESSAGES: Final = [
+    {"role": "system", "content": "You are an agent."},
+    {"role": "user", "content": [{"type": "text", "text": "Book a flight."}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "find", "arguments": "{}"}}]},
+    {"role": "tool", "name": "find", "content": "Two flights."},
+    {"role": "assistant", "content": "Done.", "action": "ls -F"},
+]
+
+SAMPLES: Final[dict[str, Files]] = {
+    "weka": {"session.json": _lines(_SESSION)},
+    "mooncake": {
+        "mooncake.jsonl": _lines(
+            {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
+            {"timestamp": 27, "input_length": 700, "output_length": 9, "hash_ids": [0, 3]},
+            {"session_id": "s", "input_length": 600, "output_length": 9, "hash_ids": [0, 4], "delay": 30},
+        )
+    },
+    "agentic-mooncake": {
+        "agentic.jsonl": _lines(
+            {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 4, "hash_id_scope": "local"},
+            _NODE,
+            _NODE | {"request_id": "p:b", "session_id": "p:Explore", "dependencies": [_EDGE | {"trigger": "dispatch"}]},
+            _NODE
+            | {"request_id": "p:c", "dependencies": [_EDGE, _EDGE | {"request_id": "p:b"}], "not_before_ms": 900.5},
+        )
+    },
+    "aiperf": {
+        "aiperf.jsonl": _lines(
+            {"session_id": "a", "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3], "timestamp": 5},
+            {"session_id": "a", "input_length": 20, "output_length": 3, "hash_ids": [7, 8], "delay": 200.5},
+            {"session_id": "b", "turns": [{"role": "system", "text": "s"}, {"text": "Hello", "output_length": 4}]},
+        )
+    },
+    "azure": {
+        "azure.csv": b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n"
+        b"2023-11-16 18:17:04.0319600,3180,8\r\n"
+    },
+    "tau-bench": {"tau.json": json.dumps([{"task_id": 7, "traj": _MESSAGES}], indent=1).encode()},
+    "bfcl": {
+        "tasks.jsonl": _lines({"id": "multi_turn_base_0", "question": [_MESSAGES[:2], _MESSAGES[1:2]]}),
+        "tasks.answers.jsonl": _lines({"id": "multi_turn_base_0", "ground_truth": [["cd(a='b')", "ls()"], ["rm()"]]}),
+    },
+    "swe-agent": {
+        "run.traj": json.dumps(
+            {"history": _MESSAGES, "trajectory": [{"execution_time": 0.25}, {}], "info": {}}
+        ).encode()
+    },
+}
+
+ODD: Final[list[Any]] = [
+    None, True, False, 0, -1, 1, 3, 2**63, 10**15, 10**30, 10**400, 0.5, -0.5, 1e308, float("nan"), float("inf"), "",
+    "x", "x" * 3000, "\ud800", "1", [], {}, [[]], [1], ["x"], {"a": 1}, [None], "completed", "subagent", "dispatch",
+]  # fmt: skip
+
+
+def spoiled(files: Files, rng: random.Random) -> Files:
+    """The same files with some mistakes: odd values, missing and doubled parts, cuts, lines of other formats."""
+    files = dict(files)
+    for _ in range(rng.randint(1, 4)):
+        name = rng.choice(list(files))
+        files[name] = rng.choice(_WAYS)(files[name], rng)
+    return files
+
+
+def _value_changed(data: bytes, rng: random.Random) -> bytes:
+    """Change values in the JSON document, or in the one on a line."""
+    try:
+        whole: Any = json.loads(data)
+        _change(whole, rng)
+        return json.dumps(whole).encode()
+    except (ValueError, RecursionError):
+        pass
+    lines = data.splitlines()
+    number = rng.randrange(len(lines)) if lines else 0
+    try:
+        row = json.loads(lines[number])
+        _change(row, rng)
+        lines[number] = json.dumps(row).encode()
+    except (ValueError, RecursionError, IndexError):
+        return data
+    return b"\n".join(lines) + b"\n"
+
+
+def _change(whole: Any, rng: random.Random) -> None:
+    places: list[tuple[Any, Any]] = []
+
+    def collect(at: Any) -> None:
+        for key in list(at) if isinstance(at, dict) else range(len(at)):
+            places.append((at, key))
+            if isinstance(at[key], dict | list):
+                collect(at[key])
+
+    if isinstance(whole, dict | list):
+        collect(whole)
+    if not places:
+        return
+    at, key = rng.choice(places)
+    way = rng.random()
+    if way < 0.6:
+        at[key] = rng.choice(ODD)
+    elif way < 0.75:
+        del at[key]
+    elif way < 0.9:
+        other, elsewhere = rng.choice(places)
+        at[key] = json.loads(json.dumps(other[elsewhere]))
+    elif isinstance(at, list):
+        at.insert(key, json.loads(json.dumps(at[key])))
+    else:
+        at[rng.choice(["id", "t", "requests", "session_id", "hash_ids", "wait_for"])] = json.loads(json.dumps(at[key]))
+
+
+def _cut(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randrange(len(data) + 1)]
+
+
+def _flipped(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        if changed:
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+    return bytes(changed)
+
+
+def _mixed(data: bytes, rng: random.Random) -> bytes:
+    """Put lines of any format between the lines, or repeat and move them."""
+    lines = data.splitlines(keepends=True)
+    other = rng.choice([data, *(next(iter(files.values())) for files in SAMPLES.values())]).splitlines(keepends=True)
+    lines.insert(rng.randint(0, len(lines)), rng.choice(other) if other else b"\n")
+    if rng.random() < 0.3:
+        rng.shuffle(lines)
+    return b"".join(lines)
+
+
+def _deep(data: bytes, rng: random.Random) -> bytes:
+    """Nest a value too deeply for Python."""
+    at = data.find(b"[", rng.randrange(len(data) + 1))
+    return data[:at] + b"[" * 3000 + b"]" * 3000 + data[at:] if at >= 0 else data
+
+
+_WAYS: Final[list[Callable[[bytes, random.Random], bytes]]] = [
+    *[_value_changed] * 12, *[_cut] * 2, *[_flipped] * 2, *[_mixed] * 4, _deep,
+]  # fmt: skip
