@@ -110,6 +110,28 @@ def test_a_closed_loop(sim: Sim) -> None:
     assert result["total_wait"] == 0
 
 
+def test_a_leaderboard(weft: WeftCommand, tmp_path: Path) -> None:
+    """Two traces: all rivals of each with their ratios, a verdict in words, and the means over both."""
+    for name in ("one", "two"):
+        rows = {key: [{"id": f"{n}", "output_tokens": n} for n in each] for key, each in (("A", [4, 3]), ("B", [2]))}
+        lines = [json.dumps({"program": key, "calls": calls}) for key, calls in rows.items()]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    files = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    code, out, err = weft("sim", *files, "--leaderboard", "--batch-size", 2, "--json")
+    assert code == 0, err
+    boards = json.loads(out)
+    assert list(boards) == [str(file) for file in files]
+    for rows in boards.values():
+        assert min(row["to_best_plain"] for row in rows if row["is_plain"]) == 1
+        assert [row["policy"] for row in rows if row["is_default"]] == ["auto"]
+    code, out, err = weft("sim", *files, "--leaderboard", "--batch-size", 2)
+    assert code == 0, err
+    assert out.count("the best plain rival,") == 2
+    assert "over 2 traces" in out
+    assert weft("sim", *files)[2].startswith("error: 2 traces are given; name one")
+    assert "leave out --kv-policy" in weft("sim", *files, "--leaderboard", "--kv-policy", "lru")[2]
+
+
 def test_beta_promotes(sim: Sim) -> None:
     """With beta inf, a program of short calls delays a long call to the end. With beta 1 the long call is promoted."""
     trace: dict[str, list[Any]] = {"long": [6, 6], "other": [1] * 20}

@@ -64,6 +64,22 @@ def simulation_progress(programs: int) -> Iterator[Callable[[int], object]]:
 
 
 @contextmanager
+def leaderboard_progress(name: str, rivals: int) -> Iterator[Callable[[], object]]:
+    """A bar over the rivals that have been simulated, which disappears at its end. Gives a callback for each of them.
+
+    Shows nothing where standard error is no terminal.
+    """
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(name, total=rivals)
+        yield lambda: bars.advance(task)
+
+
+@contextmanager
 def replay_progress() -> Iterator[Callable[[float], object]]:
     """A bar for a replay, which disappears at its end. Gives a callback that takes the share that is done.
 

@@ -26,8 +26,14 @@ _SHOWN: Final = 20  # programs in the table
 
 
 def sim(  # noqa: PLR0917  typer reads options off the signature
-    file: Annotated[
-        Path, typer.Argument(help="A program trace (docs/reference/trace-format.md); `weft trace` makes some.")
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A program trace (docs/reference/trace-format.md); `weft trace` makes some. With --leaderboard, one "
+            "or more.",
+            metavar="FILE...",
+            show_default=False,
+        ),
     ],
     policy: Annotated[
         str,
@@ -95,6 +101,13 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
             "--replay", help="Compare the KV policies and Bélády's rule on the same accesses to the KV cache."
         ),
     ] = False,
+    leaderboard: Annotated[
+        bool,
+        typer.Option(
+            "--leaderboard",
+            help="Compare all policies with the plain rivals: order of arrival, a gate, host memory with LRU.",
+        ),
+    ] = False,
     gantt: Annotated[Path | None, typer.Option(help="Draw which call ran when into this .svg file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -119,6 +132,16 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
     )
     if load is not None and concurrency is not None:
         raise SimulationError("--load and --concurrency both say when programs arrive; give one of them.")
+    if leaderboard:
+        from weft.commands.leaderboard import leaderboard as compare
+
+        if kv_policy is not None:
+            raise SimulationError("--leaderboard tries the KV policies itself; leave out --kv-policy.")
+        compare(files, settings, load, as_json=as_json)
+        return
+    if len(files) > 1:
+        raise SimulationError(f"{len(files)} traces are given; name one, or compare on several with --leaderboard.")
+    (file,) = files
     programs = read(file) if load is None else with_load(read(file), load, settings)
     if replay:
         _replay(programs, settings, as_json=as_json)

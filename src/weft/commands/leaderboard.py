@@ -1,0 +1,148 @@
+"""`weft sim --leaderboard`: every policy beside every plain rival on the same traces."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from weft.commands.progress import leaderboard_progress
+from weft.core.errors import SimulationError
+from weft.core.sim.leaderboard import Rival, Score, alone, best_plain, ranked, rivals, score
+from weft.core.sim.load import with_load
+from weft.core.sim.settings import SimSettings
+from weft.core.sim.simulator import simulate
+from weft.core.trace.format import TraceProgram, read
+
+_FEW: Final = 20  # programs with which a p99 says little
+
+_programs: list[TraceProgram] = []  # of a worker process, with the times that they take alone
+_alone_s: dict[str, float] = {}
+
+
+def leaderboard(files: Sequence[Path], base: SimSettings, load: float | None, *, as_json: bool) -> None:
+    """Print how all rivals serve each trace, those first that come closest to the best plain rival or are ahead of it.
+
+    Args:
+        files: The traces.
+        base: The engine.
+        load: A multiple of what the engine can serve; None: programs arrive as their trace says.
+        as_json: Whether to print JSON.
+
+    Raises:
+        SimulationError: The engine has replicas, or a KV cache of unit steps, which the rivals do not share.
+    """
+    if base.unit_steps:
+        raise SimulationError("--leaderboard compares KV caches; leave out --unit-steps.")
+    boards = {}
+    for file in files:
+        programs = read(file) if load is None else with_load(read(file), load, base)
+        boards[str(file)] = list(_scores(file.name, programs, base))
+        if not as_json:
+            _print(file.name, programs, boards[str(file)])
+    if as_json:
+        typer.echo(json.dumps({name: [_row(*each) for each in ranked(scores)] for name, scores in boards.items()}))
+    elif len(files) > 1:
+        _print_means(list(boards.values()))
+
+
+def _scores(name: str, programs: list[TraceProgram], base: SimSettings) -> Iterator[Score]:
+    """Simulate all rivals, on as many processor cores as there are."""
+    found = rivals(host=base.host_kv_tokens > 0)
+    workers = min(len(found), os.cpu_count() or 1)
+    with (
+        leaderboard_progress(name, len(found)) as advance,
+        ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(programs, base)
+        ) as pool,
+    ):
+        for each in pool.map(_play, found, [base] * len(found)):
+            advance()
+            yield each
+
+
+def _begin(programs: list[TraceProgram], base: SimSettings) -> None:
+    _programs.extend(programs)
+    _alone_s.update(alone(programs, base))
+
+
+def _play(rival: Rival, base: SimSettings) -> Score:
+    return score(rival, simulate(_programs, rival.settings(base)), _programs, _alone_s)
+
+
+def _row(each: Score, ratio: float) -> dict[str, Any]:
+    rival = each.rival
+    return {
+        "name": rival.name,
+        **rival._asdict(),
+        "is_default": rival.is_default,
+        "is_plain": rival.is_plain,
+        "is_oracle": rival.is_oracle,
+        "to_best_plain": ratio,
+        **each.measures,
+    }
+
+
+def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    few = ", too few for a p99" if len(programs) < _FEW else ""
+    calls = sum(len(program.calls) for program in programs)
+    table = Table(
+        title=f"{name}: {len(programs)} programs{few}, {calls} calls",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    table.add_column("ratio", justify="right")
+    table.add_column("served by", overflow="fold", ratio=1)
+    for heading in ("mean s", "p99 s", "ms/token", "hits", "again"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    best = best_plain(scores)
+    for each, ratio in ranked(scores):
+        table.add_row(
+            f"{ratio:.2f}",
+            each.rival.name,
+            f"{each.mean_s:.1f}",
+            f"{each.p99_s:.1f}",
+            f"{each.token_mean_s * 1000:.0f}",
+            f"{each.prefix_hits:.0%}",
+            f"{each.recomputed_tokens / 1e6:.1f} M",
+            style="bold" if each.rival.is_default else "dim" if each.rival.is_oracle else "",
+        )
+    console.print(table)
+    console.print(_verdict(scores, best))
+    console.print()
+
+
+def _verdict(scores: Sequence[Score], best: Score) -> str:
+    """One sentence about the default."""
+    default = min((each for each in scores if each.rival.is_default), key=lambda each: each.mean_s)
+    change = default.mean_s / best.mean_s - 1
+    words = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'} than" if abs(change) >= 0.01 else "level with"
+    return f"{default.rival.name} is {words} the best plain rival, {best.rival.name}, in the mean."
+
+
+def _print_means(boards: Sequence[Sequence[Score]]) -> None:
+    """The geometric means over several traces."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    logs: dict[Rival, list[float]] = {}
+    for scores in boards:
+        for each, ratio in ranked(scores):
+            logs.setdefault(each.rival, []).append(math.log(ratio))
+    console.print(f"over {len(boards)} traces, geometric mean and worst, to the best plain rival of each:")
+    for rival, values in sorted(logs.items(), key=lambda item: sum(item[1])):
+        mean, worst = math.exp(sum(values) / len(values)), math.exp(max(values))
+        console.print(f"  {mean:.2f}  worst {worst:.2f}  {rival.name}")
