@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.core.errors import SwapError
 from weft.core.kv_cache.choice import SwapChoice
@@ -28,6 +28,7 @@ class _Sent:
     number: int
     keys: dict[int, Hashable]  # of the blocks that it copies out, by slot
     readers: dict[str, list[int]]  # the calls that it loads, with all their blocks
+    left: list[tuple[str, list[int]]] = field(default_factory=list)  # the calls that have left since, with theirs
 
 
 class SlotPlans:
@@ -245,15 +246,20 @@ class SlotPlans:
         if self.at_report is not None:
             self.at_report()
 
-    def void_blocks(self, invalid: set[int]) -> dict[str, set[int]]:
-        """The calls that were to load invalid blocks, and what is void of each: these blocks and all behind them."""
-        found: dict[str, set[int]] = {}
-        for sent in self._sent:
-            for key, blocks in sent.readers.items():
-                first = next((index for index, block in enumerate(blocks) if block in invalid), None)
-                if first is not None:
-                    found[key] = set(blocks[first:])
-        return found
+    def left(self, key: str, blocks: Callable[[], Sequence[int]]) -> None:
+        """A call runs no longer. It may have read, or computed from, blocks whose copies turn out to have failed.
+
+        Args:
+            key: The call's.
+            blocks: Gives the device's blocks that it had. Called only while the workers load.
+        """
+        if any(sent.readers for sent in self._sent):
+            self._sent[-1].left.append((key, list(blocks())))
+
+    @property
+    def readers(self) -> list[tuple[str, list[int]]]:
+        """The calls that the workers load, or that have left since, with the blocks that they had then."""
+        return [each for sent in self._sent for each in (*sent.readers.items(), *sent.left)]
 
     def void(self) -> None:
         """Blocks hold no valid KV: no copy is used that was made since, and could be one of theirs."""

@@ -6,32 +6,40 @@ and where steps overlap it delivers the token of the step in flight. So Weft pre
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from weft.engine.vllm_compat.names import KVCacheManager, Request
 
 
 def void_calls(
-    invalid: Iterable[int], running: Iterable[Request], manager: KVCacheManager
-) -> tuple[list[Request], set[int]]:
-    """The running requests that have read invalid blocks, and all blocks that hold no valid KV.
+    invalid: Iterable[int],
+    running: Iterable[Request],
+    manager: KVCacheManager,
+    readers: Iterable[tuple[str, Sequence[int]]] = (),
+) -> tuple[list[Request], set[str], set[int]]:
+    """What has been read or computed from invalid blocks.
 
     Args:
         invalid: The blocks that could not be loaded.
         running: The running requests.
         manager: vLLM's KV cache manager, of a model with one kind of attention. It is not changed.
+        readers: Calls that were to load blocks, or that have left since, by their requests' ids, with the blocks that
+            they had then.
+
+    Returns:
+        The running requests that have read such blocks, the readers that have, and all blocks that hold no valid KV.
     """
-    void = set(invalid)
-    blocks = {request.request_id: manager.get_block_ids(request.request_id)[0] for request in running}
-    found: dict[str, Request] = {}
+    running = list(running)
+    void, calls, found = set(invalid), set[str](), set[str]()
+    chains = [(calls, request.request_id, manager.get_block_ids(request.request_id)[0]) for request in running]
+    chains += [(found, key, blocks) for key, blocks in readers]
     grows = True
     while grows:
         grows = False
-        for request in running:
-            numbers = blocks[request.request_id]
+        for those, key, numbers in chains:
             first = next((index for index, number in enumerate(numbers) if number in void), None)
-            if first is not None and not (request.request_id in found and void.issuperset(numbers[first:])):
-                found[request.request_id] = request
+            if first is not None:
+                those.add(key)
+                grows = grows or not void.issuperset(numbers[first:])
                 void.update(numbers[first:])
-                grows = True
-    return list(found.values()), void
+    return [request for request in running if request.request_id in calls], found, void

@@ -195,6 +195,7 @@ class WeftScheduler(AsyncScheduler):
             entry.call.output_tokens = request.num_output_tokens
             self._kv_order.call_left(self._kv_of(request, entry), self._clock())
             self._kv_accounts.call_left(request, entry.call.program)
+        self._note_left(request)
         ledger = self._table.close(request.request_id, self._clock())
         if ledger is not None:
             self._left[request.request_id] = ledger
@@ -335,10 +336,16 @@ class WeftScheduler(AsyncScheduler):
         entry.computed_tokens = max(entry.computed_tokens, request.num_computed_tokens)
         # Of a step in flight, only tokens that are computed from known tokens are sure to stay.
         entry.lost_tokens = min(request.num_computed_tokens, request.num_tokens)
+        self._note_left(request)
         self._save_kv(request, entry.lost_tokens, is_void=drop_stale_output)
         self._kv_order.call_preempted(self._kv_of(request, entry), now_s)
         self.weft_policy.preempt(entry.call, now_s)
         super()._preempt_request(request, timestamp, drop_stale_output)
+
+    def _note_left(self, request: Request) -> None:
+        """A request gives its blocks back. Loads that fail may make them void, and a token that is on the way."""
+        if self._swap is not None:
+            self._swap.left(request.request_id, lambda: self.kv_cache_manager.get_block_ids(request.request_id)[0])
 
     def _save_kv(self, request: Request, tokens: int, *, is_void: bool) -> None:
         """Plan to swap the KV of a victim out, before vLLM frees its blocks.
@@ -396,13 +403,12 @@ class WeftScheduler(AsyncScheduler):
 
     def _void_loads(self, swap: HostStore, invalid: set[int]) -> None:
         """Blocks could not be loaded: compute again what has been computed from them."""
-        readers = swap.void_blocks(invalid)
-        calls, void = void_calls(invalid.union(*readers.values()), self.running, self.kv_cache_manager)
+        calls, readers, void = void_calls(invalid, self.running, self.kv_cache_manager, swap.readers)
         for request in calls:
             self.running.remove(request)
             self._preempt_request(request, time.monotonic(), drop_stale_output=True)
             self.prev_step_scheduled_req_ids.discard(request.request_id)
-        for key in readers:
+        for key in sorted(readers):
             if (call := self.requests.get(key)) is not None and call.num_stale_output_tokens:
                 call.drop_stale_output = True  # it was preempted since, and its token is on the way
         self.kv_cache_manager.evict_blocks(void)

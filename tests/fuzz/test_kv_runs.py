@@ -22,6 +22,20 @@ def test_random_programs_get_their_tokens_whatever_makes_plans_void(tmp_path: Pa
     assert min(done[what] for what in ("swapped", "loaded", "fetched", "failed")) > 0
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        7753,  # a plan writes a slot that nobody needs any more
+        8138,  # a call shares the blocks of one whose load fails, and is preempted before that is known
+    ],
+)
+def test_runs_that_have_found_errors(tmp_path: Path, seed: int) -> None:
+    """These seeds have found errors before."""
+    from kv_fuzz import Run
+
+    Run(tmp_path, seed).play()
+
+
 @pytest.mark.soak
 def test_two_thousand_more_runs_find_nothing(tmp_path: Path) -> None:
     """As above, with other seeds. A failure names the seed, which `tests/fuzz/kv_runs.py` repeats."""

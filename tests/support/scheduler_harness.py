@@ -300,9 +300,12 @@ class SchedulerHarness:
             assert block not in held, "a fetch writes to the block of a call"
             assert manager.block_pool.blocks[block].ref_cnt > 0, "a fetch writes to a free block"
             assert manager.block_pool.blocks[block].block_hash is None, "a fetch writes to a block that can be found"
-        if self.swaps and self.scheduler._swap is not None:
-            kept = set(self.scheduler._swap.tier.slots.values())
-            assert kept.issuperset(plan.out.slots), "a slot is written that is free"
+        if plan.number and self.scheduler._swap is not None:
+            # What nobody needs once the plan is handed out is free by now, and written for nothing.
+            owned = {slot: key for key, slot in self.scheduler._swap.tier.slots.items()}
+            keys = self.scheduler._swap._sent[-1].keys
+            assert list(keys) == list(plan.out.slots)
+            assert all(owned.get(slot, key) == key for slot, key in keys.items()), "a slot of another block is written"
 
     def _check_content(self) -> None:
         """Assert that each block which can be found holds the tokens that it is found by, on the device and in host
