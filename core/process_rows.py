@@ -70,6 +70,21 @@ MOST_EARLIER_ENGINES: Final = 4  # earlier engines that the row of a call keeps
 
 
 @dataclass(slots=True)
+class Answer:
+    """What is known of a call's answer, less its texts.
+
+    Attributes:
+        answer_id: The id that its caller reads; "" before the answer begins.
+        model: Of which model the answer says that it is; "" before it begins.
+        finish_reasons: Why choices have ended, by their number: `stop`, `length`, ….
+    """
+
+    answer_id: str = ""
+    model: str = ""
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class CallRow:
     """A call in flight."""
 
@@ -79,6 +94,8 @@ class CallRow:
     inherited: Attained  # a copy of the program's values on arrival (Alg. 1 line 11)
     account: Account = field(default_factory=Account)  # as of the call's latest output
     model: str = ""  # its name; "" if the engine does not say
+    settings: Mapping[str, float] = field(default_factory=dict)  # that its request asks for: temperature, max_tokens, …
+    answer: Answer = field(default_factory=Answer)
     earlier_engine_ids: tuple[EngineId, ...] = ()  # the latest engines that it was on before, the first one first
 
 

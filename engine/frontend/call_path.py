@@ -20,6 +20,7 @@ from weft.engine.frontend.backend import ProgramBackend
 from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
 from weft.engine.frontend.fingerprint import fingerprint
 from weft.engine.frontend.scheduler_messages import AbortedCall
+from weft.engine.frontend.settings import settings_of
 from weft.engine.wire.calls import CallHeader, encode_call
 
 END_OF_STREAM: Final = object()
@@ -53,7 +54,9 @@ class CallPath(ProgramBackend):
         except BaseException as error:
             self._note_refusal(program, identity, error)
             raise
-        call, header = self.enter_call(endpoint, program, identity, timeout_s, lambda: fingerprint(body))
+        call, header = self.enter_call(
+            endpoint, program, identity, timeout_s, lambda: fingerprint(body), settings=settings_of(body)
+        )
         request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
         if self._recorder is not None:
             call.recorder = TokenRecorder(self._recorder, identity, request)
@@ -67,6 +70,7 @@ class CallPath(ProgramBackend):
         timeout_s: float | None,
         make_fingerprint: Callable[[], str],
         *,
+        settings: Mapping[str, float],
         is_admitted: bool = False,
     ) -> tuple[InFlight, CallHeader]:
         """Admit a call and note it in the table. Each step is undone if a later one fails.
@@ -77,6 +81,7 @@ class CallPath(ProgramBackend):
             identity: The call's ids, from `program.start_call`.
             timeout_s: Seconds that the call may take, above 0; None: no limit.
             make_fingerprint: Of the system prompt and the tools.
+            settings: What the request asks of sampling, see `settings_of`.
             is_admitted: Whether the endpoint has admitted the call already.
 
         Returns:
@@ -106,7 +111,7 @@ class CallPath(ProgramBackend):
                 endpoint.admission.enter(now_s)
                 undo.callback(endpoint.admission.leave, now_s)
             row, attained = self.table.arrive(identity, endpoint.engine_id, now_s)
-            row.model = endpoint.model
+            row.model, row.settings = endpoint.model, settings
             undo.callback(self.table.leave, row, now_s)
             program.call_arrived(call_id, now_s)
             self._forecasts.call_arrived(identity, program.graph, now_s)
@@ -186,7 +191,7 @@ class CallPath(ProgramBackend):
                 response = await call.endpoint.chat.complete(request)
             if call.recorder is not None:
                 call.recorder.take(response)
-            call.note_stop(response)
+            call.note_answer(response)
             call.outcome = CallState.FINISHED
         except Exception:
             call.outcome = CallState.FAILED
@@ -207,7 +212,7 @@ class CallPath(ProgramBackend):
                     async for chunk in chunks:
                         if call.recorder is not None and not call.recorder.take(chunk):
                             continue
-                        call.note_stop(chunk)
+                        call.note_answer(chunk)
                         if any(choice.get("finish_reason") for choice in chunk["choices"]):
                             chunk["weft"] = call.report()
                         deliver(chunk)

@@ -90,9 +90,14 @@ class InFlight:
     stopped: bool = False  # a stop string ended it in the front end, which then aborts it in the scheduler
     ended: bool = False  # its program ended, or the engine was shut down, before the call did
 
-    def note_stop(self, answer: Mapping[str, Any]) -> None:
-        """Read from a completion or a chunk whether a stop string has ended the call."""
-        self.stopped |= any(isinstance(choice.get("stop_reason"), str) for choice in answer["choices"])
+    def note_answer(self, answer: Mapping[str, Any]) -> None:
+        """Read from a completion or a chunk which answer it is, and why choices have ended."""
+        known = self.row.answer
+        known.answer_id, known.model = answer["id"], answer["model"]
+        for choice in answer["choices"]:
+            if choice.get("finish_reason"):
+                known.finish_reasons[choice["index"]] = choice["finish_reason"]
+            self.stopped |= isinstance(choice.get("stop_reason"), str)
 
     @property
     def awaits_account(self) -> bool:

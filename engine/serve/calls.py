@@ -95,8 +95,16 @@ class ServedCalls:
             _named(program, request.identity, given.identity, arguments) as call_ids,
         ):
             call, header = self._engine.enter_call(
-                self._endpoint, program, call_ids, request.timeout_s, request.fingerprint, is_admitted=is_admitted
+                self._endpoint,
+                program,
+                call_ids,
+                request.timeout_s,
+                request.fingerprint,
+                settings=request.settings,
+                is_admitted=is_admitted,
             )
+            call.row.answer.answer_id = _answer_id(request_id)
+            call.row.answer.model = self._endpoint.model
             request.call = call
             if given.tool_ended or given.tool_started or given.prefetch:
                 header = replace(
@@ -155,6 +163,9 @@ class ServedCalls:
                     aclosing(self._llm.generate(prompt, params, request_id, **kwargs)) as outputs,
                 ):
                     async for output in outputs:
+                        for each in output.outputs:
+                            if each.finish_reason is not None:
+                                call.row.answer.finish_reasons[each.index] = each.finish_reason
                         if output.finished:
                             call.outcome = CallState.FINISHED
                             call.stopped = any(isinstance(each.stop_reason, str) for each in output.outputs)
@@ -202,6 +213,13 @@ def _named(
         yield call_ids
     finally:
         threads.leave(call_ids)
+
+
+def _answer_id(request_id: str) -> str:
+    """The id that the client reads. vLLM numbers the calls of a completion, whose prompts may be several, and those of
+    a response."""
+    separator = {"cmpl-": "-", "resp_": "_"}.get(request_id[:5])
+    return request_id.rpartition(separator)[0] if separator is not None else request_id
 
 
 def _with_figures(header: CallHeader, given: CallHeader) -> CallHeader:

@@ -19,6 +19,7 @@ from weft.core.routing.admission import check_timeout
 from weft.core.routing.refusals import Refused, refused_by
 from weft.engine.frontend.calls import InFlight
 from weft.engine.frontend.fingerprint import fingerprint
+from weft.engine.frontend.settings import settings_of
 from weft.engine.serve.answers import AnswerReader
 from weft.engine.serve.auth import key_of, path_of
 from weft.engine.serve.calls import REQUEST
@@ -136,6 +137,7 @@ class _ServedExchange(Exchange):
             self._placed.identity,
             self._seconds(_TIMEOUT) or self._engine.call_timeout_s,
             partial(fingerprint, request),
+            settings_of(holder),
             deadline_s=self._seconds(_DEADLINE),
             traceparent=traceparent if trace_id(traceparent) else "",
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from weft.core.errors import OverloadedError, WeftError
 from weft.core.identity import Identity
@@ -23,6 +23,7 @@ class ServedRequest:
         identity: Which program it belongs to.
         timeout_s: Seconds that a call of it may take; None: no limit.
         fingerprint: Of its system prompt and tools.
+        settings: What it asks of sampling.
         traceparent: The header of the client's own span; "" if there is none.
         is_reserved: It was admitted as one call, and no call has taken the place yet.
         is_counted: A call of it was counted against the limit of its key while it arrived, and was not admitted yet.
@@ -36,6 +37,7 @@ class ServedRequest:
     identity: Identity
     timeout_s: float | None
     fingerprint: Callable[[], str]
+    settings: Mapping[str, float] = field(default_factory=dict)
     traceparent: str = ""
     is_reserved: bool = True
     is_counted: bool = False

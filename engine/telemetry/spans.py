@@ -33,6 +33,7 @@ from weft.core.ids import CallId, ProgramId
 from weft.core.locks import fork_safe
 from weft.core.process_rows import (
     KEEP_TOOLS,
+    Answer,
     CallIdentity,
     CallRow,
     ProgramInfo,
@@ -177,8 +178,9 @@ class ProgramSpans(ProgramObserver):
         with self._lock:
             program = self._open.get(identity.program_id)
             if program is not None:
-                model = call.model if call is not None else ""
-                program.calls[identity.call_id] = self._start_call(program, identity, model, label)
+                model, settings = (call.model, call.settings) if call is not None else ("", {})
+                program.calls[identity.call_id] = span = self._start_call(program, identity, model, label)
+                span.set_attributes({f"gen_ai.request.{name}": value for name, value in settings.items()})
 
     def _start_call(self, program: _Open, identity: CallIdentity, model: str, label: str = "") -> Span:
         shown = program.info.shown if program.info is not None else str
@@ -212,7 +214,9 @@ class ProgramSpans(ProgramObserver):
             span = program.calls.pop(row.identity.call_id, None) if program is not None else None
             if program is None or span is None:
                 return
-            span.set_attributes({"weft.outcome": str(outcome), **_account_attributes(row.account)})
+            span.set_attributes(
+                {"weft.outcome": str(outcome), **_account_attributes(row.account), **_answer_attributes(row.answer)}
+            )
             if row.engine_id is not None:
                 span.set_attribute("weft.replica", row.engine_id)
             if row.earlier_engine_ids:
@@ -289,6 +293,16 @@ def _account_attributes(account: Account) -> dict[str, AttributeValue]:
         "weft.kv.recomputed_tokens": account.recomputed_tokens,
         "weft.kv.swapped_tokens": account.swapped_tokens,
     }
+
+
+def _answer_attributes(answer: Answer) -> dict[str, AttributeValue]:
+    reasons = answer.finish_reasons
+    found: dict[str, AttributeValue] = {
+        "gen_ai.response.id": answer.answer_id,
+        "gen_ai.response.model": answer.model,
+        "gen_ai.response.finish_reasons": tuple(reasons[number] for number in sorted(reasons)),
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _fail(span: Span, error_type: str) -> None:

@@ -49,7 +49,7 @@ class _Engine(ScriptedEngine):
 
 
 async def _generate(*_arguments: Any, **_keywords: Any) -> AsyncGenerator[Any]:
-    yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(stop_reason=None)])
+    yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(index=0, finish_reason="stop", stop_reason=None)])
 
 
 class Doors:
@@ -90,7 +90,7 @@ class Doors:
         body = await request.json()
         params: Any = SimpleNamespace(extra_args=body.get("vllm_xargs"))
         try:
-            async for _output in self.served.generate({"prompt_token_ids": [1]}, params, "req-1"):
+            async for _output in self.served.generate({"prompt_token_ids": [1]}, params, "chatcmpl-1"):
                 pass
         except GracefulHTTPError as error:
             return JSONResponse({"error": {"message": str(error), "type": "error"}}, error.http_status.value)
@@ -100,9 +100,11 @@ class Doors:
         """Send a request, and wait for its answer."""
         return self.engine.submit(self._client.request(method, path, **arguments)).result()
 
-    def chat(self, headers: Mapping[str, str] | None = None, **arguments: Any) -> httpx.Response:
+    def chat(
+        self, headers: Mapping[str, str] | None = None, body: Mapping[str, Any] = BODY, **arguments: Any
+    ) -> httpx.Response:
         """Make a call with fields in `vllm_xargs`."""
-        return self.ask("POST", CHAT, json={**BODY, "vllm_xargs": arguments}, headers=headers)
+        return self.ask("POST", CHAT, json={**body, "vllm_xargs": arguments}, headers=headers)
 
     def labels(self, headers: Mapping[str, str] | None = None) -> set[str]:
         """The values of all labels of Weft's metrics in `/metrics`, which must answer."""

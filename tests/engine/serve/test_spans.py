@@ -16,7 +16,8 @@ def test_a_program_continues_its_clients_trace(served: Served) -> None:
     headers = {"weft-program-id": "traced", "weft-program-name": "tourist", "weft-session-id": "tour"}
     call = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "ignore_eos": True}
     first = {**headers, "traceparent": f"00-{TRACE}-{PARENT}-01"}
-    assert served.client.post("/v1/chat/completions", json=call, headers=first).status_code == 200
+    answer = served.client.post("/v1/chat/completions", json=call, headers=first)
+    assert answer.status_code == 200, answer.text
     last = {**headers, "weft-program-end": "true"}
     assert served.client.post("/v1/chat/completions", json=call, headers=last).status_code == 200
     program = served.spans.until(lambda span: span.name == "invoke_workflow tourist")
@@ -24,6 +25,8 @@ def test_a_program_continues_its_clients_trace(served: Served) -> None:
     calls = [span for span in served.spans.spans if span.parent_span_id == program.span_id]
     assert [span.name for span in calls] == ["chat tiny"] * 2
     assert attributes(calls[0])["gen_ai.usage.output_tokens"] == 5
-    assert attributes(calls[0])["gen_ai.request.model"] == "tiny"
+    assert attributes(calls[0])["gen_ai.request.model"] == attributes(calls[0])["gen_ai.response.model"] == "tiny"
+    assert attributes(calls[0])["gen_ai.request.max_tokens"] == 5
+    assert attributes(calls[0])["gen_ai.response.id"] == answer.json()["id"]
     assert attributes(program)["gen_ai.conversation.id"] == "tour"
     assert float(attributes(program)["weft.service_s"]) > 0

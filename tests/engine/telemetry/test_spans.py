@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -81,6 +82,9 @@ def test_a_program_and_its_calls_are_spans() -> None:
         "gen_ai.provider.name": "vllm",
         "gen_ai.conversation.id": "session-7",
         "gen_ai.request.model": "scripted",
+        "gen_ai.response.id": f"chatcmpl-{call.attributes['weft.call.id']}",
+        "gen_ai.response.model": "scripted",
+        "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.usage.input_tokens": 3,
         "gen_ai.usage.output_tokens": 2,
         "gen_ai.usage.cache_read.input_tokens": 0,
@@ -112,6 +116,64 @@ def test_a_program_and_its_calls_are_spans() -> None:
     }
     assert expected.items() <= dict(whole.attributes).items()
     assert not traced.has_open
+
+
+def test_a_call_has_what_its_request_asks_for() -> None:
+    """By the conventions' names. What the request leaves to the model is missing, and so is what is no number."""
+    traced = Traced(["one two three", "four"])
+    asked = {
+        "temperature": 0.5,
+        "top_p": 1,
+        "top_k": 20,
+        "max_completion_tokens": 2,
+        "frequency_penalty": 0.25,
+        "presence_penalty": -0.5,
+        "seed": 7,
+        "n": 1,
+    }
+    with weft.Program("agent") as program:
+        traced.call(program, **asked)
+        traced.call(program, temperature=None, seed=10**400, top_p="secret", top_k=True, stop=["secret"])
+    first, second = (dict(span.attributes or {}) for span in traced.spans[:2])
+    found = {name.removeprefix("gen_ai.request."): value for name, value in first.items() if ".request." in name}
+    expected = {**asked, "model": "scripted", "max_tokens": 2, "choice.count": 1}
+    assert found == {name: value for name, value in expected.items() if name not in ("max_completion_tokens", "n")}
+    assert first["gen_ai.response.finish_reasons"] == ("length",)
+    assert [name for name in second if ".request." in name] == ["gen_ai.request.model"]
+
+
+def test_a_stream_has_its_answers_id_and_how_it_ended() -> None:
+    """Also one that its reader leaves: it has an id, and no reason."""
+    traced = Traced([Reply(tool_calls=[("search", {})]), "one two three"])
+
+    async def read() -> None:
+        with weft.Program("agent") as program:
+            async for _chunk in traced.engine.chat_stream(BODY, program, program.start_call("a")):
+                pass
+            async with aclosing(traced.engine.chat_stream(BODY, program, program.start_call("b"))) as chunks:
+                await anext(chunks)
+
+    asyncio.run(read())
+    traced.engine.shutdown()
+    calls = [dict(span.attributes or {}) for span in traced.spans if span.name == "chat scripted"]
+    assert all(call["gen_ai.response.id"] == f"chatcmpl-{call['weft.call.id']}" for call in calls)
+    assert calls[0]["gen_ai.response.finish_reasons"] == ("tool_calls",)
+
+
+@pytest.mark.parametrize(("order", "reasons"), [((0, 1), ("stop", "length")), ((1, 0), ("stop", "length"))])
+def test_reasons_are_in_the_order_of_the_choices(order: tuple[int, int], reasons: tuple[str, ...]) -> None:
+    """Choices of a stream end in any order."""
+    traced = Traced([])
+    program = weft.Program("agent")
+    identity = program.start_call("a")
+    call, _request = traced.engine._open_call(BODY, program, identity, stream=True)
+    for index in order:
+        choices = [{"index": index, "delta": {}, "finish_reason": reasons[index]}]
+        call.note_answer({"id": "chatcmpl-1", "model": "scripted", "choices": choices})
+    traced.engine.leave(call)
+    (span,) = traced.spans
+    assert (span.attributes or {})["gen_ai.response.finish_reasons"] == reasons
+    program.end()
 
 
 def test_no_text_is_recorded() -> None:

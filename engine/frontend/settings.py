@@ -1,0 +1,36 @@
+"""What a request asks of sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+# By the name that they have in OpenTelemetry's conventions: the fields of OpenAI's and Anthropic's requests, of which
+# the first one that a request has counts.
+_FIELDS: Final = {
+    "temperature": ("temperature",),
+    "top_p": ("top_p",),
+    "top_k": ("top_k",),
+    "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
+    "frequency_penalty": ("frequency_penalty",),
+    "presence_penalty": ("presence_penalty",),
+    "seed": ("seed",),
+    "choice.count": ("n",),
+}
+_BOUND: Final = 1 << 63  # of a whole number in a span
+
+
+def settings_of(request: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers that a request asks for; what it leaves to the model is missing.
+
+    Stop strings are not among them, because they are texts.
+
+    Args:
+        request: In the format of OpenAI's or Anthropic's API, or vLLM's sampling parameters.
+    """
+    found: dict[str, float] = {}
+    for setting, names in _FIELDS.items():
+        value = next((request[name] for name in names if request.get(name) is not None), None)
+        if isinstance(value, int | float) and not isinstance(value, bool) and -_BOUND <= value < _BOUND:
+            found[setting] = value
+    return found
