@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from weft.core.accounts import Account
 from weft.core.errors import InvalidRequestError
-from weft.core.ids import MAX_ID_LENGTH, CallId, is_id
+from weft.core.ids import CallId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
@@ -46,17 +46,14 @@ class Request:
             self._shown["parent_program_id"] = program.parent_program_id
         if call_id in graph:
             node = graph[call_id]
-            self._shown["label"] = node.label[:MAX_ID_LENGTH]
-            self._shown["tools"] = [tool[:MAX_ID_LENGTH] for tool in node.tools[:MOST_TOOLS]]
+            self._shown["label"] = node.label
+            self._shown["tools"] = list(node.tools[:MOST_TOOLS])
 
     def body(self) -> dict[str, Any]:
         """What is sent."""
         arguments = self.vllm_xargs or {}
-        own: dict[str, Any] = {name: arguments[name] for name in _IDS if name in arguments} | self._place
+        own: dict[str, Any] = {name: arguments[name] for name in _IDS if arguments.get(name)} | self._place
         own |= {name: value for name, value in self._shown.items() if value}
-        for name in ("program_name", "label"):  # nobody checks them in process, where they are only shown
-            if not is_id(own.get(name)):
-                own.pop(name, None)
         others = self._body.get("vllm_xargs") or {}
         sent = {name: value for name, value in self._body.items() if name != "request_id"}
         sent["vllm_xargs"] = {**others, **own}

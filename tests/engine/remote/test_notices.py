@@ -173,11 +173,14 @@ with weft.connect({server.url!r}) as engine, weft.Program("bare") as program:
     assert done.stdout == "yes 0.5\n", done.stderr
 
 
-async def test_a_name_that_cannot_travel_stays_here(server: CannedServer, remote: RemoteEngine) -> None:
-    """It is only shown, so it is no reason to refuse a call, as in process."""
+async def test_a_name_that_cannot_travel_is_made_plain(server: CannedServer, remote: RemoteEngine) -> None:
+    """It is only shown, so it is no reason to refuse a call, as in process. An empty one is left out."""
     with weft.Program("two\nlines") as program:
         await ask(remote, program, label="no\nname")
-    assert not {"program_name", "label"} & server.calls[0]["vllm_xargs"].keys()
+    with weft.Program("") as program:
+        await ask(remote, program, label="")
+    names = [[call["vllm_xargs"].get(name) for name in ("program_name", "label")] for call in server.calls]
+    assert names == [["two?lines", "no?name"], [None, None]]
 
 
 async def test_a_call_carries_its_name_and_the_tools_before_it(server: CannedServer, remote: RemoteEngine) -> None:
@@ -188,7 +191,7 @@ async def test_a_call_carries_its_name_and_the_tools_before_it(server: CannedSer
         await ask(remote, program, label="w" * 300)
     first, second = (call["vllm_xargs"] for call in server.calls)
     assert (first["label"], "tools" in first) == ("planner", False)
-    assert (second["label"], second["tools"]) == ("w" * 256, ["search", "t" * 256])
+    assert (second["label"], second["tools"]) == (f"{'w' * 255}…", ["search", f"{'t' * 255}…"])
 
 
 @pytest.mark.parametrize("state", [ProgramState.FAILED, ProgramState.CANCELLED])
