@@ -203,6 +203,20 @@ async def test_limits_that_vllm_refuses_are_refused(
         assert (await ask(engine, program, max_tokens=7))["choices"][0]["message"]["content"] == "fits"
 
 
+async def test_a_priority_is_refused(scripted_engine: MakeEngine) -> None:
+    """Every engine does, in a stream, too: the policy ranks calls by their programs. 0 and None say nothing."""
+    engine = scripted_engine(["one", "two"])
+    with weft.Program("p") as program:
+        with pytest.raises(InvalidRequestError, match="priority 7, which has no effect"):
+            await ask(engine, program, priority=7)
+        with pytest.raises(InvalidRequestError, match="priority -1, which has no effect"):
+            await anext(engine.chat_stream({**user("Hello"), "priority": -1}, program, program.start_call(object())))
+        assert engine.calls == []
+        for priority in (0, None):
+            await ask(engine, program, priority=priority)
+    assert len(engine.calls) == 2
+
+
 async def test_max_tokens_cuts_an_answer(scripted_engine: MakeEngine) -> None:
     """An agent that must handle a cut answer can be tested."""
     with weft.Program("p") as program:

@@ -21,7 +21,7 @@ from weft.engine.frontend.calls import InFlight, ModelEndpoint, TokenRecorder
 from weft.engine.frontend.fingerprint import fingerprint
 from weft.engine.frontend.scheduler_messages import AbortedCall
 from weft.engine.frontend.settings import settings_of
-from weft.engine.wire.calls import CallHeader, encode_call
+from weft.engine.wire.calls import CallHeader, encode_call, refuse_priority
 
 END_OF_STREAM: Final = object()
 
@@ -50,6 +50,7 @@ class CallPath(ProgramBackend):
             fields = {**body, "stream": stream, "request_id": identity.call_id, "session_id": program.session_id}
             timeout_s = check_timeout(fields.pop("timeout_s", self.call_timeout_s), "timeout_s")
             endpoint = self._endpoint(fields.get("model"))
+            refuse_priority(fields.get("priority"))
             request = endpoint.chat.make_request(fields)
         except BaseException as error:
             self._note_refusal(program, identity, error)

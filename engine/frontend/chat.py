@@ -100,11 +100,9 @@ class ChatEndpoint:
             InvalidRequestError: The request is malformed; the message names each field where vLLM does.
         """
         try:
-            request = ChatCompletionRequest(**body)
+            return ChatCompletionRequest(**body)
         except Exception as error:  # vLLM's validators read a body of any shape, and fail on some in other ways
             raise InvalidRequestError(f"the chat request is malformed: {_problem(error):.{_PROBLEM_CHARS}}") from None
-        refuse_priority(request.priority)
-        return request
 
     async def complete(self, request: ChatCompletionRequest) -> dict[str, Any]:
         """One answer, as an OpenAI `chat.completion` object.
@@ -182,22 +180,6 @@ class ChatEndpoint:
         if isinstance(code, int) and 400 <= code < 500:
             return InvalidRequestError(f"the engine refused the request: {message}")
         return CallFailedError(f"the engine failed on this call: {message}")
-
-
-def refuse_priority(priority: object) -> None:
-    """vLLM documents an error for a priority where no priority scheduling runs, and then ignores it.
-
-    Args:
-        priority: of a request; 0 and None say nothing.
-
-    Raises:
-        InvalidRequestError: The request has one.
-    """
-    if priority:
-        raise InvalidRequestError(
-            f"the request has the priority {priority!r:.40}, which has no effect here: the policy ranks calls "
-            "by their programs. Leave out priority and x-vllm-priority; a tenant's weight gives a larger share."
-        )
 
 
 def _problem(error: Exception) -> str:

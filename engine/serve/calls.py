@@ -19,13 +19,12 @@ from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.program.named_threads import NamedThreads
 from weft.engine.frontend.calls import InFlight
-from weft.engine.frontend.chat import refuse_priority
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
 from weft.engine.serve.requests import ServedRequest, ServedRequests
 from weft.engine.vllm_compat.names import RequestOutput, SamplingParams
-from weft.engine.wire.calls import FIELDS, SHOWN, CallHeader, decode_call, encode_call
+from weft.engine.wire.calls import FIELDS, SHOWN, CallHeader, decode_call, encode_call, refuse_priority
 from weft.engine.wire.values import strings
 
 REQUEST: Final = "weft_request"  # in `vllm_xargs`: the key of the HTTP request that a call belongs to

@@ -32,6 +32,7 @@ from weft.engine.server.identity import (
     server_takes_figures,
     without_session,
 )
+from weft.engine.wire.calls import refuse_priority
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,6 +44,7 @@ LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
 _DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be the escape of half of a surrogate pair
 _SEND_UTF_8: Final = "Send text in UTF-8."
+_PRIORITY: Final = b"x-vllm-priority"
 _FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 
 
@@ -247,6 +249,8 @@ class Exchange:
             request = json.loads(body)
             _check_unicode(body, request)
             if isinstance(request, dict):
+                for priority in (request.get("priority"), self._header(_PRIORITY).decode("latin-1")):
+                    refuse_priority(priority)
                 # vLLM reads what is written here, not what was sent. So both agree on keys that occur twice.
                 has_changed = self.identify(request)
                 if not self._takes_figures:

@@ -227,6 +227,22 @@ def check_shown(extra_args: Mapping[str, Any]) -> None:
     _check_list(extra_args, "tools", "names", MOST_TOOLS)
 
 
+def refuse_priority(priority: object) -> None:
+    """vLLM documents an error for a priority where no priority scheduling runs, and then ignores it.
+
+    Args:
+        priority: Of a request, or the text of its header; 0 and None say nothing.
+
+    Raises:
+        InvalidRequestError: The request has one.
+    """
+    if priority and priority != "0":
+        raise InvalidRequestError(
+            f"the request has the priority {priority!r:.40}, which has no effect here: the policy ranks calls "
+            "by their programs. Leave out priority and x-vllm-priority; a tenant's weight gives a larger share."
+        )
+
+
 def _check_list(extra_args: Mapping[str, Any], name: str, what: str, most: int) -> None:
     values = extra_args.get(name, [])
     if not isinstance(values, list):

@@ -115,6 +115,25 @@ def sending(request: object, headers: Headers = KEY, **options: Any) -> Exchange
     return Exchange(json.dumps(request).encode(), [*headers, (b"content-type", b"application/json")], **options)
 
 
+@pytest.mark.parametrize(
+    ("request_", "header"),
+    [({"priority": 5}, None), ({"priority": "-1"}, None), ({}, b"5"), ({"priority": 0}, b"high")],
+)
+def test_a_priority_is_refused(request_: dict[str, Any], header: bytes | None) -> None:
+    """Weft's scheduler ranks calls by their programs, and what has no effect is not ignored silently."""
+    exchange = sending(request_, [*KEY, (b"x-vllm-priority", header)] if header is not None else KEY)
+    assert exchange.status == 400
+    assert "the policy ranks calls by their programs" in exchange.error
+    assert [message["type"] for message in exchange.got] == ["http.disconnect"]
+
+
+@pytest.mark.parametrize(("request_", "header"), [({}, None), ({"priority": 0}, b"0"), ({"priority": None}, None)])
+def test_a_priority_that_says_nothing_passes(request_: dict[str, Any], header: bytes | None) -> None:
+    """SDKs may send the default."""
+    exchange = sending(request_, [*KEY, (b"x-vllm-priority", header)] if header is not None else KEY)
+    assert exchange.status == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/inference/v1/generate", "/invocations", "/prefix/v1/any"])
 @pytest.mark.parametrize(
     ("request_", "named"),
