@@ -16,7 +16,8 @@ from typing import NamedTuple
 from weft.core.errors import SimulationError
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
-from weft.core.trace.format import TraceCall, TraceProgram, block_hashes, in_order
+from weft.core.trace.block_hashes import block_hashes
+from weft.core.trace.format import TraceCall, TraceProgram, in_order
 from weft.core.trace.prefixes import BLOCK_TOKENS
 
 

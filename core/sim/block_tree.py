@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Final, cast
 
-from weft.core.trace.format import TraceProgram, common_blocks, in_order
+from weft.core.trace.format import TraceProgram, in_order
+from weft.core.trace.prefixes import common_prefix
 
 
 class BlockNode:
@@ -80,7 +81,7 @@ class BlockTree:
         done = 0
         while True:
             inside = depth - node.begin
-            same = common_blocks(node.ids[inside:], ids[done:]) if inside < len(node.ids) else 0
+            same = common_prefix(node.ids[inside:], ids[done:]) if inside < len(node.ids) else 0
             done, depth = done + same, depth + same
             if done == len(ids) or depth < node.end:
                 node = self._cut(node, depth)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ class TraceCall:
     measured: Measured | None = None  # what an engine measured; None if the trace was not recorded by one
     # Ids of the blocks after the shared prefix, each for `block_tokens` tokens and all tokens before them. They cover
     # the prompt, and the output as far as a later prompt repeats it. Equal ids mean equal tokens, in any program of the
-    # file. A program's blocks are in `block_hashes`.
+    # file. `weft.core.trace.block_hashes` has all of a program's.
     hash_ids: array[int] = field(default_factory=lambda: array("q"), hash=False)
     at_s: float | None = None  # when the call was made, in seconds from the program's arrival; None: not recorded
     agent: str | None = None  # the sub-agent that made it; None: the program itself
@@ -229,67 +229,6 @@ def from_graph(
         )
     arrival_s = max(0.0, min(arrivals) - start_s)
     return TraceProgram(program or graph.program_id, tuple(calls), arrival_s, graph.name or None, tenant, deadline_s)
-
-
-def block_hashes(program: TraceProgram) -> dict[str, array[int]]:
-    """Return the ids of all known blocks of each call, from its prompt's first one on. Calls on a cycle are left out.
-
-    Args:
-        program: a program with `block_tokens`.
-    """
-    chains: dict[str, array[int]] = {}
-    for call in in_order(program.calls):
-        shared = call.shared_prefix_tokens // (program.block_tokens or 1)
-        before = chains[call.parents[0]][:shared] if call.parents else array("q")
-        chains[call.call_id] = before + call.hash_ids
-    return chains
-
-
-def with_block_hashes(program: TraceProgram, chains: Mapping[str, Sequence[int]], block_tokens: int) -> TraceProgram:
-    """Return a program whose calls share prefixes as the ids of their blocks say.
-
-    A call's output is taken to be what the next call repeats: the first one after it whose prompt begins with all whole
-    blocks of this call's prompt, and has tokens enough for the output too.
-
-    Args:
-        program: the program. Its calls' `shared_prefix_tokens` and `hash_ids` are replaced.
-        chains: for each call, the ids of the whole blocks of its prompt, from its first one on. Two calls of the
-            program or of the file that have the same id have the same tokens up to the end of this block.
-        block_tokens: the tokens of a block.
-    """
-    prompts = {call.call_id: array("q", chains[call.call_id]) for call in program.calls}
-    followers: dict[str, list[array[int]]] = {}
-    for call in program.calls:
-        if call.parents:
-            followers.setdefault(call.parents[0], []).append(prompts[call.call_id])
-    contexts: dict[str, array[int]] = {}
-    for call in program.calls:
-        contexts[call.call_id] = prompt = prompts[call.call_id]
-        total = (call.prompt_tokens + call.output_tokens) // block_tokens
-        for after in followers.get(call.call_id, ()):
-            if len(after) >= total and common_blocks(prompt, after) == len(prompt):
-                contexts[call.call_id] = after[:total]
-                break
-    calls = []
-    for call in program.calls:
-        context, shared = contexts[call.call_id], 0
-        if call.parents:
-            before = contexts[call.parents[0]]
-            shared = min(common_blocks(before, context), call.prompt_tokens // block_tokens)
-        calls.append(replace(call, shared_prefix_tokens=shared * block_tokens, hash_ids=context[shared:]))
-    return replace(program, calls=tuple(calls), block_tokens=block_tokens)
-
-
-def common_blocks(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return how many first ids are the same."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 # -- the schema

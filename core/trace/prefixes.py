@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 BLOCK_TOKENS: Final = 16  # as in vLLM's prefix cache on a GPU
 
@@ -49,7 +49,7 @@ class TokenChain:
             prompt: the chain of the other prompt.
             tokens: the token ids of the other prompt.
         """
-        blocks = _common_prefix(self._hashes, prompt._hashes)
+        blocks = common_prefix(self._hashes, prompt._hashes)
         begin = blocks * BLOCK_TOKENS
         ends = (tail for end, tail in (*self._ends, (len(self._hashes), self._tail)) if end == blocks)
         return begin + max((_same(tail, tokens[begin : begin + BLOCK_TOKENS]) for tail in ends), default=0)
@@ -62,12 +62,12 @@ class TokenChain:
         return chain
 
 
-def _common_prefix(first: array[int], second: array[int]) -> int:
-    """Return how many first hashes are the same. It bisects, because all hashes before two equal ones are equal."""
+def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many first items of two sequences of one type are the same."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if first[middle - 1] == second[middle - 1]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -21,7 +21,8 @@ from rich.console import Console
 from trace_samples import SAMPLES, Files, spoiled
 
 from weft.core.errors import TraceError
-from weft.core.trace.format import block_hashes, dump, parse, path_tokens
+from weft.core.trace.block_hashes import block_hashes
+from weft.core.trace.format import dump, parse, path_tokens
 from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport
 
 _FOLDER: Final = tempfile.TemporaryDirectory()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from weft.core.errors import TraceError
-from weft.core.trace.format import TraceProgram, common_blocks
+from weft.core.trace.format import TraceProgram
+from weft.core.trace.prefixes import common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class BlockScope:
             ids: what the format calls each of its blocks, from the first one on.
         """
         ids = list(ids)
-        found = self._last_numbers[: common_blocks(self._last, ids)]
+        found = self._last_numbers[: common_prefix(self._last, ids)]
         before = found[-1] if found else -1
         for each in ids[len(found) :]:
             number = self._known.get((before, each))

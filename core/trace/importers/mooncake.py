@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
+from weft.core.trace.block_hashes import with_block_hashes
 from weft.core.trace.fields import text, whole
-from weft.core.trace.format import TraceCall, TraceProgram, with_block_hashes
+from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers.contract import Blocks
 from weft.core.trace.importers.reading import (
     a_list,

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
+from weft.core.trace.block_hashes import with_block_hashes
 from weft.core.trace.fields import seconds, text, whole
-from weft.core.trace.format import TraceCall, TraceProgram, with_block_hashes
+from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers.contract import Blocks, BlockScope
 from weft.core.trace.importers.reading import a_list, an_object, documents, hash_ids, optional_seconds
 

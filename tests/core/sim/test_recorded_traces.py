@@ -18,7 +18,8 @@ from weft.core.sim.block_tree import BlockTree
 from weft.core.sim.calls import SimProgram
 from weft.core.sim.replay import replay_all
 from weft.core.sim.replica import Replica
-from weft.core.trace.format import block_hashes, in_order
+from weft.core.trace.block_hashes import block_hashes
+from weft.core.trace.format import in_order
 
 EXACT = StepTime(fixed_s=2**-4, decode_token_s=2**-8, prefill_token_s=2**-7, context_token_s=2**-11)
 BLOCK = 4

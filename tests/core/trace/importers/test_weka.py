@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from weft.core.errors import TraceError
-from weft.core.trace.format import TraceProgram, block_hashes
+from weft.core.trace.block_hashes import block_hashes
+from weft.core.trace.format import TraceProgram
 from weft.core.trace.importers import import_traces
 
 BLOCK = 4
