@@ -7,7 +7,6 @@ header, and its rows have `wait_for`, `delay` and `tool_wait_ms`. Requests that 
 from __future__ import annotations
 
 import heapq
-import itertools
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,11 +18,20 @@ from weft.core.trace.block_hashes import with_block_hashes
 from weft.core.trace.fields import text, whole
 from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers.contract import Blocks
-from weft.core.trace.importers.mooncake import INPUT, MS, OUTPUT, TIME, Row, head_rows, key_of
+from weft.core.trace.importers.mooncake import (
+    INPUT,
+    MS,
+    OUTPUT,
+    TIME,
+    Row,
+    block_tokens_of,
+    first_rows,
+    head_rows,
+    key_of,
+)
 from weft.core.trace.importers.reading import (
     a_list,
     an_object,
-    block_size,
     grouped,
     hash_ids,
     optional_seconds,
@@ -74,7 +82,7 @@ class AgenticMooncake:
         """Yield a program for each play, or for requests that wait for one another."""
         header = next((row for _, row in rows(path, lambda _: None, _EXPECTED)), {})
         has_header = header.get("schema") == SCHEMA
-        block_tokens = _header(header, path) if has_header else _block_size(path)
+        block_tokens = _header(header, path) if has_header else block_tokens_of(path, first_rows(path, _EXPECTED))
         plays = None if has_header else _plays(path)
 
         def play_of(row: Row, where: str) -> str:
@@ -116,15 +124,6 @@ def _refuse_more_headers(group: list[tuple[str, Row]]) -> None:
         raise TraceError(f"{group[1][0]}: a second header; expected one, on the first line.")
     if not group[0][0].endswith(" 1"):
         raise TraceError(f"{group[0][0]}: a header after rows; expected it on the first line.")
-
-
-def _block_size(path: Path) -> int | None:
-    prompts: list[tuple[int, int]] = []
-    for where, row in itertools.islice(rows(path, lambda _: None, _EXPECTED), 100):
-        ids = row.get("hash_ids")
-        if isinstance(ids, list) and ids:
-            prompts.append((whole(row, key_of(row, *INPUT), where, required=True), len(ids)))
-    return block_size(prompts, str(path)) if prompts else None
 
 
 def _plays(path: Path) -> dict[str, str]:

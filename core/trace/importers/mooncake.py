@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,15 +119,10 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.stem = path.stem
-        self.start_s: float | None = None
-        prompts: list[tuple[int, int]] = []
-        for where, row in itertools.islice(rows(path, lambda _: None, _ROW), _LOOKED_AT):
-            if self.start_s is None:
-                self.start_s = optional_seconds(row, key_of(row, *TIME), where, MS)
-            ids = row.get("hash_ids")
-            if isinstance(ids, list) and ids:
-                prompts.append((whole(row, key_of(row, *INPUT), where, required=True), len(ids)))
-        self.block_tokens = block_size(prompts, str(path)) if prompts else None
+        first = first_rows(path, _ROW)
+        times_s = (optional_seconds(row, key_of(row, *TIME), where, MS) for where, row in first)
+        self.start_s = next((time_s for time_s in times_s if time_s is not None), None)
+        self.block_tokens = block_tokens_of(path, first)
 
 
 class _Conversation:
@@ -191,6 +186,21 @@ def head_rows(head: str) -> list[Row]:
                 return []
             found.append(row)
     return found
+
+
+def first_rows(path: Path, expected: str) -> list[tuple[str, Row]]:
+    """The rows that tell the size of blocks, with their places."""
+    return list(itertools.islice(rows(path, lambda _: None, expected), _LOOKED_AT))
+
+
+def block_tokens_of(path: Path, found: Iterable[tuple[str, Row]]) -> int | None:
+    """The tokens of a block. None if the rows have no ids of blocks."""
+    prompts = [
+        (whole(row, key_of(row, *INPUT), where, required=True), len(ids))
+        for where, row in found
+        if isinstance(ids := row.get("hash_ids"), list) and ids
+    ]
+    return block_size(prompts, str(path)) if prompts else None
 
 
 def _is_request(row: Row) -> bool:
