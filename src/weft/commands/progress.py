@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from weft.engine.models.progress import ProgressCallback, Stage
 from weft.engine.models.weights import DOWNLOAD_BYTES
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 _STAGE_LABELS: dict[Stage, str] = {
     "wait": "waiting for another process",
@@ -21,7 +25,7 @@ _STAGE_LABELS: dict[Stage, str] = {
 def model_progress() -> Iterator[ProgressCallback]:
     """A bar for each stage of preparing the embedded model. Gives the callback that `embedded_model` takes."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description:28}"),
@@ -50,64 +54,47 @@ def model_progress() -> Iterator[ProgressCallback]:
 
 @contextmanager
 def simulation_progress(programs: int) -> Iterator[Callable[[int], object]]:
-    """A bar for a simulation, which disappears at its end. Gives a callback that takes how many programs have ended.
-
-    Shows nothing where standard error is no terminal.
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("simulating", total=programs)
+    """A bar for a simulation. Gives a callback that takes how many programs have ended."""
+    with _bar("simulating", programs) as (bars, task):
         yield lambda ended: bars.update(task, completed=ended)
 
 
 @contextmanager
 def leaderboard_progress(name: str, rivals: int) -> Iterator[Callable[[], object]]:
-    """A bar over the rivals that have been simulated, which disappears at its end. Gives a callback for each of them.
-
-    Shows nothing where standard error is no terminal.
-    """
-    from rich.console import Console
+    """A bar over the rivals that have been simulated. Gives a callback for each of them."""
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(name, total=rivals)
+    with _bar(name, rivals, *columns) as (bars, task):
         yield lambda: bars.advance(task)
 
 
 @contextmanager
 def replay_progress() -> Iterator[Callable[[float], object]]:
-    """A bar for a replay, which disappears at its end. Gives a callback that takes the share that is done.
-
-    Shows nothing where standard error is no terminal.
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("replaying", total=1.0)
+    """A bar for a replay. Gives a callback that takes the share that is done."""
+    with _bar("replaying", 1.0) as (bars, task):
         yield lambda share: bars.update(task, completed=share)
 
 
 @contextmanager
 def file_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """A bar for files that are read, which disappears at its end. Gives a callback that takes how many more bytes.
+    """A bar for files that are read. Gives a callback that takes how many more bytes."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-    Shows nothing where standard error is no terminal.
-    """
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with _bar(what, total_bytes, *columns) as (bars, task):
+        yield lambda count: bars.advance(task, count)
+
+
+@contextmanager
+def _bar(what: str, total: float, *columns: ProgressColumn) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar, which disappears at its end. It is not shown where standard error is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(what, total=total_bytes)
-        yield lambda count: bars.advance(task, count)
+        yield bars, bars.add_task(what, total=total)
 
 
 class BenchProgress:
