@@ -14,6 +14,7 @@ from typing import Any, Final
 import typer
 
 from weft.commands.progress import leaderboard_progress
+from weft.commands.tables import plain_console, plain_table
 from weft.core.errors import SimulationError
 from weft.core.sim.leaderboard import Rival, Score, alone, best_plain, ranked, rivals, score
 from weft.core.sim.load import with_load
@@ -91,19 +92,9 @@ def _row(each: Score, ratio: float) -> dict[str, Any]:
 
 
 def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, markup=False)
     few = ", too few for a p99" if len(programs) < _FEW else ""
     calls = sum(len(program.calls) for program in programs)
-    table = Table(
-        title=f"{name}: {len(programs)} programs{few}, {calls} calls",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-    )
+    table = plain_table(f"{name}: {len(programs)} programs{few}, {calls} calls")
     table.add_column("ratio", justify="right")
     table.add_column("served by", overflow="fold", ratio=1)
     for heading in ("mean s", "p99 s", "ms/token", "hits", "again"):
@@ -120,6 +111,7 @@ def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score])
             f"{each.recomputed_tokens / 1e6:.1f} M",
             style="bold" if each.rival.is_default else "dim" if each.rival.is_oracle else "",
         )
+    console = plain_console()
     console.print(table)
     console.print(_verdict(scores, best))
     console.print()
@@ -135,9 +127,7 @@ def _verdict(scores: Sequence[Score], best: Score) -> str:
 
 def _print_means(boards: Sequence[Sequence[Score]]) -> None:
     """The geometric means over several traces."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     logs: dict[Rival, list[float]] = {}
     for scores in boards:
         for each, ratio in ranked(scores):

@@ -12,6 +12,7 @@ import typer
 
 from weft.commands.choices import one_of
 from weft.commands.progress import replay_progress, simulation_progress
+from weft.commands.tables import plain_console, plain_table
 from weft.core.errors import PolicyError, SimulationError, WeftError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig, registration, registrations
@@ -162,10 +163,6 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
 
 
 def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: bool) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from weft.core.sim.replay import replay_all
 
     with replay_progress() as progress:
@@ -174,19 +171,14 @@ def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: boo
         rows = {each.rule: {**each._asdict(), "ratio": each.ratio(best)} for each in results}
         typer.echo(json.dumps({"kv_tokens": settings.kv_tokens, "rules": rows}))
         return
-    table = Table(
-        title=f"{best.prompt_tokens} prompt tokens, a KV cache of {settings.kv_tokens:.0f}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-    )
+    table = plain_table(f"{best.prompt_tokens} prompt tokens, a KV cache of {settings.kv_tokens:.0f}")
     table.add_column("KV policy", overflow="fold")
     for heading in ("found", "computed", "of these again", "to Bélády"):
         table.add_column(heading, justify="right")
     for row in [*sorted(others, key=lambda each: each.computed_tokens), best]:
         counts = (f"{row.hit_tokens / max(row.prompt_tokens, 1):.1%}", row.computed_tokens, row.recomputed_tokens)
         table.add_row(row.rule, *map(str, counts), f"{row.ratio(best):.3f}")
-    Console(highlight=False, markup=False).print(table)
+    plain_console().print(table)
 
 
 def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bool | None) -> PolicyConfig:
@@ -214,18 +206,14 @@ def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bo
 
 
 def _print(result: SimResult, unit: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     slowest = sorted(result.programs.items(), key=lambda each: -each[1].latency)[:_SHOWN]
-    table = Table(title="programs, the slowest first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = plain_table("programs, the slowest first")
     table.add_column("program", overflow="fold")
     for heading in ("arrival", "finish", "wait", "service", "calls"):
         table.add_column(heading, justify="right")
     for name, row in slowest:
         table.add_row(name, *(f"{value:.2f}" for value in row[:4]), str(row.calls))
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     console.print(table)
     if len(result.programs) > len(slowest):
         console.print(f"and {len(result.programs) - len(slowest)} more")
