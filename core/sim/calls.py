@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -66,24 +67,22 @@ class SimCall(Call):
         Each comes with the length of the prefix in tokens.
         """
         if self.end_node is not None:
-            block_tokens = self.owner.block_tokens
-            for node in self.end_node.path():
-                tokens = node.end * block_tokens
-                if tokens <= self.spec.prompt_tokens:
-                    yield node, tokens
+            prompt_tokens = self.spec.prompt_tokens
+            yield from (each for each in self._known_prefixes(self.end_node) if each[1] <= prompt_tokens)
         elif self.spec.shared_prefix_tokens:
             yield self.owner.prefix_key(self.spec), self.spec.shared_prefix_tokens
 
     def output_prefixes(self) -> Iterator[tuple[Hashable, int]]:
         """Yield the keys of the KV that it shares once it has generated it, the longest prefix first."""
         if self.end_node is not None:
-            block_tokens = self.owner.block_tokens
-            for node in self.end_node.path():
-                tokens = node.end * block_tokens
-                if tokens <= self.spec.prompt_tokens:
-                    return
-                if tokens <= self.context_tokens:
-                    yield node, tokens
+            first, last = self.spec.prompt_tokens, self.context_tokens
+            known = itertools.takewhile(lambda each: each[1] > first, self._known_prefixes(self.end_node))
+            yield from (each for each in known if each[1] <= last)
+
+    def _known_prefixes(self, end: BlockNode) -> Iterator[tuple[BlockNode, int]]:
+        """Yield the nodes of its known blocks, the last one first, each with the tokens up to its end."""
+        block_tokens = self.owner.block_tokens
+        return ((node, node.end * block_tokens) for node in end.path())
 
     def prefixes(self) -> Iterator[tuple[Hashable, int]]:
         """Yield the keys under which a prefix of the call may be cached, each with the number of tokens shared.

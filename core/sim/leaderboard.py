@@ -84,15 +84,14 @@ class Rival(NamedTuple):
         )
 
 
-def rivals(*, host: bool, policies: Iterable[str] = POLICIES) -> list[Rival]:
+def rivals(*, host: bool) -> list[Rival]:
     """All rivals: policies with and without the gate, the default, and those that know the future.
 
     Args:
         host: Whether the engine has host memory, so that each is there without it, with LRU and with next-use.
-        policies: The policies beside the default and the oracle.
     """
     hosts = (NO_HOST, HOST_LRU, HOST_NEXT_USE) if host else (NO_HOST,)
-    found = [Rival(policy, gate, where) for where in hosts for policy in policies for gate in (False, True)]
+    found = [Rival(policy, gate, where) for where in hosts for policy in POLICIES for gate in (False, True)]
     found += [Rival(DEFAULT_POLICY, gate, where) for where in hosts for gate in (None, False)]
     found += [Rival(ORACLE, gate, where) for where in hosts for gate in (False, True)]
     return [*found, Rival(ORACLE, True, HOST_NEXT_USE if host else NO_HOST, knows_pauses=True)]
@@ -114,9 +113,7 @@ class Score:
     throughput: float  # programs a second
     slo_throughput: float  # of these, programs within `SLO_MULTIPLE` of their time on an idle engine
     prefix_hits: float  # the share of prompt tokens
-    recomputed_tokens: (
-        int  # prompt tokens that an earlier call had computed, and those computed again after preemptions
-    )
+    recomputed_tokens: int  # computed again: after preemptions, or although an earlier call of the program had them
 
     @property
     def measures(self) -> dict[str, float]:
@@ -156,16 +153,16 @@ def score(rival: Rival, result: SimResult, programs: Sequence[TraceProgram], alo
     )
 
 
-def best_plain(scores: Iterable[Score], measure: str = "mean_s") -> Score:
-    """The plain rival with the smallest figure. There must be a plain one."""
-    return min((each for each in scores if each.rival.is_plain), key=lambda each: float(getattr(each, measure)))
+def best_plain(scores: Iterable[Score]) -> Score:
+    """The plain rival with the smallest mean completion time. There must be a plain one."""
+    return min((each for each in scores if each.rival.is_plain), key=lambda each: each.mean_s)
 
 
-def ranked(scores: Sequence[Score], measure: str = "mean_s") -> Iterator[tuple[Score, float]]:
-    """Yield the scores with their distances to the best plain rival, a ratio, the smallest first."""
-    least = float(getattr(best_plain(scores, measure), measure))
-    ratios = [(each, float(getattr(each, measure)) / least if least else math.nan) for each in scores]
-    yield from sorted(ratios, key=lambda each: each[1])
+def ranked(scores: Sequence[Score]) -> Iterator[tuple[Score, float]]:
+    """Yield the scores with the ratios of their mean completion times to the best plain rival's, the smallest first."""
+    least_s = best_plain(scores).mean_s  # above 0, because every call takes a step
+    for each in sorted(scores, key=lambda each: each.mean_s):
+        yield each, each.mean_s / least_s
 
 
 def alone(programs: Sequence[TraceProgram], base: SimSettings) -> dict[str, float]:

@@ -38,7 +38,7 @@ def leaderboard(files: Sequence[Path], base: SimSettings, load: float | None, *,
         as_json: Whether to print JSON.
 
     Raises:
-        SimulationError: The engine has replicas, or a KV cache of unit steps, which the rivals do not share.
+        SimulationError: The engine makes unit steps, in which a KV cache has no effect.
     """
     if base.unit_steps:
         raise SimulationError("--leaderboard compares KV caches; leave out --unit-steps.")
@@ -61,7 +61,7 @@ def _scores(name: str, programs: list[TraceProgram], base: SimSettings) -> Itera
     with (
         leaderboard_progress(name, len(found)) as advance,
         ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(programs, base)
+            workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(programs, alone(programs, base))
         ) as pool,
     ):
         for each in pool.map(_play, found, [base] * len(found)):
@@ -69,9 +69,9 @@ def _scores(name: str, programs: list[TraceProgram], base: SimSettings) -> Itera
             yield each
 
 
-def _begin(programs: list[TraceProgram], base: SimSettings) -> None:
+def _begin(programs: list[TraceProgram], alone_s: dict[str, float]) -> None:
     _programs.extend(programs)
-    _alone_s.update(alone(programs, base))
+    _alone_s.update(alone_s)
 
 
 def _play(rival: Rival, base: SimSettings) -> Score:
