@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from weft.core.errors import TraceError
+from weft.core.files import replacing
 
 
 def write_whole(lines: Iterable[str], path: Path) -> None:
@@ -28,17 +28,10 @@ def write_whole(lines: Iterable[str], path: Path) -> None:
             with target.open("w", encoding="utf-8") as file:
                 file.writelines(lines)
             return
-        # A name that nobody can guess, and a file that was not there: others may have links in the folder.
-        new = target.with_name(f"{target.name[:100]}.{secrets.token_hex(8)}.new")
-        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                file.writelines(lines)
+        with replacing(target) as file:
+            file.writelines(lines)
             if target.exists():
-                new.chmod(target.stat().st_mode & 0o777)
-            new.replace(target)
-        finally:
-            new.unlink(missing_ok=True)
+                os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
         reason = (error.strerror or error) if isinstance(error, OSError) else error
         raise TraceError(f"{path} cannot be written: {reason}. Choose another file.") from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from weft.core.errors import HistoryError
+from weft.core.files import replacing
 from weft.core.locks import fork_safe
 from weft.core.log import get_logger
 from weft.core.policies.history import History, ProgramEnd
@@ -100,14 +100,8 @@ class HistoryFile:
         learned = self.graphs.learned
         if self._is_saved and learned == self._saved_graphs:
             return
-        # A name that nobody can guess, and a file that was not there: others may have links in the folder.
-        number, new = tempfile.mkstemp(".new", f"{self._path.name}.", self._path.parent)
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                file.write(self._history.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            Path(new).replace(self._path)
-        finally:
-            Path(new).unlink(missing_ok=True)
+        with replacing(self._path, 0o600) as file:
+            file.write(self._history.to_json())
+            file.flush()
+            os.fsync(file.fileno())
         self._is_saved, self._saved_graphs = True, learned
