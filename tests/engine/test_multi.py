@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -111,7 +110,7 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
         yield engine
     finally:
         health = engine.health()[engine.model]
-        folder = Path(health[0].log or "").parent
+        logs = [Path(each.log) for each in health if each.log is not None]
         processes = process_tree() - before
         engine.shutdown()
     engine.shutdown()
@@ -125,10 +124,11 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
     assert alive == []
     assert left_behind(shared_memory() - memory) == set()
     has_died = any(each.deaths for each in health)
-    assert folder.exists() == has_died
-    if has_died:
-        assert {each.suffix for each in folder.iterdir()} == {".log"}
-        shutil.rmtree(folder)
+    assert logs
+    assert {log.exists() for log in logs} == {has_died}
+    for log in logs if has_died else ():
+        assert log.suffix == ".log"
+        log.unlink()
 
 
 @pytest.fixture

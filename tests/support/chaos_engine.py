@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -204,6 +204,10 @@ async def first_of(*events: asyncio.Event) -> None:
             each.cancel()
 
 
+def _answer(tokens: Sequence[int]) -> dict[str, Any]:
+    return {"id": "answer", "model": "simulated", "choices": [{"index": 0, "tokens": tokens}]}
+
+
 class _Chat:
     """Stands for `ChatEndpoint`: one chunk for each token, and the router's typed errors."""
 
@@ -231,12 +235,12 @@ class _Chat:
         async with aclosing(self._outputs(request, RequestOutputKind.FINAL_ONLY)) as outputs:
             async for each in outputs:
                 tokens = each
-        return {"choices": [{"tokens": tokens}]}
+        return _answer(tokens)
 
     async def stream(self, request: Any) -> AsyncGenerator[dict[str, Any], None]:
         async with aclosing(self._outputs(request, RequestOutputKind.DELTA)) as outputs:
             async for each in outputs:
-                yield {"choices": [{"tokens": each}]}
+                yield _answer(each)
 
 
 class _SameLoop:

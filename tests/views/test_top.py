@@ -185,7 +185,7 @@ async def test_hostile_names_are_shown_harmlessly(width: int) -> None:
         agents.engine.tool_started(agents.programs[HOSTILE].program_id, 1, HOSTILE)
         async with running(agents, width=width) as (app, pilot):
             name, state, *_ = shown(app)[0]
-            assert name == "[2J[bold]x[/b…"
+            assert name == "?[2J[bold]x[/b…"
             assert state == "in  [2J[bold]x[…"
             await pilot.press("enter")
             assert "[2J[bold]" in text_of(app, "#facts")

@@ -158,7 +158,7 @@ def test_a_request_can_end_its_program(make: Make) -> None:
         ({}, {}),
         ({"type": "other"}, {}),
         ({"type": "programs_ended"}, {"ended": 0}),
-        ({"type": "aborted_calls", "call_ids": 7}, {"aborted": {}}),
+        ({"type": "aborted_calls", "calls": 7}, {"aborted": []}),
     ],
 )
 def test_a_strange_message_changes_nothing(make: Make, message: object, answer: dict[str, Any]) -> None:
