@@ -11,19 +11,7 @@ from typing import Any, Concatenate, ForwardRef, Union, cast, get_args, get_orig
 
 from weft.core.errors import ProgramParameterError
 from weft.core.prediction import read_static_graph
-from weft.core.program.entrypoint import (
-    A_contra,
-    AnyEntrypoint,
-    B_contra,
-    C_contra,
-    Decorator,
-    Entrypoint,
-    EntrypointAfter1,
-    EntrypointAfter2,
-    EntrypointAfter3,
-    P,
-    R_co,
-)
+from weft.core.program.entrypoint import A, B, C, D, Decorator, Entrypoint, P, R_co
 from weft.core.program.handle import Program
 
 # For annotations that cannot be evaluated, e.g. because a name is imported for type checkers only.
@@ -31,25 +19,22 @@ _UNION_TEXT = re.compile(r"(?:[\w.]+\.)?(?:Optional|Union)\[(.*)\]")
 _PROGRAM_TEXT = re.compile(r"(?:[\w.]+\.)?Program")
 
 
-# The overloads overlap for a function with two programs, which is refused at run time.
 @overload
-def program(  # type: ignore[overload-overlap]
-    function: Callable[Concatenate[Program, P], R_co], /
-) -> Entrypoint[P, R_co]: ...
+def program(function: Callable[Concatenate[Program, P], R_co], /) -> Entrypoint[P, R_co]: ...
 @overload
-def program(  # type: ignore[overload-overlap]
-    function: Callable[Concatenate[A_contra, Program, P], R_co], /
-) -> EntrypointAfter1[A_contra, P, R_co]: ...
+def program(function: Callable[Concatenate[A, Program, P], R_co], /) -> Entrypoint[Concatenate[A, P], R_co]: ...
 @overload
-def program(  # type: ignore[overload-overlap]
-    function: Callable[Concatenate[A_contra, B_contra, Program, P], R_co], /
-) -> EntrypointAfter2[A_contra, B_contra, P, R_co]: ...
+def program(function: Callable[Concatenate[A, B, Program, P], R_co], /) -> Entrypoint[Concatenate[A, B, P], R_co]: ...
 @overload
 def program(
-    function: Callable[Concatenate[A_contra, B_contra, C_contra, Program, P], R_co], /
-) -> EntrypointAfter3[A_contra, B_contra, C_contra, P, R_co]: ...
+    function: Callable[Concatenate[A, B, C, Program, P], R_co], /
+) -> Entrypoint[Concatenate[A, B, C, P], R_co]: ...
 @overload
-def program(function: Callable[..., R_co], /) -> AnyEntrypoint[R_co]: ...
+def program(
+    function: Callable[Concatenate[A, B, C, D, Program, P], R_co], /
+) -> Entrypoint[Concatenate[A, B, C, D, P], R_co]: ...
+@overload
+def program(function: Callable[..., R_co], /) -> Entrypoint[..., R_co]: ...
 @overload
 def program(
     *,
@@ -69,6 +54,9 @@ def program(function: Any = None, /, **options: Any) -> Any:
     it from the signature. The decorator works on functions, methods and instances with `__call__`, sync and async, and
     on generators of both kinds. The program ends when the function returns, raises or is cancelled, or when a generator
     is exhausted, closed or garbage-collected.
+
+    Type checkers report missing, superfluous and wrong arguments. They know the parameters before the program by
+    position only, and those after it by name, too.
 
     Args:
         name: shown in the process table. Default: the function's name.

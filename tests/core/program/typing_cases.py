@@ -1,7 +1,7 @@
 """What type checkers must accept and refuse of decorated functions and of engines.
 
-A line that must be refused ends with `# refused`. `test_typing.py` runs the checkers over this file. Nothing here is
-executed.
+A line that must be refused has the comment `# refused`. `test_typing.py` runs the checkers over this file. Nothing here
+is executed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ async def first(program: weft.Program, question: str, times: int = 1) -> int:
 @weft.program(name="renamed", tags=["typed"])
 async def with_options(question: str, times: int, program: weft.Program, *, loud: bool = False) -> int:
     return len(question) * times + loud + len(program.name)
+
+
+@weft.program
+async def after_four(a: str, b: int, c: float, d: bytes, program: weft.Program, *, loud: bool = False) -> int:
+    return len(a) + b + int(c) + len(d) + loud + len(program.name)
 
 
 @weft.program
@@ -72,7 +77,6 @@ class Agent:
 
 async def results_are_known(program: weft.Program) -> None:
     assert_type(await last("x"), int)
-    assert_type(await last(question="x"), int)
     assert_type(await last("x", program=program), int)
     assert_type(await last.options(session_id="user")("x"), int)
     assert_type(await first("x"), int)
@@ -80,7 +84,8 @@ async def results_are_known(program: weft.Program) -> None:
     assert_type(await first(question="x", times=2), int)
     assert_type(await first("x", 2, program=program), int)
     assert_type(await with_options("x", 2, loud=True), int)
-    assert_type(await with_options("x", times=2), int)
+    assert_type(await after_four("x", 2, 0.5, b""), int)
+    assert_type(await after_four("x", 2, 0.5, b"", loud=True, program=program), int)
     assert_type(await optional("x", times=2), int)
     assert_type(blocking("x"), int)
     assert_type(await keyword_only("x"), int)
@@ -94,9 +99,9 @@ async def results_are_known(program: weft.Program) -> None:
 
 async def methods_are_bound(agent: Agent, program: weft.Program) -> None:
     assert_type(await agent.answer("x"), int)
-    assert_type(await agent.answer(question="x"), int)
     assert_type(await agent.answer("x", program=program), int)
     assert_type(await agent.vote("x", times=2), int)
+    assert_type(await agent.vote(question="x"), int)
     assert_type(await Agent.answer(agent, "x"), int)
     assert_type(await Agent.vote.options(session_id="user")(agent, "x"), int)
 
@@ -105,15 +110,22 @@ async def wrong_calls_are_refused(agent: Agent) -> None:
     await last(1, 2, 3, foo="x")  # refused
     await last(1)  # refused
     await last("x", "y")  # refused
-    await last()  # accepted: a call by keywords alone is not checked where parameters come before the program
+    await last()  # refused
+    await last(question="x")  # refused: Python has no type that knows the names before the program
     await first(1)  # refused
     await first("x", foo=1)  # refused
     await first()  # refused
     await with_options("x", "y")  # refused
+    await with_options("x")  # refused
+    await after_four("x", 2, 0.5)  # refused
+    await after_four("x", 2, 0.5, "")  # refused
     await with_options("x", 1, quiet=True)  # refused
     blocking(1)  # refused
+    blocking()  # refused
     stream(1, 2)  # refused
     await agent.answer(1, 2)  # refused
+    await agent.answer()  # refused
+    await agent.vote()  # refused
     await agent.vote(1)  # refused
     await agent.vote("x", foo=1)  # refused
     await keyword_only(1, 2)  # accepted: Python has no type for a function less a parameter that is keyword-only
