@@ -29,6 +29,11 @@ class ProgramState(StrEnum):
     CANCELLED = "cancelled"  # the entrypoint was cancelled or its generator closed early
     ABANDONED = "abandoned"  # nothing happened for the program's idle time-out, and nobody reported its end
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the program takes no more calls."""
+        return self not in (ProgramState.IDLE, ProgramState.ACTIVE)
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramInfo:

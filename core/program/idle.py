@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from weft.core.ids import ProgramId
 from weft.core.locks import fork_safe
-from weft.core.process_rows import ProgramState
 from weft.core.program.handle import Program
 
 
@@ -61,5 +60,5 @@ class IdlePrograms:
                 each.reports, each.since_s = reports, now_s
             elif now_s - each.since_s >= each.timeout_s:
                 each.program.abandon(reports)
-                if each.program.state not in (ProgramState.IDLE, ProgramState.ACTIVE):  # perhaps ended by someone else
+                if each.program.state.has_ended:  # perhaps ended by someone else
                     self.discard(each.program.program_id)

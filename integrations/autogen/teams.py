@@ -13,7 +13,6 @@ from autogen_core import CancellationToken, ComponentBase
 from autogen_core.models import ChatCompletionClient
 
 from weft.core.errors import ArgumentTypeError, ProgramEndedError, ProgramError
-from weft.core.process_rows import ProgramState
 from weft.core.program import Program
 from weft.integrations.arguments import check_program
 from weft.integrations.autogen.calls import Binding
@@ -64,7 +63,7 @@ def bind_team(team: TeamT, program: Program) -> TeamT:
     check_program("bind_team", program)
     if not isinstance(team, ChatAgent | Team):
         raise ArgumentTypeError("bind_team", "team", team, "an AutoGen agent or team")
-    if not _is_running(program):
+    if program.state.has_ended:
         raise ProgramEndedError(program.program_id, program.name)
     slots = list(_client_slots(team, team.name, set()))
     if not slots:
@@ -124,7 +123,7 @@ def _client_slots(component: Any, owner: str, visited: set[int]) -> Iterator[_Cl
 
 def _check_slot(slot: _ClientSlot, program: Program) -> None:
     binding = slot.client.binding
-    if binding is not None and binding.program.program_id != program.program_id and _is_running(binding.program):
+    if binding is not None and binding.program.program_id != program.program_id and not binding.program.state.has_ended:
         raise TeamBindingError(
             slot.owner,
             f"belongs to program {binding.program.name!r} ({binding.program.program_id}), which still runs. Make a "
@@ -137,10 +136,6 @@ def _check_slot(slot: _ClientSlot, program: Program) -> None:
             "has run before it was bound, and its manager keeps the client of that run. Bind a team before its first "
             "run, or make a new team.",
         )
-
-
-def _is_running(program: Program) -> bool:
-    return program.state in (ProgramState.IDLE, ProgramState.ACTIVE)
 
 
 def _follow(team: BaseGroupChat, binding: Binding) -> None:

@@ -234,14 +234,22 @@ def find_handler(*sources: Any) -> ProgramCallbackHandler | None:
     """Find the handler of the innermost program in callbacks, each of which is a list, a manager or None.
 
     LangChain merges the callbacks that it is given with those of the surrounding run. Where no program is inside the
-    other, callbacks that are given come after the surrounding ones, and a model's own callbacks come first.
+    other, callbacks that are given come after the surrounding ones, and a model's own callbacks come first. A program
+    that has ended leaves its calls to the program around it: a worker that it has started still carries it.
     """
     found: tuple[ProgramCallbackHandler, Program | None] | None = None
     for source in reversed(sources):
         for handler, program in _carried(source):
-            if found is None or program is None or found[1] is None or not found[1].is_inside(program):
+            if found is None or program is None or found[1] is None or not _goes_first(found[1], program):
                 found = handler, program
     return found[0] if found is not None else None
+
+
+def _goes_first(program: Program, other: Program) -> bool:
+    """Whether a program takes a call before another one: it is inside the other, or the other has ended inside it."""
+    if program.is_inside(other):
+        return not program.state.has_ended
+    return other.is_inside(program) and other.state.has_ended
 
 
 def _carried(callbacks: Any) -> Iterator[tuple[ProgramCallbackHandler, Program | None]]:

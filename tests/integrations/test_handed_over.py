@@ -58,7 +58,10 @@ class Worker:
     async def _work(self) -> None:
         while True:
             job, done = await self._jobs.get()
-            done.set_result(await job())
+            try:
+                done.set_result(await job())
+            except Exception as error:
+                done.set_exception(error)
 
 
 @asynccontextmanager
@@ -181,6 +184,28 @@ async def test_a_worker_works_for_the_run_that_passes_the_handle_on(
         await RunnableLambda(around).ainvoke("", program.config())
     assert edges(program.graph, unnamed="mid") == expected("a>b b>mid mid>c c>end")
     assert len(program.graph.threads) == 1
+
+
+async def test_a_worker_outlives_the_inner_program_that_started_it(scripted_engine: MakeEngine) -> None:
+    """Its context names the inner program. Later calls belong to the program that they name, which is around it."""
+    engine = scripted_engine(lambda _: "fine")
+
+    @weft.program
+    async def inner(worker: Worker, program: weft.Program) -> None:
+        async def start(_: Any) -> None:
+            worker.start()
+
+        await RunnableLambda(start).ainvoke("", program.config())
+
+    async with a_worker() as worker, weft.Program() as program:
+
+        async def code(_: Any) -> None:
+            await inner(worker)
+            model = ChatWeft(engine=engine, name="late", callbacks=program.callbacks)
+            await worker.do(functools.partial(model.ainvoke, "Go on"))
+
+        await RunnableLambda(code).ainvoke("", program.config())
+    assert edges(program.graph) == {"late"}
 
 
 async def test_a_worker_on_a_thread(scripted_engine: MakeEngine) -> None:
