@@ -15,7 +15,7 @@ contexts are continued.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -32,7 +32,7 @@ from seeds import measured, ratio_panels, write
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.routing import BalancerConfig, StealingConfig
-from weft.core.sim import SimSettings, TraceProgram, capacity, simulate
+from weft.core.sim import SimResult, SimSettings, TraceProgram, capacity, simulate
 from weft.core.trace.workloads import generate, poisson
 
 SLO: Final = 1.5
@@ -47,6 +47,7 @@ VARIANTS: Final[dict[str, frozenset[str]]] = {
     **{f"only {each}": frozenset({each}) for each in MECHANISMS if each not in NEEDS},
     **{f"only {of} and {each}": frozenset({of, each}) for each, of in NEEDS.items()},
 }
+KEYS: Final = ("mean", "p95", "makespan", "in_time", "again", "moved", "least_busy", "most_busy", "memory")
 BASELINES: Final = {  # FCFS and LRU behind other balancers
     "round robin": "round_robin",
     "Weft's default balancer": "adaptive_locality",
@@ -101,10 +102,26 @@ def arrivals(
     return with_deadlines(arriving(made, load * most, seed), alone), alone
 
 
-def measure(workload: str, seed: int, count: int, load: float, base: SimSettings) -> dict[str, dict[str, float]]:
-    """By variant: mean and p95 of the completion time, programs in time, tokens computed again, and calls that moved.
+def use(result: SimResult, settings: SimSettings) -> dict[str, float]:
+    """The parts of the makespan in which the least and the most busy replica work, and the mean part of the KV caches
+    that running calls have. What they share counts for each of them, and what is kept between calls does not count."""
+    busy_s, context_token_s = [0.0] * settings.replicas, 0.0
+    for batch in result.batches:
+        took_s = batch.took_s(settings.timing)
+        busy_s[batch.replica] += took_s
+        context_token_s += took_s * (batch.context_tokens + batch.decode_tokens * (batch.steps - 1) / 2)
+    parts = [each / result.makespan for each in busy_s]
+    memory = context_token_s / (settings.replicas * settings.kv_tokens * result.makespan)
+    return {"least_busy": min(parts), "most_busy": max(parts), "memory": memory}
 
-    The completion times and the makespan are ratios to `STOCK`.
+
+def measure(
+    workload: str, seed: int, count: int, load: float, base: SimSettings, variants: Collection[str] = ()
+) -> dict[str, dict[str, float]]:
+    """By variant: mean and p95 of the completion time, programs in time, tokens computed again, calls that moved, and
+    how busy replicas are.
+
+    The completion times and the makespan are ratios to `STOCK`. Without names of variants, all of them are measured.
     """
     programs, alone = arrivals(workload, seed, count, load, base)
     settings = {STOCK: cluster(frozenset(), base)}
@@ -115,7 +132,9 @@ def measure(workload: str, seed: int, count: int, load: float, base: SimSettings
     settings["saga (oracle)"] = replace(settings["saga (oracle)"], knows_pauses=True)
     found: dict[str, dict[str, float]] = {}
     for name, each in settings.items():
-        result = simulate(programs, each)
+        if variants and name not in {STOCK, *variants}:
+            continue
+        result = simulate(programs, each, batches=True)
         found[name] = {
             "mean": result.mean_latency,
             "p95": result.latency(95),
@@ -123,6 +142,7 @@ def measure(workload: str, seed: int, count: int, load: float, base: SimSettings
             "in_time": result.attainment(alone, SLO),
             "again": result.counts.again / max(1, result.counts.prompt),
             "moved": result.counts.moved / sum(len(program.calls) for program in programs),
+            **use(result, each),
         }
     stock = dict(found[STOCK])
     for each_found in found.values():
@@ -136,13 +156,11 @@ def show(data: Mapping[str, Any], console: Console) -> None:
     """A table for each workload: median (lowest, highest) of the seeds."""
     for workload, seeds in data["found"].items():
         table = Table(title=f"{workload}: ÷ vLLM with prefix cache, {data['load']:g} of the capacity")
-        for heading in ("variant", "mean", "p95", "makespan", "in time", "computed again", "moved"):
-            table.add_column(heading)
+        table.add_column("variant")
+        for key in KEYS:
+            table.add_column(key.replace("_", " "))
         for name in seeds[0]:
-            cells = [
-                spread([seed[name][key] for seed in seeds])
-                for key in ("mean", "p95", "makespan", "in_time", "again", "moved")
-            ]
+            cells = [spread([seed[name][key] for seed in seeds]) for key in KEYS]
             table.add_row(name, *cells)
         console.print(table)
 
@@ -164,12 +182,16 @@ def main(
     replicas: Annotated[int, typer.Option(help="Engines.")] = 4,
     slots: Annotated[int, typer.Option(help="Calls that an engine runs at once.")] = 16,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache of an engine holds.")] = 65_536,
+    variants: Annotated[str, typer.Option(help="Only these besides the least used replica, with commas.")] = "",
     out: Annotated[Path | None, typer.Option(help="JSON file for the results, with a picture next to it.")] = None,
 ) -> None:
     """Simulate, print tables and write JSON and a picture."""
     base = SimSettings(batch_size=slots, kv_tokens=kv_tokens, replicas=replicas)
-    console = Console(width=160)
-    found = measured(workloads.split(","), seeds, lambda workload, seed: measure(workload, seed, programs, load, base))
+    console = Console(width=220)
+    only = variants.split(",") if variants else ()
+    found = measured(
+        workloads.split(","), seeds, lambda workload, seed: measure(workload, seed, programs, load, base, only)
+    )
     data: dict[str, Any] = {"machine": machine(), "programs": programs, "seeds": seeds, "load": load}
     data |= {"replicas": replicas, "slots": slots, "kv_tokens": kv_tokens, "found": found}
     show(data, console)
