@@ -40,6 +40,28 @@ _MESSAGES: Final = [
     {"role": "assistant", "content": "Done.", "action": "ls -F"},
 ]
 
+
+def claude_line(kind: str, uuid: str, parent: str | None, at: str, content: Any, **values: Any) -> dict[str, Any]:
+    """A line of Claude Code's log: a message, or with `usage` (input, cached, output tokens) a part of an answer."""
+    message: dict[str, Any] = {"role": kind, "content": content}
+    if kind == "assistant":
+        keys = ("input_tokens", "cache_read_input_tokens", "output_tokens")
+        usage = dict(zip(keys, values.pop("usage"), strict=True)) | {"cache_creation_input_tokens": 1}
+        message |= {"id": values.pop("message", f"msg_{uuid}"), "model": "m", "usage": usage}
+    row = {"type": kind, "uuid": uuid, "parentUuid": parent, "sessionId": "session", "isSidechain": False}
+    return row | {"timestamp": f"2026-11-25T10:{at}Z", "message": message} | values
+
+
+def _claude_tool(number: int, name: str, **given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": given}
+
+
+def _claude_result(number: int) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": "done"}
+
+
+_CLAUDE_AGENT: Final = {"isSidechain": True, "agentId": "a1"}
+
 SAMPLES: Final[dict[str, Files]] = {
     "weka": {"session.json": _lines(_SESSION)},
     "mooncake": {
@@ -78,6 +100,44 @@ SAMPLES: Final[dict[str, Files]] = {
         "run.traj": json.dumps(
             {"history": _MESSAGES, "trajectory": [{"execution_time": 0.25}, {}], "info": {}}
         ).encode()
+    },
+    "claude-code": {
+        "session.jsonl": _lines(
+            {"type": "queue-operation", "sessionId": "session", "timestamp": "2026-11-25T10:00:00.000Z"},
+            claude_line("user", "u1", None, "00:00.500", "Look into it."),
+            claude_line("assistant", "u2", "u1", "00:02.000", [_claude_tool(1, "Bash", command="ls")], usage=(9, 0, 5)),
+            claude_line("user", "u3", "u2", "00:05.000", [_claude_result(1)]),
+            claude_line(
+                "assistant", "u4", "u3", "00:06.000", [{"type": "text", "text": "Ask."}], usage=(4, 14, 3), message="m2"
+            ),
+            claude_line(
+                "assistant",
+                "u5",
+                "u4",
+                "00:06.500",
+                [_claude_tool(2, "Task", prompt="Find", subagent_type="Explore")],
+                usage=(4, 14, 8),
+                message="m2",
+            ),
+            claude_line(
+                "user",
+                "u6",
+                "u5",
+                "00:20.000",
+                [_claude_result(2)],
+                toolUseResult={"agentId": "a1", "status": "completed"},
+            ),
+            claude_line("assistant", "u7", "u6", "00:21.000", "Done.", usage=(6, 20, 2)),
+        ),
+        "agent-a1.jsonl": _lines(
+            claude_line("user", "a1", None, "00:07.000", "Find", **_CLAUDE_AGENT),
+            claude_line(
+                "assistant", "a2", "a1", "00:09.000", [_claude_tool(3, "Grep")], usage=(30, 0, 4), **_CLAUDE_AGENT
+            ),
+            claude_line("user", "a3", "a2", "00:12.000", [_claude_result(3)], **_CLAUDE_AGENT),
+            claude_line("assistant", "a4", "a3", "00:19.000", "Found.", usage=(9, 34, 6), **_CLAUDE_AGENT),
+        ),
+        "agent-a1.meta.json": json.dumps({"agentType": "Explore", "toolUseId": "toolu_2"}).encode(),
     },
 }
 

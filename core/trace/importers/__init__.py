@@ -15,7 +15,8 @@ from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers.agentic_mooncake import AgenticMooncake
 from weft.core.trace.importers.azure import Azure
 from weft.core.trace.importers.bfcl import Bfcl
-from weft.core.trace.importers.contract import Blocks, Importer, ImportOptions
+from weft.core.trace.importers.claude_code import ClaudeCode
+from weft.core.trace.importers.contract import Blocks, DatedImporter, Importer, ImportOptions, LeftOut
 from weft.core.trace.importers.mooncake import Aiperf, Mooncake
 from weft.core.trace.importers.swe_agent import SweAgent
 from weft.core.trace.importers.tau_bench import TauBench
@@ -32,10 +33,12 @@ _ALL: Final[tuple[Importer, ...]] = (
     TauBench(),
     Bfcl(),
     SweAgent(),
+    ClaudeCode(),
 )
 IMPORTERS: Final[dict[str, Importer]] = {each.name: each for each in _ALL}  # in the order in which they look
 
 _HEAD_BYTES: Final = 1 << 18
+_BESIDE: Final = ("*.answers.jsonl", "agent-*.jsonl", "agent-*.meta.json")  # files that are read with another one
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class Counts:
     calls: int = 0
     programs_left_out: int = 0  # with their first calls beyond a cap
     calls_left_out: int = 0  # of the programs that were kept
+    calls_unused: int = 0  # that failed, or whose tokens the files do not tell, or that were in an earlier file
 
 
 class TraceImport:
@@ -53,18 +57,20 @@ class TraceImport:
 
     Programs come one by one, and no file is held whole, except a file that is one JSON document. Programs of one id get
     ids of their own: the second one's ends in `-2`. The iteration raises TraceError if a file is wrong or has no
-    program, or if the caps leave none.
+    program, or if the caps leave none. A file without a program may be in a folder.
 
     Args:
         paths: files, and folders of files. In a folder, files of other formats are left out.
         options: caps.
         format: the format's name. None: it is found by looking at each file.
-        arrivals: the arrival times of the programs in seconds. None: as recorded, from the start of each file.
+        arrivals: the arrival times of the programs in seconds. None: as recorded, from the start of each file, or from
+            the first of all logs whose times are dates.
         advance: called with the number of further bytes that were read.
 
     Attributes:
         files: the files, each with its importer.
         left_out: the files in folders that are of no known format.
+        empty: the files in folders that have no program, as far as they are read.
         counts: what has been found so far.
 
     Raises:
@@ -83,6 +89,8 @@ class TraceImport:
             raise TraceError(f"there is no format {format!r:.40}; choose one of {', '.join(IMPORTERS)}.")
         self.files: list[tuple[Path, Importer]] = []
         self.left_out: list[Path] = []
+        self.empty: list[Path] = []
+        self._named: set[Path] = set()
         self.counts = Counts()
         self._options = options or ImportOptions()
         self._arrivals = arrivals
@@ -97,9 +105,15 @@ class TraceImport:
 
     def __iter__(self) -> Iterator[TraceProgram]:
         blocks, times = Blocks(), dict[str, int]()  # how often each id has come
+        starts_s = (importer.start_s(path) for path, importer in self.files if isinstance(importer, DatedImporter))
+        start_s = min((each for each in starts_s if each is not None), default=0.0)
         for path, importer in self.files:
-            found: TraceProgram | None = None
+            is_empty, offset_s = True, start_s if isinstance(importer, DatedImporter) else 0.0
             for found in importer.read(path, blocks, self.advance):
+                is_empty = False
+                if isinstance(found, LeftOut):
+                    self.counts.calls_unused += found.calls
+                    continue
                 program = self._capped(found)
                 if program is None:
                     continue
@@ -108,28 +122,44 @@ class TraceImport:
                     times[program.program] += 1
                     program_id = f"{program.program}-{times[program.program]}"
                 times[program_id] = 1
-                arrival_s = program.arrival_s if self._arrivals is None else next(self._arrivals)
-                yield replace(program, program=program_id, arrival_s=arrival_s)
-            if found is None:
+                arrival_s = max(0.0, round(program.arrival_s - offset_s, 6)) if offset_s else program.arrival_s
+                yield replace(
+                    program,
+                    program=program_id,
+                    arrival_s=arrival_s if self._arrivals is None else next(self._arrivals),
+                )
+            if is_empty and path in self._named:
                 raise TraceError(f"{path} has no program; expected {importer.description}.")
+            if is_empty:
+                self.empty.append(path)
         if not self.counts.programs:
-            raise TraceError(
+            raise TraceError(self._why_none())
+
+    def _why_none(self) -> str:
+        if self.counts.programs_left_out:
+            return (
                 f"the first calls of all {self.counts.programs_left_out} programs have more than "
                 f"{self._options.max_context_tokens:.0f} tokens; allow more of them, or give other files."
             )
+        return (
+            f"{self.files[0][0]} and the other files have no program, and {self.counts.calls_unused} calls that failed "
+            "or have no token counts; give files with calls that were answered."
+        )
 
     def _find(self, path: Path, name: str | None) -> None:
         if not path.is_dir():
             self.files.append((path, _importer(path, name)))
+            self._named.add(path)
             return
         known = len(self.files)
         for each in sorted(each for each in path.rglob("*") if each.is_file()):
             try:
-                self.files.append((each, _importer(each, name)))
+                self.files.append((each, _importer(each, name, is_named=False)))
             except TraceError:
-                self.left_out.append(each)
+                if not any(each.match(pattern) for pattern in _BESIDE):
+                    self.left_out.append(each)
         if len(self.files) == known:
-            raise TraceError(f"{path} has no file in a known format; give a folder with {_FORMATS}.")
+            raise TraceError(f"{path} has no file in a known format; give a folder with {name or _FORMATS}.")
 
     def _capped(self, program: TraceProgram) -> TraceProgram | None:
         options, kept = self._options, dict[str, TraceCall]()
@@ -162,16 +192,17 @@ def import_traces(
 _FORMATS: Final = ", ".join(IMPORTERS)
 
 
-def _importer(path: Path, name: str | None) -> Importer:
-    """Return the importer of a file."""
+def _importer(path: Path, name: str | None, is_named: bool = True) -> Importer:
+    """Return the importer of a file, which is that of the format if the file was named together with it."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES).decode("utf-8", "replace").removeprefix("\ufeff")
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}. Name another file.") from None
-    if name is not None:
+    if name is not None and is_named:
         return IMPORTERS[name]
-    found = next((each for each in IMPORTERS.values() if each.matches(path, head)), None)
+    choices = IMPORTERS.values() if name is None else (IMPORTERS[name],)
+    found = next((each for each in choices if each.matches(path, head)), None)
     if found is None:
         raise TraceError(
             f"{path} is in no known format; it begins with {head[:40]!r}. Give a file in one of these: {_FORMATS}; or "

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceProgram
@@ -65,11 +65,15 @@ class BlockScope:
 
 
 class Blocks:
-    """Numbers the blocks of all programs of an import, so that those of different scopes never have the same number."""
+    """What the files of an import share: the numbers of blocks, and which calls have come already.
+
+    Blocks of different scopes never have the same number.
+    """
 
     def __init__(self) -> None:
         self._counter = itertools.count()
         self._scopes: dict[Hashable, BlockScope] = {}
+        self._seen: set[int] = set()
 
     def scope(self, key: Hashable = None) -> BlockScope:
         """Return the scope within which a format's ids mean the same.
@@ -80,6 +84,19 @@ class Blocks:
         if key is None:
             return BlockScope(self._counter)
         return self._scopes.setdefault(key, BlockScope(self._counter))
+
+    def is_new(self, key: Hashable) -> bool:
+        """Whether this is asked for the first time. Logs that continue others may repeat their calls."""
+        known = len(self._seen)
+        self._seen.add(hash(key))
+        return len(self._seen) > known
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Calls of a file that failed, or whose tokens it does not tell, or that an earlier file has."""
+
+    calls: int
 
 
 class Importer(Protocol):
@@ -96,10 +113,11 @@ class Importer(Protocol):
             head: its first 256 KiB as text. The text may end within a line.
         """
 
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
+    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
         """Yield the programs of a file one by one, so that a long file is never held whole.
 
-        Calls come after their parents. An id of a program that another one has already is changed later.
+        Calls come after their parents. An id of a program that another one has already is changed later. What is left
+        out of the file is told as well.
 
         Args:
             path: the file.
@@ -108,4 +126,15 @@ class Importer(Protocol):
 
         Raises:
             TraceError: the file is not of this format. The message names file and line, and what was expected.
+        """
+
+
+@runtime_checkable
+class DatedImporter(Importer, Protocol):
+    """Reads logs whose times are dates. The arrivals of its programs are seconds since 1970."""
+
+    def start_s(self, path: Path) -> float | None:
+        """Return a time that is not after the arrival of the file's first program, in seconds since 1970.
+
+        None: the file has no time. The errors are those of `read`.
         """

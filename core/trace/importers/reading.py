@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from weft.core.errors import TraceError
 from weft.core.trace.fields import MOST
 
 CHARS_PER_TOKEN: Final = 4  # where a file has texts and no token counts
 _SIZES: Final = (512, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)  # of blocks, those that are used most first
+
+_Item = TypeVar("_Item")
 
 
 def lines(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[int, str]]:
@@ -63,8 +66,6 @@ def grouped(
 ) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """Yield the rows of a file that belong together, with their places, as soon as the last one of them is read.
 
-    The file is read twice, so that only groups that are not complete yet are held.
-
     Args:
         path: the file.
         advance: called with the number of bytes of each line, when it is read for the second time.
@@ -74,15 +75,32 @@ def grouped(
     Raises:
         TraceError: the file cannot be read, or a line is not a JSON object.
     """
-    missing = Counter(key(row, where) for where, row in rows(path, lambda _: None, expected))
-    groups: dict[Hashable, list[tuple[str, dict[str, Any]]]] = {}
-    for where, row in rows(path, advance, expected):
-        group = key(row, where)
-        groups.setdefault(group, []).append((where, row))
+    return together(lambda advance: rows(path, advance, expected), advance, lambda each: key(each[1], each[0]))
+
+
+def together(
+    read: Callable[[Callable[[int], object]], Iterator[_Item]],
+    advance: Callable[[int], object],
+    key: Callable[[_Item], Hashable],
+) -> Iterator[list[_Item]]:
+    """Yield the items of a file that belong together, as soon as the last one of them is read.
+
+    The file is read twice, so that only groups that are not complete yet are held.
+
+    Args:
+        read: reads the items, and calls its argument with the number of bytes of each line.
+        advance: given to the second reading.
+        key: tells to which group an item belongs.
+    """
+    missing = Counter(map(key, read(lambda _: None)))
+    groups: dict[Hashable, list[_Item]] = {}
+    for each in read(advance):
+        group = key(each)
+        groups.setdefault(group, []).append(each)
         missing[group] -= 1
         if not missing[group]:
-            del missing[group]
             yield groups.pop(group)
+    yield from groups.values()  # a log to which lines were added meanwhile
 
 
 def documents(path: Path, advance: Callable[[int], object], expected: str) -> Iterator[tuple[str, Any]]:
@@ -156,6 +174,27 @@ def optional_seconds(data: Mapping[str, Any], key: str, where: str, unit_s: floa
     if type(value) not in (int, float) or not abs(value) <= MOST:
         raise TraceError(f"{where}: {key} is {value!r:.40}; expected a number, at most {MOST:.0e}.")
     return max(0.0, float(value) * unit_s)
+
+
+def moment(data: Mapping[str, Any], key: str, where: str) -> float | None:
+    """Return the time under a key in seconds since 1970: a date, which is UTC if it has no zone, or a number of them.
+
+    None for null or a missing key.
+
+    Raises:
+        TraceError: the value is neither.
+    """
+    value = data.get(key)
+    try:
+        if not isinstance(value, str):
+            return optional_seconds(data, key, where)
+        date = datetime.fromisoformat(value.strip())
+        at_s = (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+        if at_s >= 0:
+            return at_s
+    except (ValueError, OverflowError):
+        pass
+    raise TraceError(f"{where}: {key} is {value!r:.40}; expected a date such as 2026-11-25T15:40:21.458Z.")
 
 
 def hash_ids(data: Mapping[str, Any], where: str, tokens: int, block_tokens: int) -> list[int]:

@@ -136,10 +136,14 @@ def import_(  # noqa: PLR0917  typer reads options off the signature
         if number
     ]:
         typer.echo(f"left out by the caps: {', '.join(left_out)}")
-    if found.left_out:
+    if counts.calls_unused:
         typer.echo(
-            f"left out as no known format: {_count(len(found.left_out), 'file')} (the first is {found.left_out[0]})"
+            "left out as failed, without token counts or repeated from another file: "
+            f"{_count(counts.calls_unused, 'call')}"
         )
+    for reason, paths in (("no known format", found.left_out), ("without a call", found.empty)):
+        if paths:
+            typer.echo(f"left out as {reason}: {_count(len(paths), 'file')} (the first is {paths[0]})")
 
 
 def _count(number: int, what: str) -> str:

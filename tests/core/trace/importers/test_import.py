@@ -203,7 +203,8 @@ def test_the_command_writes_a_trace(weft: Weft, tmp_path: Path) -> None:
     assert [program.program for program in programs] == ["a", "b"]
     assert 0 < programs[0].arrival_s < programs[1].arrival_s
     code, printed, _ = weft("trace", "import", folder, "--out", out, "--programs", 1, "--format", "weka")
-    assert (code, printed) == (0, f"{out}: 1 program with 3 calls\n")
+    assert (code, printed.splitlines()[0]) == (0, f"{out}: 1 program with 3 calls")
+    assert "notes.txt" in printed.splitlines()[1], "a format that is named does not make other files of the folder so"
 
 
 def test_nothing_is_half_written(weft: Weft, tmp_path: Path) -> None:
