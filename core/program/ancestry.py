@@ -19,7 +19,6 @@ class _CallRecord:
     parents: int | None  # a set of calls; None: one of them is forgotten
     thread_id: ThreadId
     previous: CallId | None  # the call before this one in its thread
-    has_finished: bool = False
 
 
 class Ancestry:
@@ -42,7 +41,7 @@ class Ancestry:
         self._order: list[CallId] = []  # by number
         self._tails = 0  # the set of the last calls of all threads
         self._released: dict[int, list[ThreadId]] = {}  # threads that failed calls had begun, by the calls' parents
-        self.finished_count = 0  # how many of the known calls have a result
+        self.finished = 0  # the set of the known calls that have a result
 
     def add(
         self, call_id: CallId, parents: int, covered: int, possible: int, preferred: Collection[CallId] = ()
@@ -79,9 +78,7 @@ class Ancestry:
 
     def finish(self, call_id: CallId) -> None:
         """Note that a call has a result."""
-        call = self._calls[call_id]
-        self.finished_count += not call.has_finished
-        call.has_finished = True
+        self.finished |= self.one(call_id)
 
     def release_thread(self, call_id: CallId) -> None:
         """Remove a failed call from its thread, so that the next attempt can continue the thread."""
@@ -99,7 +96,7 @@ class Ancestry:
 
     def has_finished(self, call_id: CallId) -> bool:
         """Whether a call has a result and is not forgotten."""
-        return call_id in self._calls and self._calls[call_id].has_finished
+        return self.contains(self.finished, call_id)
 
     # -- sets of calls
 
@@ -161,20 +158,15 @@ class Ancestry:
             if call.parents is not None:
                 call.parents = None if call.parents & forgotten else renumbered(call.parents)
         self._tails = renumbered(self._tails)
-        self.finished_count = sum(call.has_finished for call in self._calls.values())
+        self.finished = renumbered(self.finished)
         self._limit = 2 * max(self._keep, len(self._order))
         return renumbered
 
 
 def newest(calls: int, count: int) -> int:
-    """Return the set of the newest calls of a set.
-
-    Args:
-        calls: a set of at least `count` calls.
-        count: how many.
-    """
+    """Return the set of the newest calls of a set, at most `count`."""
     found = 0
-    for _ in range(count):
+    for _ in range(min(count, calls.bit_count())):
         last = 1 << calls.bit_length() - 1
         calls ^= last
         found |= last

@@ -120,14 +120,22 @@ class Lineage:
         self._chars -= sum(map(len, quotable))
         quotable.clear()
 
-    def certain(self, content: Content) -> tuple[CallId, ...]:
+    def certain(self, content: Content, quoted_from: Collection[CallId] = ()) -> tuple[CallId, ...]:
         """Return the calls whose outputs an input names by an id, or repeats as a whole text of 16 characters or more.
 
         This costs one look-up for each id and text. The oldest call comes first.
+
+        Args:
+            content: the input.
+            quoted_from: calls whose outputs are also searched for inside longer texts, one search for each.
         """
         found = {self._ids.only(id_) for id_ in content.ids}
         texts = (text.strip() for text in content.texts)
         found |= {self._whole.only(hash(text)) for text in texts if len(text) >= MIN_QUOTED_CHARS}
+        others = [call_id for call_id in self._with_output(quoted_from) if call_id not in found]
+        text = "\0".join(self._longer(content)) if others else ""
+        if text and self._quoted(text, others):  # an output of any other call may hold the quoted one
+            found |= self._quoted(text, self._outputs) & set(others)
         return self._in_order(found)
 
     def origins(self, content: Content, quoted_from: Collection[CallId] | None = None) -> tuple[CallId, ...]:
@@ -141,13 +149,8 @@ class Lineage:
             quoted_from: the calls whose outputs are searched for inside longer texts, one search for each; None: all.
         """
         found = {self._ids.only(id_) for id_ in content.ids}
-        longer = []
-        for text in map(str.strip, content.texts):
-            key = hash(text)
-            found.add(self._whole.only(key))
-            # A text that is itself an output is not evidence of a quotation.
-            if len(text) > MIN_QUOTED_CHARS and key not in self._whole:
-                longer.append(text)
+        found |= {self._whole.only(hash(text.strip())) for text in content.texts}
+        longer = self._longer(content)
         if longer:
             known = self._outputs if quoted_from is None else self._with_output(quoted_from)
             found |= self._quoted("\0".join(longer), (call_id for call_id in known if call_id not in found))
@@ -169,6 +172,11 @@ class Lineage:
             or any(key in keys and self._whole.only(key) is None for key in output.hashes)
             or any(text in everything and self._whole.only(hash(text)) is None for text in output.quotable)
         }
+
+    def _longer(self, content: Content) -> list[str]:
+        """Return the texts that may quote an output. A text that is itself an output is no evidence of a quotation."""
+        texts = map(str.strip, content.texts)
+        return [text for text in texts if len(text) > MIN_QUOTED_CHARS and hash(text) not in self._whole]
 
     def _with_output(self, calls: Collection[CallId]) -> list[CallId]:
         """Return those of `calls` whose output is kept, in steps for each call or each output, whichever are fewer."""

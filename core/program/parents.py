@@ -16,6 +16,7 @@ from weft.core.program.lineage import Inputs, Lineage
 # certain ones rather than guesses. Calls with the same frontier share a tuple of parents, which counts once.
 PARENTS_A_CALL: Final = 16
 FEWEST_LISTED: Final = 64
+_QUOTED_BESIDE: Final = 64  # calls of other strands, the newest, whose outputs are searched for in a call's texts
 
 
 class ParentChoice:
@@ -36,9 +37,10 @@ class ParentChoice:
     def choose(self, frontier: Front, inputs: Inputs) -> tuple[Front, Calls]:
         """Choose the parents of a call with their certainty, and return the calls that lineage proves as well.
 
-        Lineage is asked if the frontier has guesses or several calls, or if calls outside the frontier's past have
-        finished. Calls of the frontier that lineage names are certain. The other guesses stay guesses: that a call uses
-        one result does not prove that the code did not wait for the others. Calls outside that lineage names are added.
+        Lineage is asked if the frontier has guesses or several calls, or if calls of other strands, which are outside
+        its past, have finished. Calls of the frontier that lineage names are certain. The other guesses stay guesses:
+        that a call uses one result does not prove that the code did not wait for the others. Calls of other strands
+        that lineage names are added.
 
         A guess beside a named call is *loose*: the code may also have been a strand, which goes on with its own result
         alone. A loose guess is a parent of this call, but it does not count as its past, so that a later call can still
@@ -47,12 +49,14 @@ class ParentChoice:
         """
         ancestry = self._ancestry
         is_single = not frontier.calls & (frontier.calls - 1)
-        if not frontier.guesses and is_single and ancestry.finished_count == frontier.covered.bit_count():
+        beside = ancestry.finished & ~frontier.covered
+        if not frontier.guesses and is_single and not beside:
             return frontier, ()
         content = inputs() if callable(inputs) else inputs
         if not content.texts and not content.ids:
             return self._reduced(frontier), ()
-        proven = certain = self._lineage.certain(content)
+        quoted_from = newest(beside, _QUOTED_BESIDE) if frontier.calls else 0
+        proven = certain = self._lineage.certain(content, _Members(ancestry, quoted_from))
         if frontier.guesses or not frontier.calls:  # only then is a search inside longer texts worth its time
             proven = self._lineage.origins(content, _Members(ancestry, frontier.calls) if frontier.calls else None)
         named = ancestry.set_of(call for call in proven if ancestry.contains(frontier.calls, call))
@@ -113,7 +117,7 @@ class ParentChoice:
         )
         certain = parents.calls & ~guesses
         if (certain | guesses).bit_count() > most:
-            certain = newest(certain, min(most, certain.bit_count()))
+            certain = newest(certain, most)
             guesses = newest(guesses, most - certain.bit_count())
         if parents.loose:  # one that is an ancestor of another parent is listed there
             guesses &= ~(parents.loose & self._ancestry.possible_past_of(certain | guesses))

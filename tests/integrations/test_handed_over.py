@@ -186,6 +186,32 @@ async def test_a_worker_works_for_the_run_that_passes_the_handle_on(
     assert len(program.graph.threads) == 1
 
 
+@pytest.mark.parametrize("given", ["{}", "Improve this: {}"], ids=["the whole text", "a quotation"])
+async def test_a_text_reaches_a_parallel_strand_by_a_queue(scripted_engine: MakeEngine, given: str) -> None:
+    """A call that is given the answer comes after it, and the strand that has passed the answer on does not wait."""
+    engine = scripted_engine(["an answer that is long enough", "first of its strand", "fine", "fine"])
+    model = ChatWeft(engine=engine)
+    texts: asyncio.Queue[str] = asyncio.Queue()
+
+    async with weft.Program() as program:
+
+        async def written(_: Any) -> Any:
+            message = await model.ainvoke("Begin", program.config(run_name="written"))
+            ready.set()
+            texts.put_nowait(message.text)
+            await model.ainvoke("Go on", program.config(run_name="next"))
+
+        async def read(_: Any) -> Any:
+            await ready.wait()
+            await model.ainvoke("Read", program.config(run_name="own"))
+            await model.ainvoke(given.format(await texts.get()), program.config(run_name="quotes"))
+
+        ready = asyncio.Event()
+        await RunnableParallel(a=RunnableLambda(written), b=RunnableLambda(read)).ainvoke("", program.config())
+    assert expected("written>next written>quotes own>quotes") <= edges(program.graph)
+    assert "next>quotes" not in edges(program.graph)
+
+
 async def test_a_worker_outlives_the_inner_program_that_started_it(scripted_engine: MakeEngine) -> None:
     """Its context names the inner program. Later calls belong to the program that they name, which is around it."""
     engine = scripted_engine(lambda _: "fine")

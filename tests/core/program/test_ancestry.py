@@ -41,7 +41,7 @@ def test_sets_of_calls() -> None:
     assert calls.in_order(newest(calls.set_of([C, A, B]), 2)) == (B, C)
     calls.finish(B)
     assert [calls.has_finished(call) for call in (A, B, CallId("unknown"))] == [False, True, False]
-    assert calls.finished_count == 1
+    assert calls.in_order(calls.finished) == (B,)
 
 
 def test_a_join_continues_the_thread_of_a_preferred_parent() -> None:
@@ -66,7 +66,7 @@ def test_old_calls_that_are_not_in_use_are_forgotten() -> None:
     assert list(calls._calls) == ["0", "3", "4"]
     assert calls.in_order(renumbered(before)) == ("0", "3", "4")
     assert calls.in_order(calls.past(names[4])) == ("0", "3")
-    assert calls.finished_count == 3
+    assert calls.in_order(calls.finished) == ("0", "3", "4")
     assert calls.forget(lambda: 0) is None, "nothing is forgotten before the limit"
 
 

@@ -62,6 +62,15 @@ def test_the_search_for_quotations_may_be_limited(lineage: Lineage) -> None:
     assert lineage.origins(content) == (A, B, C)
 
 
+def test_a_quotation_is_certain_where_it_is_asked_for(lineage: Lineage) -> None:
+    """The calls are named whose outputs are searched for. An output of any call that holds the other explains it."""
+    lineage.add_output(A, Content((LONG,)))
+    lineage.add_output(B, Content((f"{LONG} {OTHER}",)))
+    assert lineage.certain(Content((f"Improve: {LONG}",)), [A, CallId("unknown")]) == (A,)
+    assert lineage.certain(Content((f"Improve: {LONG} {OTHER}",)), [A]) == ()
+    assert lineage.certain(Content((f"Improve: {LONG} {OTHER}",)), [A, B]) == (B,)
+
+
 def test_the_oldest_comes_first(lineage: Lineage) -> None:
     """Calls are in the order in which their outputs were added."""
     for call in (C, A, B):

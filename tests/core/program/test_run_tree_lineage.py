@@ -132,14 +132,23 @@ def test_a_loop_over_calls_as_they_complete(runs: Runs) -> None:
     assert (runs.call("use a", inputs=content_of("a")), runs.inexact["use a"]) == ({"a", "use c"}, {"use c"})
 
 
-def test_a_quoted_text_adds_nothing_to_certain_parents(runs: Runs) -> None:
-    """If the runs leave no guess, only ids and whole texts add parents."""
+def test_a_quoted_text_of_another_strand_adds_a_parent(runs: Runs) -> None:
+    """A call that quotes the output of a strand beside comes after it, once: the next call has it in its past."""
     runs.start("producer")
     runs.open("producer", "made")
     runs.tree.end_call(CallId("made"), Content(("a text of some length",)))
     runs.call("known")
-    assert runs.call("quoting", inputs=Content(("Improve: a text of some length",))) == {"known"}
-    assert runs.call("given", inputs=Content(("a text of some length",))) == {"quoting", "made"}
+    assert runs.call("quoting", inputs=Content(("Improve: a text of some length",))) == {"known", "made"}
+    assert runs.call("next", inputs=Content(("Improve: a text of some length",))) == {"quoting"}
+
+
+def test_a_whole_text_of_another_strand_adds_a_parent(runs: Runs) -> None:
+    """A text that is the output of one call only is as good as an id."""
+    runs.start("producer")
+    runs.open("producer", "made")
+    runs.tree.end_call(CallId("made"), Content(("a text of some length",)))
+    runs.call("known")
+    assert runs.call("given", inputs=Content(("a text of some length",))) == {"known", "made"}
 
 
 def test_inputs_are_read_only_in_doubt(runs: Runs) -> None:
