@@ -26,6 +26,7 @@ from weft.core.program.run_tree import ROOT
 from weft.core.program.runs import RunKind
 from weft.core.program.state import Backend, SharedState, nothing
 from weft.core.program.surroundings import positions
+from weft.core.program.tasks import running_task
 from weft.core.program.unused import warn_of_no_call
 from weft.core.routing.admission import check_timeout
 
@@ -223,6 +224,7 @@ class Program(ReportedProgram):
                 RunKind.BRANCH,
                 is_certain=place.is_certain,
                 is_late=place.is_late,
+                task_around=running_task(),
             )
             branch._set_up(self._shared, (anchor, *self._anchors), anchor)
             return branch

@@ -19,6 +19,7 @@ from weft.core.program.run_tree import ROOT
 from weft.core.program.runs import RunKind
 from weft.core.program.state import SharedState, nothing
 from weft.core.program.surroundings import Position, innermost, positions
+from weft.core.program.tasks import running_task
 
 MOST_PARENTS_SENT: Final = 64  # with a call to its engine, the newest; the graph has all of them
 _MOST_OUTER: Final = 100  # programs around a program whose ids it keeps, the innermost
@@ -93,6 +94,8 @@ class ReportedProgram:
                 task=task,
                 is_certain=is_certain and place.is_certain,
                 is_late=place.is_late,
+                task_around=running_task(),
+                runs_code=runs_code,
             )
 
     @property

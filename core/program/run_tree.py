@@ -15,7 +15,7 @@ if it would have recognized them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ThreadId
@@ -24,6 +24,7 @@ from weft.core.program.frontier import Front, Frontier, merged, still
 from weft.core.program.lineage import NOTHING, Content, Inputs, Lineage
 from weft.core.program.parents import ParentChoice
 from weft.core.program.runs import Run, RunKind
+from weft.core.program.tasks import RunningTask
 
 ROOT: Final[Hashable] = ("weft", "root")
 _KEEP_ENDED: Final = 1000  # ended runs that are kept, because a run may still start inside them
@@ -52,6 +53,7 @@ class RunTree:
         self._runs: dict[Hashable, Run] = {ROOT: self._root}
         self._ended: dict[Hashable, Run] = {}  # for each ended run, the run that enclosed it
         self._calls: dict[CallId, Run] = {}  # the runs of the calls in flight
+        self._begun: dict[RunningTask, dict[Hashable, Run]] = {}  # by task: the open runs of code that it has begun
         self._lineage = Lineage()
         self._ancestry = Ancestry(new_thread)
         self._choice = ParentChoice(self._ancestry, self._lineage)
@@ -69,6 +71,8 @@ class RunTree:
         task: Hashable = None,
         is_certain: bool = True,
         is_late: bool = False,
+        task_around: RunningTask | None = None,
+        runs_code: bool = False,
     ) -> None:
         """Start a run inside `parent`. If `parent` has ended, the run is inside the nearest enclosing open run.
 
@@ -89,6 +93,10 @@ class RunTree:
                 are guesses, and so are those of the calls in these open runs from now on.
             is_late: True: the run belongs to one that has ended, and need not have waited for what the enclosing run
                 has done besides. The parents of its first call are guesses.
+            task_around: the task of the event loop in which the run begins; None: it is not known. If the task has
+                begun other runs that are open and not around this one, their code does not go on, for example in a
+                stream that is neither read to its end nor closed. This run comes after their calls so far, as guesses.
+            runs_code: whether the task may leave the run like that.
         """
         enclosing = self._innermost_open(parent, anchor)
         known = self._runs.get(run)
@@ -113,8 +121,52 @@ class RunTree:
             node.entry = enclosing.attempts.get(task, enclosing.stage_entry)
         if is_late:
             around = self._frontier(enclosing)
-            front = Front(around.front.calls, around.front.calls, past=around.front.past, groups=around.front.groups)
-            node.entry = Frontier(front, around.tools)
+            node.entry = self._with_guesses(around, around.front.calls)
+        if task_around is not None:
+            self._begin_in_task(node, task_around, runs_code=runs_code)
+
+    def _begin_in_task(self, node: Run, task: RunningTask, *, runs_code: bool) -> None:
+        """Note the task of a new run. Open runs of the task that are not around the new one do not go on meanwhile."""
+        begun = self._begun.get(task)
+        if begun and node.kind in {RunKind.CODE, RunKind.BRANCH}:  # the steps of a stream begin in turns
+            left = self._not_covered(node, (each for each in begun.values() if not self._is_inside(node, each)))
+            if left:
+                node.entry = self._with_guesses(self._frontier(node), left)
+        if runs_code:
+            node.task_around = task
+            self._begun.setdefault(task, {})[node.key] = node
+
+    def _end_in_task(self, node: Run) -> int:
+        """Forget the task of a run that ends, and return the calls of open runs in it that do not go on either."""
+        if node.task_around is not None:
+            begun = self._begun[node.task_around]
+            begun.pop(node.key, None)
+            if not begun:
+                del self._begun[node.task_around]
+        if not node.calling_children:
+            return 0
+        over = (each for task, begun in self._begun.items() if task.is_over for each in begun.values())
+        left = self._not_covered(node, (each for each in over if self._is_inside(each, node)))
+        if left:
+            node.frontier = self._with_guesses(self._frontier(node), left)
+        return left
+
+    def _not_covered(self, node: Run, runs: Iterable[Run]) -> int:
+        """Return the last calls of some runs, less those that the next call of a run comes after anyway."""
+        calls = functools.reduce(int.__or__, (each.frontier.front.calls for each in runs if each.frontier), 0)
+        return calls and calls & ~self._frontier(node).front.covered
+
+    def _with_guesses(self, frontier: Frontier, guesses: int) -> Frontier:
+        """Return a frontier with some calls as guesses, which may be calls of it."""
+        front = frontier.front
+        past = front.past | self._ancestry.past_of(guesses)
+        calls = (front.calls | guesses) & ~past
+        certain = calls & ~guesses
+        groups = still(front.groups, calls)
+        guesses = (front.guesses | guesses) & calls
+        return Frontier(
+            Front(calls, guesses, front.stated & certain, front.branched & certain, past, groups), frontier.tools
+        )
 
     def is_open(self, run: Hashable) -> bool:
         """Whether a run was reported and has not ended."""
@@ -165,7 +217,7 @@ class RunTree:
         tools = [ended for tool in tuple(node.tools) for ended in self.end(tool)]
         for call_id in tuple(node.calls):
             self.drop_call(call_id)
-        self._ended[run] = self._close(node)
+        self._ended[run] = self._close(node, self._end_in_task(node))
         if len(self._ended) > _KEEP_ENDED:
             del self._ended[next(iter(self._ended))]
         return run, *tools
@@ -293,8 +345,12 @@ class RunTree:
             node.follows_guesses = True
             node = self._enclosing(node)
 
-    def _close(self, node: Run) -> Run:
+    def _close(self, node: Run, doubtful: int = 0) -> Run:
         """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry.
+
+        Args:
+            node: the run.
+            doubtful: those of its calls that stay guesses, because the run need not have waited for them.
 
         Returns:
             The enclosing run.
@@ -338,6 +394,8 @@ class RunTree:
                 branched |= added
         else:
             stated |= added
+        guesses |= doubtful & calls
+        stated, branched = stated & ~doubtful, branched & ~doubtful
         if calls.bit_count() > MOST_IN_FRONTIER:
             calls = newest(calls, MOST_IN_FRONTIER * 3 // 4)
         branched &= calls & ~guesses

@@ -8,6 +8,7 @@ from enum import Enum
 
 from weft.core.ids import CallId
 from weft.core.program.frontier import Frontier
+from weft.core.program.tasks import RunningTask
 
 
 class RunKind(Enum):
@@ -45,6 +46,7 @@ class Run:
     stage: Hashable = None  # the latest stage among the runs inside
     stage_entry: Frontier | None = None  # the entry of all runs of that stage
     task: Hashable = None  # what the run does, if a framework may do it again
+    task_around: RunningTask | None = None  # the task of the event loop in which it began, if it runs code
     attempts: dict[Hashable, Frontier] = field(default_factory=dict)  # by task of the stage: the last attempt's end
     doubt: Run | None = None  # the run may be anywhere inside that one
     calls: set[CallId] = field(default_factory=set)  # the calls in flight that the run itself has made

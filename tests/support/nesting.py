@@ -250,9 +250,19 @@ class Builder:
         async def task(text: str) -> str:
             return await asyncio.create_task(code(text))
 
+        async def left_streams(text: str) -> str:
+            for each in parts:
+                graph: Any = StateGraph(_State).add_node("one", self._node(each)).add_node("two", lambda _: {})
+                graph.add_edge(START, "one").add_edge("one", "two")
+                async for update in graph.compile().astream({"texts": [text]}):
+                    text = update["one"]["texts"][-1]
+                    break
+            return text
+
         if style == "graph":
             return self._graph([[each] for each in parts])
         functions = {"code with config": with_config, "own config": own_config, "branch": branch, "task": task}
+        functions["left streams"] = left_streams
         functions["entrypoint"] = entrypoint
         return RunnableLambda(functions.get(style, code))
 
@@ -506,8 +516,9 @@ class Builder:
 async def wrong_edges(engine: Any, part: Part) -> list[str]:
     """Run a part as a program, and describe each call whose edges claim what is not true.
 
-    An edge that is marked exact is one of the truth. An edge of the truth that is missing is implied by a guess. After
-    a call from a thread without context, lineage may also have dropped it in favour of an exact one.
+    An edge that is marked exact is one of the truth, or it comes from an ancestor of the truth that is one by way of a
+    guess as well. An edge of the truth that is missing is implied by a guess. After a call from a thread without
+    context, lineage may also have dropped it in favour of an exact one.
     """
     truth, opened, names = Truth(part), dict[str, weft.Program](), dict[str, str]()
     workers = [Worker()]
@@ -540,6 +551,7 @@ async def wrong_edges(engine: Any, part: Part) -> list[str]:
             doubtful[name] = guesses.union(*(certain[each] for each in guesses))
             doubtful[name] |= set().union(*(doubtful[each] for each in exact | guesses))
             is_missing = not true <= exact | guesses | doubtful[name] and not (is_in_doubt and exact)
-            if not exact <= true or is_missing:
+            ancestors = truth.past(name)
+            if not exact <= true | (ancestors & doubtful[name]) or is_missing:
                 found.append(f"{name} after {sorted(true)}: {sorted(exact)}, guesses {sorted(guesses)}")
     return found

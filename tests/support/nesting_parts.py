@@ -32,6 +32,7 @@ ALL_STYLES: Final[Mapping[str, tuple[str, ...]]] = {
 WORKER_STYLES: Final[Mapping[str, tuple[str, ...]]] = {
     **ALL_STYLES,
     "call": (*STYLES["call"], *("worker", "new worker", "branch worker", "callbacks worker") * 3),
+    "sequence": (*STYLES["sequence"], "left streams", "left streams"),
 }
 _WEIGHTS: Final = {
     "call": 5,
@@ -114,6 +115,10 @@ class Truth:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._pasts: dict[str, frozenset[str]] = {}  # the names of calls are unique within a program
         self._visit(part, "", frozenset())
+
+    def past(self, call: str) -> frozenset[str]:
+        """The ancestors of a call."""
+        return self._pasts[call]
 
     def _call(self, name: str, program: str, before: frozenset[str]) -> frozenset[str]:
         self._counts[program, name] += 1
