@@ -190,13 +190,19 @@ async def play_turn(engine: FrontEnd, tasks: dict[str, Task]) -> Turn:
 
     running: dict[str, asyncio.Task[list[str]]] = {}
     with Live(get_renderable=lambda: only_programs(engine.table), console=console, transient=True):
-        for name, task in sorted(tasks.items(), key=lambda item: item[1].after_tokens):
-            while (  # noqa: ASYNC110  the table sets no event
-                written_tokens(engine.table) < task.after_tokens and not all(map(asyncio.Task.done, running.values()))
-            ):
-                await asyncio.sleep(0.05)
-            running[name] = asyncio.create_task(answer(name, task))
-        answers = dict(zip(running, await asyncio.gather(*running.values()), strict=True))
+        try:
+            for name, task in sorted(tasks.items(), key=lambda item: item[1].after_tokens):
+                while (  # noqa: ASYNC110  the table sets no event
+                    written_tokens(engine.table) < task.after_tokens
+                    and not all(map(asyncio.Task.done, running.values()))
+                ):
+                    await asyncio.sleep(0.05)
+                running[name] = asyncio.create_task(answer(name, task))
+            answers = dict(zip(running, await asyncio.gather(*running.values()), strict=True))
+        finally:  # after an error or Ctrl-C, the others end with it
+            for each in running.values():
+                each.cancel()
+            await asyncio.gather(*running.values(), return_exceptions=True)
     console.print(only_programs(engine.table))
     console.print()
     rows = engine.table.ended()
@@ -265,8 +271,10 @@ async def run(model: str | None, policy: str, programs: int | None) -> dict[str,
     tasks = {name if n < len(TASKS) else f"{name} {n // len(TASKS) + 1}": TASKS[name] for n, name in enumerate(names)}
     turns = {}
     for each in dict.fromkeys(("fcfs", policy)):
-        # Few calls run at once, so that programs compete.
-        async with await weft.Engine.create(model, policy=each, max_num_seqs=3, **QUICK) as engine:
+        # Few calls run at once, so that programs compete. All agents may have one in flight.
+        async with await weft.Engine.create(
+            model, policy=each, max_num_seqs=3, max_calls=len(tasks), **QUICK
+        ) as engine:
             tell(f"{len(tasks)} agents at once on {Path(engine.model).name}, policy {each}", style="bold")
             turns[each] = await play_turn(engine, tasks)
     answers = turns[policy].answers
