@@ -1,14 +1,19 @@
-"""A receiver of spans by OTLP over HTTP, for tests."""
+"""A receiver of spans by OTLP over HTTP, and spans as JSON, for tests."""
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import ReadableSpan
 
 
 class SpanReceiver:
@@ -55,3 +60,15 @@ def attributes(span: Span) -> dict[str, str | int | float]:
     """The attributes of a span that are texts or numbers."""
     values = ((each.key, each.value, each.value.WhichOneof("value")) for each in span.attributes)
     return {key: getattr(value, kind) for key, value, kind in values if kind not in (None, "array_value")}
+
+
+def otlp_json(spans: Sequence[ReadableSpan]) -> str:
+    """Spans on one line of OTLP's JSON, as OpenTelemetry's collector writes them to a file."""
+    row = MessageToDict(encode_spans(spans))
+    for resource in row["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                for key in ("traceId", "spanId", "parentSpanId"):
+                    if key in span:  # ids are hexadecimal in OTLP, and not as in other JSON of protobuf
+                        span[key] = base64.b64decode(span[key]).hex()
+    return json.dumps(row) + "\n"

@@ -60,6 +60,51 @@ def _claude_result(number: int) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": "done"}
 
 
+def otlp_span(name: str, parent: str, begin_s: float, end_s: float, **attributes: Any) -> dict[str, Any]:
+    """A span of a trace in OTLP's JSON. Its id is its name, and `__` in the name of an attribute is a dot."""
+    row = {"traceId": "t1", "spanId": name, "parentSpanId": parent, "name": name}
+    row |= {f"{key}TimeUnixNano": str(round((1000 + at) * 1e9)) for key, at in (("start", begin_s), ("end", end_s))}
+    return row | {
+        "attributes": [
+            {
+                "key": f"gen_ai.{key.replace('__', '.')}",
+                "value": {"intValue": str(value)} if isinstance(value, int) else {"stringValue": value},
+            }
+            for key, value in attributes.items()
+        ]
+    }
+
+
+def otlp(*spans: dict[str, Any]) -> dict[str, Any]:
+    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {"name": "s"}, "spans": list(spans)}]}]}
+
+
+def otlp_call(name: str, parent: str, begin_s: float, end_s: float, *tokens: int, **more: Any) -> dict[str, Any]:
+    keys = ("usage__input_tokens", "usage__output_tokens", "usage__cache_read__input_tokens")
+    return otlp_span(
+        name, parent, begin_s, end_s, operation__name="chat", **dict(zip(keys, tokens, strict=False)), **more
+    )
+
+
+def litellm_row(trace: str, begin_s: float, end_s: float, *tokens: int, **more: Any) -> dict[str, Any]:
+    """A request in LiteLLM's log, with the tokens of its prompt and its output."""
+    row = {"id": f"{trace}-{begin_s}", "trace_id": trace, "call_type": "acompletion", "status": "success"}
+    row |= {"startTime": 1e9 + begin_s, "endTime": 1e9 + end_s, "prompt_tokens": tokens[0], "messages": None}
+    return row | {"completion_tokens": tokens[1], "total_tokens": sum(tokens), "model": "m"} | more
+
+
+def observation(
+    name: str, parent: str | None, kind: str, times: tuple[str, str | None], usage: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """An observation of Langfuse."""
+    row = {"id": name, "traceId": "t1", "parentObservationId": parent, "type": kind, "name": name}
+    begin, end = (each and f"2026-11-25T10:{each}Z" for each in times)
+    row |= {"startTime": begin, "endTime": end, "level": "DEFAULT"}
+    return row | {"usageDetails": usage or {}, "input": None}
+
+
+_TALK: Final = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
+
 _CLAUDE_AGENT: Final = {"isSidechain": True, "agentId": "a1"}
 
 SAMPLES: Final[dict[str, Files]] = {
@@ -138,6 +183,46 @@ SAMPLES: Final[dict[str, Files]] = {
             claude_line("assistant", "a4", "a3", "00:19.000", "Found.", usage=(9, 34, 6), **_CLAUDE_AGENT),
         ),
         "agent-a1.meta.json": json.dumps({"agentType": "Explore", "toolUseId": "toolu_2"}).encode(),
+    },
+    "opentelemetry": {
+        "spans.jsonl": _lines(
+            otlp(
+                otlp_call("c1", "root", 0.5, 2.0, 100, 10, 60),
+                otlp_span("search", "root", 2.0, 3.5, operation__name="execute_tool", tool__name="search"),
+            ),
+            otlp(
+                otlp_call("s1", "sub", 3.7, 5.0, 40, 5),
+                otlp_span("sub", "root", 3.6, 5.5, operation__name="invoke_agent", agent__name="writer"),
+                otlp_call("c2", "root", 6.0, 7.0, 130, 20),
+                otlp_span("root", "", 0.0, 7.5, operation__name="invoke_agent", agent__name="researcher"),
+            ),
+        )
+    },
+    "litellm": {
+        "calls.jsonl": _lines(
+            litellm_row("a", 0.0, 1.5, 12, 6, messages=_TALK),
+            litellm_row("b", 1.0, 2.0, 7, 2) | {"startTime": "2001-09-09T01:46:41Z"},
+            litellm_row("a", 3.0, 4.0, 30, 8, messages=[*_TALK, {"role": "assistant", "content": "4"}, _TALK[1]]),
+            {"standard_logging_object": litellm_row("a", 4.0, 4.1, 0, 0, status="failure")},
+        )
+    },
+    "langfuse": {
+        "observations.json": json.dumps(
+            [
+                observation("agent", None, "AGENT", ("00:00", "00:09")),
+                observation("g1", "agent", "GENERATION", ("00:01", "00:02"), {"input": 40, "output": 6, "total": 46}),
+                observation("find", "agent", "TOOL", ("00:02", "00:05")),
+                observation(
+                    "g2",
+                    "agent",
+                    "GENERATION",
+                    ("00:05", "00:08"),
+                    {"input": 9, "input_cached_tokens": 50, "output": 3},
+                ),
+                observation("g3", "agent", "GENERATION", ("00:08", "00:09")),
+            ],
+            indent=1,
+        ).encode()
     },
 }
 

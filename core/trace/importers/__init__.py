@@ -17,7 +17,10 @@ from weft.core.trace.importers.azure import Azure
 from weft.core.trace.importers.bfcl import Bfcl
 from weft.core.trace.importers.claude_code import ClaudeCode
 from weft.core.trace.importers.contract import Blocks, DatedImporter, Importer, ImportOptions, LeftOut
+from weft.core.trace.importers.langfuse import Langfuse
+from weft.core.trace.importers.litellm import LiteLlm
 from weft.core.trace.importers.mooncake import Aiperf, Mooncake
+from weft.core.trace.importers.opentelemetry import OpenTelemetry
 from weft.core.trace.importers.swe_agent import SweAgent
 from weft.core.trace.importers.tau_bench import TauBench
 from weft.core.trace.importers.weka import Weka
@@ -30,10 +33,13 @@ _ALL: Final[tuple[Importer, ...]] = (
     Mooncake(),
     Aiperf(),
     Azure(),
+    ClaudeCode(),
+    OpenTelemetry(),
+    LiteLlm(),
+    Langfuse(),
     TauBench(),
     Bfcl(),
     SweAgent(),
-    ClaudeCode(),
 )
 IMPORTERS: Final[dict[str, Importer]] = {each.name: each for each in _ALL}  # in the order in which they look
 

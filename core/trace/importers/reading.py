@@ -176,6 +176,22 @@ def optional_seconds(data: Mapping[str, Any], key: str, where: str, unit_s: floa
     return max(0.0, float(value) * unit_s)
 
 
+def whole_or_text(data: Mapping[str, Any], key: str, where: str, most: int = MOST) -> int:
+    """Return the whole number under a key, from 0 to `most`, which may be a text or have a decimal point.
+
+    Raises:
+        TraceError: the value is no such number.
+    """
+    value = data.get(key)
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= len(str(most)):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not 0 <= value <= most:
+        raise TraceError(f"{where}: {key} is {value!r:.40}; expected a whole number, at most {most:.0e}.")
+    return value
+
+
 def moment(data: Mapping[str, Any], key: str, where: str) -> float | None:
     """Return the time under a key in seconds since 1970: a date, which is UTC if it has no zone, or a number of them.
 

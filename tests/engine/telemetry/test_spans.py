@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,14 @@ from langchain.agents import create_agent
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from opentelemetry.trace import SpanKind, StatusCode
+from otlp import otlp_json
 
 import weft
 from weft.core.errors import OverloadedError
 from weft.core.process_rows import KEEP_TOOLS
 from weft.core.program import Program
+from weft.core.trace.format import from_graph
+from weft.core.trace.importers import import_traces
 from weft.integrations.langchain import ChatWeft
 from weft.testing import FakeClock, Reply, ScriptedEngine
 
@@ -366,3 +370,37 @@ def test_a_call_on_a_server_has_the_servers_address(url: str | None, server: tup
             engine.chat_sync(BODY, program, program.start_call(object()))
     call = exporter.get_finished_spans()[0].attributes or {}
     assert (call.get("server.address"), call.get("server.port")) == server
+
+
+def test_spans_of_programs_are_imported_as_the_programs_they_were(tmp_path: Path) -> None:
+    """What `weft trace import` makes of the spans has the calls, the parents, the lengths and the tools of the
+    programs' graphs, also of a program inside another one."""
+    replies = [Reply(tool_calls=[("research", {"topic": "fog"})]), "Fog is water.", "It is wet."]
+    traced = Traced(replies, latency_s=0.5)
+    model = ChatWeft(engine=traced.engine)
+    graphs = []
+
+    @tool
+    def research(topic: str) -> str:
+        """Find facts."""
+        with weft.Program("inner") as inner:
+            text = str(model.invoke(f"What is {topic}?", config=inner.config()).text)
+        graphs.append(inner.graph)
+        return text
+
+    with weft.Program("outer", tenant="acme") as outer:
+        agent = create_agent(model, [research])
+        agent.invoke({"messages": [{"role": "user", "content": "Tell me about fog."}]}, config=outer.config())
+    graphs.append(outer.graph)
+    path = tmp_path / "spans.jsonl"
+    path.write_text(otlp_json(traced.spans[:2]) + otlp_json(traced.spans[2:]))
+    found = {program.program: program for program in import_traces([path])}
+    assert len(found) == 2
+    for graph in graphs:
+        expected, program = from_graph(graph), found[graph.program_id]
+        assert program.name == expected.name
+        assert [(call.call_id, call.parents, call.prompt_tokens, call.output_tokens) for call in program.calls] == [
+            (call.call_id, call.parents, call.prompt_tokens, call.output_tokens) for call in expected.calls
+        ]
+    assert found[outer.program_id].tenant == "acme"
+    assert [call.tool for call in found[outer.program_id].calls] == [None, "research"]
