@@ -38,17 +38,20 @@ if __name__ == "__main__":
     if forked == 0:
         time.sleep(600)
         os._exit(0)
-    print(json.dumps({"children": children, "forked": forked, "tracker": tracker}), flush=True)
     request = {"messages": [{"role": "user", "content": "count"}], "max_tokens": 400, "ignore_eos": True}
+    report = {"children": children, "forked": forked, "tracker": tracker}
     with weft.Program("busy") as program:
         while True:
-            engine.chat_sync(request, program, program.start_call("count"))
+            for _ in engine.chat_stream_sync(request, program, program.start_call("count")):
+                if report:  # the first call generates
+                    print(json.dumps(report), flush=True)
+                    report = None
 """
 
 
 # Runs the script above, kills it during a call, and prints which processes of the script are left.
 _WATCHER = f"""
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys
 from pathlib import Path
 import psutil
 
@@ -56,7 +59,6 @@ Path("host.py").write_text({_HOST!r})
 host = subprocess.Popen([sys.executable, "host.py", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
 report = json.loads(host.stdout.readline())
 children = [psutil.Process(pid) for pid in report["children"] if psutil.pid_exists(pid)]
-time.sleep(3)
 assert host.poll() is None, "the host ended before it could be killed"
 host.kill()
 report["exit_code"] = host.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 import anyio
 import pytest
 from background import TINY, CommandResult
-from observers import ENDLESS_TOKENS, cancel_while_generating, vllm_requests, wait_until_idle
+from observers import cancel_while_generating, output_tokens, vllm_requests, wait_until_generating, wait_until_idle
 from polling import until
+from tiny_engine import ENDLESS_TOKENS
 
 import weft
 from weft.core.accounts import Account
@@ -110,27 +111,30 @@ async def test_parallel_calls_raise_service_by_the_longest_only(engine: weft.Eng
 async def test_waiting_is_measured_when_there_are_more_calls_than_slots(engine: weft.Engine) -> None:
     """While a fifth call is on an engine of four slots, one of the five waits.
 
-    The policy may let the fifth call wait or take the slot of another, so the waits of all five are added. The engine's
-    clock measures waits and service, so the comparison holds on a loaded machine.
+    The policy may let the fifth call wait or take the slot of another, so the waits of all five are added. The four do
+    not end by themselves. They are cancelled when the fifth call has ended, or has waited for 100 of their steps, which
+    are twice its own. The engine's clock measures waits and service.
     """
 
-    async def stream(key: str) -> dict[str, Any]:
-        """The last chunk, which reports the account."""
-        identity = program.start_call(key)
-        long = body(max_tokens=1000, ignore_eos=True)
-        return [chunk async for chunk in engine.chat_stream(long, program, identity)][-1]
+    with weft.Program("crowd") as program, weft.Program("late") as late_program:
+        crowd = [asyncio.create_task(call(engine, program, f"run-{n}", **LONG)) for n in range(4)]
+        await wait_until_generating(engine, 4)
+        of_the_crowd = set(vllm_requests(engine))
 
-    def all_run() -> bool:
-        row = program.row
-        return row is not None and sum(each.account.service_s > 0 for each in row.active.values()) == 4
+        def generated() -> int:
+            return sum(output_tokens(request) for key, request in vllm_requests(engine).items() if key in of_the_crowd)
 
-    with weft.Program("crowd") as program:
-        crowd = [asyncio.create_task(stream(f"run-{n}")) for n in range(4)]
-        await until(all_run)
-        with weft.Program("late") as late_program:
-            late = await call(engine, late_program, max_tokens=50, ignore_eos=True)
-        answers = [late, *await asyncio.gather(*crowd)]
-    waited_s = sum(answer["weft"]["wait_s"] for answer in answers)
+        before = generated()
+        late_call = asyncio.create_task(call(engine, late_program, max_tokens=50, ignore_eos=True))
+        await until(lambda: late_call.done() or generated() >= before + 4 * 100)
+        for each in crowd:
+            each.cancel()
+        late = await late_call
+        await asyncio.wait(crowd)
+        await wait_until_idle(engine)
+        await call(engine, late_program, "next")  # its end brings the accounts of the cancelled calls
+        assert program.row is not None
+        waited_s = late["weft"]["wait_s"] + program.row.account.wait_s
     # The step in which a call takes the slot of another may count for neither, hence not the whole of the service.
     assert waited_s >= 0.8 * late["weft"]["service_s"] > 0
 
@@ -396,9 +400,10 @@ async def test_a_call_whose_program_ends_before_the_call_reaches_the_engine(
     engine: weft.Engine, streamed: bool
 ) -> None:
     """The engine's event loop is busy, so the call has not begun when its program ends. Its caller gets an error."""
+    has_ended = threading.Event()
 
     async def busy() -> None:
-        time.sleep(1)  # noqa: ASYNC251  blocks the engine's event loop on purpose
+        has_ended.wait(120)  # blocks the engine's event loop on purpose; the timeout only prevents a hang
 
     async def consume() -> None:
         if streamed:
@@ -409,7 +414,8 @@ async def test_a_call_whose_program_ends_before_the_call_reaches_the_engine(
     with weft.Program("too late") as program:
         engine._loop.submit(busy())
         task = asyncio.create_task(consume())
-        await asyncio.sleep(0.1)
+        await until(lambda: len(engine._in_flight))
+    has_ended.set()
     with pytest.raises(ProgramEndedError):
         await asyncio.wait_for(task, 120)  # the timeout only prevents a hang
 
@@ -449,9 +455,9 @@ async def test_a_prompt_that_is_too_long_is_an_error(engine: weft.Engine) -> Non
     """The error says what to do, for a whole answer and for a stream. The program can make further calls."""
     with weft.Program("long") as program:
         with pytest.raises(ContextLengthError, match="Shorten the prompt"):
-            await call(engine, program, text="hello " * 3000)
+            await call(engine, program, text="hello " * engine.max_model_len)
         with pytest.raises(ContextLengthError):
-            async for _ in engine.chat_stream(body("hello " * 3000), program, program.start_call("s")):
+            async for _ in engine.chat_stream(body("hello " * engine.max_model_len), program, program.start_call("s")):
                 pass
         assert program.state is weft.ProgramState.IDLE
         assert (await call(engine, program))["usage"]["completion_tokens"] == 8

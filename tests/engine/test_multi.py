@@ -38,6 +38,7 @@ from replica_chaos import (
     replica_processes,
     stealing,
 )
+from tiny_engine import ENDLESS_TOKENS, MAX_MODEL_LEN
 
 import weft
 from weft.core.errors import (
@@ -200,7 +201,9 @@ async def test_long_calls_stay_with_their_program_and_find_its_prefix(pair: weft
 async def test_an_engine_that_listens_shows_its_replicas_and_programs(pair: weft.AsyncMultiLLMEngine) -> None:
     """The schedulers say what runs where, and with how much KV. A program that is ended over HTTP ends everywhere."""
     program = weft.Program("seen")
-    running = [asyncio.ensure_future(ask(pair, program, "hello", f"run-{n}", max_tokens=1500)) for n in range(2)]
+    running = [
+        asyncio.ensure_future(ask(pair, program, "hello", f"run-{n}", max_tokens=ENDLESS_TOKENS)) for n in range(2)
+    ]
     async with StateClient(str(pair.url)) as client:
         with anyio.fail_after(300):
             state = await client.read()
@@ -284,7 +287,7 @@ async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEng
         created = await autogen.create([UserMessage(content=PROMPTS[0], source="user")])
         assert created.content == expected
     assert pair.tokenize("hello") != []
-    assert pair.max_model_len == 2048
+    assert pair.max_model_len == MAX_MODEL_LEN
     assert pair.is_alive
     assert pair.is_ready
 
@@ -292,7 +295,7 @@ async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEng
 async def test_a_cancelled_call_is_aborted_where_it_runs(pair: weft.AsyncMultiLLMEngine) -> None:
     """The call is no longer in flight on its replica."""
     with weft.Program("cancelled") as program:
-        task = asyncio.create_task(ask(pair, program, "hello", max_tokens=1500))
+        task = asyncio.create_task(ask(pair, program, "hello", max_tokens=ENDLESS_TOKENS))
         await until(lambda: any(health.calls for health in pair.health()[pair.model]))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -340,10 +343,10 @@ async def test_a_call_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngin
             suspended(pair),
             pytest.raises(DeadlineError, match=r"the call was not done within 0\.5 s") as caught,
         ):
-            await ask(pair, program, "hello", max_tokens=1900, timeout_s=0.5)
+            await ask(pair, program, "hello", max_tokens=ENDLESS_TOKENS, timeout_s=0.5)
         assert caught.value.delivered_tokens == 0
         options = {"include_usage": True, "continuous_usage_stats": True}
-        request = body("hello", max_tokens=1900, timeout_s=3, stream_options=options)
+        request = body("hello", max_tokens=ENDLESS_TOKENS, timeout_s=3, stream_options=options)
         stream = pair.chat_stream(request, program, program.start_call("s"))
         tokens = [0]
 
@@ -365,7 +368,7 @@ async def test_a_program_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEn
     with weft.Program("slow", metadata={"timeout_s": 3.0}) as program:
         await ask(pair, program, "hello", max_tokens=2)
         with suspended(pair), pytest.raises(DeadlineError, match="the program was not done within 3 s"):
-            await ask(pair, program, "hello", max_tokens=1900)
+            await ask(pair, program, "hello", max_tokens=ENDLESS_TOKENS)
         with pytest.raises(DeadlineError, match="the program"):
             await ask(pair, program, "hello", max_tokens=1)
 
@@ -374,7 +377,7 @@ async def test_wrong_requests_fail_once_and_kill_nothing(pair: weft.AsyncMultiLL
     """No other replica is tried, because the request itself is wrong."""
     with weft.Program("wrong") as program:
         with pytest.raises(ContextLengthError):
-            await ask(pair, program, "hello " * 3000)
+            await ask(pair, program, "hello " * pair.max_model_len)
         with pytest.raises(InvalidRequestError):
             await ask(pair, program, "hello", temperature=-1)
         with pytest.raises(UnknownModelError, match="'gpt-4' is not served here"):
@@ -427,7 +430,7 @@ async def test_the_programs_of_a_dead_replica_are_assigned_again(pair: weft.Asyn
         await ask(pair, program, LONG_PROMPT, max_tokens=2)
         assert program.row is not None
         (home,) = program.row.engine_ids
-        stream = pair.chat_stream(body(LONG_PROMPT, max_tokens=1000), program, program.start_call("s"))
+        stream = pair.chat_stream(body(LONG_PROMPT, max_tokens=ENDLESS_TOKENS), program, program.start_call("s"))
         for _ in range(5):
             await anext(stream)
         waiting = asyncio.create_task(ask(pair, program, LONG_PROMPT, "other", max_tokens=400))
@@ -436,7 +439,7 @@ async def test_the_programs_of_a_dead_replica_are_assigned_again(pair: weft.Asyn
         with pytest.raises(ReplicaLostError, match=rf"replica {home} died") as caught:
             async for _ in stream:
                 pass
-        assert 0 < caught.value.delivered_tokens < 1000
+        assert 0 < caught.value.delivered_tokens < ENDLESS_TOKENS
         assert (await waiting)["usage"]["completion_tokens"] == 400
         assert home not in program.row.engine_ids
         (other,) = program.row.engine_ids

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from background import TINY, CommandResult, script
-from tiny_engine import ENGINE_ARGS
+from tiny_engine import ENDLESS_TOKENS, ENGINE_ARGS
 
 import weft
 from weft.core.errors import TraceError
@@ -170,7 +170,7 @@ def main():
         late, unfinished = weft.Program("late"), weft.Program("unfinished")
         call(engine, late, 4)
         call(engine, unfinished, 5)
-        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1500, "ignore_eos": True}
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": ENDLESS_TOKENS, "ignore_eos": True}
         stream = engine.chat_stream_sync(body, unfinished, unfinished.start_call("run"))
         next(stream)
     late.end()
@@ -181,7 +181,7 @@ if __name__ == "__main__":
 """
 
 
-AGENT_SCRIPT = script(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)))
+AGENT_SCRIPT = script(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)).replace("ENDLESS_TOKENS", str(ENDLESS_TOKENS)))
 
 
 @pytest.mark.background("-m", "weft", "record", "runs.jsonl", "--", sys.executable, AGENT_SCRIPT, TINY)

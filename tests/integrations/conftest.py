@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from observers import ENDLESS_TOKENS
+from tiny_engine import ENDLESS_TOKENS
 
 if TYPE_CHECKING:
     import weft

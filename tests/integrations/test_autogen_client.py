@@ -136,7 +136,7 @@ async def test_tokens_are_counted_as_the_engine_does(
 async def test_tokens_of_a_prompt_that_is_too_long(engine: weft.Engine) -> None:
     """A prompt that is too long can be counted, and the remaining tokens are negative."""
     client = babbling(engine)
-    messages = asked("again " * 5000)
+    messages = asked("again " * engine.max_model_len)
     assert client.count_tokens(messages) > engine.max_model_len
     assert client.remaining_tokens(messages) < 0
     with pytest.raises(ContextLengthError):
@@ -369,7 +369,7 @@ async def test_an_unbound_client(engine: weft.Engine, way: str) -> None:
     before = len(engine.table.ended())
     await get_answer(client, way, asked())
     with pytest.raises(ContextLengthError):
-        await get_answer(client, way, asked("again " * 5000))
+        await get_answer(client, way, asked("again " * engine.max_model_len))
     rows = engine.table.ended()[: len(engine.table.ended()) - before]
     assert [(row.info.name, str(row.state), row.calls) for row in rows] == [
         ("chat", "failed", 1),

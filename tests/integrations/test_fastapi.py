@@ -20,7 +20,7 @@ import httpx
 import pytest
 import uvicorn
 from background import ROOT
-from observers import ENDLESS_TOKENS, wait_until_generating, wait_until_idle
+from observers import wait_until_generating, wait_until_idle
 from polling import until
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -28,6 +28,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message
+from tiny_engine import ENDLESS_TOKENS
 
 import weft
 from weft.core.errors import ContextLengthError, DeadlineError, OverloadedError, ReplicaLostError, UnknownModelError

@@ -58,7 +58,7 @@ def main(
     for name in ("samples.jsonl", "trace.jsonl"):
         (out / name).unlink(missing_ok=True)
     # Small caches, which are full before the warm-up ends; four slots, so that calls wait and are preempted.
-    arguments: dict[str, Any] = {**ENGINE_ARGS, "kv_cache_memory_bytes": 32 << 20}
+    arguments: dict[str, Any] = {**ENGINE_ARGS, "max_model_len": 2048, "kv_cache_memory_bytes": 32 << 20}
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_llama(Path(folder) / "tiny")
         with console.status("starting an engine"), one_thread():

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from autogen_core.models import LLMMessage, SystemMessage, UserMessage
-from observers import ENDLESS_TOKENS
+from tiny_engine import ENDLESS_TOKENS
 
 import weft
 from weft.integrations.autogen import WeftChatCompletionClient

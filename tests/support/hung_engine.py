@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 import pytest
-from observers import ENDLESS_TOKENS, vllm_requests
+from observers import vllm_requests
 from polling import until
-from tiny_engine import ENGINE_ARGS
+from tiny_engine import ENDLESS_TOKENS, ENGINE_ARGS
 
 import weft
 from weft.core.errors import EngineClosedError, EngineDiedError

@@ -14,11 +14,11 @@ from typing import Any, Final
 import anyio
 import pytest
 from polling import until
+from tiny_engine import ENDLESS_TOKENS
 
 import weft
 from weft.core.process_rows import ProgramRow
 
-ENDLESS_TOKENS: Final = 1900  # output tokens of a call that a test aborts; to generate them takes seconds
 TIMEOUT_S: Final = 3600.0  # a timeout that `expiring_timeouts` lets expire
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from observers import ENDLESS_TOKENS
+from tiny_engine import ENDLESS_TOKENS
 
 import weft
 from weft.integrations.openai import openai_client, sync_openai_client

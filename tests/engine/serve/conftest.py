@@ -14,6 +14,7 @@ import sized_server
 from otlp import SpanReceiver
 from served import KEY, KEY_FILE, MAX_CALLS, Served, url_of
 from threads import ONE_THREAD
+from tiny_engine import LONG_CONTEXT_OPTIONS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,7 +45,7 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         *("--max-calls", str(MAX_CALLS), "--policy", "fair"),  # of one tenant's calls it is auto
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", "--api-key", KEY, "key-2"),
         *("--api-key-file", str(keys), "--h11-max-incomplete-event-size", "65536"),
-        *("--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", "268435456"),
+        *("--max-num-seqs", "4", *LONG_CONTEXT_OPTIONS, "--enforce-eager", "--kv-cache-memory-bytes", "268435456"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--tool-strict-level", "parameter"),
         # A random model would write white space for ever.
         *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),

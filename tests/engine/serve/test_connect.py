@@ -6,14 +6,15 @@ import ast
 import asyncio
 import inspect
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from autogen_core.models import UserMessage
 from background import ROOT
+from polling import until
 from served import KEY, MAX_CALLS, Served
+from tiny_engine import ENDLESS_TOKENS, MAX_MODEL_LEN
 
 import weft
 from weft.core.errors import (
@@ -54,14 +55,6 @@ def listed(served: Served, program: weft.Program) -> dict[str, Any] | None:
     """The program as the server shows it; None: it is not open there."""
     rows = served.client.get("/weft/programs").json()["programs"]
     return next((row for row in rows if row["program_id"] == program.program_id), None)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that the server does in its own time."""
-    end_s = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.02)
 
 
 async def test_an_answer_brings_its_account(remote: FrontEnd, served: Served) -> None:
@@ -152,7 +145,7 @@ async def test_a_text_has_the_servers_tokens(remote: FrontEnd, served: Served) -
     expected = served.client.post("/tokenize", json={"prompt": "Hello there", "add_special_tokens": False}).json()
     assert remote.tokenize("Hello there") == expected["tokens"]
     assert remote.models == ["tiny"]
-    assert remote.max_model_len == 2048
+    assert remote.max_model_len == MAX_MODEL_LEN
 
 
 async def test_threads_and_parents_are_the_clients(served: Served) -> None:
@@ -189,16 +182,16 @@ async def test_a_deadline_ends_a_call_here_and_there(remote: FrontEnd, served: S
     with weft.Program("late") as program:
         await ask(remote, program)
         with pytest.raises(DeadlineError):
-            await ask(remote, program, 1500, timeout_s=0.05)
+            await ask(remote, program, ENDLESS_TOKENS, timeout_s=0.05)
         await until(lambda: (listed(served, program) or {})["calls_in_flight"] == 0)
     with weft.Program("later", timeout_s=0.2) as program, pytest.raises(DeadlineError):
-        await ask(remote, program, 1500)
+        await ask(remote, program, ENDLESS_TOKENS)
 
 
 async def test_cancelling_aborts_the_call_on_the_server(remote: FrontEnd, served: Served) -> None:
     """The connection is closed, so the server gives the call's place to others; the program goes on."""
     with weft.Program("cancelled") as program:
-        call = asyncio.create_task(ask(remote, program, 1900))
+        call = asyncio.create_task(ask(remote, program, ENDLESS_TOKENS))
         await until(lambda: (listed(served, program) or {}).get("calls_in_flight") == 1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -210,28 +203,34 @@ async def test_cancelling_aborts_the_call_on_the_server(remote: FrontEnd, served
 async def test_a_stream_that_is_left_is_aborted(remote: FrontEnd, served: Served) -> None:
     """Closing it is enough."""
     with weft.Program("left") as program:
-        stream = remote.chat_stream(request(1900), program, program.start_call(object()))
+        stream = remote.chat_stream(request(ENDLESS_TOKENS), program, program.start_call(object()))
         await anext(stream)
         await stream.aclose()
         await until(lambda: (listed(served, program) or {})["calls_in_flight"] == 0)
 
 
-async def test_too_many_calls_are_told_when_to_retry(remote: FrontEnd) -> None:
-    """The server's 429 is an `OverloadedError`; the calls that were admitted have their answers."""
+async def test_too_many_calls_are_told_when_to_retry(remote: FrontEnd, served: Served) -> None:
+    """The server's 429 is an `OverloadedError`. The calls that were admitted go on, and when one has left, the next
+    has its answer."""
     with weft.Program("many") as program:
-        results = await asyncio.gather(
-            *(ask(remote, program, 200) for _ in range(MAX_CALLS + 2)), return_exceptions=True
-        )
-    refused = [result for result in results if isinstance(result, BaseException)]
-    assert len(refused) == 2
-    assert all(isinstance(error, OverloadedError) and error.retry_after_s > 0 for error in refused)
+        calls = [asyncio.create_task(ask(remote, program, ENDLESS_TOKENS)) for _ in range(MAX_CALLS + 2)]
+        await until(lambda: sum(map(asyncio.Task.done, calls)) == 2)
+        refused = [each.exception() for each in calls if each.done()]
+        assert all(isinstance(error, OverloadedError) and error.retry_after_s > 0 for error in refused)
+        await until(lambda: (listed(served, program) or {}).get("calls_in_flight") == MAX_CALLS)
+        assert sum(map(asyncio.Task.done, calls)) == 2
+        for each in calls:
+            each.cancel()
+        await asyncio.wait(calls)
+        await until(lambda: (listed(served, program) or {})["calls_in_flight"] == 0)
+        await ask(remote, program)
 
 
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
         ({"model": "another"}, UnknownModelError),
-        ({"messages": [{"role": "user", "content": "word " * 4000}]}, ContextLengthError),
+        ({"messages": [{"role": "user", "content": "word " * MAX_MODEL_LEN}]}, ContextLengthError),
         ({"temperature": -3}, InvalidRequestError),
     ],
 )
@@ -244,7 +243,7 @@ async def test_the_servers_errors_are_wefts(remote: FrontEnd, fields: dict[str, 
 async def test_a_program_that_was_ended_on_the_server_is_told(remote: FrontEnd, served: Served) -> None:
     """Its call in flight fails as that of an ended program."""
     with weft.Program("ended") as program:
-        call = asyncio.create_task(ask(remote, program, 1900))
+        call = asyncio.create_task(ask(remote, program, ENDLESS_TOKENS))
         await until(lambda: (listed(served, program) or {}).get("calls_in_flight") == 1)
         assert served.client.delete(f"/weft/programs/{program.program_id}").status_code == 204
         with pytest.raises(ProgramEndedError) as caught:

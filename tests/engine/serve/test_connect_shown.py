@@ -14,6 +14,7 @@ from langgraph.graph import START, StateGraph
 from polling import until
 from prometheus_client.parser import text_string_to_metric_families
 from served import KEY, Served
+from tiny_engine import ENDLESS_TOKENS
 
 import weft
 from weft.core.errors import DeadlineError
@@ -65,7 +66,7 @@ async def test_a_program_ends_there_as_it_ends_here(remote: FrontEnd, served: Se
             if end == "cancelled":
                 raise asyncio.CancelledError
             if end == "late":
-                await ask(remote, program, max_tokens=1900)
+                await ask(remote, program, max_tokens=ENDLESS_TOKENS)
 
     await run("finished")
     for end, error in (("failed", ValueError), ("cancelled", asyncio.CancelledError)):

@@ -7,6 +7,8 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,6 +16,7 @@ import psutil
 import pytest
 from hostile import attacks, fault_of, strike
 from served import LIMITED_BYTES, LIMITED_CALLS, LIMITED_KEY, LIMITED_PROGRAMS, TRUSTED_KEY, Served
+from tiny_engine import ENDLESS_TOKENS
 
 pytestmark = pytest.mark.engine
 
@@ -124,22 +127,15 @@ def test_hostile_requests_touch_no_other_key(served: Served, count: int, most_gr
 
 def test_a_key_at_its_limit_leaves_the_others_alone(served: Served) -> None:
     """Its third call is refused, with the time after which to try again. The server has places left."""
-    refused: list[httpx.Response] = []
-
-    def call(client: httpx.Client) -> None:
-        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 400, "ignore_eos": True}
-        response = client.post("/v1/completions", json=body)
-        if response.status_code != 200:
-            refused.append(response)
-
-    with client_of(served, LIMITED_KEY) as limited:
-        threads = [threading.Thread(target=call, args=(limited,)) for _ in range(LIMITED_CALLS + 1)]
-        for thread in threads:
-            thread.start()
+    endless = {"model": "tiny", "prompt": "Hello", "max_tokens": ENDLESS_TOKENS, "ignore_eos": True, "stream": True}
+    begun: list[Iterator[str]] = []
+    with client_of(served, LIMITED_KEY) as limited, ExitStack() as streams:
+        for _ in range(LIMITED_CALLS):
+            lines = streams.enter_context(limited.stream("POST", "/v1/completions", json=endless)).iter_lines()
+            assert next(lines).startswith("data: ")
+            begun.append(lines)  # an iterator that nothing keeps closes its stream
+        response = ask(limited, "Hello")
         assert ask(served.client, "Hello").status_code == 200
-        for thread in threads:
-            thread.join()
-    (response,) = refused
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "rate_limit_exceeded"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +10,7 @@ import httpx
 import openai
 import pytest
 from served import KEY, MAX_CALLS, Served
+from tiny_engine import ENDLESS_TOKENS
 
 from weft.engine.live import from_json
 
@@ -181,7 +181,7 @@ def test_an_ended_program_aborts_its_calls(served: Served) -> None:
     """A call in flight gets status 409 when its program is ended."""
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(
-            served.client.post, "/v1/chat/completions", json=body(1500), headers={"weft-program-id": "long"}
+            served.client.post, "/v1/chat/completions", json=body(ENDLESS_TOKENS), headers={"weft-program-id": "long"}
         )
         while served.client.delete("/weft/programs/long").status_code == 404:
             assert not call.done()
@@ -189,27 +189,33 @@ def test_an_ended_program_aborts_its_calls(served: Served) -> None:
 
 
 def test_calls_that_are_too_many_are_told_when_to_retry(served: Served) -> None:
-    """The first call above the limit gets status 429 with `retry-after`; the others get their answers."""
-    is_refused = threading.Event()
+    """The first call above the limit gets status 429 with `retry-after`. When the others have left, the next call gets
+    its answer."""
 
-    def call(_number: int) -> httpx.Response:
-        response = served.client.post("/v1/chat/completions", json=body(300))
-        if response.status_code == 429:
-            is_refused.set()
-        return response
+    def call(**request: Any) -> httpx.Response:
+        return served.client.post("/v1/chat/completions", **request)
 
-    with ThreadPoolExecutor(MAX_CALLS + 2) as pool:
-        responses = list(pool.map(call, range(MAX_CALLS + 2)))
-    assert {response.status_code for response in responses} == {200, 429}
-    refused = [response for response in responses if response.status_code == 429]
-    assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
-    assert refused[0].json()["error"]["code"] == "overloaded"
-    assert served.client.post("/v1/chat/completions", json=body()).status_code == 200  # all places are free again
+    def in_flight() -> int:
+        rows = served.client.get("/weft/programs").json()["programs"]
+        return sum(row["calls_in_flight"] for row in rows if row["program_id"] == "many")
+
+    with ThreadPoolExecutor(MAX_CALLS) as pool:
+        endless = {"json": body(ENDLESS_TOKENS), "headers": {"weft-program-id": "many"}}
+        calls = [pool.submit(call, **endless) for _ in range(MAX_CALLS)]
+        while in_flight() < MAX_CALLS:
+            assert not any(each.done() for each in calls)
+        refused = call(json=body())
+        assert served.client.delete("/weft/programs/many").status_code == 204
+        assert [each.result().status_code for each in calls] == [409] * MAX_CALLS
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert call(json=body()).status_code == 200  # all places are free again
 
 
 def test_a_deadline_ends_a_call(served: Served) -> None:
     """A call that takes longer than it may gets status 504, and clients do not try it again."""
-    response = served.client.post("/v1/chat/completions", json=body(1500), headers={"weft-timeout-s": "0.05"})
+    response = served.client.post("/v1/chat/completions", json=body(ENDLESS_TOKENS), headers={"weft-timeout-s": "0.05"})
     assert response.status_code == 504
     assert response.headers["x-should-retry"] == "false"
 

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import url_of
 from threads import ONE_THREAD
+from tiny_engine import ENDLESS_TOKENS, LONG_CONTEXT_OPTIONS
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -25,8 +26,8 @@ def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     log = tmp_path_factory.mktemp("ray") / "log"
     command = [
         *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--served-model-name", "tiny", "--backend", "ray"),
-        *("--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager"),
-        *("--kv-cache-memory-bytes", str(64 << 20), "--stealing"),
+        *("--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", *LONG_CONTEXT_OPTIONS, "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(256 << 20), "--stealing"),
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **ONE_THREAD})
@@ -59,7 +60,7 @@ def test_calls_streams_and_the_state_of_a_server_on_ray(client: httpx.Client) ->
     state = client.get("/weft/state").json()
     assert [(each["program_id"], each["calls"]) for each in state["programs"]] == [("on-ray", 2)]
     assert [(each["state"], each["deaths"]) for each in state["replicas"]] == [("ready", 0)]
-    late = client.post("/v1/chat/completions", json=body(max_tokens=1900), headers={"weft-timeout-s": "0.2"})
+    late = client.post("/v1/chat/completions", json=body(max_tokens=ENDLESS_TOKENS), headers={"weft-timeout-s": "0.2"})
     assert late.status_code == 504
     assert "weft:replica_state" in client.get("/metrics").text
 

@@ -12,6 +12,7 @@ from served import HEAVY_KEY, HEAVY_WEIGHT, LIGHT_KEY, Served
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 CLIENTS = 5  # of a key at once; the engine has 4 places, so that calls of both keys always wait
+TOKENS = 64  # of a call: in the time of two, a client must send its next, or its key has none that waits
 FIRST, COUNTED = 40, 120  # calls until the policy knows how long calls are, and calls whose shares are compared
 
 
@@ -21,7 +22,7 @@ async def test_tokens_are_shared_by_the_weights_of_keys(served: Served) -> None:
 
     async def ask_again_and_again(client: httpx.AsyncClient, key: str, number: int) -> None:
         headers = {"authorization": f"Bearer {key}", "weft-program-id": f"share-{number}"}
-        body = {"model": "tiny", "prompt": f"Client {number}.", "max_tokens": 16, "ignore_eos": True}
+        body = {"model": "tiny", "prompt": f"Client {number}.", "max_tokens": TOKENS, "ignore_eos": True}
         while len(answered) < FIRST + COUNTED:
             answer = await client.post("/v1/completions", json=body, headers=headers)
             assert answer.status_code == 200, answer.text

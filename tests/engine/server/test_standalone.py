@@ -13,14 +13,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from threads import ONE_THREAD
+from tiny_engine import ENDLESS_TOKENS, LONG_CONTEXT_OPTIONS
 
 from weft.engine.server.identity import scope_of
 
@@ -61,8 +63,8 @@ def server(tiny_model: Path, log: Path) -> Iterator[httpx.Client]:
         *("--scheduler-cls", "weft.engine.scheduler.WeftScheduler"),
         *("--middleware", "weft.engine.server.check_ids.CheckIds"),
         *("--additional-config", '{"weft": {"name": "atlas", "bounds_s": [0.3, 2.0], "beta": 8}}'),
-        *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "2", "--max-model-len", "2048"),
-        *("--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(128 << 20)),
+        *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "2", *LONG_CONTEXT_OPTIONS),
+        *("--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(256 << 20)),
         *("--api-key", *KEYS, "--enable-scale-out", "--enable-log-requests"),
     ]
     environment = {**os.environ, **ONE_THREAD, "WEFT_MAX_BODY_BYTES": str(MAX_BODY_BYTES)}
@@ -102,9 +104,20 @@ def chat(client: httpx.Client, text: str = "hello", max_tokens: int = 8, **extra
     return answer
 
 
-def running_requests(client: httpx.Client) -> int:
-    """The number of requests in the server's batch, as its metrics report it."""
-    samples = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+@contextmanager
+def streamed(client: httpx.Client, text: str, **extra: Any) -> Iterator[Iterator[dict[str, Any]]]:
+    """The chunks of a chat completion that does not end by itself. Each says how many tokens there are."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": ENDLESS_TOKENS // 2}
+    fields = {**body, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": options, **extra}
+    with client.stream("POST", "/v1/chat/completions", json=fields) as response:
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {"))
+        yield map(json.loads, lines)
+
+
+def preemptions(client: httpx.Client) -> int:
+    """The number of preemptions since the server started, as its metrics report it."""
+    samples = re.findall(r"^vllm:num_preemptions_total\{.*\} (\S+)$", client.get("/metrics").text, re.MULTILINE)
     return int(sum(map(float, samples)))
 
 
@@ -123,31 +136,36 @@ def test_requests_without_ids_are_served(server: httpx.Client) -> None:
 
 @pytest.mark.parametrize("how", ["vllm_xargs", "session_id"])
 def test_a_short_program_overtakes_long_ones(server: httpx.Client, how: str) -> None:
-    """A new program arrives while programs with much attained service run. It ends first, and no answer changes."""
+    """A new program arrives while programs with much attained service run, which do not end by themselves. It is done
+    before them, one of them was preempted for it, and the preemption changes no token."""
 
     def ids(name: str) -> dict[str, Any]:
         name = f"{how}-{name}"
         return {"vllm_xargs": {"program_id": name}} if how == "vllm_xargs" else {"session_id": name}
 
-    undisturbed = [chat(server, f"story {n}", 500, **ids(f"long-{n}")) for n in range(2)]
-    ends: list[str] = []
+    texts, tokens, preempted = ["", ""], [0, 0], preemptions(server)
+    with ExitStack() as streams:
+        long = [streams.enter_context(streamed(server, f"story {n}", **ids(f"long-{n}"))) for n in range(2)]
 
-    def run(name: str, text: str, max_tokens: int) -> dict[str, Any]:
-        answer = chat(server, text, max_tokens, **ids(name))
-        ends.append(name)
-        return answer
+        def read(enough: Callable[[], bool]) -> None:
+            while not enough():
+                for n, chunks in enumerate(long):
+                    chunk = next(chunks)
+                    texts[n] += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+                    tokens[n] = chunk["usage"]["completion_tokens"]
 
-    with ThreadPoolExecutor(3) as pool:
-        long = [pool.submit(run, f"long-{n}", f"story {n}", 500) for n in range(2)]
-        while running_requests(server) < 2:
-            time.sleep(0.05)
-        short = pool.submit(run, "short", "quick", 4).result()
-        disturbed = [future.result() for future in long]
-    assert ends[0] == "short"
-    assert sum(account(answer)["preemptions"] for answer in disturbed) >= 1
-    assert account(short)["preemptions"] == 0
-    for before, after in zip(undisturbed, disturbed, strict=True):
-        assert after["choices"] == before["choices"]
+        read(lambda: min(tokens) >= 100)
+        with ThreadPoolExecutor(1) as pool:
+            short = pool.submit(chat, server, "quick", 4, **ids("short"))
+            read(short.done)
+        at_its_end = [*tokens]
+        read(lambda: all(after >= before + 50 for before, after in zip(at_its_end, tokens, strict=True)))
+    assert preemptions(server) > preempted
+    assert account(short.result())["preemptions"] == 0
+    for n in range(2):
+        whole = chat(server, f"story {n}", tokens[n], **ids(f"alone-{n}"))["choices"][0]["message"]["content"]
+        assert texts[n]
+        assert whole.startswith(texts[n])
 
 
 @pytest.mark.parametrize(
