@@ -81,8 +81,8 @@ def command_result(request: pytest.FixtureRequest, _background: BackgroundComman
 
 
 @pytest.fixture(scope="session")
-def engine(tiny_model: Path) -> Iterator[weft.Engine]:
-    """The engine of the session. Its process table must be empty again after each test that uses it."""
+def vllm_engine(tiny_model: Path) -> Iterator[weft.Engine]:
+    """The engine of the session."""
     from threads import one_thread
     from tiny_engine import ENGINE_ARGS
 
@@ -92,6 +92,12 @@ def engine(tiny_model: Path) -> Iterator[weft.Engine]:
         engine = weft.Engine(tiny_model, **ENGINE_ARGS)
     with engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def engine(vllm_engine: weft.Engine) -> weft.Engine:
+    """A test's engine, whose process table must be empty again after the test. A module may have another one."""
+    return vllm_engine
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,19 +20,28 @@ from autogen_core.models import ChatCompletionClient
 from autogen_ext.models.cache import ChatCompletionCache
 from autogen_ext.models.replay import ReplayChatCompletionClient
 from autogen_parts import babbling, parents, saying
+from scripted_runs import answer_like_a_tiny_model
 
 import weft
 from weft.core.errors import ProgramEndedError, ProgramError
 from weft.integrations.autogen import TeamBindingError, WeftChatCompletionClient, bind_team
+from weft.testing import ScriptedEngine
 
-pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
+pytest_plugins = ["weft.testing.fixtures"]
+
+
+@pytest.fixture
+def engine(scripted_engine: Callable[..., ScriptedEngine]) -> ScriptedEngine:
+    """An engine without a model, since only the binding is tested here."""
+    return scripted_engine(answer_like_a_tiny_model, latency_s=0.5)
 
 
 def agent(name: str, client: ChatCompletionClient, **extra: Any) -> AssistantAgent:
     return AssistantAgent(name, client, system_message=f"You are {name}.", **extra)
 
 
-def pair(engine: weft.Engine, *names: str, **extra: Any) -> RoundRobinGroupChat:
+def pair(engine: ScriptedEngine, *names: str, **extra: Any) -> RoundRobinGroupChat:
     return RoundRobinGroupChat([agent(name, babbling(engine)) for name in names or ("ann", "bob")], **extra)
 
 
@@ -85,7 +94,7 @@ def labels(program: weft.Program) -> list[str]:
 # -- which clients it binds
 
 
-async def test_it_returns_the_team(engine: weft.Engine) -> None:
+async def test_it_returns_the_team(engine: ScriptedEngine) -> None:
     """`bind_team` returns the team itself, for use in an expression. Agents without a client are skipped."""
     team = RoundRobinGroupChat(
         [
@@ -98,7 +107,7 @@ async def test_it_returns_the_team(engine: weft.Engine) -> None:
         assert bind_team(team, program) is team
 
 
-async def test_agent_classes_of_users(engine: weft.Engine) -> None:
+async def test_agent_classes_of_users(engine: ScriptedEngine) -> None:
     """Clients in a list and in a dictionary of a user's own agent are bound."""
     team = RoundRobinGroupChat([Poet("poet", babbling(engine))], max_turns=1)
     async with weft.Program() as program:
@@ -106,7 +115,7 @@ async def test_agent_classes_of_users(engine: weft.Engine) -> None:
     assert labels(program) == ["poet", "poet"]
 
 
-async def test_a_client_behind_a_cache(engine: weft.Engine) -> None:
+async def test_a_client_behind_a_cache(engine: ScriptedEngine) -> None:
     """A client that another client wraps is bound inside it. An answer from the cache is not a call."""
     asker = agent("asker", ChatCompletionCache(babbling(engine)))
     async with weft.Program() as program:
@@ -117,7 +126,7 @@ async def test_a_client_behind_a_cache(engine: weft.Engine) -> None:
     assert labels(program) == ["asker"]
 
 
-async def test_an_orchestrator(engine: weft.Engine) -> None:
+async def test_an_orchestrator(engine: ScriptedEngine) -> None:
     """The client of Magentic-One's orchestrator is bound under the team's name."""
     team = MagenticOneGroupChat([agent("ann", babbling(engine))], babbling(engine), name="magentic")
     with weft.Program() as program:
@@ -125,7 +134,7 @@ async def test_an_orchestrator(engine: weft.Engine) -> None:
         assert team._model_client.binding.agent == "magentic"  # type: ignore[attr-defined]
 
 
-async def test_names_given_by_hand(engine: weft.Engine) -> None:
+async def test_names_given_by_hand(engine: ScriptedEngine) -> None:
     """A client that was bound with an agent name keeps the name, and agents may share a client."""
     client = babbling(engine)
     async with weft.Program() as program:
@@ -139,7 +148,7 @@ async def test_names_given_by_hand(engine: weft.Engine) -> None:
     assert client.total_usage().completion_tokens == 36
 
 
-async def test_with_the_decorator(engine: weft.Engine) -> None:
+async def test_with_the_decorator(engine: ScriptedEngine) -> None:
     """A team can be made, bound and run inside an entrypoint."""
     client = babbling(engine)
 
@@ -158,7 +167,7 @@ async def test_with_the_decorator(engine: weft.Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["round robin", "selector"])
-async def test_a_team_is_bound_again_for_its_next_run(engine: weft.Engine, kind: str) -> None:
+async def test_a_team_is_bound_again_for_its_next_run(engine: ScriptedEngine, kind: str) -> None:
     """After the end of its program, a team and its manager can run in another program."""
     members: list[Any] = [agent(name, babbling(engine)) for name in ("ann", "bob", "cid")]
     team: Any = RoundRobinGroupChat(members, max_turns=2)
@@ -176,7 +185,7 @@ async def test_a_team_is_bound_again_for_its_next_run(engine: weft.Engine, kind:
         assert parents(programs[1]) == {"cid1": [], "ann1": ["cid1"]}
 
 
-async def test_binding_twice_to_the_same_program(engine: weft.Engine) -> None:
+async def test_binding_twice_to_the_same_program(engine: ScriptedEngine) -> None:
     """Binding a team twice changes nothing, and a team can be bound to a branch of its program."""
     team = pair(engine, max_turns=2)
     async with weft.Program() as program:
@@ -187,7 +196,7 @@ async def test_binding_twice_to_the_same_program(engine: weft.Engine) -> None:
     assert labels(program) == ["ann", "bob"] * 2
 
 
-async def test_a_team_whose_program_has_ended(engine: weft.Engine) -> None:
+async def test_a_team_whose_program_has_ended(engine: ScriptedEngine) -> None:
     """The calls of a team whose program has ended raise an error that names the program."""
     team = pair(engine, max_turns=2)
     async with weft.Program("over") as program:
@@ -201,7 +210,7 @@ async def test_a_team_whose_program_has_ended(engine: weft.Engine) -> None:
 # -- what it rejects
 
 
-async def test_two_programs_at_once(engine: weft.Engine) -> None:
+async def test_two_programs_at_once(engine: ScriptedEngine) -> None:
     """A team cannot be bound while its program runs, and neither can a team that shares an agent with it."""
     team = pair(engine)
     shared = RoundRobinGroupChat([agent("cid", babbling(engine)), team._participants[1]])
@@ -225,7 +234,7 @@ def client_of(member: Any) -> WeftChatCompletionClient:
     return client
 
 
-async def test_a_client_bound_by_hand_to_another_program(engine: weft.Engine) -> None:
+async def test_a_client_bound_by_hand_to_another_program(engine: ScriptedEngine) -> None:
     """A client that was bound by `bind` counts like one that was bound by `bind_team`."""
     with weft.Program("first") as first, weft.Program("second") as second:
         bound = agent("ann", babbling(engine).bind(first))
@@ -233,7 +242,7 @@ async def test_a_client_bound_by_hand_to_another_program(engine: weft.Engine) ->
             bind_team(bound, second)
 
 
-async def test_another_client(engine: weft.Engine) -> None:
+async def test_another_client(engine: ScriptedEngine) -> None:
     """The error for an agent with another kind of client names the agent and the client."""
     team = RoundRobinGroupChat([agent("ann", babbling(engine)), agent("bob", ReplayChatCompletionClient(["Hello"]))])
     with (
@@ -251,7 +260,7 @@ async def test_nothing_to_bind() -> None:
         bind_team(UserProxyAgent("me"), program)
 
 
-async def test_a_team_that_has_run_unbound(engine: weft.Engine) -> None:
+async def test_a_team_that_has_run_unbound(engine: ScriptedEngine) -> None:
     """A selector keeps the client of its first run, so it must be bound before that run."""
     members: list[Any] = [agent(name, babbling(engine)) for name in ("ann", "bob")]
     team = SelectorGroupChat(members, saying(engine, "ann", "bob"), name="chair", max_turns=1)
@@ -265,7 +274,7 @@ async def test_a_team_that_has_run_unbound(engine: weft.Engine) -> None:
     assert labels(program) == ["bob"]
 
 
-async def test_a_streamed_run(engine: weft.Engine) -> None:
+async def test_a_streamed_run(engine: ScriptedEngine) -> None:
     """A bound team streams its messages and then its result."""
     team = pair(engine, max_turns=2)
     async with weft.Program() as program:

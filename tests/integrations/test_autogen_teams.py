@@ -1,4 +1,7 @@
-"""Agents and teams of every shape: the parents, threads and programs of their calls."""
+"""Agents and teams of every shape: the parents, threads and programs of their calls.
+
+What is tested is Weft's side of AutoGen, so the engine has no model. A test of each kind runs on vLLM, too.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,20 @@ from autogen_agentchat.tools import AgentTool, TeamTool
 from autogen_core import SingleThreadedAgentRuntime
 from autogen_parts import babbling, calling, parents, saying, terse, threads
 from pydantic import BaseModel
+from scripted_runs import InSteps, on_vllm_only, on_vllm_too
 
 import weft
+from weft.engine.frontend.frontend import FrontEnd
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 
-pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
+pytest_plugins = ["weft.testing.fixtures"]
+
+
+@pytest.fixture
+def engine(scripted_or_vllm: FrontEnd) -> FrontEnd:
+    """The engine of these tests."""
+    return scripted_or_vllm
 
 
 async def weather(city: Literal["Paris", "Rome"]) -> str:
@@ -45,8 +57,9 @@ def sources(result: TaskResult) -> list[str]:
 # -- one agent
 
 
+@on_vllm_too
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_agent_and_its_tools(engine: weft.Engine, streamed: bool) -> None:
+async def test_an_agent_and_its_tools(engine: FrontEnd, streamed: bool) -> None:
     """A call, two tools, a call, two tools and a reflection are one chain, whose calls name the tools before them."""
     client = calling(engine, WEATHER, ("weather", {"city": "Rome"}))
     async with weft.Program() as program:
@@ -65,7 +78,8 @@ async def test_an_agent_and_its_tools(engine: weft.Engine, streamed: bool) -> No
     assert "The sun shines in Rome." in str(result.messages)
 
 
-async def test_tools_that_a_model_must_call(engine: weft.Engine) -> None:
+@on_vllm_only
+async def test_tools_that_a_model_must_call(engine: FrontEnd) -> None:
     """A client whose default is a required tool call makes its agent call a tool."""
     async with weft.Program() as program:
         client = terse(engine, tool_choice="required", parallel_tool_calls=False)
@@ -81,7 +95,8 @@ class Ship(BaseModel):
     kind: Literal["sail", "steam"]
 
 
-async def test_structured_output_of_an_agent(engine: weft.Engine) -> None:
+@on_vllm_only
+async def test_structured_output_of_an_agent(engine: FrontEnd) -> None:
     """An agent with an output type sends messages of that type."""
     async with weft.Program() as program:
         asker = bind_team(agent("asker", terse(engine), output_content_type=Ship), program)
@@ -91,8 +106,9 @@ async def test_structured_output_of_an_agent(engine: weft.Engine) -> None:
     assert isinstance(last.content, Ship)
 
 
+@on_vllm_too
 @pytest.mark.parametrize("steps", [1, 2])
-async def test_agents_as_tools_at_once(engine: weft.Engine, steps: int) -> None:
+async def test_agents_as_tools_at_once(engine: FrontEnd, in_steps: InSteps, steps: int) -> None:
     """Two agents that run as tools in parallel are branches, and the exact edges make each a chain. The answer joins
     them. Which call of the other agent had ended before a second call, and is a guess, depends on the engine."""
     inner: dict[str, Any] = {"tools": [weather], "reflect_on_tool_use": steps == 2}
@@ -103,8 +119,13 @@ async def test_agents_as_tools_at_once(engine: weft.Engine, steps: int) -> None:
     chief = agent(
         "chief", calling(engine, *tasks), tools=[AgentTool(writer), AgentTool(critic)], reflect_on_tool_use=True
     )
-    async with weft.Program() as program:
-        await bind_team(chief, program).run(task="Tell me about the harbour.")
+
+    async def run() -> weft.Program:
+        async with weft.Program() as program:
+            await bind_team(chief, program).run(task="Tell me about the harbour.")
+        return program
+
+    program = await in_steps(run(), 1, *[2] * steps, 1)
     expected = {"chief1": [], "writer1": ["chief1"], "critic1": ["chief1"]}
     if steps == 2:
         expected |= {"writer2": ["writer1"], "critic2": ["critic1"]}
@@ -118,7 +139,7 @@ async def test_agents_as_tools_at_once(engine: weft.Engine, steps: int) -> None:
 # -- teams
 
 
-async def test_round_robin(engine: weft.Engine) -> None:
+async def test_round_robin(engine: FrontEnd) -> None:
     """The agents' calls are a chain on one thread, and carry the agents' names."""
     team = RoundRobinGroupChat([agent(name, babbling(engine)) for name in ("ann", "bob")], max_turns=4)
     async with weft.Program() as program:
@@ -128,7 +149,8 @@ async def test_round_robin(engine: weft.Engine) -> None:
     assert len(threads(program)) == 1
 
 
-async def test_selector(engine: weft.Engine) -> None:
+@on_vllm_too
+async def test_selector(engine: FrontEnd) -> None:
     """The selector's calls are part of the chain, and carry the team's name."""
     names = ["ann", "bob", "cid"]
     team = SelectorGroupChat(
@@ -147,7 +169,8 @@ async def test_selector(engine: weft.Engine) -> None:
     assert len(threads(program)) == 1
 
 
-async def test_swarm(engine: weft.Engine) -> None:
+@on_vllm_too
+async def test_swarm(engine: FrontEnd) -> None:
     """Agents that hand over to each other make a chain."""
     team = Swarm(
         [
@@ -162,7 +185,7 @@ async def test_swarm(engine: weft.Engine) -> None:
     assert len(threads(program)) == 1
 
 
-def diamond(engine: weft.Engine, **extra: Any) -> GraphFlow:
+def diamond(engine: FrontEnd, **extra: Any) -> GraphFlow:
     """A flow of a, then b and c in parallel, then d."""
     a, b, c, d = (agent(name, babbling(engine, tokens=8 + 6 * n)) for n, name in enumerate("abcd"))
     graph = DiGraphBuilder()
@@ -172,20 +195,25 @@ def diamond(engine: weft.Engine, **extra: Any) -> GraphFlow:
     return GraphFlow([a, b, c, d], graph=graph.build(), **extra)
 
 
-async def test_graph_flow(engine: weft.Engine) -> None:
+@on_vllm_too
+async def test_graph_flow(engine: FrontEnd, in_steps: InSteps) -> None:
     """Fan-out makes branches on threads of their own, and fan-in joins them. A second run continues the first."""
-    team = diamond(engine)
-    async with weft.Program() as program:
-        bind_team(team, program)
-        await team.run(task="Talk.")
-        first = parents(program)
-        await team.run(task="Again.")
+
+    async def run() -> tuple[weft.Program, dict[str, list[str]]]:
+        async with weft.Program() as program:
+            team = bind_team(diamond(engine), program)
+            await team.run(task="Talk.")
+            first = parents(program)
+            await team.run(task="Again.")
+        return program, first
+
+    program, first = await in_steps(run(), 1, 2, 1, 1, 2, 1)
     assert first == {"a1": [], "b1": ["a1"], "c1": ["a1"], "d1": ["b1", "c1"]}
     assert list(parents(program).items())[4:] == [("a2", ["d1"]), ("b2", ["a2"]), ("c2", ["a2"]), ("d2", ["b2", "c2"])]
     assert sorted(map(len, threads(program))) == [1, 1, 6]
 
 
-async def test_graph_flow_with_branches_of_two_steps(engine: weft.Engine) -> None:
+async def test_graph_flow_with_branches_of_two_steps(engine: FrontEnd, in_steps: InSteps) -> None:
     """GraphFlow waits for all running agents before it starts the next ones. So the next call has all of them as
     parents. Those whose message is not in its input are guesses."""
     agents = {name: agent(name, babbling(engine, tokens=12 + n)) for n, name in enumerate("abcde")}
@@ -196,8 +224,13 @@ async def test_graph_flow_with_branches_of_two_steps(engine: weft.Engine) -> Non
     for node in nodes:
         graph.add_node(node)
     graph.add_edge("a", "b").add_edge("a", "c").add_edge("b", filtered).add_edge(filtered, "e").add_edge("c", "e")
-    async with weft.Program() as program:
-        await bind_team(GraphFlow(nodes, graph=graph.build()), program).run(task="Talk.")
+
+    async def run() -> weft.Program:
+        async with weft.Program() as program:
+            await bind_team(GraphFlow(nodes, graph=graph.build()), program).run(task="Talk.")
+        return program
+
+    program = await in_steps(run(), 1, 2, 1, 1)
     assert parents(program) == {"a1": [], "b1": ["a1"], "c1": ["a1"], "d1": ["b1", "c1?"], "e1": ["c1", "d1"]}
     assert sorted(map(sorted, threads(program))) == [
         ["a1", "b1", "d1"],
@@ -205,7 +238,7 @@ async def test_graph_flow_with_branches_of_two_steps(engine: weft.Engine) -> Non
     ]  # The older branch is continued.
 
 
-async def test_teams_inside_teams(engine: weft.Engine) -> None:
+async def test_teams_inside_teams(engine: FrontEnd) -> None:
     """The calls of a team that is a participant, inside an agent or inside a tool belong to the program."""
     inner = RoundRobinGroupChat(
         [agent("in1", babbling(engine)), agent("in2", babbling(engine))], max_turns=2, name="in"
@@ -225,19 +258,23 @@ async def test_teams_inside_teams(engine: weft.Engine) -> None:
     assert parents(program) == {name: order[max(n - 1, 0) : n] for n, name in enumerate(order)}
 
 
-async def test_teams_on_branches(engine: weft.Engine) -> None:
+async def test_teams_on_branches(engine: FrontEnd, in_steps: InSteps) -> None:
     """Teams on branches run in parallel, and the next call joins them whatever its input is."""
 
-    async def run(branch: weft.Program, *names: str) -> None:
+    async def run_team(branch: weft.Program, *names: str) -> None:
         async with branch:
             team = RoundRobinGroupChat([agent(name, babbling(engine)) for name in names], max_turns=2)
             await bind_team(team, branch).run(task="Talk.")
 
-    client = babbling(engine)
-    async with weft.Program() as program:
-        await agent("first", client.bind(program, agent="first")).run(task="Talk.")
-        await asyncio.gather(run(program.branch(), "ann", "bob"), run(program.branch(), "cid", "dan"))
-        await agent("last", client.bind(program, agent="last")).run(task="Talk.")
+    async def run() -> weft.Program:
+        client = babbling(engine)
+        async with weft.Program() as program:
+            await agent("first", client.bind(program, agent="first")).run(task="Talk.")
+            await asyncio.gather(run_team(program.branch(), "ann", "bob"), run_team(program.branch(), "cid", "dan"))
+            await agent("last", client.bind(program, agent="last")).run(task="Talk.")
+        return program
+
+    program = await in_steps(run(), 1, 2, 2, 1)
     edges = parents(program)
     assert (edges["bob1"], edges["dan1"]) == (["ann1"], ["cid1"])
     assert (edges["ann1"], edges["cid1"], edges["last1"]) == (["first1"], ["first1"], ["bob1", "dan1"])
@@ -247,17 +284,15 @@ async def test_teams_on_branches(engine: weft.Engine) -> None:
 # -- several programs at once
 
 
+@on_vllm_too
 @pytest.mark.parametrize("started", ["before", "by the first program", "by each team"])
-async def test_two_programs_on_one_runtime(engine: weft.Engine, started: str) -> None:
+async def test_two_programs_on_one_runtime(engine: FrontEnd, in_steps: InSteps, started: str) -> None:
     """Programs whose teams share a runtime, a client and agent names keep their calls apart."""
-    runtime = None if started == "by each team" else SingleThreadedAgentRuntime()
     client = babbling(engine)
     clients: dict[str, WeftChatCompletionClient] = {}
-    if runtime is not None and started == "before":
-        runtime.start()
 
     @weft.program
-    async def main(task: str, program: weft.Program) -> weft.Program:
+    async def main(task: str, runtime: SingleThreadedAgentRuntime | None, program: weft.Program) -> weft.Program:
         if runtime is not None and runtime._run_context is None:
             runtime.start()
         clients[program.program_id] = own = client.bind(program)
@@ -269,9 +304,16 @@ async def test_two_programs_on_one_runtime(engine: weft.Engine, started: str) ->
         assert len(result.messages) == (5 if task == "flow" else 7)
         return program
 
-    programs = await asyncio.gather(*(main(task) for task in ("tide", "flow", "moon", "flow", "wind")))
-    if runtime is not None:
-        await runtime.stop_when_idle()
+    async def run() -> list[weft.Program]:
+        runtime = None if started == "by each team" else SingleThreadedAgentRuntime()
+        if runtime is not None and started == "before":
+            runtime.start()
+        programs = await asyncio.gather(*(main(task, runtime) for task in ("tide", "flow", "moon", "flow", "wind")))
+        if runtime is not None:
+            await runtime.stop_when_idle()
+        return programs
+
+    programs = await in_steps(run(), 5, 7, 5, 3, 3, 3)
     for program, calls in zip(programs, (6, 4, 6, 4, 6), strict=True):
         assert program.row is not None
         assert program.row.calls == len(program.graph) == calls
@@ -285,7 +327,8 @@ async def test_two_programs_on_one_runtime(engine: weft.Engine, started: str) ->
     assert len(set(ids)) == len(ids)
 
 
-async def test_a_program_and_calls_without_one(engine: weft.Engine) -> None:
+@on_vllm_too
+async def test_a_program_and_calls_without_one(engine: FrontEnd) -> None:
     """The calls of an unbound agent do not belong to a program that runs at the same time, not even from its tools."""
     stray = agent("stray", babbling(engine))
 

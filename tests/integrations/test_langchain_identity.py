@@ -16,7 +16,7 @@ pytest.importorskip("langchain", reason="the LangChain extra is not installed")
 
 from langchain_core.messages import AIMessage, AnyMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda, RunnableParallel
-from langchain_parts import CallRecorder, answer_like_a_tiny_model, report, run_in_steps
+from langchain_parts import CallRecorder, report
 from langchain_paths import (
     AGENT_PATHS,
     NEED_VLLM,
@@ -36,6 +36,7 @@ from langchain_paths import (
 )
 from langgraph.graph import END, START, MessagesState, StateGraph
 from observers import EndedPrograms, levels, resolve
+from scripted_runs import answer_like_a_tiny_model, run_in_steps
 from typing_extensions import TypedDict
 
 import weft

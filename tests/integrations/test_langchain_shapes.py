@@ -12,7 +12,6 @@ pytest.importorskip("langchain", reason="the LangChain extra is not installed")
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_parts import answer_like_a_tiny_model, run_in_steps
 from langchain_shapes import (
     GUESSES,
     QUESTION,
@@ -34,6 +33,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from observers import resolve
+from scripted_runs import answer_like_a_tiny_model, run_in_steps
 from shapes import edges, expected
 
 import weft

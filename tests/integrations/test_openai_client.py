@@ -1,11 +1,10 @@
-"""The OpenAI SDK on the session's engine: answers, streams and identity."""
+"""The OpenAI SDK on the session's engine: answers and streams."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ import anyio
 import httpx2
 import openai
 import pytest
-from observers import EndedPrograms, calls_in_flight, levels, wait_until_generating, wait_until_idle
+from observers import EndedPrograms, calls_in_flight, wait_until_generating, wait_until_idle
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai_parts import QUESTION, Answer, ask, endless, every_method, short
 from polling import until
@@ -338,88 +337,3 @@ async def test_finished_at_the_finish_reason(engine: weft.Engine) -> None:
         await ask(engine, program, "create")
     assert [str(call.state) for call in program.graph.calls] == ["finished", "finished"]
     assert [len(call.parents) for call in program.graph.calls] == [0, 1]
-
-
-# -- identity
-
-
-async def test_fork_and_join(engine: weft.Engine) -> None:
-    """Sequential calls are a chain, parallel calls are a fork, and the next call joins them."""
-    async with weft.Program() as program:
-        calls = [(await ask(engine, program, "create")).weft]
-        calls += [
-            answer.weft for answer in await asyncio.gather(*(ask(engine, program, how) for how in ("create", "stream")))
-        ]
-        calls.append((await ask(engine, program, "stream sync")).weft)
-    assert levels(calls) == [[0], [1, 1], [2]]
-    assert program.graph.calls[0].call_id == calls[0]["call_id"]
-
-
-async def test_branches(engine: weft.Engine) -> None:
-    """The calls of a client on a branch are on a thread of their own."""
-
-    async def twice(program: weft.Program) -> list[dict[str, Any]]:
-        async with program.branch() as branch:
-            return [(await ask(engine, branch, how)).weft for how in ("create", "stream")]
-
-    async with weft.Program() as program:
-        first, second = await asyncio.gather(twice(program), twice(program))
-        last = (await ask(engine, program, "create")).weft
-    assert levels([*first, *second, last]) == [[0, 0], [1, 1], [2]]
-    assert len({call["thread_id"] for call in first}) == len({call["thread_id"] for call in second}) == 1
-
-
-async def test_lineage_tells_strands_apart(engine: weft.Engine) -> None:
-    """Two strands of calls that run in parallel without branches are told apart by the inputs of the calls."""
-
-    async def strand(name: str, client: AsyncOpenAI) -> None:
-        messages: list[Any] = [{"role": "user", "content": f"Tell {name} about the harbour."}]
-        for _ in range(3):
-            answer = await client.chat.completions.create(model=engine.model, messages=messages, **short(max_tokens=30))
-            messages.append(answer.choices[0].message.model_dump(exclude_none=True))
-            messages.append({"role": "user", "content": f"Go on, says {name}."})
-
-    async with weft.Program() as program:
-        client = openai_client(engine, program)
-        await asyncio.gather(strand("Ada", client), strand("Grace", client))
-    assert len(program.graph.threads) == 2
-    assert sorted(len(calls) for calls in program.graph.threads.values()) == [3, 3]
-
-
-async def test_program_of_its_own(engine: weft.Engine) -> None:
-    """Without a program, every call is a program of its own."""
-    ended = EndedPrograms(engine)
-    for how in ("create", "stream", "create sync", "stream sync"):
-        await ask(engine, None, how)
-    assert [(row.calls, str(row.state)) for row in ended.rows] == [(1, "finished")] * 4
-
-
-async def test_many_at_once(engine: weft.Engine) -> None:
-    """Many programs at once, on one event loop and on threads, have exactly their own calls."""
-
-    async def one(how: str) -> tuple[str, set[str]]:
-        async with weft.Program() as program:
-            answers = [await ask(engine, program, how) for _ in range(2)]
-        return program.program_id, {answer.weft["program_id"] for answer in answers}
-
-    found = await asyncio.gather(*(one(how) for how in ("create", "stream", "create sync", "stream sync") * 4))
-    assert all(programs == {program_id} for program_id, programs in found)
-
-
-def test_one_client_on_several_event_loops(engine: weft.Engine) -> None:
-    """A client may be used from several event loops, and a sync client from several threads."""
-    with weft.Program() as program:
-        client, sync_client = openai_client(engine, program), sync_openai_client(engine, program)
-        request = {"model": engine.model, "messages": QUESTION, **short()}
-
-        def on_a_loop_of_its_own(_: int) -> None:
-            async def call() -> None:
-                await client.chat.completions.create(**request)
-
-            asyncio.run(call())
-            sync_client.chat.completions.create(**request)
-
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(on_a_loop_of_its_own, range(8)))
-    assert program.row is not None
-    assert program.row.calls == 16

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from autogen_core.models import LLMMessage, SystemMessage, UserMessage
 from tiny_engine import ENDLESS_TOKENS
 
 import weft
+from weft.engine.frontend.frontend import FrontEnd
 from weft.integrations.autogen import WeftChatCompletionClient
+from weft.testing import ScriptedEngine
 
 
 def asked(text: str = "Where is the lighthouse?") -> list[LLMMessage]:
@@ -18,32 +21,31 @@ def asked(text: str = "Where is the lighthouse?") -> list[LLMMessage]:
     return [SystemMessage(content="You are a helpful assistant."), UserMessage(content=text, source="user")]
 
 
-def babbling(engine: weft.Engine, tokens: int = 12, **fields: Any) -> WeftChatCompletionClient:
+def babbling(engine: FrontEnd, tokens: int = 12, **fields: Any) -> WeftChatCompletionClient:
     """A client that generates so many random tokens, which differ between prompts."""
     return WeftChatCompletionClient(engine, temperature=0, max_tokens=tokens, ignore_eos=True, **fields)
 
 
-def endless(engine: weft.Engine) -> WeftChatCompletionClient:
+def endless(engine: FrontEnd) -> WeftChatCompletionClient:
     """A client whose calls last for seconds, unless they are aborted."""
     return babbling(engine, tokens=ENDLESS_TOKENS)
 
 
-def terse(engine: weft.Engine, **fields: Any) -> WeftChatCompletionClient:
+def terse(engine: FrontEnd, **fields: Any) -> WeftChatCompletionClient:
     """A client for tool calls and JSON.
 
     White space is excluded, because schemas allow any amount of it and a random model would generate it without end.
     """
-    tokenizer: Any = engine._llm.renderer.tokenizer
-    blank = {str(token): -100 for token in tokenizer.get_vocab().values() if not tokenizer.decode([token]).strip()}
-    return WeftChatCompletionClient(engine, temperature=0, max_tokens=160, logit_bias=blank, **fields)
+    bias = bias_against(engine, lambda text: not text.strip())
+    return WeftChatCompletionClient(engine, temperature=0, max_tokens=160, **bias, **fields)
 
 
-def saying(engine: weft.Engine, *texts: str, **fields: Any) -> WeftChatCompletionClient:
+def saying(engine: FrontEnd, *texts: str, **fields: Any) -> WeftChatCompletionClient:
     """A client that generates one of some texts."""
     return WeftChatCompletionClient(engine, temperature=0, structured_outputs={"choice": list(texts)}, **fields)
 
 
-def calling(engine: weft.Engine, *calls: tuple[str, dict[str, Any]], **fields: Any) -> WeftChatCompletionClient:
+def calling(engine: FrontEnd, *calls: tuple[str, dict[str, Any]], **fields: Any) -> WeftChatCompletionClient:
     """A client that generates the thought "I ask." and then these tool calls.
 
     Where tools are offered, vLLM lets the model choose between the requested text and other tool calls. Those begin
@@ -51,10 +53,16 @@ def calling(engine: weft.Engine, *calls: tuple[str, dict[str, Any]], **fields: A
     """
     parts = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
     text = "I ask." + "".join(f"\n<tool_call>\n{part}\n</tool_call>" for part in parts)
-    tokenizer: Any = engine._llm.renderer.tokenizer
+    return saying(engine, text, **bias_against(engine, lambda token: token.startswith("<")), **fields)
+
+
+def bias_against(engine: FrontEnd, is_excluded: Callable[[str], bool]) -> dict[str, Any]:
+    """The field of a client that excludes tokens by their texts. A scripted engine chooses no tokens."""
+    if isinstance(engine, ScriptedEngine):
+        return {}
+    tokenizer: Any = engine._llm.renderer.tokenizer  # type: ignore[attr-defined]  # of `weft.Engine`
     vocabulary = tokenizer.get_vocab().values()
-    bias = {str(token): -100 for token in vocabulary if tokenizer.decode([token]).startswith("<")}
-    return saying(engine, text, logit_bias=bias, **fields)
+    return {"logit_bias": {str(token): -100 for token in vocabulary if is_excluded(tokenizer.decode([token]))}}
 
 
 def readable_names(program: weft.Program) -> dict[str, str]:

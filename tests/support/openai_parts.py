@@ -9,6 +9,7 @@ import pytest
 from tiny_engine import ENDLESS_TOKENS
 
 import weft
+from weft.engine.frontend.frontend import FrontEnd
 from weft.integrations.openai import openai_client, sync_openai_client
 
 QUESTION: list[Any] = [{"role": "user", "content": "Where is the lighthouse?"}]
@@ -27,7 +28,7 @@ class Answer:
         self.usage: Any = next(part.usage for part in parts if part.usage)
 
 
-async def ask(engine: weft.Engine, program: weft.Program | None, how: str, /, **request: Any) -> Answer:
+async def ask(engine: FrontEnd, program: weft.Program | None, how: str, /, **request: Any) -> Answer:
     """Make a call by one of the four methods, by default for 12 random tokens."""
     arguments = {"model": engine.model, "messages": QUESTION, **short(**request)}
     if how == "create":
