@@ -141,11 +141,14 @@ def test_an_engine_prints_nothing_and_ends_in_order(command_result: CommandResul
 
 
 def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The processes below a process, none if it has ended."""
-    try:
-        return psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+    """The processes below a process."""
+    assert process.poll() is None, "the demo ended before it could be interrupted"
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def computed_s(processes: list[psutil.Process]) -> float:
+    """The CPU time of processes, in seconds."""
+    return sum(each.cpu_times().user for each in processes)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +177,15 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_engine(tiny_model: Path, 
     ) as process:
         try:
             if stage == "starting":
-                # The two processes are the resource tracker and the engine core.
-                while len(descendants(process)) < 2 and process.poll() is None:
-                    time.sleep(0.2)
+                # vLLM names its process when it has imported all it needs, and starts the model then.
+                while not any(each.name().startswith("VLLM") for each in descendants(process)):
+                    time.sleep(0.05)
             elif process.stdout is not None:
                 process.stdout.readline()  # "1000 agents at once ...": the engine has started
-            time.sleep(3)
-            assert process.poll() is None, "the demo ended before it could be interrupted"
+                engine = descendants(process)
+                idle_s = computed_s(engine)
+                while descendants(process) and computed_s(engine) < idle_s + 1.0:  # the calls of the agents
+                    time.sleep(0.05)
             started = descendants(process)
             (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGINT)
             _, errors = process.communicate(timeout=60)

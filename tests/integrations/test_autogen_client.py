@@ -112,7 +112,6 @@ async def test_a_text(engine: weft.Engine) -> None:
     assert isinstance(whole.content, str)
     assert (whole.finish_reason, whole.usage.completion_tokens, whole.cached) == ("length", 12, False)
     pieces, joined = await stream_answer(client, asked())
-    assert len(pieces) > 5
     assert "".join(pieces) == joined.content == whole.content
     assert joined == whole
     stopped = await saying(engine, "The end.").create(asked())

@@ -243,7 +243,7 @@ async def test_sigterm_ends_open_requests(tmp_path: Path) -> None:
         (503, "server_stopping")
     ] * 2
     assert [json.loads(line.removeprefix("data: "))["error"]["code"] for line in rest] == ["server_stopping"]
-    assert "Traceback" not in log
+    assert "Traceback" not in log, log
     assert "returned without" not in log
     assert "Application shutdown complete" in log
     assert process.returncode in (0, -signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
@@ -262,7 +263,6 @@ async def test_tool_stream_in_pieces(engine: weft.Engine, structured: ChatWeft) 
     """The pieces of a streamed tool call have one index, the name once, and arguments that join to JSON."""
     bound = structured.bind_tools([weather], tool_choice="weather")
     pieces = [piece async for chunk in bound.astream("Hello") for piece in chunk.tool_call_chunks]
-    assert len(pieces) > 2
     assert {piece["index"] for piece in pieces} == {0}
     assert [piece["name"] for piece in pieces if piece["name"]] == ["weather"]
     ARGUMENTS["weather"].validate_json("".join(piece["args"] or "" for piece in pieces), strict=True)
@@ -323,7 +323,7 @@ async def test_structured_output_raw(engine: weft.Engine, structured: ChatWeft, 
 async def test_structured_output_stream(engine: weft.Engine, structured: ChatWeft) -> None:
     """A stream yields growing dictionaries, and the last one is complete."""
     parts: list[Any] = [part async for part in structured.with_structured_output(WEATHER_SCHEMA).astream("Hello")]
-    assert len(parts) > 1
+    assert all(earlier.keys() <= later.keys() for earlier, later in pairwise(parts))
     TypeAdapter(WeatherDict).validate_python(parts[-1], strict=True)
 
 

@@ -385,13 +385,13 @@ def graph_stream_messages(model: ChatWeft, config: RunnableConfig) -> None:
         return {"messages": [model.invoke(state["messages"])]}
 
     graph = StateGraph(MessagesState).add_sequence([("one", node), ("two", node)]).add_edge(START, "one")
-    assert len(list(graph.compile().stream(QUESTION, config, stream_mode="messages"))) > 4
+    assert len(list(graph.compile().stream(QUESTION, config, stream_mode="messages"))) > 2
 
 
 @path([[0], [1]])
 async def graph_astream_messages(model: ChatWeft, config: RunnableConfig) -> None:
     chunks = await drain(two_nodes(model).astream(QUESTION, config, stream_mode="messages"))
-    assert len(chunks) > 4
+    assert len(chunks) > 2
 
 
 @path([[0], [1]])

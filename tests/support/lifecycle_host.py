@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from polling import until
 
 import weft
 from weft.engine.processes.tree import ProcessTree
@@ -87,10 +88,15 @@ class HostProcesses:
             each.join() if hasattr(each, "join") else each.wait()
 
 
+def child_pids() -> set[int]:
+    return {process.pid for process in psutil.Process().children()}
+
+
 async def start_two(model: str, host: HostProcesses) -> list[weft.Engine]:
     """Start two engines at once. Meanwhile the host starts processes and changes its environment."""
+    before = child_pids()
     starting = [asyncio.create_task(weft.Engine.create(model, **ARGS)) for _ in range(2)]
-    await asyncio.sleep(2)
+    await until(lambda: len(child_pids() - before) > 1)  # multiprocessing's resource tracker, and a process of vLLM's
     host.start()
     os.environ["ADDED"] = os.environ["CHANGED"] = "by the host"
     del os.environ["REMOVED"]
@@ -100,10 +106,9 @@ async def start_two(model: str, host: HostProcesses) -> list[weft.Engine]:
 
 async def abandon_start(model: str) -> list[str]:
     """Cancel a start when its process is there. Returns the names of the processes that are left of it."""
-    before = {process.pid for process in psutil.Process().children()}
+    before = child_pids()
     starting = asyncio.create_task(weft.Engine.create(model, **ARGS))
-    while not {process.pid for process in psutil.Process().children()} - before:  # noqa: ASYNC110  no event tells
-        await asyncio.sleep(0.05)
+    await until(lambda: child_pids() - before)
     starting.cancel()
     await asyncio.wait([starting])
     assert starting.cancelled()

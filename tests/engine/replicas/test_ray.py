@@ -207,7 +207,6 @@ async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: wef
         stream = pair.chat_stream(body(QUESTION), program, program.start_call("stream"))
         pieces = [choice["delta"].get("content") or "" async for chunk in stream for choice in chunk["choices"]]
         assert "".join(pieces) == content(whole)
-        assert len(pieces) > 5
         endless = pair.chat_stream(body(QUESTION, max_tokens=900), program, program.start_call("endless"))
         assert "choices" in await anext(endless)
         await endless.aclose()

@@ -80,7 +80,7 @@ async def test_a_stream_brings_its_account_with_the_last_text(remote: FrontEnd) 
         chunks = [chunk async for chunk in remote.chat_stream(request(8), program, identity)]
         row = program.row
     (last,) = [chunk for chunk in chunks if "weft" in chunk]
-    assert len(chunks) > 4
+    assert len(chunks) > 1
     assert last["choices"][0]["finish_reason"] == "length"
     assert last["weft"]["call_id"] == identity.call_id
     assert row is not None
