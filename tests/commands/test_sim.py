@@ -182,7 +182,7 @@ def test_a_recording_is_exported_for_perfetto(weft: WeftCommand, tmp_path: Path)
     write([from_graph(graph)], recording)
     graphs.write_text(f"{graph.to_json()}\n{graph.to_json()}\n")
     for file, programs in ((recording, "1 program"), (graphs, "2 programs")):
-        code, printed, err = weft("trace", "export", file, "--perfetto", out)
+        code, printed, err = weft("trace", "export", file, "--format", "perfetto", "--out", out)
         assert (code, err) == (0, "")
         assert printed.startswith(f"{out}: {programs};")
         slices = [event["name"] for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
@@ -193,7 +193,7 @@ def test_a_trace_without_times_cannot_be_exported(weft: WeftCommand, tmp_path: P
     """The error says what is missing, and what to do."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 3}]}\n')
-    code, _, err = weft("trace", "export", trace, "--perfetto", tmp_path / "out.json")
+    code, _, err = weft("trace", "export", trace, "--format", "perfetto", "--out", tmp_path / "out.json")
     assert code == 1
     assert "not when they ran" in err
     assert "weft record" in err

@@ -243,5 +243,5 @@ def _program(play_id: str, requests: list[_Request]) -> TraceProgram:
 def _agent(session: str | None, play_id: str) -> str | None:
     """The sub-agent whose session this is. The number of the session that `weft trace export` adds is left out."""
     name = (session or "").removeprefix(f"{play_id}:")
-    agent, _, number = name.rpartition("#")
-    return (agent if agent and number.isdecimal() else name) or None
+    agent, hash_sign, number = name.rpartition("#")
+    return (agent if hash_sign and number.isdecimal() else name) or None

@@ -9,7 +9,7 @@ import itertools
 import random
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -19,7 +19,10 @@ from weft.commands.progress import file_progress
 from weft.core.errors import SimulationError, TraceError
 from weft.core.sim.load import ENOUGH, capacity, check_load
 from weft.core.sim.settings import SimSettings
+from weft.core.trace.exporters import EXPORTERS
 from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport
+
+PERFETTO: Final = "perfetto"
 
 
 class _MakeUnlessNamed(Group):
@@ -153,12 +156,27 @@ def _count(number: int, what: str) -> str:
 @trace_app.command(cls=Command)
 def export(
     file: Annotated[
-        Path, typer.Argument(help="A trace that `weft record` wrote, or graphs written with program.graph.to_json().")
+        Path,
+        typer.Argument(
+            help="A trace. For perfetto, one that `weft record` wrote, or graphs of program.graph.to_json()."
+        ),
     ],
-    perfetto: Annotated[Path, typer.Option(help="The file to write, in the format that ui.perfetto.dev opens.")],
+    format: Annotated[  # noqa: A002  the option's name
+        str, one_of((PERFETTO, *EXPORTERS), help="What to write. perfetto: for ui.perfetto.dev; weka: a new folder.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file or folder to write.")],
 ) -> None:
-    """Export recorded programs for Perfetto: threads, calls with their waits and services, tools, the critical path."""
-    from weft.views.perfetto import export as write
+    """Export programs to look at in Perfetto, or to replay with AIPerf (weka) or Dynamo (agentic-mooncake)."""
+    from weft.core.trace.format import read
+    from weft.views.perfetto import export as write_perfetto
 
-    programs = write(file, perfetto)
-    typer.echo(f"{perfetto}: {programs} program{'s'[: programs != 1]}; open it on https://ui.perfetto.dev")
+    if format == PERFETTO:
+        typer.echo(f"{out}: {_count(write_perfetto(file, out), 'program')}; open it on https://ui.perfetto.dev")
+        return
+    programs = read(file)
+    left = EXPORTERS[format].write(programs, out)
+    typer.echo(f"{out}: {_count(len(programs) - len(left.programs), 'program')}")
+    if lost := [f"{what} ({number:,})" for what, number in left.lost.items() if number]:
+        typer.echo(f"lost, because {format} cannot say it: {', '.join(lost)}")
+    if left.programs:
+        typer.echo(f"left out: {_count(len(left.programs), 'program')}; the first one: {left.programs[0]}")

@@ -1,4 +1,4 @@
-"""Writes recorded programs as a Perfetto trace: `weft trace export FILE --perfetto OUT`."""
+"""Writes recorded programs as a Perfetto trace: `weft trace export FILE --format perfetto --out OUT`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,16 @@
+"""Exports traces for other tools: `weft trace export`.
+
+Each format has a file with a class; it is added to `EXPORTERS`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from weft.core.trace.exporters.agentic_mooncake import AgenticMooncake
+from weft.core.trace.exporters.contract import Exporter, Left
+from weft.core.trace.exporters.weka import Weka
+
+__all__ = ["EXPORTERS", "Exporter", "Left"]
+
+EXPORTERS: Final[dict[str, Exporter]] = {each.name: each for each in (AgenticMooncake(), Weka())}
