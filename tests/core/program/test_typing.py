@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import re
-import sys
-from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 from background import CommandResult
+from type_checks import CASES, by_both_checkers, errors, refused
 
 import weft
 
-CASES = Path(__file__).with_name("typing_cases.py")
-ROOT = CASES.parents[3]
-CHECKERS = {
-    "mypy": ["mypy", "--no-error-summary"],
-    "basedpyright": ["basedpyright", "--level", "error", "--pythonpath", sys.executable],
-}
 
-
-def in_background(checker: str) -> ParameterSet:
-    """A type checker that reads the repository's settings, which it finds in its working directory."""
-    command = [*CHECKERS[checker], str(CASES)]
-    run = f"sys.argv = {command}; runpy.run_module({checker!r}, run_name='__main__')"
-    source = f"import os, runpy, sys; os.chdir({str(ROOT)!r}); {run}"
-    return pytest.param(marks=pytest.mark.background("-c", source), id=checker)
-
-
-@pytest.mark.parametrize((), [in_background(checker) for checker in CHECKERS])
+@by_both_checkers
 def test_a_type_checker_refuses_exactly_the_wrong_calls(command_result: CommandResult) -> None:
     """A wrong call of a decorated function is an error before it runs, and a right one is none."""
-    found = {int(line) for line in re.findall(rf"{CASES.name}:(\d+):.* error\b", command_result.stdout)}
-    expected = {number for number, line in enumerate(CASES.read_text().splitlines(), 1) if "  # refused" in line}
-    assert found == expected, command_result.stdout + command_result.stderr
+    found = {line for name, line in errors(command_result) if name == CASES.stem}
+    assert found == refused(CASES.read_text()), command_result
 
 
 @pytest.mark.parametrize("kind", [weft.Engine, weft.AsyncMultiLLMEngine])
