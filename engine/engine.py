@@ -132,14 +132,15 @@ class Engine(FrontEnd):
                     log.close(is_named=True)
                 raise
             progress.ready(self.model)
-        from weft.engine.frontend.liveness import kill_if_stuck  # imports vLLM, which only a launch may do first
+        from weft.engine.frontend.liveness import kill_if_stuck, report_death  # imports vLLM, as only a launch may
 
         self._only_endpoint = ModelEndpoint(chat, Admission(lambda: max_calls), self.engine_id, self.model)
         self._children = launch.processes
         self._finalizer = weakref.finalize(
             self, not_in_forks(shut_down), self._llm, self._loop, self._children, launch.tree(), log
         )
-        self._loop.submit(kill_if_stuck(self._llm, self._children, self.engine_id, self._hang_timeout_s))
+        self._loop.submit(kill_if_stuck(self._llm, self._children, self._hang_timeout_s))
+        self._loop.submit(report_death(self._llm, self.engine_id))
         self._has_started()
         _engines.add(self)
         self._log.info("engine started", model=self.model, policy=self.policy.name, log=str(progress.log))

@@ -20,6 +20,7 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.ids import CallId
+from weft.engine.vllm_compat.logs import leave_out_expected_ends
 from weft.engine.vllm_compat.names import (
     AsyncLLM,
     BaseModelPath,
@@ -54,6 +55,7 @@ class ChatEndpoint:
         tool_call_parser: str | None,
         failures: dict[CallId, WeftError] | None = None,
     ) -> None:
+        leave_out_expected_ends()
         self._llm = llm
         self._failures = failures if failures is not None else {}
         common: dict[str, Any] = {

@@ -1,7 +1,8 @@
-"""An engine that hangs is killed, so that it is treated like one that died."""
+"""An engine that hangs is killed, so that it is treated like one that died. The death of an engine is logged."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -16,15 +17,12 @@ from weft.engine.vllm_compat.control import send_to_scheduler
 from weft.engine.wire.control import Ping, encode_control
 
 
-async def kill_if_stuck(
-    llm: AccountingLLM, processes: Collection[BaseProcess], engine_id: EngineId, timeout_s: float | None
-) -> None:
+async def kill_if_stuck(llm: AccountingLLM, processes: Collection[BaseProcess], timeout_s: float | None) -> None:
     """Watch an engine until it dies, and kill it if it hangs. Run it on the engine's event loop.
 
     Args:
         llm: The engine. Its `why_dead` is set before it is killed.
         processes: Its engine processes, children of this process.
-        engine_id: Its name, for the log.
         timeout_s: Seconds without an answer and without use of the CPU; None: it is never killed. Nor is it on a system
             without /proc.
     """
@@ -35,5 +33,20 @@ async def kill_if_stuck(
         message = encode_control(Ping())
         await until_stuck(lambda: send_to_scheduler(llm, message), lambda: usage_of(pids), timeout_s)
         llm.why_dead = f"it hung: no answer and no use of the CPU for {timeout_s:g} s; it was killed"
-        get_logger().error("engine hangs and is killed", engine_id=engine_id, hang_timeout_s=timeout_s)
         kill_tree(processes)
+
+
+async def report_death(llm: AccountingLLM, engine_id: EngineId) -> None:
+    """Wait until an engine dies, and log it. Run it on the engine's event loop.
+
+    Args:
+        llm: The engine.
+        engine_id: Its name, for the log.
+    """
+    outputs = llm.output_handler
+    if outputs is None:
+        return
+    await asyncio.wait([outputs])
+    if not outputs.cancelled():  # as it is when the engine is shut down
+        reason = llm.why_dead or "one of its processes ended"
+        get_logger().error("engine died", engine_id=engine_id, reason=reason, log=str(llm.log or "unknown"))

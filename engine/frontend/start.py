@@ -139,6 +139,9 @@ def construct(
     """
     from weft.engine.frontend.accounting import AccountingLLM
     from weft.engine.telemetry.vllm_metrics import stat_logger
+    from weft.engine.vllm_compat.logs import leave_out_expected_ends
+
+    leave_out_expected_ends()
 
     stat_loggers = None if replica is None or arguments.disable_log_stats else [stat_logger(replica)]
 

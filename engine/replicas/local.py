@@ -129,7 +129,7 @@ class LocalReplica(Replica):
         self._process_tree = launch.tree()
         llm.on_account = self._on_account
         self.llm = llm
-        watching = kill_if_stuck(llm, self._processes, self.engine_id, self._hang_timeout_s)
+        watching = kill_if_stuck(llm, self._processes, self._hang_timeout_s)
         self._watching = asyncio.ensure_future(watching)
 
     def _not_ready(self, timeout_s: float) -> EngineStartError:

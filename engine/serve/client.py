@@ -16,6 +16,7 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.identity.lineage import Lineage
+from weft.core.log import get_logger
 from weft.core.routing.refusals import Refused, refused_by
 from weft.core.timeline.keeper import Timelines
 from weft.engine.frontend.chat import said
@@ -26,7 +27,7 @@ from weft.engine.serve.events import note_events
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms
 from weft.engine.serve.requests import ServedRequest, ServedRequests
-from weft.engine.server.http_errors import error_status
+from weft.engine.server.http_errors import error_code, error_status
 from weft.engine.server.identity import without_scope
 from weft.engine.vllm_compat.names import EngineDeadError, EngineGenerateError, RequestOutput, SamplingParams
 from weft.engine.vllm_compat.server_names import EngineClient, GracefulHTTPError
@@ -57,6 +58,7 @@ class ServedEngine(EngineClient):
         engine.observe(self.timelines)
         self.call_timeout_s = engine.call_timeout_s
         self._engine = engine
+        self._log = get_logger()
         endpoint, llm = engine.served()
         self._requests = ServedRequests(self.programs, endpoint.admission, engine.now_s)
         self._calls = ServedCalls(engine, self.programs, self._requests, has_keys=has_keys)
@@ -139,6 +141,7 @@ class ServedEngine(EngineClient):
                 if isinstance(error, KeyLimitError):  # other calls of the request were within the limit
                     self.refused(refused_by(error), request.key)
             message = str(error) if request is None else without_scope(str(error), request.key.scope)
+            self._log.info("call failed", code=error_code(error), reason=str(error))
             raise GracefulHTTPError(message, HTTPStatus(error_status(error))) from error
 
     def encode(self, *_arguments: Any, **_keywords: Any) -> NoReturn:

@@ -29,7 +29,14 @@ from weft.engine.serve.reports import add_report, add_report_to_events, choices_
 from weft.engine.serve.requests import ServedRequest
 from weft.engine.server.arrivals import Arrivals
 from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
-from weft.engine.server.http_errors import error_body, error_code, error_for, error_headers, typed_error
+from weft.engine.server.http_errors import (
+    error_body,
+    error_code,
+    error_for,
+    error_headers,
+    error_status,
+    typed_error,
+)
 from weft.engine.server.identity import without_scope
 from weft.engine.wire.calls import check_shown
 
@@ -112,6 +119,7 @@ class _ServedExchange(Exchange):
         self._is_counted = False  # against the limit of its API key, and no call has taken the place
         self._held: Message | None = None  # the start of a whole response, until its length is known
         self._whole = bytearray()
+        self._events = 0  # of a stream, until now
 
     def identify(self, request: dict[str, Any]) -> bool:
         if self._path not in _ADMITTED:
@@ -223,10 +231,10 @@ class _ServedExchange(Exchange):
             if self._held is not None:
                 await self._send_whole(self._held, message, request)
                 return
-            if request is not None and self._path in _REPORTING:
-                body = message.get("body", b"")
-                if (reported := self._reported(body, request)) is not body:
-                    message = {**message, "body": reported}
+            body = message.get("body", b"")
+            self._events += body.count(b"\ndata: ")
+            if request is not None and (reported := self._reported(body, request)) is not body:
+                message = {**message, "body": reported}
         await super().send(message)
 
     async def _send_whole(self, start: Message, message: Message, request: ServedRequest | None) -> None:
@@ -253,6 +261,8 @@ class _ServedExchange(Exchange):
         """The events of a stream, with the account in the one that ends the last choice, and Weft's errors."""
         if request.failure is not None:
             return replace_error(events, self._failure(request.failure))
+        if self._path not in _REPORTING:
+            return events
         self._choices -= (ended := choices_that_end(events))
         if request.call is not None and ended and self._choices <= 0:  # before, the call still runs
             return add_report_to_events(events, self._report(request.call))
@@ -262,10 +272,22 @@ class _ServedExchange(Exchange):
         return report_of(call, self._id_scope)
 
     def _failure(self, error: WeftError) -> dict[str, Any]:
-        """The body of an error, with ids as the client knows them."""
+        """The body of an error in the form of the path, with ids as the client knows them."""
         body = error_body(error)
         body["error"] = {name: without_scope(value, self._id_scope) for name, value in body["error"].items()}
-        return body
+        found: dict[str, Any] = json.loads(typed_error(self._path, error_status(error), json.dumps(body).encode()))
+        return found
+
+    async def end_stream(self) -> bool:
+        request = self._engine.request(self._key)
+        if request is None or request.failure is None or self._path != _RESPONSES or not self._has_begun:
+            return False
+        error = self._failure(request.failure)["error"]
+        # Clients look for the error in the event itself, as in OpenAI's documentation, or under "error", as its SDK.
+        event = {**error, "type": "error", "sequence_number": self._events, "error": error}
+        body = b"event: error\ndata: " + json.dumps(event).encode() + b"\n\n"
+        await super().send({"type": "http.response.body", "body": body})
+        return True
 
     def _note(self, answers: list[Mapping[str, Any]]) -> None:
         """Note answers before the client gets them, because it may go on at once."""

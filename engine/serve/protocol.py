@@ -6,8 +6,9 @@ import asyncio
 import json
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
+from weakref import WeakSet
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from weft.engine.server.arrivals import BODY_S
 from weft.engine.server.http_errors import openai_error
@@ -33,6 +34,7 @@ class LimitedHttp(HttpToolsProtocol):
         self._head_bytes = 0  # of a head that is not complete
         self._in_head = True
         self._slow: asyncio.TimerHandle | None = None
+        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
@@ -40,6 +42,12 @@ class LimitedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_of_head()
+        # Of requests that were sent without waiting for answers, uvicorn tells only the latest. The application would
+        # go on with the others, and each of its writes would be an error in the log.
+        for cycle in list(self._cycles):
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -59,6 +67,8 @@ class LimitedHttp(HttpToolsProtocol):
         if not self.parser.should_upgrade():  # else another protocol has the connection from now on
             self._slow = self.loop.call_later(BODY_S + _MORE_S, self.transport.close)
         super().on_headers_complete()
+        if self.cycle is not None:
+            self._cycles.add(self.cycle)
 
     def on_message_complete(self) -> None:
         self._end_of_head()

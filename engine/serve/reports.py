@@ -11,6 +11,7 @@ from weft.engine.frontend.calls import InFlight
 _ENDS: Final = b'"finish_reason":"'  # in a string the quotation marks would be escaped
 _EVENT: Final = b"data: {"
 _ERROR: Final = b'data: {"error"'
+_NAMED_ERROR: Final = b"event: error\ndata: "  # Anthropic's
 
 
 def report_of(call: InFlight, scope: str) -> dict[str, Any]:
@@ -52,9 +53,13 @@ def _ends_choice(event: bytes) -> bool:
 
 def replace_error(events: bytes, body: Mapping[str, Any]) -> bytes:
     """The events with another error in the place of theirs."""
-    return b"\n\n".join(
-        b"data: " + _dumped(body) if event.startswith(_ERROR) else event for event in events.split(b"\n\n")
-    )
+    return b"\n\n".join(_with_error(event, body) for event in events.split(b"\n\n"))
+
+
+def _with_error(event: bytes, body: Mapping[str, Any]) -> bytes:
+    if event.startswith(_NAMED_ERROR):
+        return _NAMED_ERROR + _dumped(body)
+    return b"data: " + _dumped(body) if event.startswith(_ERROR) else event
 
 
 def _dumped(value: Mapping[str, Any]) -> bytes:

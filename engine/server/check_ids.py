@@ -21,6 +21,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from weft.core.errors import EngineStartError, InvalidIdError, InvalidRequestError, OverloadedError
+from weft.core.log import get_logger
 from weft.engine.server.arrivals import Arrivals, ArrivingBody
 from weft.engine.server.http_errors import error_headers, error_status
 from weft.engine.server.identity import (
@@ -45,6 +46,7 @@ _DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be the escape of half of a surrogate pair
 _SEND_UTF_8: Final = "Send text in UTF-8."
 _PRIORITY: Final = b"x-vllm-priority"
+_CLOSED: Final = "the handler is closed"  # ends what uvloop says of a write to a connection that is closed
 _FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 
 
@@ -89,9 +91,9 @@ class CheckIds:
         exchange = self.make_exchange(scope, receive, send)
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
-        except Exception:
-            # A route that reads the body itself fails when the request ends early. The client has its answer.
-            if not exchange.has_refused:
+        except Exception as error:
+            # A route that reads the body itself fails if the request ends early. The client has its answer or is gone.
+            if not exchange.has_refused and not exchange.note_gone(error) and not await exchange.end_stream():
                 raise
         finally:
             exchange.end()
@@ -136,6 +138,8 @@ class Exchange:
         self._has_read = False  # the body, or has begun to
         self._is_whole = False  # the body, which has arrived to its end
         self._has_begun = False  # the application's response
+        self._has_ended = False
+        self._is_gone = False  # the client, before it had all of the response
         self.has_refused = False
         self._refusal: Refusal | None = None
         try:
@@ -173,7 +177,9 @@ class Exchange:
         if self.has_refused:
             return {"type": "http.disconnect"}
         if self._has_read:
-            return await self._receive()
+            message = await self._receive()
+            self._is_gone |= message["type"] == "http.disconnect" and not self._has_ended
+            return message
         self._has_read = True
         found = self._refusal or await self._read()
         if isinstance(found, bytes):
@@ -186,10 +192,35 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Pass the application's response on, unless the request was refused."""
-        if not self.has_refused:
-            self._has_begun = True
+        """Pass the application's response on, unless the request was refused.
+
+        Raises:
+            OSError: The connection is closed.
+        """
+        if self.has_refused:
+            return
+        self._has_begun = True
+        try:
             await self._send(message)
+        except RuntimeError as error:
+            if not str(error).endswith(_CLOSED):
+                raise
+            self._is_gone = True
+            raise OSError(str(error)) from error  # as ASGI has it, so that the application stops
+        self._has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    def note_gone(self, error: Exception) -> bool:
+        """Whether the application failed when the client had gone. An error that says something else is logged."""
+        from starlette.requests import ClientDisconnect
+
+        if self._is_gone and not isinstance(error, OSError | ClientDisconnect):
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")
+            get_logger().warning("request failed when its client had gone", path=self.scope["path"], reason=reason)
+        return self._is_gone
+
+    async def end_stream(self) -> bool:
+        """End a response that has begun by the error of its call. Returns whether there is such an error."""
+        return False
 
     async def _read(self) -> bytes | Refusal | None:
         """The body; None if the client has gone."""
@@ -224,6 +255,7 @@ class Exchange:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
+                self._is_gone = True
                 return None
             piece, is_last = message.get("body", b""), not message.get("more_body", False)
             if len(body.data) + len(piece) > self._max_body_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import multiprocessing
 import os
 import sys
@@ -11,10 +12,46 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from pydantic import ValidationError
+
+from weft.core.errors import WeftError
 from weft.engine.vllm_compat.environment import sets_logging
-from weft.engine.vllm_compat.names import LoggingConfig
+from weft.engine.vllm_compat.names import EngineDeadError, LoggingConfig
+
+# The modules of vLLM that log the error of a call, or of an engine, with a traceback.
+LOGGERS: Final = (
+    "vllm.entrypoints.anthropic.api_router",
+    "vllm.entrypoints.anthropic.serving",
+    "vllm.entrypoints.cohere.api_router",
+    "vllm.entrypoints.cohere.serving",
+    "vllm.entrypoints.openai.chat_completion.serving",
+    "vllm.entrypoints.openai.completion.serving",
+    "vllm.entrypoints.scale_out.token_in_token_out.serving",
+    "vllm.v1.engine.async_llm",
+)
+
+
+def leave_out_expected_ends() -> None:
+    """Keep the ends that Weft expects out of vLLM's log: a call that is lost or late, an engine that has died.
+
+    Weft reports each of them by itself, in one line or as the caller's error. vLLM would write a traceback for each.
+    A second call changes nothing.
+    """
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_is_unexpected)
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ValidationError):  # by vLLM's Messages, on the error event of the stream that they convert
+        return not any(isinstance(each["input"], Mapping) and "error" in each["input"] for each in error.errors())
+    while error is not None:
+        if isinstance(error, WeftError | EngineDeadError):
+            return False
+        error = error.__cause__ or error.__context__
+    return True
 
 
 def host_logging() -> LoggingConfig:

@@ -499,6 +499,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "VLLM_CPU_OMP_THREADS_BIND",
             "VLLM_ENABLE_V1_MULTIPROCESSING",
             "VLLM_LOGGING_LEVEL",
+            "VLLM_RPC_BASE_PATH",
         ),
     ),
     # -- the HTTP server

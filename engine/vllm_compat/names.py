@@ -114,6 +114,7 @@ __all__ = [
 # are slow to import, or belong to one platform.
 _OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common"
 _FOR_TESTS: Final = {
+    "ChatCompletionStreamResponse": "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionStreamResponse",
     "CPUModelRunner": "vllm.v1.worker.cpu_model_runner.CPUModelRunner",
     "CompletionOutput": "vllm.outputs.CompletionOutput",
     "EngineCoreProc": "vllm.v1.engine.core.EngineCoreProc",

@@ -562,5 +562,8 @@ def test_an_unsupported_vllm_is_a_typed_error(
 @pytest.mark.background(Path(__file__).parents[1] / "support" / "hung_engine.py", TINY)
 def test_an_engine_that_hung_and_died_and_one_that_was_shut_down(command_result: CommandResult) -> None:
     """Weft kills an engine whose process is stopped. The call in flight and later calls raise EngineDiedError. After
-    the shutdown they raise EngineClosedError."""
+    the shutdown they raise EngineClosedError. The log has the death in one line, which names the reason."""
     command_result.printed()
+    (died,) = (line for line in command_result.stderr.splitlines() if line.startswith("engine died "))
+    assert "it hung: no answer" in died
+    assert "Traceback" not in command_result.stderr

@@ -390,16 +390,22 @@ async def test_wrong_requests_fail_once_and_kill_nothing(pair: weft.AsyncMultiLL
 
 
 @pytest.mark.slow  # in `make test`, tests/engine/replicas/test_history.py tests the same with fake replicas
-async def test_a_replica_hangs_and_is_killed_under_sixty_programs(pair: weft.AsyncMultiLLMEngine) -> None:
+async def test_a_replica_hangs_and_is_killed_under_sixty_programs(
+    pair: weft.AsyncMultiLLMEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     """Every program finishes or gets the number of tokens delivered. No answer is lost, repeated or left behind.
 
-    One process of the replica is stopped. Weft notices and kills the replica, so this is a test of a death, too.
+    One process of the replica is stopped. Weft notices and kills the replica, so this is a test of a death, too. The
+    log has it in one line, without a traceback.
     """
     seen = await chaos_round(pair, await references(pair), random.Random(7), hangs=True)
     assert seen.wrong == []
     assert seen.finished + seen.lost == 60
     assert seen.finished > 10, "the other replica serves on"
     assert check(seen.history.events) == []
+    said = [record.getMessage() for record in caplog.records]
+    assert sum(message.startswith("replica died ") for message in said) == 1, said
+    assert not [record for record in caplog.records if record.exc_info]
     attempts = Counter(event.call for event in seen.history.events if event.kind == "attempt")
     # A preemptive policy may have given a part of its answer to every call; then none can move.
     assert max(attempts.values()) > 1 or seen.lost > 0, "the death met calls"

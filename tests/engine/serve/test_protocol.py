@@ -39,12 +39,12 @@ class Wire(asyncio.Transport):
 class Connection:
     """A connection to an application that answers at once. Its timers run when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: Any = None) -> None:
         self.wire, self.timers = Wire(), []
         loop = asyncio.new_event_loop()
         self.loop: Any = loop
         loop.call_later = self._later  # type: ignore[assignment]  # no test waits
-        config = uvicorn.Config(self._app, http=limited_http(1000, 10), log_config=None, interface="asgi3")
+        config = uvicorn.Config(app or self._app, http=limited_http(1000, 10), log_config=None, interface="asgi3")
         self.protocol: LimitedHttp = limited_http(1000, 10)(config, ServerState(), {}, loop)
         self.protocol.connection_made(self.wire)
 
@@ -146,3 +146,29 @@ def test_a_request_that_is_complete_may_take_its_time() -> None:
         connection.protocol.data_received(b"12345")
         assert all(timer.cancelled() for timer in connection.timers)
         connection.loop.run_until_complete(asyncio.sleep(0))
+
+
+def test_every_request_of_a_connection_that_is_lost_is_told() -> None:
+    """A client may send several without waiting. Otherwise the first would go on, and write to a closed connection."""
+    told: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/done":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"ok"})
+            return
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        told.append(scope["path"])
+
+    with Connection(app) as connection:
+        for path in (b"/done", b"/first", b"/second"):
+            connection.send(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path)
+        answered = bytes(connection.wire.sent)
+        connection.wire.close()
+        connection.protocol.connection_lost(None)
+        for _ in range(5):
+            connection.loop.run_until_complete(asyncio.sleep(0))
+        assert told == ["/first"]  # the second one had not begun
+        assert connection.wire.sent == answered

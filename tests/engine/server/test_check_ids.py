@@ -250,11 +250,11 @@ def test_a_client_that_leaves_gets_no_answer_of_ours() -> None:
     assert exchange.status == 200  # what the application sends then; the server drops it
 
 
-def test_an_application_that_fails_after_a_refusal_does_no_harm() -> None:
-    """Some routes fail when a request ends early. The server would then close the connection of the client."""
+def test_an_application_that_fails_because_the_request_ended_does_no_harm() -> None:
+    """Some routes fail when a request ends early. The server would then close the connection of the client, and log a
+    traceback. The same holds if the client has left."""
     assert sending({"session_id": ""}, fails=True).status == 400
-    with pytest.raises(ConnectionResetError):
-        sending({}, leaves=True, fails=True)
+    assert sending({}, leaves=True, fails=True).sent == []
 
 
 def test_a_response_that_has_begun_is_the_only_one() -> None:
