@@ -141,7 +141,7 @@ def test_the_work_of_a_replay_grows_with_the_blocks_that_are_read(name: str) -> 
 def test_a_replay_says_how_far_it_is() -> None:
     """The share grows to 1 over all rules, and within a rule as well."""
     rng = random.Random(5)
-    programs = generate("tools", 100, poisson(rng, 1.0), rng)
+    programs = generate("tools", 40, poisson(rng, 1.0), rng)
     shares: list[float] = []
     replay_all(programs, SimSettings(kv_tokens=10**6), progress=shares.append)
     assert shares == sorted(shares)

@@ -68,7 +68,7 @@ async def test_a_cancelled_caller_waits_for_the_end_of_its_coroutine(thread: Loo
 
 async def test_a_caller_that_is_cancelled_twice_leaves_no_unread_error(thread: LoopThread) -> None:
     """The coroutine fails while its caller is cancelled again. asyncio must not log that nobody has read the error."""
-    begun, ending, logged = asyncio.Event(), asyncio.Event(), []
+    begun, ending, cancelled_again, logged = asyncio.Event(), asyncio.Event(), asyncio.Event(), []
     loop = asyncio.get_running_loop()
 
     async def work() -> None:
@@ -78,7 +78,7 @@ async def test_a_caller_that_is_cancelled_twice_leaves_no_unread_error(thread: L
             await asyncio.sleep(600)
         finally:
             loop.call_soon_threadsafe(ending.set)
-            await asyncio.sleep(0.05)
+            await cancelled_again.wait()
             raise OSError
 
     running = asyncio.create_task(thread.run(work()))
@@ -86,6 +86,8 @@ async def test_a_caller_that_is_cancelled_twice_leaves_no_unread_error(thread: L
     running.cancel()
     await ending.wait()
     running.cancel()
+    await asyncio.sleep(0)  # its caller is cancelled again
+    thread.call_soon(cancelled_again.set)
     with pytest.raises(asyncio.CancelledError):
         await running
     del running
