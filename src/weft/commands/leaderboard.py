@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
-from weft.commands.progress import leaderboard_progress
+from weft.commands.simulations import simulate_all
 from weft.commands.tables import plain_console, plain_table
 from weft.core.errors import SimulationError
 from weft.core.sim.leaderboard import Rival, Score, alone, best_plain, ranked, rivals, score
 from weft.core.sim.load import with_load
 from weft.core.sim.settings import SimSettings
-from weft.core.sim.simulator import simulate
 from weft.core.trace.format import TraceProgram, read
 
 _FEW: Final = 20  # programs with which a p99 says little
-
-_programs: list[TraceProgram] = []  # of a worker process, with the times that they take alone
-_alone_s: dict[str, float] = {}
 
 
 def leaderboard(files: Sequence[Path], base: SimSettings, load: float | None, *, as_json: bool) -> None:
@@ -55,27 +48,11 @@ def leaderboard(files: Sequence[Path], base: SimSettings, load: float | None, *,
 
 
 def _scores(name: str, programs: list[TraceProgram], base: SimSettings) -> Iterator[Score]:
-    """Simulate all rivals, on as many processor cores as there are."""
     found = rivals(host=base.host_kv_tokens > 0)
-    workers = min(len(found), os.cpu_count() or 1)
-    with (
-        leaderboard_progress(name, len(found)) as advance,
-        ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(programs, alone(programs, base))
-        ) as pool,
-    ):
-        for each in pool.map(_play, found, [base] * len(found)):
-            advance()
-            yield each
-
-
-def _begin(programs: list[TraceProgram], alone_s: dict[str, float]) -> None:
-    _programs.extend(programs)
-    _alone_s.update(alone_s)
-
-
-def _play(rival: Rival, base: SimSettings) -> Score:
-    return score(rival, simulate(_programs, rival.settings(base)), _programs, _alone_s)
+    alone_s = alone(programs, base)
+    results = simulate_all(name, programs, [rival.settings(base) for rival in found])
+    for rival, result in zip(found, results, strict=True):
+        yield score(rival, result, programs, alone_s)
 
 
 def _row(each: Score, ratio: float) -> dict[str, Any]:

@@ -60,12 +60,12 @@ def simulation_progress(programs: int) -> Iterator[Callable[[int], object]]:
 
 
 @contextmanager
-def leaderboard_progress(name: str, rivals: int) -> Iterator[Callable[[], object]]:
-    """A bar over the rivals that have been simulated. Gives a callback for each of them."""
+def simulations_progress(what: str, count: int) -> Iterator[Callable[[], object]]:
+    """A bar over several simulations. Gives a callback for each that has ended."""
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with _bar(name, rivals, *columns) as (bars, task):
+    with _bar(what, count, *columns) as (bars, task):
         yield lambda: bars.advance(task)
 
 
