@@ -29,6 +29,7 @@ from weft.core.trace.measured import Measured, dump_measured, measured_of, read_
 # written in the first version that can hold it.
 VERSION: Final = 3
 MOST_HASH_ID: Final = 2**63 - 1
+_HEAD_BYTES: Final = 4096
 
 _PROGRAM_KEYS: Final = (
     "version", "program", "arrival_s", "name", "tenant", "deadline_s", "end_known", "block_tokens", "calls",
@@ -116,6 +117,16 @@ def read(path: Path) -> list[TraceProgram]:
     if not programs:
         raise TraceError(f"{path} has no program. Write one on each line, as docs/reference/trace-format.md describes.")
     return list(programs.values())
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file seems to be a trace of this format. False for what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES).lstrip()
+    except OSError:
+        return False
+    return head.startswith(b"{") and all(key in head for key in (b'"program"', b'"calls"'))
 
 
 def parse(line: str, where: str) -> TraceProgram:

@@ -38,7 +38,7 @@ class BaselineEngines:
         from weft.bench.stepper import EngineCapacity, Stepper, model_limits
 
         self._settings = settings
-        model = _model_folder(settings.model, folder)
+        model = model_folder(settings.model, folder)
         capacity = EngineCapacity(
             batch_size=settings.batch_size,
             kv_blocks=settings.kv_capacity_tokens // BLOCK_TOKENS,
@@ -46,7 +46,7 @@ class BaselineEngines:
             engines=len(settings.baselines),
         )
         self._max_call_tokens, vocabulary = model_limits(model, capacity)
-        self._token_ids = range(_FIRST_TOKEN, min(vocabulary, _END_TOKEN))
+        self._token_ids = token_ids(vocabulary)
         self._engines: dict[str, Stepper] = {}
         for name in settings.baselines:
             self._engines[name] = Stepper(
@@ -114,7 +114,18 @@ def lockstep(replays: Sequence[Iterator[int]]) -> Iterator[None]:
                 ended[index] = count
 
 
-def _model_folder(name: str, folder: Path) -> Path:
+def token_ids(vocabulary: int) -> range:
+    """The tokens that prompts are made of, for a vocabulary of this size."""
+    return range(_FIRST_TOKEN, min(vocabulary, _END_TOKEN))
+
+
+def model_folder(name: str, folder: Path) -> Path:
+    """The folder of a model.
+
+    Args:
+        name: "tiny", "embedded", or a folder or hub name.
+        folder: an empty folder, for the tiny model.
+    """
     if name == "tiny":
         from weft.engine.models.tiny import make_tiny_llama
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.bench.baselines import Baseline
 from weft.bench.clock import Clock
@@ -23,14 +23,14 @@ class EngineCapacity:
 
     Args:
         batch_size: the number of calls that run at once.
-        kv_blocks: the number of KV blocks, of `BLOCK_TOKENS` tokens each.
-        chunk_tokens: the most tokens that a step computes.
+        kv_blocks: the number of KV blocks, of `BLOCK_TOKENS` tokens each. None: as vLLM sizes the KV cache itself.
+        chunk_tokens: the most tokens that a step computes. None: vLLM's default.
         engines: the number of engines that share the machine's memory.
     """
 
     batch_size: int
-    kv_blocks: int
-    chunk_tokens: int
+    kv_blocks: int | None
+    chunk_tokens: int | None
     engines: int
 
     def engine_args(self, model: Path, max_model_len: int | None) -> dict[str, Any]:
@@ -43,7 +43,11 @@ class EngineCapacity:
 
         on_cpu = current_platform.is_cpu()
         # These make vLLM accept a share of the memory. `num_gpu_blocks_override` sets the size of the KV cache.
-        memory = {"kv_cache_memory_bytes": 1 << 28} if on_cpu else {"gpu_memory_utilization": 0.9 / self.engines}
+        memory: dict[str, Any] = {"gpu_memory_utilization": 0.9 / self.engines}
+        if on_cpu:
+            memory = {"kv_cache_memory_bytes": 1 << (28 if self.kv_blocks else 30)}
+        if self.kv_blocks is not None:
+            memory |= {"num_gpu_blocks_override": self.kv_blocks + 1}  # vLLM keeps one block for itself
         return {
             "model": str(model),
             "dtype": "float32" if on_cpu else "auto",  # CPUs without AMX emulate bfloat16
@@ -53,12 +57,19 @@ class EngineCapacity:
             "enable_chunked_prefill": True,
             "enable_prefix_caching": True,
             "block_size": BLOCK_TOKENS,
-            "num_gpu_blocks_override": self.kv_blocks + 1,  # vLLM keeps one block for itself
             "enforce_eager": on_cpu,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             **memory,
         }
+
+
+class EngineLimits(NamedTuple):
+    """What an engine has once it runs."""
+
+    kv_tokens: int  # that its KV cache holds
+    kv_token_bytes: int  # the KV of one token
+    chunk_tokens: int  # the most tokens that a step computes
 
 
 def model_limits(model: Path, capacity: EngineCapacity) -> tuple[int, int]:
@@ -74,7 +85,8 @@ def model_limits(model: Path, capacity: EngineCapacity) -> tuple[int, int]:
         config = EngineArgs(**capacity.engine_args(model, None)).create_engine_config().model_config
     except Exception as error:
         raise start_error(str(model), error) from error
-    return min(config.max_model_len, capacity.kv_blocks * BLOCK_TOKENS), config.get_vocab_size()
+    most = config.max_model_len if capacity.kv_blocks is None else capacity.kv_blocks * BLOCK_TOKENS
+    return min(config.max_model_len, most), config.get_vocab_size()
 
 
 class Stepper:
@@ -123,7 +135,7 @@ class Stepper:
                 "scheduling_policy": self._baseline.stock,
                 "enable_prefix_caching": False,
                 "enable_chunked_prefill": False,
-                "max_num_batched_tokens": max(capacity.chunk_tokens, max_model_len),
+                "max_num_batched_tokens": max(capacity.chunk_tokens or 0, max_model_len),
             }
         if self._baseline.policy is None:
             return {"scheduling_policy": self._baseline.stock}
@@ -141,6 +153,16 @@ class Stepper:
             # min_tokens="auto" depends on measured seconds, so the clock of steps would not repeat exactly.
             arguments["kv_transfer_config"] = transfer_config(SwapConfig(space_gib=1.0, min_tokens=0))
         return arguments
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine has."""
+        config, kv = self._scheduler.scheduler_config, self._scheduler.kv_cache_config
+        token_bytes = sum(
+            group.kv_cache_spec.page_size_bytes * len(group.layer_names) // group.kv_cache_spec.block_size
+            for group in kv.kv_cache_groups
+        )
+        return EngineLimits(kv.num_blocks * BLOCK_TOKENS, token_bytes, config.max_num_batched_tokens)
 
     def reset(self) -> None:
         """Return the idle engine to its first state: clock and counts at 0, prefix cache and policy empty."""

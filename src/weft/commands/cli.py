@@ -12,12 +12,14 @@ from typing import Annotated
 import typer
 
 from weft import __version__
+from weft.commands.advise import advise
 from weft.commands.bench import bench
 from weft.commands.demo import demo
 from weft.commands.doctor import doctor
 from weft.commands.flags import HELP_NAMES, Command, Group
 from weft.commands.graph import graph
 from weft.commands.model import model_app
+from weft.commands.profile import profile
 from weft.commands.record import record
 from weft.commands.serve import CONTEXT, serve
 from weft.commands.sim import sim
@@ -53,7 +55,7 @@ def _options(
     pass
 
 
-for _command in (demo, graph, sim, bench, record, doctor):  # in the order of `weft --help`
+for _command in (demo, graph, sim, advise, profile, bench, record, doctor):  # in the order of `weft --help`
     app.command(cls=Command)(_command)
 app.command(cls=Command, context_settings=CONTEXT, options_metavar="[MODEL] [OPTIONS] [OPTIONS OF vllm serve]")(serve)
 app.command(cls=Command)(top)
