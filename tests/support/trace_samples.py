@@ -103,6 +103,24 @@ def observation(
     return row | {"usageDetails": usage or {}, "input": None}
 
 
+def vllm_line(at: str, message: str) -> str:
+    """A line of vLLM's log, as version 0.32 writes it."""
+    return f"(APIServer pid=7) DEBUG 11-25 {at} [entrypoints/.../utils/request_logger.py:55] {message}\n"
+
+
+def vllm_prompt(at: str, request_id: str, tokens: list[int] | None) -> str:
+    details = f"prompt: 'say prompt_token_ids: [1]', prompt_token_ids: {tokens}, prompt_embeds shape: None."
+    received = f"Received request {request_id}: params: SamplingParams(n=1), lora_request: None."
+    return vllm_line(at, f"Request {request_id} details: {details}") + vllm_line(at, received)
+
+
+def vllm_answer(at: str, request_id: str, tokens: list[int] | None, *, kind: str = "") -> str:
+    name = f"Generated response {request_id}{kind}"
+    return vllm_line(at, f"{name} details: output_token_ids: {tokens}") + vllm_line(
+        at, f"{name}: output: 'It is a river', finish_reason: stop"
+    )
+
+
 _TALK: Final = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 
 _CLAUDE_AGENT: Final = {"isSidechain": True, "agentId": "a1"}
@@ -222,6 +240,17 @@ SAMPLES: Final[dict[str, Files]] = {
                 observation("g3", "agent", "GENERATION", ("00:08", "00:09")),
             ],
             indent=1,
+        ).encode()
+    },
+    "vllm": {
+        "vllm.log": (
+            "(APIServer pid=7) INFO 11-25 10:00:00 [vllm.py:1] Started\n"
+            + vllm_prompt("10:00:01", "chatcmpl-a", list(range(40)))
+            + vllm_answer("10:00:02", "chatcmpl-a", [1, 2, 3])
+            + vllm_prompt("10:00:04", "chatcmpl-b", [*range(40), 1, 2, 3, 50])
+            + vllm_answer("10:00:05", "chatcmpl-b", [4, 5], kind=" (streaming delta)")
+            + vllm_answer("10:00:05", "chatcmpl-b", None, kind=" (streaming complete)")
+            + vllm_prompt("10:00:06", "cmpl-c", [1, 2])
         ).encode()
     },
 }

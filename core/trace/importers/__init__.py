@@ -23,6 +23,7 @@ from weft.core.trace.importers.mooncake import Aiperf, Mooncake
 from weft.core.trace.importers.opentelemetry import OpenTelemetry
 from weft.core.trace.importers.swe_agent import SweAgent
 from weft.core.trace.importers.tau_bench import TauBench
+from weft.core.trace.importers.vllm_log import VllmLog
 from weft.core.trace.importers.weka import Weka
 
 __all__ = ["IMPORTERS", "ImportOptions", "Importer", "TraceImport", "import_traces"]
@@ -37,6 +38,7 @@ _ALL: Final[tuple[Importer, ...]] = (
     OpenTelemetry(),
     LiteLlm(),
     Langfuse(),
+    VllmLog(),
     TauBench(),
     Bfcl(),
     SweAgent(),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_samples import litellm_row, observation, otlp, otlp_call, otlp_span
+from trace_samples import litellm_row, observation, otlp, otlp_call, otlp_span, vllm_answer, vllm_prompt
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall, TraceProgram
@@ -244,6 +244,71 @@ def test_calls_of_weft_have_the_parents_that_they_tell(tmp_path: Path) -> None:
         ("b", (), 2.0, None, None),
         ("c", ("a", "b"), 3.0, None, None),
     ]
+
+
+def vllm(folder: Path, text: str) -> tuple[list[TraceProgram], int]:
+    path = folder / "vllm.log"
+    path.write_text(text)
+    found = TraceImport([path])
+    assert [importer.name for _, importer in found.files] == ["vllm"]
+    return list(found), found.counts.calls_unused
+
+
+def test_requests_in_vllms_log_are_programs_that_share_blocks(tmp_path: Path) -> None:
+    """Nothing says which belong together, and their tokens say what their prompts share. A stream's tokens are those of
+    its parts, or a quarter of its characters. A request that was not answered is left out, and so is one without
+    tokens."""
+    prompt = list(range(40))
+    (programs, left_out) = vllm(
+        tmp_path,
+        vllm_prompt("10:00:01", "a", prompt)
+        + vllm_prompt("10:00:03", "b", [*prompt[:20], *prompt])
+        + vllm_answer("10:00:04", "b", [4, 5], kind=" (streaming delta)")
+        + vllm_answer("10:00:04", "b", [6], kind=" (streaming delta)")
+        + vllm_answer("10:00:05", "b", None, kind=" (streaming complete)")
+        + vllm_answer("10:00:06", "a", [1, 2])
+        + vllm_prompt("10:00:07", "c", [9])
+        + vllm_answer("10:00:08", "c", None, kind=" (streaming complete)")
+        + vllm_prompt("10:00:09", "open", [9])
+        + vllm_prompt("10:00:09", "embedded", None)
+        + vllm_answer("10:00:09", "embedded", [7]),
+    )
+    assert left_out == 2
+    assert [(program.program, program.arrival_s) for program in programs] == [
+        ("vllm-b", 2.0), ("vllm-a", 0.0), ("vllm-c", 6.0),
+    ]  # fmt: skip
+    calls = [program.calls[0] for program in programs]
+    assert [(call.prompt_tokens, call.output_tokens) for call in calls] == [(60, 3), (40, 2), (1, 4)]
+    first, second = list(calls[0].hash_ids), list(calls[1].hash_ids)
+    assert (len(first), len(second)) == (3, 2)
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+
+
+def test_a_log_that_goes_on_in_the_next_year_goes_on(tmp_path: Path) -> None:
+    """vLLM's times have no year."""
+    text = "".join(vllm_prompt("23:59:59", each, [1]) + vllm_answer("23:59:59", each, [1]) for each in "ab")
+    lines = text.splitlines(keepends=True)
+    lines = [line.replace("11-25", "12-31") for line in lines[:4]] + [
+        line.replace("11-25 23:59:59", "01-01 00:00:01") for line in lines[4:]
+    ]
+    (programs, _) = vllm(tmp_path, "".join(lines))
+    assert [program.arrival_s for program in programs] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (vllm_prompt("10:00:01", "a", [1]).splitlines()[1], "line 1: the prompt's tokens are not in the log; expected"),
+        (vllm_prompt("10:00:61", "a", [1]), "line 1: the time is '11-25 10:00:61'"),
+        (vllm_prompt("10:00:01", "a", [1]).replace("ids: [1], prompt_embeds", "ids: [1 2], prompt_embeds"), "'.1 2.'"),
+        (vllm_prompt("10:00:01", "a", [1]), "no program, and 1 calls that failed"),
+    ],
+)
+def test_a_log_of_vllm_that_says_too_little_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    """The error names the options that make a log say enough."""
+    with pytest.raises(TraceError, match=rf"vllm\.log.*{message}"):
+        vllm(tmp_path, text)
 
 
 CALL = otlp_call("a", "", 1.0, 2.0, 10, 5)
