@@ -10,6 +10,7 @@ from weft.core.policies.steps.costs import StepCosts
 
 _FORGET: Final = 0.999  # the weight of all earlier steps with each new one: the fit follows the last thousand steps
 _LEAST_STEPS: Final = 16  # before the first fit
+_NOISE: Final = 1e-9  # the part of the steps' time that rounding may explain
 
 
 class StepCostFit:
@@ -47,7 +48,8 @@ class StepCostFit:
         """The fitted costs.
 
         A negative coefficient is set to zero and the others are fitted again. If a number of tokens never varied, its
-        cost cannot be told from the fixed part.
+        cost cannot be told from the fixed part. A coefficient that explains no more of the time than rounding does is
+        zero, too: if all steps take as long, tokens cost nothing.
 
         Returns:
             The costs. None if too few steps were seen, or they took no time.
@@ -65,7 +67,8 @@ class StepCostFit:
                 fitted[used] = found
                 break
             used.pop(int(found.argmin()))
-        fixed_s, decode_token_s, prefill_token_s = map(float, fitted)
+        is_noise = fitted * products[0] <= _NOISE * times[0]  # both are sums over the steps
+        fixed_s, decode_token_s, prefill_token_s = map(float, np.where(is_noise, 0.0, fitted))
         if fixed_s + decode_token_s <= 0:
             return None
         return StepCosts(fixed_s, decode_token_s, prefill_token_s, self._slots)

@@ -61,3 +61,16 @@ def test_prompts_that_never_came_cost_nothing() -> None:
     assert found is not None
     assert found.prefill_token_s == 0
     assert found.prompt_weight == 0
+
+
+def test_steps_that_are_all_alike_make_tokens_cost_nothing() -> None:
+    """If all steps take the same time, decoding and prompts cost exactly nothing, not what rounding makes of it. A KV
+    policy would otherwise believe that prompts are computed at once, and not that their cost is unknown."""
+    rng, fit = random.Random(0), StepCostFit()
+    for count in range(1, 500):
+        fit.observe(rng.randint(0, 16), rng.choice((0, 0, 41, 2000)), 1 / 128)
+        found = fit.costs()
+        if count >= 16:
+            assert found is not None
+            assert (found.decode_token_s, found.prefill_token_s) == (0, 0)
+            assert found.fixed_s == pytest.approx(1 / 128)
