@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Mapping
 
-from weft.core.policies import Rank, StepTokens
+from weft.core.policies import Call, Rank, StepTokens
 from weft.core.sim.calls import SimCall
 from weft.core.sim.jump import Jump
 
@@ -20,15 +21,19 @@ class RunningBatch:
 
     Args:
         token_s: Service for each computed token, in seconds. None: service is the duration of the steps.
+        block_tokens: Calls take KV in blocks of this many tokens.
     """
 
-    def __init__(self, token_s: float | None) -> None:
+    def __init__(self, token_s: float | None, block_tokens: int = 1) -> None:
         self.ranks: dict[SimCall, Rank] = {}  # of the running calls
         self.chunks: dict[SimCall, int] = {}  # of the calls that compute a prompt: their tokens in the next step
         self.admitted: dict[SimCall, None] = {}  # calls admitted before the next step, in this order
         self.decoding = 0  # number of calls that decode
         self.steps = 0  # steps that the replica has made so far
         self._token_s = token_s
+        self._block_tokens = block_tokens
+        # The decoding calls by (context - steps) % block_tokens, which does not change while a call decodes.
+        self._phases = [0] * block_tokens
         self._busy_s = 0.0  # duration of these steps
         self._context_tokens = 0  # tokens that the decoding calls attend to in the next step
         self._pushes = itertools.count()  # breaks ties, so that calls are never compared
@@ -50,6 +55,25 @@ class RunningBatch:
         """The next step's tokens: decoded ones, those of prompts, and those in the KV cache that both attend to."""
         computed_tokens = sum(call.context_tokens - call.prefill_left for call in self.chunks)
         return self.decoding, sum(self.chunks.values()), self._context_tokens + computed_tokens
+
+    def padding(self, ahead: int, chunks: Mapping[Call, int]) -> int:
+        """The tokens by which the blocks of the running calls exceed their tokens.
+
+        Args:
+            ahead: 0: with the blocks for the next step. -1: with those for the steps that have been made, in which the
+                KV of the tokens generated last is not computed yet.
+            chunks: By call that computes a prompt, its tokens in the next step.
+        """
+        block_tokens = self._block_tokens
+        if block_tokens == 1:
+            return 0
+        padding = ahead * self.decoding
+        for phase, count in enumerate(self._phases):
+            if count:
+                padding += count * (-(phase + self.steps + ahead) % block_tokens)
+        for call in self.chunks:
+            padding += -(call.context_tokens - call.prefill_left + chunks.get(call, 0)) % block_tokens
+        return padding
 
     def divide_step(self, step_tokens: int) -> StepTokens:
         """Begin to divide a step's tokens: one for each call that decodes, the rest for prompts in rank order."""
@@ -73,6 +97,7 @@ class RunningBatch:
     def start_decoding(self, call: SimCall) -> None:
         """A call has its prompt in the KV cache and generates a token with each step from now on."""
         self.decoding += 1
+        self._phases[(call.context_tokens - self.steps) % self._block_tokens] += 1
         self._context_tokens += call.context_tokens
         call.charged_step, call.charged_clock_s = self.steps, self.decode_clock_s
         call.end_step = self.steps + call.spec.output_tokens - call.output_tokens
@@ -91,6 +116,7 @@ class RunningBatch:
         """A call ends or is preempted."""
         if call.end_step >= 0:
             self.decoding -= 1
+            self._phases[(call.context_tokens - self.steps) % self._block_tokens] -= 1
             self._context_tokens -= call.context_tokens
             call.end_step = call.charge_step = -1
         self.chunks.pop(call, None)
@@ -150,4 +176,4 @@ class RunningBatch:
 
     def is_empty(self) -> bool:
         """Whether no call runs and all counts are zero."""
-        return not (self.ranks or self.chunks or self.decoding or self._context_tokens)
+        return not (self.ranks or self.chunks or self.decoding or self._context_tokens or any(self._phases))

@@ -10,8 +10,11 @@ from weft.core.trace.format import TraceProgram
 def share_full_blocks(program: TraceProgram, block_tokens: int) -> TraceProgram:
     """Round the prefixes that a program's calls share down to full blocks, because vLLM shares only these.
 
-    An engine never computes the KV of a call's last token. If a context just fills its blocks, its last block is
-    therefore not full. Programs with hash ids share full blocks of their own length.
+    A call computes at least its last token again, so it finds no block that ends with its prompt. Programs with hash
+    ids share full blocks of their own length.
+
+    The KV of the last token that a parent generated was never computed. The first call that continues the parent
+    computes it, and the parent's other children find it.
 
     Args:
         program: The program.
@@ -20,8 +23,7 @@ def share_full_blocks(program: TraceProgram, block_tokens: int) -> TraceProgram:
     if block_tokens == 1 or program.block_tokens is not None:
         return program
     calls = []
-    computed = {call.call_id: call.prompt_tokens + call.output_tokens - 1 for call in program.calls}
     for call in program.calls:
-        tokens = min([call.shared_prefix_tokens, *(computed[parent] for parent in call.parents[:1])])
+        tokens = max(0, min(call.shared_prefix_tokens, call.prompt_tokens - 1))
         calls.append(replace(call, shared_prefix_tokens=tokens // block_tokens * block_tokens))
     return replace(program, calls=tuple(calls))

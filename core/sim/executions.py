@@ -78,7 +78,7 @@ class Executions:
         if call.resumed:
             counts.recomputed += max(0, call.computed - call.swapped)
         elif spec.parents:
-            counts.again += max(0, min(spec.shared_prefix_tokens, spec.prompt_tokens) - call.swapped)
+            counts.again += max(0, self._known_tokens(call) - call.swapped)
         self._kv.unfilled += 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
         if self._settings.shares_prefixes:
             call.segment = self._kv.reserve_call(call, segment, hit, tokens)
@@ -90,6 +90,15 @@ class Executions:
         call.total_wait_s += now_s - call.queued_since_s
         call.started_s = now_s
 
+    def _known_tokens(self, call: SimCall) -> int:
+        """The tokens of a call's prompt whose KV its parent has left, in full blocks if these are counted."""
+        spec, block_tokens = call.spec, self._settings.block_tokens
+        known = min(spec.shared_prefix_tokens, spec.prompt_tokens)
+        if block_tokens > 1:
+            parent = call.owner.spec.calls[call.owner.index_of[spec.parents[0]]]
+            known = min(known, (parent.prompt_tokens + parent.output_tokens - 1) // block_tokens * block_tokens)
+        return known
+
     def preempt(self, call: SimCall, now_s: float) -> None:
         """Preempt a running call. Its KV is unpinned, and before that copied to host memory if the engines swap."""
         self._counts.preemptions += 1
@@ -98,7 +107,7 @@ class Executions:
         if call.end_step >= 0:
             self._charges.decode(call, now_s)
         segment = cast("Segment", call.segment)
-        self._kv.trim(segment, min(call.prefill_left, segment.tokens))
+        self._kv.trim(segment, call.prefill_left)
         if self._settings.swaps:
             call.swapped = max(0, call.context_tokens - max(1, call.prefill_left))
             self._counts.swapped += call.swapped
@@ -135,7 +144,7 @@ class Executions:
         segment, block_tokens = cast("Segment", call.segment), self._settings.block_tokens
         if block_tokens > 1:
             computed = min(segment.end, call.context_tokens - 1)  # the last token's KV is never computed
-            self._kv.trim(segment, min(segment.end - computed // block_tokens * block_tokens, segment.tokens))
+            self._kv.trim(segment, segment.end - computed // block_tokens * block_tokens)
         if self._settings.shares_prefixes:
             self._kv.name_output(call, segment)
         self._kv.release(segment)

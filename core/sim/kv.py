@@ -2,7 +2,7 @@
 
 The cache is a tree of segments, as the hashes of vLLM's blocks form a tree. A segment that a running call reads is
 pinned. The other segments stay until their capacity is needed. Then the least recently used prefix is evicted, from its
-end. The cache counts tokens, and vLLM counts blocks, of which a call's last one is not full.
+end. The cache counts tokens. What calls take beyond them, because their last blocks are not full, is `padding`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from weft.core.sim.calls import SimCall, SimProgram
@@ -49,6 +49,7 @@ class KvCache:
         self.pinned = 0  # tokens that running calls read or have reserved
         self.cached = 0  # tokens that no running call reads, kept for later calls
         self.unfilled = 0  # the pinned tokens that are reserved for prompts and not computed yet
+        self.padding = 0  # what running calls take beyond their tokens, because they take whole blocks; see `fill`
         self._keep = keep
         self._block_tokens = block_tokens
         self._index: dict[Hashable, Segment] = {}
@@ -60,6 +61,11 @@ class KvCache:
         """Tokens that calls can reserve: the free ones, and those that can be evicted."""
         return self.capacity - self.pinned
 
+    @property
+    def free(self) -> float:
+        """Tokens in blocks that no running call has taken yet, those that can be evicted included."""
+        return self.capacity - self.pinned + self.unfilled - self.padding
+
     def find(self, keys: Iterable[tuple[Hashable, int]]) -> tuple[Segment | None, int]:
         """Find the longest cached prefix.
 
@@ -69,14 +75,28 @@ class KvCache:
         Returns:
             The segment in which the prefix ends, and the length of the prefix in tokens; None and 0 without a prefix.
         """
+        found, longest = None, 0
         for key, shared in keys:
+            if shared <= longest:
+                break
             segment = self._index.get(key)
-            if segment is not None:
-                hit = min(shared, segment.end)
-                while segment.base >= hit and segment.parent is not None:  # the shared tokens end in an earlier segment
-                    segment = segment.parent
-                return (segment, hit) if hit else (None, 0)
-        return None, 0
+            if segment is not None and min(shared, segment.end) > longest:
+                found, longest = segment, min(shared, segment.end)
+            if segment is not None and self._block_tokens == 1:
+                break
+        while found is not None and found.base >= longest:  # the shared tokens end in an earlier segment
+            found = found.parent
+        return found, longest
+
+    def shared_prefixes(self, call: SimCall) -> Iterator[tuple[Hashable, int]]:
+        """Yield the keys under which later calls look for the KV that a call shares, the longest prefix first.
+
+        vLLM finds equal blocks whoever has computed them. If the cache is counted in blocks, all earlier calls whose
+        context the call begins with are therefore found again. Otherwise only the one before it is.
+        """
+        if self._block_tokens == 1 or call.end_node is not None:
+            return call.shared_prefixes()
+        return itertools.islice(call.prefixes(), 1, None)
 
     def cost(self, segment: Segment | None, hit: int, tokens: int) -> int:
         """How much less is `available` once a call reserves `tokens`, of which `hit` are shared as `find` said."""
@@ -99,7 +119,7 @@ class KvCache:
         """Reserve a call's `tokens` as `reserve` does, so that others find the prefix that they share with it."""
         if call.end_node is not None:
             call.end_node.use(call.owner.number)
-        missing = itertools.takewhile(lambda prefix: prefix[1] > hit, call.shared_prefixes())
+        missing = itertools.takewhile(lambda prefix: prefix[1] > hit, self.shared_prefixes(call))
         for key, shared in reversed(list(missing)):
             segment, hit = self.reserve_prefix(key, segment, hit, min(shared, tokens)), min(shared, tokens)
         return self.reserve(call.kv_key, segment, hit, tokens)
@@ -123,14 +143,27 @@ class KvCache:
             segment = self._split(segment, hit)
         return self._add(key, segment, hit, tokens - hit)
 
-    def grow(self, tokens: int) -> None:
-        """Count tokens that the running calls have generated together. `settle` adds them to the calls' segments."""
+    def grow(self, tokens: int, padding: int | None = None) -> None:
+        """Count tokens that the running calls have generated together. `settle` adds them to the calls' segments.
+
+        Args:
+            tokens: The number of tokens.
+            padding: As for `fill`. None: the tokens lie in blocks that were taken before.
+        """
         self.pinned += tokens
+        if self._block_tokens > 1:
+            self.padding = self.padding - tokens if padding is None else padding
         self._evict()
 
-    def fill(self, unfilled: int) -> None:
-        """Note how many tokens that are reserved for prompts will still not be computed after the next step."""
-        self.unfilled = unfilled
+    def fill(self, unfilled: int, padding: int = 0) -> None:
+        """Note what the running calls take in the next step.
+
+        Args:
+            unfilled: The tokens reserved for prompts that will still not be computed after the step.
+            padding: The tokens by which the calls' blocks exceed their other tokens. It is below 0 if the blocks for
+                the latest tokens are not taken yet.
+        """
+        self.unfilled, self.padding = unfilled, padding
         self._evict()
 
     @staticmethod
@@ -139,9 +172,24 @@ class KvCache:
         own.tokens += tokens
 
     def trim(self, own: Segment, tokens: int) -> None:
-        """Free the last `tokens` of a call's own segment, which were reserved but never computed."""
-        own.tokens -= tokens
-        self.pinned -= tokens
+        """Free the last `tokens` that only this call has reserved, because they were never computed.
+
+        They may begin before its own segment, in prefixes that others were to find. If the cache is not counted in
+        blocks, these stay.
+        """
+        segment, below = own, [own]
+        while True:
+            cut = min(tokens, segment.tokens)
+            segment.tokens -= cut
+            self.pinned -= cut
+            tokens -= cut
+            parent = segment.parent
+            if not tokens or self._block_tokens == 1 or parent is None or parent.pins > 1 or parent.children > 1:
+                break
+            segment = parent
+            below.append(parent)
+        for each in reversed(below[:-1]):
+            each.base = cast("Segment", each.parent).end
 
     def release(self, own: Segment) -> None:
         """Unpin the segments of a call that stops running. Without prefix caching its own segment is dropped."""
@@ -250,7 +298,7 @@ class KvCache:
                 self._drop(leaf)
 
     def _excess(self) -> float:
-        return self.pinned - self.unfilled + self.cached - self.capacity
+        return self.cached - self.free
 
     def _next_leaf(self) -> Segment:
         """The leaf to evict next. There must be one."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final, cast
 
-from weft.core.policies import Call, Policy
+from weft.core.policies import Call, Policy, StepTokens
 from weft.core.sim.batch import RunningBatch
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.charges import Charges
@@ -67,7 +67,8 @@ class Replica:
         policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # inf: contexts are not kept
         self._kv = kv_cache(settings, counts)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
-        self._batch = RunningBatch(settings.policy.token_s)
+        self._in_blocks = settings.block_tokens > 1 and not math.isinf(settings.kv_capacity)
+        self._batch = RunningBatch(settings.policy.token_s, settings.block_tokens)
         self._charges = Charges(policy, self._kv, self._batch, settings.policy.token_s)
         self._executions = Executions(
             number,
@@ -81,6 +82,7 @@ class Replica:
         )
         self._ended: list[Hashable] = []  # the KV of programs that have ended, until the next batch is formed
         self._between_decisions = False  # the policy does not decide before the next step (`decide_every`)
+        self._shares: dict[Call, int] = {}  # the next step's tokens of the running calls that compute a prompt
 
     # -- events
 
@@ -170,7 +172,7 @@ class Replica:
             self._on_batch(Batch(self.number, jump.began_s, jump.steps, *batch.step_tokens()))
         self._kv.tick(now_s)
         batch.advance(jump)
-        self._kv.grow(batch.decoding * jump.steps)
+        self._kv.grow(batch.decoding * jump.steps, batch.padding(-1, {}) if jump.steps > 1 else None)
         charged = batch.pop_calls_to_charge(jump, every_call=self.policy.ranks_follow_steps)
         for call in charged:
             if call in batch.chunks:
@@ -184,6 +186,8 @@ class Replica:
             self._kv.call_ended(call, segment)
             self.policy.leave(call)
             call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
+        if ended and self._in_blocks:
+            self._take_blocks(-1, {})
         return ended
 
     def schedule(self, now_s: float) -> Jump | None:
@@ -205,33 +209,42 @@ class Replica:
                 if call in batch.ranks:
                     batch.ranks[call] = call.rank
             self._preempt_victims(now_s)
+        elif self._in_blocks:
+            self._shares = batch.divide_step(self._settings.chunk_tokens).divide()
         waiting = itertools.chain(self.policy.waiting, self.policy.held)
         self._kv.queue_changed(cast("Iterator[SimCall]", waiting), now_s)
-        while batch.growth_tokens > self._kv.available:
-            self._executions.preempt(batch.lowest_call(), now_s)
-        self._admit(now_s)
+        starts_none = self._preempt_for_growth(now_s) and bool(batch.ranks)
+        self._admit(now_s, may_start=not starts_none)
         for call, tokens in batch.chunks.items():
             if tokens == 0 and not call.stalled:
                 self._executions.stall(call, now_s)
             elif tokens and call.stalled:
                 self._executions.go_on(call, now_s)
-        self.jump = self._plan_jump(now_s) if batch.ranks else None
+        self.jump = self._plan_jump(now_s, only_one_step=starts_none) if batch.ranks else None
         if self.jump is not None:
             self._costs.step_begins(batch.steps, batch.decoding)
         return self.jump
 
-    def _plan_jump(self, now_s: float) -> Jump:
-        """Plan as many steps as no event can interrupt. An arrival may still end the jump earlier."""
+    def _plan_jump(self, now_s: float, *, only_one_step: bool) -> Jump:
+        """Plan as many steps as no event can interrupt. An arrival may still end the jump earlier.
+
+        Args:
+            now_s: When the jump begins.
+            only_one_step: Whether calls that wait may start with the step after the next one.
+        """
         batch = self._batch
         first_s = self._timing.step_s(*batch.step_tokens())
         swap_s = self._executions.take_swap_s()
         if batch.chunks or swap_s:
             return Jump(now_s, first_s + swap_s, 0.0, 1)
         jump = Jump(now_s, first_s, self._timing.context_token_s * batch.decoding, 1)
-        if self._plays_each_step or self._order_may_change():
+        if only_one_step or self._plays_each_step or self._order_may_change():
             return jump
         steps = batch.steps_to_next_event(jump)
-        if self._kv.capacity < math.inf:
+        if self._in_blocks:
+            block_tokens = self._settings.block_tokens
+            steps = min(steps, int(self._kv.free // (batch.decoding * block_tokens)) * block_tokens)
+        elif self._kv.capacity < math.inf:
             steps = min(steps, int(self._kv.available // batch.decoding))
         steps = int(min(steps, self._costs.steps_to_next(batch.steps)))
         if self._between_decisions:
@@ -254,11 +267,17 @@ class Replica:
     def _preempt_victims(self, now_s: float) -> None:
         """Preempt running calls for waiting calls of better rank (Algorithm 1 lines 32-39)."""
         waiting, batch = self.policy.waiting, self._batch
+        tokens = batch.divide_step(self._settings.chunk_tokens)
         if not waiting or not batch.ranks or not self.policy.preempts or self.policy.is_settled(batch.lowest_rank()):
+            self._shares = tokens.divide()
             return
-        free_slots, free_tokens = self._settings.batch_size - len(batch.ranks), self._free_tokens()
-        if len(waiting) <= min(free_slots, 4) and sum(map(_context_tokens, waiting)) <= free_tokens:
-            return  # all waiting calls fit without preemption
+        free_slots = self._settings.batch_size - len(batch.ranks)
+        if self._in_blocks:
+            self._take_blocks(0, {})
+        free_tokens = self._free_tokens()
+        fit = len(waiting) <= min(free_slots, 4) and sum(map(self._blocks_of, waiting)) <= free_tokens
+        if fit and not self._in_blocks:
+            return  # all waiting calls start without preemption
         victims = self.policy.victims(
             [call for call in batch.ranks if not (call.resumed and call in batch.chunks)],
             free_slots,
@@ -266,23 +285,57 @@ class Replica:
                 self._kv,
                 free_tokens,
                 batch.steps,
-                batch.divide_step(self._settings.chunk_tokens),
+                tokens,
                 self._settings,
             ),
         )
+        self._shares = tokens.divide()
         for call in victims:
             self._executions.preempt(cast("SimCall", call), now_s)
 
+    def _preempt_for_growth(self, now_s: float) -> bool:
+        """Preempt calls until the next step fits. Returns whether any was preempted; vLLM then starts none."""
+        batch, preempted = self._batch, False
+        if not self._in_blocks:
+            while batch.growth_tokens > self._kv.available:
+                self._executions.preempt(batch.lowest_call(), now_s)
+            return False
+        while True:
+            self._take_blocks(0, self._shares)
+            if self._kv.free >= 0:
+                return preempted
+            self._executions.preempt(batch.lowest_call(), now_s)
+            preempted = True
+
     def _free_tokens(self) -> float:
-        """The tokens of KV that calls may take: the next step must fit, and a share of the cache stays free."""
+        """The tokens of KV that calls may take. If the KV cache is counted in tokens, the next step must fit, and a
+        share of the cache stays free. vLLM, which counts blocks, lets calls take all that is free now."""
+        if self._in_blocks:
+            return self._kv.free
         return self._kv.available - self._batch.growth_tokens - 1 - self._headroom_tokens
 
-    def _admit(self, now_s: float) -> None:
+    def _take_blocks(self, ahead: int, chunks: Mapping[Call, int]) -> None:
+        """Count the blocks of the running calls, as `RunningBatch.padding` says, and evict others for them."""
+        batch = self._batch
+        unfilled = sum(call.prefill_left - chunks.get(call, 0) for call in batch.chunks)
+        self._kv.fill(unfilled, batch.padding(ahead, chunks))
+
+    def _blocks_of(self, call: Call) -> int:
+        """The tokens of the blocks that a waiting call's context takes."""
+        block_tokens = self._settings.block_tokens
+        return -(-cast("SimCall", call).context_tokens // block_tokens) * block_tokens
+
+    def _admit(self, now_s: float, *, may_start: bool = True) -> None:
         """Admit waiting calls in rank order until one does not fit, and divide the next step's tokens."""
         waiting, batch = self.policy.waiting, self._batch
         batch.admitted.clear()
-        tokens = batch.divide_step(self._settings.chunk_tokens)
-        while waiting and len(batch.ranks) < self._settings.batch_size:
+        if self._in_blocks:  # as vLLM, which serves running calls before it starts others
+            batch.chunks = {call: cast("dict[SimCall, int]", self._shares)[call] for call in batch.chunks}
+            prompts = sum(batch.chunks.values())
+            tokens = StepTokens(self._settings.chunk_tokens - batch.decoding - prompts, ())
+        else:
+            tokens = batch.divide_step(self._settings.chunk_tokens)
+        while may_start and waiting and len(batch.ranks) < self._settings.batch_size:
             call = cast("SimCall", waiting.peek())
             left = tokens.left_for(call if self.policy.preempts else None)
             if not left:
@@ -290,7 +343,7 @@ class Replica:
             segment, hit = self._kv.find(call.prefixes()) if self._settings.shares_prefixes else (None, 0)
             if batch.ranks and left < call.tokens_to_compute(hit) and not self._settings.chunked_prefill:
                 break
-            if batch.ranks and self._kv.cost(segment, hit, call.context_tokens) > self._free_tokens():
+            if batch.ranks and self._kv.cost(segment, hit, self._blocks_of(call)) > self._free_tokens():
                 break
             self._executions.begin(call, segment, hit, now_s)
             self.policy.start(call, now_s)
@@ -300,8 +353,10 @@ class Replica:
                 batch.chunks[call] = tokens.take(call.prefill_left)
             else:
                 batch.start_decoding(call)
+            if self._in_blocks:
+                self._take_blocks(0, cast("dict[Call, int]", batch.chunks))
         batch.chunks.update(cast("dict[SimCall, int]", tokens.divide()))
-        self._kv.fill(sum(call.prefill_left - chunk for call, chunk in batch.chunks.items()))
+        self._take_blocks(0, cast("dict[Call, int]", batch.chunks))
 
     def check_integrity(self) -> None:
         """Assert that an idle replica holds no calls and no pinned KV. For tests.
@@ -316,7 +371,3 @@ class Replica:
                 f"replica {self.number} is not idle: {list(self._batch.ranks)} run, {waiting} calls wait, "
                 f"{pinned} tokens are pinned"
             )
-
-
-def _context_tokens(call: Call) -> int:
-    return cast("SimCall", call).context_tokens

@@ -31,6 +31,7 @@ class SimRoom:
         self._free_tokens = free_tokens
         self._steps = steps
         self._settings = settings
+        self._counts_blocks = settings.block_tokens > 1
         self._pins: dict[Segment, int] = {}  # the pins of segments whose number would change
         # Prefixes that starting calls would bring, with their lengths in tokens.
         self._prefixes: dict[Hashable, int] = {}
@@ -59,7 +60,7 @@ class SimRoom:
                 break
             segment = segment.parent
         if self._settings.shares_prefixes:
-            self._prefixes.update(call.shared_prefixes())
+            self._prefixes.update(self._kv.shared_prefixes(call))
 
     def keep(self, call: Call) -> None:
         self._step_tokens.keep(call)
@@ -68,9 +69,13 @@ class SimRoom:
         self._step_tokens.preempt(call)
         call = cast("SimCall", call)
         own = cast("Segment", call.segment)
-        # The token that the call would generate in the next step, and tokens that its segment does not count yet.
-        self._free_tokens += 1 + (self._steps - call.charged_step if call.end_step >= 0 else 0)
         segment: Segment | None = own
+        is_decoding = call.end_step >= 0
+        uncounted = self._steps - call.charged_step if is_decoding else 0  # tokens that its segment lacks yet
+        if self._counts_blocks:
+            self._free_tokens += self._blocks(call.context_tokens - call.prefill_left + uncounted) - own.end
+        else:  # with the token that the call would generate in the next step
+            self._free_tokens += 1 + uncounted
         while segment is not None:
             self._pins[segment] = self._pins_of(segment) - 1
             if self._pins[segment]:
@@ -84,12 +89,16 @@ class SimRoom:
         while segment is not None and not self._pins_of(segment):
             segment = segment.parent
         shared = min(segment.end, self._hit) if segment is not None else 0
-        return call.context_tokens - max(shared, self._brought_tokens())
+        return self._blocks(call.context_tokens) - max(shared, self._brought_tokens())
+
+    def _blocks(self, tokens: int) -> int:
+        """The tokens of the blocks that so many tokens take."""
+        return -(-tokens // self._settings.block_tokens) * self._settings.block_tokens
 
     def _brought_tokens(self) -> int:
         """The tokens of the offered call's prefix that starting calls would bring."""
         if self._prefixes:
-            for key, shared in cast("SimCall", self._call).shared_prefixes():
+            for key, shared in self._kv.shared_prefixes(cast("SimCall", self._call)):
                 if key in self._prefixes:
                     return min(self._prefixes[key], shared)
         return 0

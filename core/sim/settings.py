@@ -31,7 +31,9 @@ class SimSettings:
     stealing: StealingConfig | None = None  # when calls that wait move to another replica; None: never
     kv_tokens: float = 262_144  # capacity of each replica's KV cache; math.inf for no bound
     prefix_cache: bool = True
-    block_tokens: int = 1  # calls find only full blocks of this many tokens; the KV cache still counts in tokens
+    # 1: the KV cache is counted in tokens, and a further call starts if the next step fits and a hundredth stays free.
+    # More: it is counted in blocks of this many tokens, as vLLM does. Calls find full blocks only.
+    block_tokens: int = 1
     # What is evicted next if the KV cache is bounded and keeps prefixes. None: what was used longest ago, but KV of
     # ended programs first if the scheduling policy says so. With host memory, the default is next-use.
     kv_policy: KvPolicyConfig | None = None
@@ -80,8 +82,10 @@ class SimSettings:
 
     @property
     def kv_capacity(self) -> float:
-        """Capacity of each replica's KV cache in tokens; math.inf for no bound."""
-        return math.inf if self.unit_steps else self.kv_tokens
+        """Capacity of each replica's KV cache in tokens, of full blocks; math.inf for no bound."""
+        if self.unit_steps or math.isinf(self.kv_tokens):
+            return math.inf
+        return self.kv_tokens // self.block_tokens * self.block_tokens
 
     @property
     def shares_prefixes(self) -> bool:

@@ -256,11 +256,11 @@ def test_a_gate_holds_back_the_same_calls(
     assert (min(parts) < 0.6) == (reused < 1)
 
 
-@pytest.mark.parametrize("name", ["fcfs", "atlas"])
-def test_a_full_kv_cache_makes_similar_preemptions_and_ends(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "block_tokens"), [("fcfs", 1), ("fcfs", 16), ("atlas", 1), ("atlas", 16)])
+def test_a_full_kv_cache_makes_similar_preemptions_and_ends(name: str, block_tokens: int, tmp_path: Path) -> None:
     """When the KV cache holds a third of the slots' calls, preemptions agree within 10 % and mean ends within 5 %.
 
-    They differ because the simulator counts tokens, and vLLM counts blocks of 16.
+    FCFS agrees exactly if the simulator counts blocks, too.
     """
     from scheduler_harness import BLOCK_TOKENS
 
@@ -271,6 +271,7 @@ def test_a_full_kv_cache_makes_similar_preemptions_and_ends(name: str, tmp_path:
         batch_size=slots,
         chunk_tokens=chunk_tokens,
         kv_tokens=blocks * BLOCK_TOKENS,
+        block_tokens=block_tokens,
         prefix_cache=False,
         step_time=StepTime(1.0, 0.0, 0.0, 0.0),
     )
@@ -286,3 +287,5 @@ def test_a_full_kv_cache_makes_similar_preemptions_and_ends(name: str, tmp_path:
     simulated, real = (sum(counts) for counts in zip(*preemptions, strict=True))
     assert statistics.fmean(end_ratios) == pytest.approx(1, abs=0.05)
     assert simulated == pytest.approx(real, rel=0.1)
+    if name == "fcfs" and block_tokens > 1:
+        assert (set(end_ratios), simulated) == ({1.0}, real)

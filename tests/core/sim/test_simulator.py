@@ -250,13 +250,19 @@ def test_a_preempted_call_stays_out_of_the_step(
     balancer=st.sampled_from(BALANCERS),
 )
 def test_jumping_changes_nothing_with_a_full_kv_cache(
-    given_programs: list[TraceProgram], balancer: str, kv_tokens: int, replicas: int, **others: object
+    given_programs: list[TraceProgram],
+    balancer: str,
+    kv_tokens: int,
+    block_tokens: int,
+    replicas: int,
+    **others: object,
 ) -> None:
     """Several engines with small KV caches that fill up give the same result whether steps are jumped over or not. All
     engines are empty at the end."""
     largest = max(call.prompt_tokens + call.output_tokens for program in given_programs for call in program.calls)
     configuration = SimSettings(
-        kv_tokens=max(largest, kv_tokens // 4),
+        kv_tokens=-(-max(largest, kv_tokens // 4) // block_tokens) * block_tokens,
+        block_tokens=block_tokens,
         chunk_tokens=8,
         step_time=EXACT,
         balancer=BalancerConfig(balancer, **({"threshold_tokens": 16} if balancer == "locality" else {})),
@@ -333,6 +339,19 @@ def test_a_context_that_just_fills_its_blocks_lacks_the_last_one() -> None:
     calls = (TraceCall("a", (), 4, 28), TraceCall("b", ("a",), 4, 40, shared_prefix_tokens=32))
     result = simulate([TraceProgram("A", calls)], SimSettings(step_time=EXACT, block_tokens=16))
     assert result.counts.prefix_hits == 16
+
+
+@pytest.mark.parametrize("jump", [True, False])
+def test_no_call_starts_in_a_step_that_has_preempted_another(jump: bool) -> None:
+    """At 2 s b needs a third block of four, and is preempted. c2 would fit at once, but as in vLLM it starts a step
+    later, whether steps are jumped over or not."""
+    first = TraceProgram("A", (TraceCall("c1", (), 12, 3), TraceCall("c2", (), 2, 8, gap_s=2.0)))
+    trace = [first, TraceProgram("B", (TraceCall("b", (), 5, 7),))]
+    settings = SimSettings(
+        "priority", kv_tokens=16, block_tokens=4, prefix_cache=False, step_time=StepTime(1.0, 0.0, 0.0, 0.0)
+    )
+    runs = simulate(trace, settings, runs=True, jump=jump).runs
+    assert [(run.call_id, run.start_s) for run in runs][:2] == [("b", 0), ("c2", 3)]
 
 
 def test_programs_of_one_name_share_their_first_prompt() -> None:
@@ -474,6 +493,8 @@ def test_programs_that_cannot_be_served_are_refused() -> None:
         simulate([chain("A", (1,)), chain("A", (2,))])
     with pytest.raises(SimulationError, match=r"'c' of program 'A' has 110 tokens.*holds 109; .*kv_tokens"):
         simulate([one_call(100, 10)], SimSettings(kv_tokens=109))
+    with pytest.raises(SimulationError, match=r"'c' of program 'A' has 110 tokens.*holds 108; .*kv_tokens"):
+        simulate([one_call(100, 10)], SimSettings(kv_tokens=111, block_tokens=4))
     assert simulate([one_call(100, 10)], SimSettings(kv_tokens=110)).counts.preemptions == 0
 
 

@@ -1,0 +1,110 @@
+"""The simulator against the replay of `weft bench` on vLLM's scheduler without a model, where the KV cache is short."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from weft.bench.settings import BenchSettings
+from weft.core.sim import TraceCall, TraceProgram
+from weft.core.trace.workloads import generate, poisson
+
+pytestmark = pytest.mark.engine
+
+
+def sessions(seed: int, count: int = 10) -> list[TraceProgram]:
+    """Long sessions of one name, as coding agents have them: contexts of up to 120,000 tokens that grow with each turn,
+    short outputs, tools of some seconds; now and then a context is compacted to its first part."""
+    rng = random.Random(seed)
+    programs = []
+    for number in range(count):
+        calls: list[TraceCall] = []
+        context = 0
+        for index in range(rng.randint(6, 30)):
+            parents = (calls[-1].call_id,) if calls else ()
+            shared = context if rng.random() < 0.9 else context // 3
+            prompt = min(120_000, shared + int(rng.lognormvariate(8.0 if calls else 10.0, 1.0)))
+            output = 1 + int(rng.lognormvariate(5.5, 1.0))
+            gap_s = min(60.0, rng.lognormvariate(1.5, 1.2)) if calls else 0.0
+            shared = min(shared, prompt - 1)
+            calls.append(TraceCall(f"c{index}", parents, output, prompt, gap_s, shared_prefix_tokens=shared))
+            context = prompt + output
+        programs.append(TraceProgram(f"P{number}", tuple(calls), 30.0 * number * rng.random(), "agent"))
+    return programs
+
+
+def bench_settings(name: str, seed: int) -> tuple[list[TraceProgram], BenchSettings]:
+    """A workload scaled down, and engines whose KV cache holds few of its programs."""
+    from replayed_scheduler import scaled
+
+    if name == "sessions":
+        settings = BenchSettings("mixed", scale=0.02, batch_size=8, kv_tokens=8192)
+        programs = sessions(seed)
+    else:
+        settings = BenchSettings(name, scale=0.1, batch_size=8, kv_tokens=2048)
+        rng = random.Random(seed)
+        programs = generate(name, 20, poisson(random.Random(seed + 1), 0.5), rng)
+    return scaled(programs, settings), settings
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fcfs", "priority", "auto", "fcfs+gate", "priority+gate", "plas", "fcfs-swap+next-use", "auto-swap+next-use"],
+)
+def test_every_long_session_takes_as_many_steps_as_on_the_scheduler(name: str, tmp_path: Path) -> None:
+    """Where long contexts evict each other block by block, or come back from host memory, each program takes the same
+    steps in the simulator as on vLLM's scheduler, and the same tokens are computed again."""
+    from replayed_scheduler import replayed, simulated
+
+    programs, settings = bench_settings("sessions", 0)
+    played = replayed(programs, settings, name, tmp_path)
+    assert simulated(programs, settings, name) == played
+    assert played.recomputed_tokens > 1000 or "swap" in name
+
+
+@pytest.mark.parametrize("name", ["fcfs+next-use", "auto+next-use"])
+def test_a_kv_policy_without_host_memory_agrees_within_4_percent(name: str, tmp_path: Path) -> None:
+    """An engine ranks contexts again when something happens to them and once a second, and orders some blocks ahead.
+    The simulator ranks all of them in each step. So the engine computes a little more again."""
+    from replayed_scheduler import replayed, simulated
+
+    for seed in range(3):
+        programs, settings = bench_settings("sessions", seed)
+        played = replayed(programs, settings, name, tmp_path)
+        found = simulated(programs, settings, name)
+        assert found.mean_steps == pytest.approx(played.mean_steps, rel=0.04)
+        assert found.recomputed_tokens <= played.recomputed_tokens
+
+
+@pytest.mark.parametrize("workload", ["mixed", "tools"])
+@pytest.mark.parametrize("name", ["fcfs", "fcfs+gate"])
+def test_programs_with_common_prompts_take_the_same_steps(name: str, workload: str, tmp_path: Path) -> None:
+    """Parallel calls find what one of them has computed, and programs of one name find their system prompt, in the
+    simulator as on vLLM's scheduler."""
+    from replayed_scheduler import replayed, simulated
+
+    programs, settings = bench_settings(workload, 0)
+    played = replayed(programs, settings, name, tmp_path)
+    assert simulated(programs, settings, name).steps == played.steps
+    assert played.recomputed_tokens > 10_000
+
+
+@pytest.mark.parametrize("workload", ["mixed", "tools"])
+@pytest.mark.parametrize("name", ["auto", "plas"])
+def test_preempted_programs_agree_within_2_percent(name: str, workload: str, tmp_path: Path) -> None:
+    """Where short and long programs preempt each other up to hundreds of times, mean steps are within 2 %, and the
+    numbers of preemptions within 5 %."""
+    from replayed_scheduler import replayed, simulated
+
+    preemptions = []
+    for seed in range(2):
+        programs, settings = bench_settings(workload, seed)
+        played = replayed(programs, settings, name, tmp_path)
+        found = simulated(programs, settings, name)
+        assert found.mean_steps == pytest.approx(played.mean_steps, rel=0.02)
+        preemptions.append((found.preemptions, played.preemptions))
+    simulated_count, real_count = map(sum, zip(*preemptions, strict=True))
+    assert simulated_count == pytest.approx(real_count, rel=0.05)
+    assert real_count > 10

@@ -1,0 +1,178 @@
+"""The replay of `weft bench` on vLLM's scheduler with Weft's plugin and without a model, and the same in the simulator.
+
+A replay takes seconds, and the steps are those of `weft bench --clock steps`: without a model only the tokens differ.
+Copies to host memory and back are done at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from scheduler_harness import swapping
+
+from weft.bench.baselines import Baseline, baseline_of
+from weft.bench.clock import STEP_S, Clock
+from weft.bench.load import Scaling, scale_programs
+from weft.bench.meter import Meter, metered
+from weft.bench.prompts import Prompts
+from weft.bench.replay import EngineCall, Replay
+from weft.bench.rounds import EQUAL_STEPS, unloaded_steps
+from weft.bench.settings import BLOCK_TOKENS, BenchSettings
+from weft.bench.sim_comparison import simulated_engine
+from weft.core.ids import ProgramId
+from weft.core.sim import TraceProgram, simulate
+from weft.engine.kv_cache.connector import WorkerReport
+from weft.engine.kv_cache.plan import Executed
+from weft.engine.scheduler import WeftScheduler
+from weft.engine.vllm_compat.bare_scheduler import make_scheduler
+from weft.engine.vllm_compat.names import (
+    KVConnectorOutput,
+    ModelRunnerOutput,
+    Request,
+    SamplingParams,
+    SchedulerOutput,
+    get_request_block_hasher,
+    init_none_hash,
+    sha256,
+)
+from weft.engine.wire.control import EventKind, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control
+from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
+
+MOST_CALL_TOKENS = 4096  # the bare scheduler's model has no longer contexts
+
+
+class Played(NamedTuple):
+    """What an engine or the simulator made of a trace."""
+
+    steps: dict[str, int]  # by program: from its arrival to its end
+    recomputed_tokens: int
+    preemptions: int
+
+    @property
+    def mean_steps(self) -> float:
+        return statistics.fmean(self.steps.values())
+
+
+class ReplayedScheduler:
+    """A `SteppedEngine` of `weft.bench.replay` without a model.
+
+    Args:
+        folder: An existing folder, to which the model's configuration is written.
+        settings: The sizes of the engine.
+        baseline: One of Weft's policies.
+    """
+
+    is_program_aware = True
+
+    def __init__(self, folder: Path, settings: BenchSettings, baseline: Baseline) -> None:
+        assert baseline.policy is not None
+        init_none_hash(sha256)
+        self.clock = Clock(counts_steps=True, timer=lambda: self.clock.steps * STEP_S)
+        self.meter = Meter()
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        config = SchedulerConfig(baseline.policy.to_dict(), trust_clients=True, kv_policy=baseline.kv_policy)
+        self._scheduler: Any = make_scheduler(
+            metered(WeftScheduler, self.meter, self.clock, is_weft=True),
+            folder,
+            blocks=settings.kv_capacity_tokens // BLOCK_TOKENS + 1,  # vLLM keeps one block for itself
+            block_tokens=BLOCK_TOKENS,
+            overlapping=False,
+            max_model_len=min(MOST_CALL_TOKENS, settings.kv_capacity_tokens),
+            max_num_seqs=settings.batch_size,
+            max_num_batched_tokens=settings.chunk_tokens,
+            enable_prefix_caching=True,
+            additional_config={"weft": encode_config(config)},
+            **swapping((1 << 26) * baseline.swaps, 0),
+        )
+        self._swaps = baseline.swaps
+        self._requests: dict[str, Request] = {}
+        self._tools = 0  # that have started
+
+    def activate(self) -> None:
+        """There is only this engine."""
+
+    def send(self, call: EngineCall, extra_args: dict[str, Any] | None) -> None:
+        params = SamplingParams(max_tokens=call.output_tokens, ignore_eos=True, extra_args=extra_args)
+        self._requests[call.request_id] = request = Request(
+            call.request_id,
+            call.prompt,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=float(call.number),
+            block_hasher=self._hasher,
+        )
+        self._scheduler.add_request(request)
+
+    def start_tool(self, program_id: ProgramId, tool: str) -> None:
+        self._tools += 1
+        event = ProgramEvent(EventKind.TOOL_STARTED, program_id, tool, run=self._tools)
+        self._scheduler(encode_control(ProgramEvents((event,))))
+
+    def end_program(self, program_id: ProgramId) -> None:
+        self._scheduler(encode_control(ProgramsEnded((program_id,))))
+
+    def step(self) -> list[Any]:
+        """Run one step. Returns the calls that ended with it."""
+        self.clock.begin_step()
+        output = self._scheduler.schedule()
+        executed = self._execute(output)
+        ended = []
+        if output.total_num_scheduled_tokens or executed.kv_connector_output is not None:
+            self._scheduler.get_grammar_bitmask(output)
+            for client in self._scheduler.update_from_output(output, executed).values():
+                for each in client.outputs:
+                    if each.finish_reason is not None:
+                        tokens = list(self._requests.pop(each.request_id).output_token_ids)
+                        ended.append(
+                            SimpleNamespace(
+                                request_id=each.request_id,
+                                outputs=[SimpleNamespace(token_ids=tokens)],
+                                kv_transfer_params=each.kv_transfer_params,
+                            )
+                        )
+        self.meter.end_step(self.clock.end_step())
+        return ended
+
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        cached = output.scheduled_cached_reqs
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        sampled = []
+        for key, count in output.num_scheduled_tokens.items():
+            length = self._requests[key].num_tokens
+            is_chunk = computed[key] + count < length
+            sampled.append([] if is_chunk else [zlib.crc32(f"{key} {length}".encode()) % 900 + 50])
+        keys = list(output.num_scheduled_tokens)
+        executed = ModelRunnerOutput(keys, {key: index for index, key in enumerate(keys)}, sampled)
+        if self._swaps and (number := output.kv_connector_metadata.plan.number):
+            report = WorkerReport(executed=Executed(number, (), ()))
+            executed.kv_connector_output = KVConnectorOutput(kv_connector_worker_meta=report)
+        return executed
+
+
+def scaled(programs: Sequence[TraceProgram], settings: BenchSettings) -> list[TraceProgram]:
+    """The programs as `weft bench` makes them small enough for an engine."""
+    most = min(MOST_CALL_TOKENS, settings.kv_capacity_tokens)
+    return scale_programs(programs, Scaling(settings.scale, most, whole_steps=True)).programs
+
+
+def replayed(programs: Sequence[TraceProgram], settings: BenchSettings, name: str, folder: Path) -> Played:
+    """Play programs on the scheduler under a baseline of `weft bench`."""
+    engine = ReplayedScheduler(folder, settings, baseline_of(name))
+    replay = Replay(engine, programs, unloaded_steps(settings, programs), Prompts("0 0", range(10, 990)))
+    for _ in replay.steps():
+        pass
+    counts = engine.meter.counts
+    return Played({each.program: each.steps for each in replay.outcomes}, counts.recomputed_tokens, counts.preemptions)
+
+
+def simulated(programs: Sequence[TraceProgram], settings: BenchSettings, name: str) -> Played:
+    """Play the same in the simulator."""
+    result = simulate(programs, simulated_engine(settings, baseline_of(name), EQUAL_STEPS, MOST_CALL_TOKENS))
+    steps = {name: round(row.latency / STEP_S) for name, row in result.programs.items()}
+    return Played(steps, result.counts.again + result.counts.recomputed, result.counts.preemptions)
