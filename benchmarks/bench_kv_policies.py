@@ -36,7 +36,7 @@ STOCK: Final = ("fcfs", "stock")
 # "+late" copies nothing back before the call starts that needs it, and "+oracle" knows how long tools take and what is
 # continued.
 KV: Final = ("stock", "ended-first", "least-waste", "least-waste+host", "ttl", "wa-lru", "next-use", "next-use+host")
-LEFT_OUT: Final = ("least-waste", "ttl", "wa-lru")  # of the plot
+LEFT_OUT: Final = ("least-waste", "ttl", "wa-lru", "saga")  # of the plot
 HOST_TIMES: Final = 8
 SETTINGS: Final = tuple(
     Setting(workload, kv_tokens, load, gaps=gaps)
