@@ -26,7 +26,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     ],
     programs: Annotated[int, typer.Option(help="Programs in a round; for a trace, the most of its programs.")] = 40,
     seed: Annotated[int, typer.Option(help="The same seed draws the same programs.")] = 0,
-    scale: Annotated[float, typer.Option(help="A factor for all lengths and times.")] = 0.1,
+    scale: Annotated[float, typer.Option(help="A factor for all lengths and times, and a step's tokens.")] = 0.1,
     rates: Annotated[
         str | None,
         typer.Option(help="Programs that arrive a second, such as 0.5,1,2 (default for a trace: as recorded)."),
