@@ -160,7 +160,9 @@ class TraceImport:
             self._named.add(path)
             return
         known = len(self.files)
-        for each in sorted(each for each in path.rglob("*") if each.is_file()):
+        # A session that has a folder for its sub-agents comes before those that repeat its calls without them.
+        files = (each for each in path.rglob("*") if each.is_file())
+        for each in sorted(files, key=lambda each: (not each.with_suffix("").is_dir(), each)):
             try:
                 self.files.append((each, _importer(each, name, is_named=False)))
             except TraceError:

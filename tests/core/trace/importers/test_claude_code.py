@@ -164,6 +164,18 @@ def test_calls_that_a_session_repeats_from_another_are_counted_once(tmp_path: Pa
     assert found.counts.calls_unused == 4
 
 
+def test_a_session_keeps_its_sub_agents_when_a_fork_repeats_its_calls(tmp_path: Path) -> None:
+    """Wherever the fork is in the folder. It has the calls that it made itself."""
+    main = lines_of("session.jsonl")
+    written(tmp_path, main)
+    written(tmp_path, lines_of("agent-a1.jsonl"), "session/subagents/agent-a1.jsonl")
+    again = claude_line("assistant", "f1", "u7", "09:00.000", "Else.", usage=(9, 9, 5))
+    written(tmp_path, [*main, again], "a-fork.jsonl")
+    programs = {program.program: program for program in import_traces([tmp_path])}
+    assert [call.parents for call in programs["session"].calls] == [call.parents for call in EXPECTED]
+    assert [call.at_s for call in programs["a-fork"].calls] == [0.0]
+
+
 def test_a_folder_may_have_sessions_in_which_nobody_answered(tmp_path: Path) -> None:
     """They are listed. A file that is named must have an answer."""
     empty = written(tmp_path, lines_of("session.jsonl")[:2], "empty.jsonl")
