@@ -112,9 +112,9 @@ class Agent:
             known_tokens: the number of its first prompt tokens that were an earlier call's prompt.
         """
         request = {"messages": messages, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0}
-        identity = program.start_call(key)
+        identity = program.reports.start_call(key)
         answer = await self.engine.chat(request, program, identity)
-        program.end_call(key, identity)
+        program.reports.end_call(key, identity)
         account = answer["weft"]
         self.measurement.prompt_tokens += account["prompt_tokens"]
         self.measurement.cached_tokens += account["cached_tokens"]

@@ -59,13 +59,13 @@ def engine_alone(engine: weft.Engine, program: weft.Program) -> Ask:
 
     async def ask(stream: bool) -> None:
         key = object()
-        identity = program.start_call(key)
+        identity = program.reports.start_call(key)
         if stream:
             async for _ in engine.chat_stream(body, program, identity):
                 pass
         else:
             await engine.chat(body, program, identity)
-        program.end_call(key, identity)
+        program.reports.end_call(key, identity)
 
     return ask
 

@@ -45,11 +45,11 @@ class Bookkeeping:
         handle = handle or self.program
         inputs = run.pop("inputs", Content())
         with self._timer(number):
-            handle.start_run(number, parent, **run)
-            identity = handle.start_call(number, inputs)
-            handle.bind(self.backend)
+            handle.reports.start_run(number, parent, **run)
+            identity = handle.reports.start_call(number, inputs)
+            handle.reports.bind(self.backend)
             row, _ = self.backend.table.arrive(identity, _ENGINE, self.backend.clock())
-            handle.call_arrived(identity.call_id, self.backend.clock())
+            handle.reports.call_arrived(identity.call_id, self.backend.clock())
         return number, row, identity
 
     def finish(self, call: Call) -> None:
@@ -59,9 +59,9 @@ class Bookkeeping:
         with self._timer(number):  # type: ignore[arg-type]
             row.account = _ACCOUNT
             self.backend.table.leave(row, self.backend.clock())
-            self.program.call_left(identity.call_id, self.backend.clock(), _ACCOUNT, CallState.FINISHED)
-            self.program.end_call(number, identity, Content(ids=(identity.call_id,)))
-            self.program.end_run(number)
+            self.program.reports.call_left(identity.call_id, self.backend.clock(), _ACCOUNT, CallState.FINISHED)
+            self.program.reports.end_call(number, identity, Content(ids=(identity.call_id,)))
+            self.program.reports.end_run(number)
 
     def call(self, parent: Hashable | None = None, **run: Any) -> Call:
         """Make a whole call."""
@@ -118,21 +118,21 @@ def agents(books: Bookkeeping, calls: int) -> None:
     made = 0
     while made < calls:
         agent, messages = ("agent", next(runs)), []
-        books.program.start_run(agent, None)
+        books.program.reports.start_run(agent, None)
         for step in range(min(20, calls - made)):
             node = ("node", next(runs))
-            books.program.start_run(node, agent, RunKind.STAGE, stage=f"graph:step:{2 * step}")
+            books.program.reports.start_run(node, agent, RunKind.STAGE, stage=f"graph:step:{2 * step}")
             *_, identity = books.call(node, kind=RunKind.STEP, inputs=Content(ids=tuple(messages)))
             messages.append(identity.call_id)
-            books.program.end_run(node)
-            books.program.start_run((node, "tools"), agent, RunKind.STAGE, stage=f"graph:step:{2 * step + 1}")
+            books.program.reports.end_run(node)
+            books.program.reports.start_run((node, "tools"), agent, RunKind.STAGE, stage=f"graph:step:{2 * step + 1}")
             for tool in ("search", "calculator"):
-                books.program.start_run((node, tool), (node, "tools"))
-                books.program.note_tool((node, tool), tool)
-                books.program.end_run((node, tool))
-            books.program.end_run((node, "tools"))
+                books.program.reports.start_run((node, tool), (node, "tools"))
+                books.program.reports.note_tool((node, tool), tool)
+                books.program.reports.end_run((node, tool))
+            books.program.reports.end_run((node, "tools"))
             made += 1
-        books.program.end_run(agent)
+        books.program.reports.end_run(agent)
 
 
 def strands(books: Bookkeeping, calls: int) -> None:

@@ -42,7 +42,7 @@ if __name__ == "__main__":
     report = {"children": children, "forked": forked, "tracker": tracker}
     with weft.Program("busy") as program:
         while True:
-            for _ in engine.chat_stream_sync(request, program, program.start_call("count")):
+            for _ in engine.chat_stream_sync(request, program, program.reports.start_call("count")):
                 if report:  # the first call generates
                     print(json.dumps(report), flush=True)
                     report = None
@@ -116,7 +116,7 @@ if __name__ == "__main__":
         children = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("VLLM")]
         with weft.Program("ask") as program:
             request = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-            engine.chat_sync(request, program, program.start_call("ask"))
+            engine.chat_sync(request, program, program.reports.start_call("ask"))
     (log,) = (Path("weft") / "log").iterdir()
     left = [p.pid for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     print(json.dumps({"children": len(children), "left": left, "log": log.read_text()}))

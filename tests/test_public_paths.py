@@ -10,7 +10,7 @@ import weft
 
 MOVED = {
     "weft.core.sim": ("weft.core.trace", ["TraceCall", "TraceProgram"]),
-    "weft.core.program": ("weft.core.program.handle", ["Program", "Backend", "register_adapter"]),
+    "weft.core.program": ("weft.core.program.handle", ["Program", "register_adapter"]),
     "weft.engine.wire": ("weft.engine.wire.calls", ["CallHeader"]),
     "weft.engine.http": ("weft.engine.server.check_ids", ["CheckIds"]),
 }

@@ -29,7 +29,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 async def ask(engine: ScriptedEngine, program: weft.Program, text: str = "Hello", **fields: Any) -> dict[str, Any]:
-    return await engine.chat({**user(text), **fields}, program, program.start_call(object()))
+    return await engine.chat({**user(text), **fields}, program, program.reports.start_call(object()))
 
 
 async def test_replies_come_in_order(scripted_engine: MakeEngine) -> None:
@@ -175,7 +175,7 @@ async def test_an_answer_is_streamed_by_words(scripted_engine: MakeEngine) -> No
     engine = scripted_engine(["two words"])
     with weft.Program("p") as program:
         body = {**user("Hello"), "stream_options": {"include_usage": True}}
-        chunks = [chunk async for chunk in engine.chat_stream(body, program, program.start_call(object()))]
+        chunks = [chunk async for chunk in engine.chat_stream(body, program, program.reports.start_call(object()))]
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == "two words"
     assert chunks[-1]["usage"]["completion_tokens"] == 2
@@ -209,8 +209,9 @@ async def test_a_priority_is_refused(scripted_engine: MakeEngine) -> None:
     with weft.Program("p") as program:
         with pytest.raises(InvalidRequestError, match="priority 7, which has no effect"):
             await ask(engine, program, priority=7)
+        stream = engine.chat_stream({**user("Hello"), "priority": -1}, program, program.reports.start_call(object()))
         with pytest.raises(InvalidRequestError, match="priority -1, which has no effect"):
-            await anext(engine.chat_stream({**user("Hello"), "priority": -1}, program, program.start_call(object())))
+            await anext(stream)
         assert engine.calls == []
         for priority in (0, None):
             await ask(engine, program, priority=priority)
@@ -306,8 +307,8 @@ def test_code_without_an_event_loop_runs_on_a_script(scripted_engine: MakeEngine
     """The blocking calls work from any thread."""
     engine = scripted_engine(["one", "two"])
     with weft.Program("p") as program:
-        engine.chat_sync(user("Hello"), program, program.start_call(object()))
-        chunks = engine.chat_stream_sync(user("Hello"), program, program.start_call(object()))
+        engine.chat_sync(user("Hello"), program, program.reports.start_call(object()))
+        chunks = engine.chat_stream_sync(user("Hello"), program, program.reports.start_call(object()))
         assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "two"
 
 

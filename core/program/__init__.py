@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.core.program.handle import Program, register_adapter
+from weft.core.program.handle import Program, adapter, passed_on, register_adapter
 from weft.core.program.state import Backend
 from weft.core.program.surroundings import Position, register_surroundings
 
-__all__ = ["Backend", "Position", "Program", "register_adapter", "register_surroundings"]
+__all__ = ["Backend", "Position", "Program", "adapter", "passed_on", "register_adapter", "register_surroundings"]

@@ -6,27 +6,19 @@ argument. The entrypoint passes it on to a framework as `program.config()`, or t
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, TypedDict, cast
 from uuid import UUID
 
-from structlog.stdlib import BoundLogger
-
 from weft.core.accounts import Attained
-from weft.core.errors import ProgramEngineError
 from weft.core.ids import IdSource, ProgramId, SessionId, check_id, plain_name
-from weft.core.log import get_logger
 from weft.core.prediction import read_static_graph
 from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.graph import ProgramGraph
-from weft.core.program.reports import ReportedProgram
+from weft.core.program.reports import Reports
 from weft.core.program.run_tree import ROOT
-from weft.core.program.runs import RunKind
-from weft.core.program.state import Backend, SharedState, nothing
-from weft.core.program.surroundings import positions
-from weft.core.program.tasks import running_task
+from weft.core.program.state import SharedState
 from weft.core.program.unused import warn_of_no_call
 from weft.core.routing.admission import check_timeout
 
@@ -58,7 +50,7 @@ class RunConfig(TypedDict, total=False):
     run_id: UUID | None
 
 
-class Program(ReportedProgram):
+class Program:
     """One run of an agent entrypoint, or a branch of it.
 
     `@weft.program` makes a program for each call of a function. Without a function, open one in a `with` block::
@@ -86,6 +78,7 @@ class Program(ReportedProgram):
         name, tenant, timeout_s, deadline_s, tags, metadata: the arguments.
         parent_program_id: the id of the program inside one of whose runs this program was opened, or None.
         log: a structlog logger with the program's name and id and the session's id bound.
+        reports: what integrations and engines report of the program: runs, calls, tools.
 
     Raises:
         InvalidIdError: `session_id` or `tenant` cannot travel with a request.
@@ -119,61 +112,31 @@ class Program(ReportedProgram):
             graph=read_static_graph(graph) if graph is not None else None,
             scope=ids.scope,
         )
-        self._set_up(SharedState(info, ids), (ROOT,), ROOT)
-        self._enclosing_run()
+        self._set_up(Reports(SharedState(info, ids), (ROOT,), ROOT))
+        self.reports.enclosing_run()
 
-    def _set_up(self, shared: SharedState, anchors: tuple[Hashable, ...], own_anchor: Hashable) -> None:
-        self._shared = shared
-        self._anchors = anchors
-        self._own_anchor = own_anchor
-        self._thread = threading.current_thread()
-        self._adapted: dict[str, Any] = {}  # by framework
-        self.program_id = shared.info.program_id
-        self.session_id = shared.info.session_id
-        self.name = shared.info.name
-        self.tenant = shared.info.tenant
-        self.timeout_s = shared.info.timeout_s
-        self.deadline_s = shared.info.deadline_s
-        self.tags = shared.info.tags
-        self.metadata = shared.info.metadata
-        shown = shared.info.shown
-        self.log: BoundLogger = get_logger().bind(
-            program=self.name, program_id=shown(self.program_id), session_id=shown(self.session_id)
-        )
+    def _set_up(self, reports: Reports) -> None:
+        info = reports.shared.info
+        self.reports = reports
+        self._shared = reports.shared
+        self.program_id = info.program_id
+        self.session_id = info.session_id
+        self.name = info.name
+        self.tenant = info.tenant
+        self.timeout_s = info.timeout_s
+        self.deadline_s = info.deadline_s
+        self.tags = info.tags
+        self.metadata = info.metadata
+        self.log = reports.log
 
-    # -- passing the program to a framework
-
-    def adapter(self, framework: str) -> Any:
-        """Return the object that carries this handle into a framework; the same object each time.
-
-        Raises:
-            LookupError: `weft.integrations.<framework>` has not been imported.
-        """
-        with self._shared.lock:
-            if framework not in self._adapted:
-                if framework not in _adapters:
-                    raise LookupError(f"import weft.integrations.{framework} before passing a program to it")
-                self._adapted[framework] = _adapters[framework](self)
-            return self._adapted[framework]
-
-    def passed_on(self) -> Program:
-        """Return the handle for code that may run elsewhere, such as a worker that gets it by a queue.
-
-        Inside a run of this handle it is a handle that remembers the run: calls that are made elsewhere with it are in
-        the run. Calls that are made in a run, such as the next one, are in that one.
-        """
-        run = self._run_around(positions())
-        with self._shared.lock:
-            if run is None or run == self._anchor or not self._shared.tree.is_inside(run, self._anchor):
-                return self
-        handle = object.__new__(Program)
-        handle._set_up(self._shared, (run, *self._anchors), self._own_anchor)
+    @classmethod
+    def _with(cls, reports: Reports) -> Program:
+        """The handle that reports in this way."""
+        handle = object.__new__(cls)
+        handle._set_up(reports)
         return handle
 
-    def framework_state(self, framework: str, make: Callable[[], Any]) -> Any:
-        """Return what a framework's adapters of all handles of this program share; `make` makes it at first."""
-        with self._shared.lock:
-            return self._shared.framework_states.setdefault(framework, make())
+    # -- passing the program to a framework
 
     @property
     def callbacks(self) -> list[Any]:
@@ -184,7 +147,7 @@ class Program(ReportedProgram):
         Raises:
             LookupError: `weft.integrations.langchain` has not been imported.
         """
-        return [self.passed_on().adapter("langchain")]
+        return [adapter(passed_on(self), "langchain")]
 
     def config(self, **extra: Any) -> RunConfig:
         """Return a LangChain `RunnableConfig` that carries this program.
@@ -212,40 +175,17 @@ class Program(ReportedProgram):
         makes after the branch has ended come after the branch's calls. A branch that is opened inside a run of the
         program belongs to the run.
         """
-        run = self._enclosing_run()
-        with self._shared.lock:
-            branch = object.__new__(Program)
-            anchor = ("branch", next(self._shared.anchors))
-            place = self._place(run)
-            self._shared.tree.start(
-                anchor,
-                place.parent,
-                place.anchor,
-                RunKind.BRANCH,
-                is_certain=place.is_certain,
-                is_late=place.is_late,
-                task_around=running_task(),
-            )
-            branch._set_up(self._shared, (anchor, *self._anchors), anchor)
-            return branch
+        return self._with(self.reports.branch())
+
+    def expect_call(self) -> None:
+        """Announce the program's next call, which comes within seconds, so that the engine keeps its context or fetches
+        it. A program that says so and makes no call costs other programs memory for half a minute.
+        """
+        backend = self._shared.backend
+        if backend is not None:
+            backend.call_announced(self.program_id)
 
     # -- start, state and end
-
-    def bind(self, backend: Backend) -> None:
-        """Start the program's session on the engine of its first call. Later calls must use the same engine.
-
-        Raises:
-            ProgramEndedError: the program has ended.
-            ProgramEngineError: the program runs on another engine.
-        """
-        with self._shared.lock:
-            self._check_running()
-            if self._shared.backend is backend:
-                return
-            if self._shared.backend is not None:
-                raise ProgramEngineError(self.program_id, self.name)
-            backend.start_session(self._shared.info)
-            self._shared.backend = backend
 
     @property
     def parent_program_id(self) -> ProgramId | None:
@@ -255,7 +195,7 @@ class Program(ReportedProgram):
     @property
     def is_branch(self) -> bool:
         """Whether this handle stands for a branch, not for the whole program."""
-        return self._own_anchor is not ROOT
+        return self.reports.is_branch
 
     @property
     def state(self) -> ProgramState:
@@ -289,24 +229,7 @@ class Program(ReportedProgram):
 
         The program's calls in flight are aborted in the engine, and its row leaves the table.
         """
-        if self.is_branch:
-            self.end_run(self._own_anchor)
-            return
-        with self._shared.lock:
-            if self._shared.state is not ProgramState.IDLE:
-                return
-            self._shared.state = state
-            self._shared.on_abandoned = nothing  # it may refer to the program
-        self._leave_backend(state)
-
-    def end_with(self, error: BaseException | None) -> None:
-        """End the program in the state of an entrypoint that returned (None) or raised `error`."""
-        if error is None:
-            self.end(ProgramState.FINISHED)
-        elif isinstance(error, Exception):
-            self.end(ProgramState.FAILED)
-        else:  # CancelledError, GeneratorExit or KeyboardInterrupt: the result is not wanted any more
-            self.end(ProgramState.CANCELLED)
+        self.reports.end(state)
 
     def __enter__(self) -> Program:
         return self
@@ -325,7 +248,7 @@ class Program(ReportedProgram):
         self._leave_block(error)
 
     def _leave_block(self, error: BaseException | None) -> None:
-        self.end_with(error)
+        self.reports.end_with(error)
         if error is None and not self.is_branch and not self._shared.has_called:
             warn_of_no_call(self.name, self.log)
 
@@ -349,3 +272,27 @@ class Program(ReportedProgram):
 
     def __repr__(self) -> str:
         return f"<weft.Program {self.name!r} {self.program_id}{' branch' if self.is_branch else ''} {self.state}>"
+
+
+def adapter(program: Program, framework: str) -> Any:
+    """Return the object that carries a handle into a framework; the same object each time.
+
+    Raises:
+        LookupError: `weft.integrations.<framework>` has not been imported.
+    """
+    with program.reports.shared.lock:
+        if framework not in program.reports.adapted:
+            if framework not in _adapters:
+                raise LookupError(f"import weft.integrations.{framework} before passing a program to it")
+            program.reports.adapted[framework] = _adapters[framework](program)
+        return program.reports.adapted[framework]
+
+
+def passed_on(program: Program) -> Program:
+    """Return the handle for code that may run elsewhere, such as a worker that gets it by a queue.
+
+    Inside a run of this handle it is a handle that remembers the run: calls that are made elsewhere with it are in
+    the run. Calls that are made in a run, such as the next one, are in that one.
+    """
+    reports = program.reports.passed_on()
+    return program if reports is None else Program._with(reports)  # noqa: SLF001  of this module

@@ -34,10 +34,10 @@ class IdlePrograms:
 
     def watch(self, program: Program, now_s: float) -> None:
         """Watch a program from now on, if it has a time-out. Watching it twice changes nothing."""
-        timeout_s = program.idle_timeout_s
+        timeout_s = program.reports.idle_timeout_s
         if timeout_s is not None:
             with self._lock:
-                watched = _Watched(program, timeout_s, program.reports, now_s)
+                watched = _Watched(program, timeout_s, program.reports.count, now_s)
                 self._watched.setdefault(program.program_id, watched)
 
     def discard(self, program_id: ProgramId) -> None:
@@ -55,10 +55,10 @@ class IdlePrograms:
         with self._lock:
             watched = list(self._watched.values())
         for each in watched:
-            reports = each.program.reports
+            reports = each.program.reports.count
             if reports != each.reports or is_busy(each.program):
                 each.reports, each.since_s = reports, now_s
             elif now_s - each.since_s >= each.timeout_s:
-                each.program.abandon(reports)
+                each.program.reports.abandon(reports)
                 if each.program.state.has_ended:  # perhaps ended by someone else
                     self.discard(each.program.program_id)

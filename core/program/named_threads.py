@@ -14,7 +14,7 @@ from typing import Final
 
 from weft.core.ids import CallId, ThreadId
 from weft.core.process_rows import CallIdentity
-from weft.core.program.reports import ReportedProgram
+from weft.core.program.reports import Reports
 from weft.core.program.run_tree import ROOT
 from weft.core.program.runs import RunKind
 
@@ -29,7 +29,7 @@ class _Thread:
 
 
 class NamedThreads:
-    """A program has one: `program.framework_state("threads", NamedThreads)`. Not for use by several OS threads."""
+    """A program has one, in `Reports.framework_state`. Not for use by several OS threads."""
 
     def __init__(self) -> None:
         self._threads: OrderedDict[ThreadId, _Thread] = OrderedDict()  # the longest unused first
@@ -39,7 +39,7 @@ class NamedThreads:
 
     def start_call(
         self,
-        program: ReportedProgram,
+        reports: Reports,
         thread_id: ThreadId | None,
         parent_id: ThreadId | None = None,
         *,
@@ -48,22 +48,22 @@ class NamedThreads:
         """Name a call; `leave` follows.
 
         Args:
-            program: The call's.
+            reports: Those of the call's program.
             thread_id: The call's thread; None: the client names none.
             parent_id: The thread that started that one; None: the client names none. It counts with the thread's first
                 call.
-            label: As for `Program.start_call`.
+            label: As for `Reports.start_call`.
 
         Raises:
             ProgramEndedError: The program has ended.
         """
         if self._threads:
-            self._end_idle_children(program, thread_id)
+            self._end_idle_children(reports, thread_id)
         if thread_id is None:
-            return program.start_call(object(), label=label)
-        thread = self._threads.get(thread_id) or self._open(program, thread_id, parent_id)
+            return reports.start_call(object(), label=label)
+        thread = self._threads.get(thread_id) or self._open(reports, thread_id, parent_id)
         self._threads.move_to_end(thread_id)
-        identity = program.start_call(thread.run, label=label, thread_id=thread_id)
+        identity = reports.start_call(thread.run, label=label, thread_id=thread_id)
         thread.calls.add(identity.call_id)
         return identity
 
@@ -73,18 +73,18 @@ class NamedThreads:
         if thread is not None:
             thread.calls.discard(identity.call_id)
 
-    def _open(self, program: ReportedProgram, thread_id: ThreadId, parent_id: ThreadId | None) -> _Thread:
+    def _open(self, reports: Reports, thread_id: ThreadId, parent_id: ThreadId | None) -> _Thread:
         if len(self._threads) >= MOST_OPEN:
             unused = next((each for each, thread in self._threads.items() if not thread.calls), None)
             if unused is not None:  # otherwise the calls in flight bound their number
-                program.end_run(self._threads.pop(unused).run)
+                reports.end_run(self._threads.pop(unused).run)
         around = self._threads.get(parent_id) if parent_id is not None else None
         thread = _Thread(object(), parent_id if around is not None else None)
-        program.start_run(thread.run, around.run if around is not None else ROOT, RunKind.BRANCH, runs_code=False)
+        reports.start_run(thread.run, around.run if around is not None else ROOT, RunKind.BRANCH, runs_code=False)
         self._threads[thread_id] = thread
         return thread
 
-    def _end_idle_children(self, program: ReportedProgram, thread_id: ThreadId | None) -> None:
+    def _end_idle_children(self, reports: Reports, thread_id: ThreadId | None) -> None:
         """End the threads that a thread has started, and theirs, because it goes on. Those that are busy stay."""
         children: dict[ThreadId | None, list[ThreadId]] = {}
         busy: set[ThreadId | None] = set()
@@ -99,4 +99,4 @@ class NamedThreads:
         for each in ended:  # it grows meanwhile
             ended += children.get(each, ())
         for each in reversed(ended):
-            program.end_run(self._threads.pop(each).run)
+            reports.end_run(self._threads.pop(each).run)

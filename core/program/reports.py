@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from structlog.stdlib import BoundLogger
 
 from weft.core.accounts import Account
-from weft.core.errors import ProgramEndedError
+from weft.core.errors import ProgramEndedError, ProgramEngineError
 from weft.core.ids import CallId, EngineId, ProgramId, ThreadId, plain_name
+from weft.core.log import get_logger
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program.graph import CallNode, CallState, Edge
 from weft.core.program.lineage import NOTHING, Content, Inputs
 from weft.core.program.run_tree import ROOT
 from weft.core.program.runs import RunKind
-from weft.core.program.state import SharedState, nothing
+from weft.core.program.state import Backend, SharedState, nothing
 from weft.core.program.surroundings import Position, innermost, positions
 from weft.core.program.tasks import running_task
 
@@ -34,22 +35,107 @@ class _Place(NamedTuple):
     is_late: bool = False
 
 
-class ReportedProgram:
-    """The part of a program's handle that integrations and engines use. Users take `weft.Program`.
+class Reports:
+    """What integrations and engines report of a program, by one of its handles. Users take `weft.Program`.
+
+    Args:
+        shared: the state of the program.
+        anchors: the run that the handle stands for, and those of the handles around it.
+        own_anchor: the same without the run in which the handle was passed on: the top, or a branch.
 
     Attributes:
         program_id: the id of this run.
         name: the program's name.
         log: a logger with the program's ids.
+        adapted: by framework, the object that carries the handle.
     """
 
-    program_id: ProgramId
-    name: str
-    log: BoundLogger
-    _shared: SharedState
-    _anchors: tuple[Hashable, ...]  # the run that this handle stands for, and those of the handles around it
-    _own_anchor: Hashable  # the same without the run in which the handle was passed on: the top, or a branch
-    _thread: threading.Thread  # that made this handle
+    def __init__(self, shared: SharedState, anchors: tuple[Hashable, ...], own_anchor: Hashable) -> None:
+        self.shared = shared
+        self._anchors = anchors
+        self._own_anchor = own_anchor
+        self._thread = threading.current_thread()  # that made the handle
+        self.adapted: dict[str, Any] = {}
+        self.program_id = shared.info.program_id
+        self.name = shared.info.name
+        shown = shared.info.shown
+        self.log: BoundLogger = get_logger().bind(
+            program=self.name, program_id=shown(self.program_id), session_id=shown(shared.info.session_id)
+        )
+
+    # -- start and end
+
+    def bind(self, backend: Backend) -> None:
+        """Start the program's session on the engine of its first call. Later calls must use the same engine.
+
+        Raises:
+            ProgramEndedError: the program has ended.
+            ProgramEngineError: the program runs on another engine.
+        """
+        with self.shared.lock:
+            self._check_running()
+            if self.shared.backend is backend:
+                return
+            if self.shared.backend is not None:
+                raise ProgramEngineError(self.program_id, self.name)
+            backend.start_session(self.shared.info)
+            self.shared.backend = backend
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether the handle stands for a branch, not for the whole program."""
+        return self._own_anchor is not ROOT
+
+    def branch(self) -> Reports:
+        """Return the reports of a branch that begins now, as `Program.branch` says."""
+        run = self.enclosing_run()
+        with self.shared.lock:
+            anchor = ("branch", next(self.shared.anchors))
+            place = self._place(run)
+            self.shared.tree.start(
+                anchor,
+                place.parent,
+                place.anchor,
+                RunKind.BRANCH,
+                is_certain=place.is_certain,
+                is_late=place.is_late,
+                task_around=running_task(),
+            )
+            return Reports(self.shared, (anchor, *self._anchors), anchor)
+
+    def passed_on(self) -> Reports | None:
+        """Return the reports of a handle that remembers the run in which the caller's code runs, if there is one."""
+        run = self._run_around(positions())
+        with self.shared.lock:
+            if run is None or run == self._anchor or not self.shared.tree.is_inside(run, self._anchor):
+                return None
+        return Reports(self.shared, (run, *self._anchors), self._own_anchor)
+
+    def end(self, state: ProgramState) -> None:
+        """End the program, or this branch of it, as `Program.end` says."""
+        if self.is_branch:
+            self.end_run(self._own_anchor)
+            return
+        with self.shared.lock:
+            if self.shared.state is not ProgramState.IDLE:
+                return
+            self.shared.state = state
+            self.shared.on_abandoned = nothing  # it may refer to the program
+        self._leave_backend(state)
+
+    def end_with(self, error: BaseException | None) -> None:
+        """End the program in the state of an entrypoint that returned (None) or raised `error`."""
+        if error is None:
+            self.end(ProgramState.FINISHED)
+        elif isinstance(error, Exception):
+            self.end(ProgramState.FAILED)
+        else:  # CancelledError, GeneratorExit or KeyboardInterrupt: the result is not wanted any more
+            self.end(ProgramState.CANCELLED)
+
+    def framework_state(self, framework: str, make: Callable[[], Any]) -> Any:
+        """Return what a framework's adapters of all handles of this program share; `make` makes it at first."""
+        with self.shared.lock:
+            return self.shared.framework_states.setdefault(framework, make())
 
     # -- reports from integrations
 
@@ -77,15 +163,15 @@ class ReportedProgram:
             is_certain: False: the run is inside `parent`, perhaps not directly.
             runs_code: whether the run may run code of the user's; a model's run does not.
         """
-        is_told = parent is not None and self._shared.tree.knows_run(parent)
+        is_told = parent is not None and self.shared.tree.knows_run(parent)
         if not is_told:
-            parent = self._enclosing_run()
-        with self._shared.lock:
-            self._shared.reports += 1
+            parent = self.enclosing_run()
+        with self.shared.lock:
+            self.shared.reports += 1
             place = self._place(parent, is_told=is_told)
             if runs_code:
-                self._shared.code_runs.start(run, self._anchors, threading.current_thread())
-            self._shared.tree.start(
+                self.shared.code_runs.start(run, self._anchors, threading.current_thread())
+            self.shared.tree.start(
                 run,
                 place.parent,
                 place.anchor,
@@ -101,7 +187,7 @@ class ReportedProgram:
     @property
     def _anchor(self) -> Hashable:
         """The run that this handle stands for: the innermost of its anchors that is not forgotten."""
-        return next(filter(self._shared.tree.knows_run, self._anchors), ROOT)
+        return next(filter(self.shared.tree.knows_run, self._anchors), ROOT)
 
     def _place(self, around: Hashable | None, *, is_told: bool = False) -> _Place:
         """Return where something is that begins now.
@@ -110,7 +196,7 @@ class ReportedProgram:
             around: the run of this program in which the caller's code runs; None: it is not known.
             is_told: whether a framework has told this of what begins, and not of the code only.
         """
-        tree, anchor = self._shared.tree, self._anchor
+        tree, anchor = self.shared.tree, self._anchor
         if around is not None and anchor is not ROOT and not tree.is_nested(around, anchor):
             # A worker that was started in one run, and got the handle from another one; or a handle that was kept.
             common = tree.innermost_around(around, anchor)
@@ -127,21 +213,21 @@ class ReportedProgram:
         if around is not None or threading.current_thread() is self._thread:
             is_certain = True  # the thread that made the handle is taken to work at its top
         elif is_passed_on:
-            is_certain = not any(tree.is_inside(run, anchor) for run in self._shared.code_runs)
+            is_certain = not any(tree.is_inside(run, anchor) for run in self.shared.code_runs)
         else:
-            is_certain = not self._shared.code_runs.may_enclose(anchor, threading.current_thread())
+            is_certain = not self.shared.code_runs.may_enclose(anchor, threading.current_thread())
         return _Place(around, anchor, is_certain, is_late)
 
     def _run_around(self, around: Iterable[Position]) -> Hashable | None:
         """Return the run of this program among those in which the caller's code runs, if there is one."""
         return next((each.run for each in around if each.program.program_id == self.program_id), None)
 
-    def _enclosing_run(self) -> Hashable | None:
+    def enclosing_run(self) -> Hashable | None:
         """Return the run of this program in which the caller's code runs; None: there is none, or it is not known.
 
         If the code runs in another program, that one becomes the parent of this program, unless it has begun already.
         """
-        shared, around = self._shared, tuple(positions())
+        shared, around = self.shared, tuple(positions())
         run = self._run_around(around)
         if run is not None:
             return run
@@ -157,34 +243,34 @@ class ReportedProgram:
 
     def note_inner(self) -> None:
         """Note that a program runs inside this one, so that this one does not warn that it had no call."""
-        self._shared.has_called = True
+        self.shared.has_called = True
 
     @property
     def opened_in(self) -> Position | None:
         """The run of another program in which this one was opened, until this one ends."""
-        return self._shared.opened_in
+        return self.shared.opened_in
 
     @property
     def outer(self) -> tuple[ProgramId, ...]:
         """The ids of the programs around this one, the innermost first."""
-        return self._shared.outer
+        return self.shared.outer
 
     def has_open(self, run: Hashable) -> bool:
         """Whether a run of the program was reported and has not ended."""
-        return self._shared.tree.is_open(run)
+        return self.shared.tree.is_open(run)
 
-    def is_inside(self, other: ReportedProgram) -> bool:
+    def is_inside(self, other: Reports) -> bool:
         """Whether this program runs inside another one, directly or not."""
-        return other.program_id in self._shared.outer
+        return other.program_id in self.shared.outer
 
     def end_run(self, run: Hashable) -> None:
         """Report that a run of the framework ended, with or without success."""
-        with self._shared.lock:
-            self._shared.reports += 1
-            ended = self._shared.tree.end(run)
+        with self.shared.lock:
+            self.shared.reports += 1
+            ended = self.shared.tree.end(run)
             for each in ended:
-                self._shared.code_runs.end(each)
-            backend = self._shared.backend
+                self.shared.code_runs.end(each)
+            backend = self.shared.backend
         if backend is not None:
             backend.tools_ended(self.program_id, ended)
 
@@ -193,18 +279,18 @@ class ReportedProgram:
 
         The graph names it in the interception, and the engine learns what the program waits for.
         """
-        with self._shared.lock:
-            self._shared.reports += 1
-            self._shared.tree.note_tool(run, plain_name(name))
+        with self.shared.lock:
+            self.shared.reports += 1
+            self.shared.tree.note_tool(run, plain_name(name))
         self.tool_began(run, name)
 
     def note_human(self, run: Hashable) -> None:
         """Report that a run asks a human, which it does not wait for: the program's next call comes with the answer."""
         key = ("human", run)
-        with self._shared.lock:
-            self._shared.reports += 1
-            self._shared.tree.note_tool(run, "human")
-            self._shared.until_call.append(key)
+        with self.shared.lock:
+            self.shared.reports += 1
+            self.shared.tree.note_tool(run, "human")
+            self.shared.until_call.append(key)
         self.tool_began(key, "human")
 
     def tool_began(self, tool: Hashable, name: str) -> None:
@@ -214,31 +300,23 @@ class ReportedProgram:
             tool: the tool's run, or the id of the tool call; used once.
             name: the tool's name.
         """
-        backend = self._shared.backend
+        backend = self.shared.backend
         if backend is not None:
             backend.tool_started(self.program_id, tool, plain_name(name))
 
     def tools_ended(self, tools: Collection[Hashable]) -> None:
         """Report that tools of `tool_began` have returned. Others, and those that have ended, change nothing."""
-        backend = self._shared.backend
+        backend = self.shared.backend
         if backend is not None and tools:
             backend.tools_ended(self.program_id, tools)
-
-    def expect_call(self) -> None:
-        """Announce the program's next call, which comes within seconds, so that the engine keeps its context or fetches
-        it. A program that says so and makes no call costs other programs memory for half a minute.
-        """
-        backend = self._shared.backend
-        if backend is not None:
-            backend.call_announced(self.program_id)
 
     def note_tools(self, run: Hashable, names: Iterable[str]) -> None:
         """Report tools that have run inside a run, one after another, without a report while they ran."""
         for name in names:
             tool = object()
             self.start_run(tool, run, runs_code=False)
-            with self._shared.lock:
-                self._shared.tree.note_tool(tool, plain_name(name))
+            with self.shared.lock:
+                self.shared.tree.note_tool(tool, plain_name(name))
             self.end_run(tool)
 
     def start_call(
@@ -258,18 +336,18 @@ class ReportedProgram:
         Raises:
             ProgramEndedError: the program has ended.
         """
-        with self._shared.lock:
-            self._shared.reports += 1
+        with self.shared.lock:
+            self.shared.reports += 1
             self._check_running()
-            self._shared.has_called = True
-            call_id = self._shared.ids.call()
-            inferred, parents, inexact, tools = self._shared.tree.start_call(run, call_id, self._anchor, inputs)
+            self.shared.has_called = True
+            call_id = self.shared.ids.call()
+            inferred, parents, inexact, tools = self.shared.tree.start_call(run, call_id, self._anchor, inputs)
             thread_id = thread_id or inferred
-            edges = self._shared.edges(parents, inexact)
-            self._shared.graph.open(CallNode(call_id, thread_id, edges, plain_name(label or ""), tools))
-            self._shared.graph.fold(self._shared.tree.knows)
-            answered = tuple(self._shared.until_call)
-            self._shared.until_call.clear()
+            edges = self.shared.edges(parents, inexact)
+            self.shared.graph.open(CallNode(call_id, thread_id, edges, plain_name(label or ""), tools))
+            self.shared.graph.fold(self.shared.tree.knows)
+            answered = tuple(self.shared.until_call)
+            self.shared.until_call.clear()
         self.tools_ended(answered)
         return CallIdentity(self.program_id, thread_id, call_id, parents[-MOST_PARENTS_SENT:])
 
@@ -287,16 +365,16 @@ class ReportedProgram:
         Raises:
             ProgramEndedError: the program has ended.
         """
-        graph = self._shared.graph
-        with self._shared.lock:
-            self._shared.reports += 1
+        graph = self.shared.graph
+        with self.shared.lock:
+            self.shared.reports += 1
             self._check_running()
             if identity.call_id in graph:
                 return False
-            self._shared.has_called = True
+            self.shared.has_called = True
             edges = tuple(Edge(parent, exact=True) for parent in identity.parents if parent in graph)
             graph.open(CallNode(identity.call_id, identity.thread_id, edges, label, tools))
-            graph.fold(self._shared.tree.knows)
+            graph.fold(self.shared.tree.knows)
         return True
 
     def note_parent(self, program_id: ProgramId) -> None:
@@ -304,15 +382,15 @@ class ReportedProgram:
 
         It has an effect before the first call only.
         """
-        with self._shared.lock:
-            if self._shared.backend is None:
-                self._shared.info = replace(self._shared.info, parent_program_id=program_id)
-                self._shared.graph.parent_program_id = program_id
+        with self.shared.lock:
+            if self.shared.backend is None:
+                self.shared.info = replace(self.shared.info, parent_program_id=program_id)
+                self.shared.graph.parent_program_id = program_id
 
     def note_alive(self) -> None:
         """Report that the program goes on, although nothing else is reported."""
-        with self._shared.lock:
-            self._shared.reports += 1
+        with self.shared.lock:
+            self.shared.reports += 1
 
     def end_call(self, run: Hashable, identity: CallIdentity, output: Content = NOTHING) -> None:
         """Report that a call has a result. The next call in the run comes after it.
@@ -325,17 +403,17 @@ class ReportedProgram:
             output: the content of the call's result.
         """
         del run  # the tree knows the run of the call
-        with self._shared.lock:
-            self._shared.reports += 1
-            self._shared.tree.end_call(identity.call_id, output)
+        with self.shared.lock:
+            self.shared.reports += 1
+            self.shared.tree.end_call(identity.call_id, output)
 
     # -- reports from an engine, in seconds of its monotonic clock
 
     def call_arrived(self, call_id: CallId, now_s: float) -> None:
         """Report that a call reached the engine."""
-        with self._shared.lock:
-            self._shared.reports += 1
-            self._shared.graph.arrive(call_id, now_s)
+        with self.shared.lock:
+            self.shared.reports += 1
+            self.shared.graph.arrive(call_id, now_s)
 
     def call_left(
         self,
@@ -348,18 +426,18 @@ class ReportedProgram:
         earlier_engine_ids: tuple[EngineId, ...] = (),
     ) -> None:
         """Report that a call left the engine, or that the engine refused it, before the caller gets the result."""
-        with self._shared.lock:
-            self._shared.reports += 1
-            self._shared.graph.leave(
+        with self.shared.lock:
+            self.shared.reports += 1
+            self.shared.graph.leave(
                 call_id, now_s, account, state, engine_id=engine_id, earlier_engine_ids=earlier_engine_ids
             )
             if state in (CallState.FAILED, CallState.CANCELLED):
-                self._shared.tree.drop_call(call_id)
+                self.shared.tree.drop_call(call_id)
 
     def call_settled(self, call_id: CallId, account: Account) -> None:
         """Report the final account of an aborted call, which exceeds that of its latest output."""
-        with self._shared.lock:
-            self._shared.graph.settle(call_id, account)
+        with self.shared.lock:
+            self.shared.graph.settle(call_id, account)
 
     # -- the end of programs whose end may not be reported
 
@@ -372,19 +450,19 @@ class ReportedProgram:
             timeout_s: seconds, above 0.
             on_abandoned: called when the program ends that way. It must not use the program.
         """
-        with self._shared.lock:
-            self._shared.idle_timeout_s = timeout_s
-            self._shared.on_abandoned = on_abandoned
+        with self.shared.lock:
+            self.shared.idle_timeout_s = timeout_s
+            self.shared.on_abandoned = on_abandoned
 
     @property
     def idle_timeout_s(self) -> float | None:
         """Seconds without a report after which the program ends; None: never."""
-        return self._shared.idle_timeout_s
+        return self.shared.idle_timeout_s
 
     @property
-    def reports(self) -> int:
+    def count(self) -> int:
         """How many reports of runs and calls the program has got. The number grows while anything happens."""
-        return self._shared.reports
+        return self.shared.reports
 
     def abandon(self, reports: int) -> bool:
         """End the program as abandoned, unless it has got more than `reports` reports.
@@ -392,22 +470,22 @@ class ReportedProgram:
         Returns:
             Whether the program ended now.
         """
-        with self._shared.lock:
-            if self._shared.state is not ProgramState.IDLE or self._shared.reports != reports:
+        with self.shared.lock:
+            if self.shared.state is not ProgramState.IDLE or self.shared.reports != reports:
                 return False
-            self._shared.state = ProgramState.ABANDONED
-            self._shared.on_abandoned()  # before a late call can find the program ended
-            self._shared.on_abandoned = nothing
+            self.shared.state = ProgramState.ABANDONED
+            self.shared.on_abandoned()  # before a late call can find the program ended
+            self.shared.on_abandoned = nothing
         self._leave_backend(ProgramState.ABANDONED)
         return True
 
     def _check_running(self) -> None:
-        if self._shared.state is not ProgramState.IDLE:
+        if self.shared.state is not ProgramState.IDLE:
             raise ProgramEndedError(self.program_id, self.name)
 
     def _leave_backend(self, state: ProgramState) -> None:
-        self._shared.opened_in = None  # so that a chain of programs, each opened by the one before, is not kept
-        backend = self._shared.backend
+        self.shared.opened_in = None  # so that a chain of programs, each opened by the one before, is not kept
+        backend = self.shared.backend
         if backend is not None:
-            self._shared.last_row = backend.end_session(self.program_id, state)
+            self.shared.last_row = backend.end_session(self.program_id, state)
         self.log.debug("program ended", state=str(state))

@@ -10,13 +10,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from weft.core.program.handle import Program
+    from weft.core.program.reports import Reports
 
 
 class Position(NamedTuple):
     """A run of a program."""
 
-    program: Program
+    program: Reports
     run: Hashable
 
 

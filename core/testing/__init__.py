@@ -126,8 +126,8 @@ class RecordingBackend:
         Raises:
             ProgramEndedError: the program has ended.
         """
-        identity = program.start_call(run)
-        program.bind(self)
+        identity = program.reports.start_call(run)
+        program.reports.bind(self)
         call, _ = self.table.arrive(identity, self.engine_id, self.clock())
         self.calls.append(identity)
         return call
@@ -136,7 +136,7 @@ class RecordingBackend:
         """End a call of `run` with a result and this cost."""
         call.account = account
         self.table.leave(call, self.clock())
-        program.end_call(run, call.identity)
+        program.reports.end_call(run, call.identity)
 
     def call(self, program: Program, service_s: float = 0.0, parent: Hashable | None = None) -> CallIdentity:
         """Make one whole call, in a new run inside the run `parent`.
@@ -147,12 +147,12 @@ class RecordingBackend:
             parent: the enclosing run; None: the top of the program or branch.
         """
         run = ("call", next(self._runs))
-        program.start_run(run, parent)
+        program.reports.start_run(run, parent)
         try:
             call = self.begin(program, run)
             self.finish(program, run, call, Account(service_s=service_s))
         finally:
-            program.end_run(run)
+            program.reports.end_run(run)
         return call.identity
 
 

@@ -79,7 +79,7 @@ class CallPath(ProgramBackend):
         Args:
             endpoint: The model's.
             program: The call's program.
-            identity: The call's ids, from `program.start_call`.
+            identity: The call's ids, from `program.reports.start_call`.
             timeout_s: Seconds that the call may take, above 0; None: no limit.
             make_fingerprint: Of the system prompt and the tools.
             settings: What the request asks of sampling, see `settings_of`.
@@ -104,7 +104,7 @@ class CallPath(ProgramBackend):
             undo.push(refused)
             if self._closed:
                 raise EngineClosedError
-            program.bind(self)
+            program.reports.bind(self)
             now_s = self._clock()  # a program that begins with this call began before it
             self._idle.watch(program)
             ends = self._deadline(program, timeout_s, now_s)
@@ -114,7 +114,7 @@ class CallPath(ProgramBackend):
             row, attained = self.table.arrive(identity, endpoint.engine_id, now_s)
             row.model, row.settings = endpoint.model, settings
             undo.callback(self.table.leave, row, now_s)
-            program.call_arrived(call_id, now_s)
+            program.reports.call_arrived(call_id, now_s)
             self._forecasts.call_arrived(identity, program.graph, now_s)
             undo.callback(self._forecasts.call_left, identity, None, now_s)
             row_of_program = self.table.get(program.program_id)
@@ -150,7 +150,7 @@ class CallPath(ProgramBackend):
         ended = isinstance(error, ProgramEndedError | EngineClosedError)
         state = CallState.CANCELLED if ended else CallState.FAILED
         now_s = self._clock()
-        program.call_left(identity.call_id, now_s, Account(), state)
+        program.reports.call_left(identity.call_id, now_s, Account(), state)
         self._observers.call_refused(identity, error, now_s)
 
     def _deadline(self, program: Program, timeout_s: float | None, now_s: float) -> Deadline:

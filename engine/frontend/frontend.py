@@ -242,7 +242,7 @@ class FrontEnd(CallPath):
         Args:
             body: The request in OpenAI's chat format. Ids and model are filled in.
             program: The program that the call belongs to.
-            identity: The call's ids, from `program.start_call`.
+            identity: The call's ids, from `program.reports.start_call`.
 
         Returns:
             vLLM's response, and under "weft" the call's ids and account (`service_s`, `wait_s`, `preemptions`, tokens).

@@ -43,7 +43,7 @@ class IdleChecks:
 
     def watch(self, program: Program) -> None:
         """Watch a program that makes its first call, if it has a time-out."""
-        timeout_s = program.idle_timeout_s
+        timeout_s = program.reports.idle_timeout_s
         if timeout_s is None:
             return
         self._programs.watch(program, self._clock())

@@ -52,7 +52,7 @@ class InFlightCalls:
         call.endpoint.admission.leave(now_s)
         self._table.leave(call.row, now_s)
         row = call.row
-        call.program.call_left(
+        call.program.reports.call_left(
             call_id,
             now_s,
             account,

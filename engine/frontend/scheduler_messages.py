@@ -143,6 +143,6 @@ class SchedulerMessages:
                 for key, account in read_aborted(answer).items():
                     program, row = waiting.pop(key)
                     self._table.settle(row, account)
-                    program.call_settled(row.identity.call_id, row.account)
+                    program.reports.call_settled(row.identity.call_id, row.account)
             if not waiting:
                 return

@@ -118,7 +118,7 @@ class ServedCalls:
             async with aclosing(self._outputs(call, prompt, params, request_id, kwargs)) as outputs:
                 async for output in outputs:
                     if output.finished:
-                        program.end_call(call_ids.call_id, call_ids)
+                        program.reports.end_call(call_ids.call_id, call_ids)
                     yield output
 
     @contextmanager
@@ -203,11 +203,11 @@ def _named(
         call_id, *parents = (CallId(f"{scope}/{each}") for each in (given.call_id, *given.parents))
         call_ids = CallIdentity(program.program_id, identity.thread_id or given.thread_id, call_id, tuple(parents))
         tools = tuple(strings(arguments.get("tools")))  # which `check_shown` has seen
-        if program.adopt_call(call_ids, label=identity.label or "", tools=tools):
+        if program.reports.adopt_call(call_ids, label=identity.label or "", tools=tools):
             yield call_ids
             return
-    threads: NamedThreads = program.framework_state("threads", NamedThreads)
-    call_ids = threads.start_call(program, identity.thread_id, identity.parent_thread_id, label=identity.label)
+    threads: NamedThreads = program.reports.framework_state("threads", NamedThreads)
+    call_ids = threads.start_call(program.reports, identity.thread_id, identity.parent_thread_id, label=identity.label)
     try:
         yield call_ids
     finally:

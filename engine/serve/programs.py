@@ -60,7 +60,7 @@ class OpenPrograms:
         """Hear that a program goes on. Returns whether it is open."""
         program = self._open.get(program_id)
         if program is not None:
-            program.note_alive()
+            program.reports.note_alive()
         return program is not None
 
     def enter(
@@ -99,8 +99,8 @@ class OpenPrograms:
                 ids=_GivenIds(program_id, identity.session_id),
             )
             if identity.parent_program_id is not None:
-                program.note_parent(identity.parent_program_id)
-            program.end_when_idle(self._times.timeout_s(kind), partial(self.abandon, program_id))
+                program.reports.note_parent(identity.parent_program_id)
+            program.reports.end_when_idle(self._times.timeout_s(kind), partial(self.abandon, program_id))
             if limit is not None and len(self._of_scope.get(scope, ())) >= limit:
                 self._end_unused(scope)
             self._open[program_id] = program

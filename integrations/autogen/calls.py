@@ -66,11 +66,11 @@ class Call:
         self._run = object()
         self._output = NOTHING
         self._tools: dict[str, str] = {}  # the names of the tools that the answer calls, by tool call
-        self.program.tools_ended(_tool_calls_in(messages))
-        self.program.start_run(self._run, None, runs_code=False)
-        self.program.note_tools(self._run, _tools_before(messages))
+        self.program.reports.tools_ended(_tool_calls_in(messages))
+        self.program.reports.start_run(self._run, None, runs_code=False)
+        self.program.reports.note_tools(self._run, _tools_before(messages))
         label = binding.agent if binding is not None else None
-        self.identity = self.program.start_call(self._run, lambda: _input_content(messages), label=label)
+        self.identity = self.program.reports.start_call(self._run, lambda: _input_content(messages), label=label)
 
     def set_result(self, result: CreateResult) -> None:
         """Record the result. A later call whose input contains it is known to come after this call."""
@@ -83,13 +83,13 @@ class Call:
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         if error is None:
-            self.program.end_call(self._run, self.identity, self._output)
-        self.program.end_run(self._run)
+            self.program.reports.end_call(self._run, self.identity, self._output)
+        self.program.reports.end_run(self._run)
         if self._is_program:
-            self.program.end_with(error)
+            self.program.reports.end_with(error)
         elif error is None:
             for tool_call, name in self._tools.items():  # the agent runs them now
-                self.program.tool_began(tool_call, name)
+                self.program.reports.tool_began(tool_call, name)
 
 
 def _tool_calls_in(messages: Sequence[LLMMessage]) -> set[str]:

@@ -26,7 +26,7 @@ from autogen_core.tools import Tool, ToolSchema
 from pydantic import BaseModel
 
 from weft.core.errors import InvalidRequestError
-from weft.core.program import Program
+from weft.core.program import Program, passed_on
 from weft.engine.frontend.frontend import FrontEnd
 from weft.integrations.arguments import check_engine, check_program
 from weft.integrations.autogen.calls import (
@@ -125,7 +125,7 @@ class WeftChatCompletionClient(ChatCompletionClient):
         """
         check_program("bind", program)
         bound = copy.copy(self)
-        bound.binding = Binding(program.passed_on(), agent)
+        bound.binding = Binding(passed_on(program), agent)
         bound._usage = Usage(self._usage)  # noqa: SLF001  an object of this class
         return bound
 

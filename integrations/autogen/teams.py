@@ -13,7 +13,7 @@ from autogen_core import CancellationToken, ComponentBase
 from autogen_core.models import ChatCompletionClient
 
 from weft.core.errors import ArgumentTypeError, ProgramEndedError, ProgramError
-from weft.core.program import Program
+from weft.core.program import Program, passed_on
 from weft.integrations.arguments import check_program
 from weft.integrations.autogen.calls import Binding
 from weft.integrations.autogen.client import WeftChatCompletionClient
@@ -70,7 +70,7 @@ def bind_team(team: TeamT, program: Program) -> TeamT:
         raise TeamBindingError(team.name, "has no WeftChatCompletionClient to bind.")
     for slot in slots:
         _check_slot(slot, program)
-    program = program.passed_on()
+    program = passed_on(program)
     for slot in slots:
         binding = slot.client.binding
         if binding is not None and binding.by_team:
@@ -165,7 +165,7 @@ def _follow(team: BaseGroupChat, binding: Binding) -> None:
                 if (message := await asyncio.shield(step)) is None:
                     return
                 if isinstance(message, ToolCallExecutionEvent):
-                    binding.program.tools_ended([result.call_id for result in message.content])
+                    binding.program.reports.tools_ended([result.call_id for result in message.content])
                 yield message
         except asyncio.CancelledError:
             token.cancel()

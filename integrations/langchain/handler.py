@@ -60,7 +60,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
             check_program("ProgramCallbackHandler", program)
         self.program = program
         self._open_runs: OpenRuns = (
-            program.framework_state("langchain", OpenRuns) if program is not None else OpenRuns()
+            program.reports.framework_state("langchain", OpenRuns) if program is not None else OpenRuns()
         )
         self._root_runs = RootRuns(check_timeout(idle_timeout_s, "idle_timeout_s"), self._forget)
 
@@ -82,12 +82,12 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         label = (run.name or model or run.owner) if run is not None else model
         program = self.program_of(run_id) or self._open_program(run_id, run_id, "chat", None)
         try:
-            return program, program.start_call(run_id, given, label=label)
+            return program, program.reports.start_call(run_id, given, label=label)
         except ProgramEndedError:
             if program is self.program or program.state is not ProgramState.ABANDONED:
                 raise
         program = self._open_program(run_id, run_id, "chat", None)  # it has timed out at this very moment
-        return program, program.start_call(run_id, given, label=label)
+        return program, program.reports.start_call(run_id, given, label=label)
 
     def program_of(self, run_id: UUID | None) -> Program | None:
         """The program of a run. None: The run is not known, and this handler has no program of its own."""
@@ -133,7 +133,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
                 is_model=is_model,
                 context_id=context_id,
             )
-            program.start_run(
+            program.reports.start_run(
                 run_id,
                 place.parent if is_told or place.parent != context_id else None,  # the program knows more of its place
                 place.kind,
@@ -154,7 +154,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
 
     def _start_tool(self, serialized: dict[str, Any] | None, *_input: Any, run_id: UUID, **more: Any) -> None:
         program = self._start(serialized, run_id=run_id, **more)
-        program.note_tool(run_id, more.get("name") or (serialized or {}).get("name") or "tool")
+        program.reports.note_tool(run_id, more.get("name") or (serialized or {}).get("name") or "tool")
 
     def _end(self, *_args: Any, run_id: UUID, **_kwargs: Any) -> None:
         self.finish(run_id, None)
@@ -165,14 +165,14 @@ class ProgramCallbackHandler(BaseCallbackHandler):
         ):  # compared by name, since LangGraph may not be installed
             program = self.program_of(run_id)
             if program is not None:
-                program.note_human(run_id)
+                program.reports.note_human(run_id)
         self.finish(run_id, error)
 
     def finish(self, run_id: UUID, error: BaseException | None) -> None:
         """End a run, and with it perhaps a program that this handler opened. Ending twice changes nothing."""
         self._open_runs.discard(run_id)
         if self.program is not None:
-            self.program.end_run(run_id)
+            self.program.reports.end_run(run_id)
         else:
             self._root_runs.end(run_id, error)
 
@@ -216,16 +216,16 @@ class ModelCall:
         else:
             self.program = Program(name or "chat")
             self._key = "call"
-            self.identity = self.program.start_call(self._key, label=name)
+            self.identity = self.program.reports.start_call(self._key, label=name)
 
     def __enter__(self) -> ModelCall:
         return self
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         if error is None:
-            self.program.end_call(self._key, self.identity, self.answer.content(self._key))
+            self.program.reports.end_call(self._key, self.identity, self.answer.content(self._key))
         if self._run is None:
-            self.program.end_with(error)
+            self.program.reports.end_with(error)
         elif error is not None and not isinstance(error, Exception):
             self._run.handler.finish(self._run.run_id, error)  # LangChain does not report the end of a cancelled run.
 
@@ -247,9 +247,9 @@ def find_handler(*sources: Any) -> ProgramCallbackHandler | None:
 
 def _goes_first(program: Program, other: Program) -> bool:
     """Whether a program takes a call before another one: it is inside the other, or the other has ended inside it."""
-    if program.is_inside(other):
+    if program.reports.is_inside(other.reports):
         return not program.state.has_ended
-    return other.is_inside(program) and other.state.has_ended
+    return other.reports.is_inside(program.reports) and other.state.has_ended
 
 
 def _carried(callbacks: Any) -> Iterator[tuple[ProgramCallbackHandler, Program | None]]:
@@ -266,7 +266,8 @@ def _surroundings() -> list[Position]:
     """The run of LangChain in which the caller's code runs, for each program that its callbacks carry."""
     manager = ensure_config().get("callbacks")
     run_id = getattr(manager, "parent_run_id", None)
-    return [Position(program, run_id) for _, program in _carried(manager) if program is not None and run_id is not None]
+    programs = [program for _, program in _carried(manager) if program is not None]
+    return [Position(program.reports, run_id) for program in programs if run_id is not None]
 
 
 register_surroundings("langchain", _surroundings)

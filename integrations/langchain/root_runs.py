@@ -117,16 +117,17 @@ class RootRuns:
             is_over = not root.open_runs or (run_id == root.run_id and error is not None)
             if is_over:
                 self._forget(root)
-        root.program.end_run(run_id)
+        root.program.reports.end_run(run_id)
         if is_over:
-            root.program.end_with(error)  # LangChain reports a sync stream that is left as finished, its model run not
+            # LangChain reports a sync stream that is left as finished, its model run not.
+            root.program.reports.end_with(error)
 
     # -- under the lock
 
     def _add(self, root: _RootRun) -> None:
         self._roots.update(dict.fromkeys(root.open_runs, root))
         if self._idle_timeout_s is not None:
-            root.program.end_when_idle(self._idle_timeout_s, partial(self._abandon, root))
+            root.program.reports.end_when_idle(self._idle_timeout_s, partial(self._abandon, root))
             self._idle.watch(root.program, self._clock())
 
     def _forget(self, root: _RootRun) -> None:

@@ -28,10 +28,10 @@ class Call:
         self._texts: dict[int, list[str]] = {}
         self._tools: dict[str, str] = {}  # the names of the tools that the answer calls, by tool call
         messages = _objects(body.get("messages"))
-        self.program.tools_ended(_tool_calls_in(messages))
-        self.program.start_run(self._run, None, runs_code=False)
-        self.program.note_tools(self._run, _tools_before(messages))
-        self.identity = self.program.start_call(self._run, lambda: _input_content(messages))
+        self.program.reports.tools_ended(_tool_calls_in(messages))
+        self.program.reports.start_run(self._run, None, runs_code=False)
+        self.program.reports.note_tools(self._run, _tools_before(messages))
+        self.identity = self.program.reports.start_call(self._run, lambda: _input_content(messages))
 
     @property
     def is_complete(self) -> bool:
@@ -63,13 +63,13 @@ class Call:
     ) -> None:
         if error is None:
             output = Content(tuple(map("".join, self._texts.values())), tuple(self._tools))
-            self.program.end_call(self._run, self.identity, output)
-        self.program.end_run(self._run)
+            self.program.reports.end_call(self._run, self.identity, output)
+        self.program.reports.end_run(self._run)
         if error is None and not self._is_program:
             for tool_call, name in self._tools.items():  # the client runs them now
-                self.program.tool_began(tool_call, name)
+                self.program.reports.tool_began(tool_call, name)
         if self._is_program:
-            self.program.end_with(error)
+            self.program.reports.end_with(error)
 
 
 # The functions below read requests that have not been validated, so they skip everything that they do not understand.

@@ -14,7 +14,7 @@ import httpx2
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 
 from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError, WeftError
-from weft.core.program import Program
+from weft.core.program import Program, passed_on
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.server.http_errors import error_body
 from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS, check_fields
@@ -55,7 +55,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         if program is not None:
             check_program("openai_client", program)
         self._engine = engine
-        self._program = program.passed_on() if program is not None else None
+        self._program = passed_on(program) if program is not None else None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer a request. Weft's errors become error responses.

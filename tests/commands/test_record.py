@@ -32,11 +32,11 @@ for number in range(int(sys.argv[1])):
             recorder.begin(info)
         def end_session(self, program_id, state):
             recorder.end(program_id)
-    identity = program.start_call("run")
-    program.bind(Backend())
+    identity = program.reports.start_call("run")
+    program.reports.bind(Backend())
     recorder.call_arrived(program.graph, 1.0)
-    program.call_arrived(identity.call_id, 1.0)
-    program.call_left(identity.call_id, 2.0, Account(prompt_tokens=5, output_tokens=2), CallState.FINISHED)
+    program.reports.call_arrived(identity.call_id, 1.0)
+    program.reports.call_left(identity.call_id, 2.0, Account(prompt_tokens=5, output_tokens=2), CallState.FINISHED)
     program.end()
 recorder.flush()
 how = sys.argv[2]

@@ -50,7 +50,7 @@ def test_the_table_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with ScriptedEngine(["Hi", "Hi"], latency_s=1.5, listen="127.0.0.1:0") as engine:
         with weft.Program("agent [bold]") as program:
             engine.chat_sync(
-                {"messages": [{"role": "user", "content": "Hello"}]}, program, program.start_call(object())
+                {"messages": [{"role": "user", "content": "Hello"}]}, program, program.reports.start_call(object())
             )
             assert engine.url is not None
             assert top(monkeypatch, engine.url.removeprefix("http://") + "/v1", "--once") == 0, (

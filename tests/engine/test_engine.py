@@ -46,9 +46,9 @@ def body(text: str = "hello", **extra: Any) -> dict[str, Any]:
 
 async def call(engine: weft.Engine, program: weft.Program, key: str = "run", **extra: Any) -> dict[str, Any]:
     """Make one call, which comes after the program's earlier calls."""
-    identity = program.start_call(key)
+    identity = program.reports.start_call(key)
     answer = await engine.chat(body(**extra), program, identity)
-    program.end_call(key, identity)
+    program.reports.end_call(key, identity)
     return answer
 
 
@@ -217,13 +217,13 @@ async def test_the_cost_of_calls_that_stop_strings_end_reaches_the_table(
     with weft.Program("stops") as program:
         answers = []
         for number in range(20):
-            identity = program.start_call("run")
+            identity = program.reports.start_call("run")
             if number % 2:
                 chunks = [chunk async for chunk in engine.chat_stream(body(**stop), program, identity)]
                 answers += [chunk for chunk in chunks if "weft" in chunk]
             else:
                 answers.append(await engine.chat(body(**stop), program, identity))
-            program.end_call("run", identity)
+            program.reports.end_call("run", identity)
         assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"stop"}
         told = {answer["weft"]["call_id"]: answer["weft"]["service_s"] for answer in answers}
         await until(lambda: engine._messages.is_idle)
@@ -247,7 +247,7 @@ async def test_a_stream_gives_the_same_answer_and_account_as_a_whole(engine: wef
     """With greedy decoding, the joined pieces are the whole answer. The last chunk carries the account."""
     with weft.Program("stream") as program:
         whole = await call(engine, program, max_tokens=30)
-        identity = program.start_call("s")
+        identity = program.reports.start_call("s")
         text, report, pieces = "", None, 0
         async for chunk in engine.chat_stream(body(max_tokens=30), program, identity):
             for choice in chunk["choices"]:
@@ -267,8 +267,8 @@ async def test_sync_methods_give_the_same_answer(engine: weft.Engine) -> None:
 
     def work() -> tuple[str, str]:
         with weft.Program("sync") as program:
-            whole = engine.chat_sync(body(), program, program.start_call("a"))
-            chunks = engine.chat_stream_sync(body(), program, program.start_call("b"))
+            whole = engine.chat_sync(body(), program, program.reports.start_call("a"))
+            chunks = engine.chat_stream_sync(body(), program, program.reports.start_call("b"))
             pieces = [c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"]]
             return whole["choices"][0]["message"]["content"], "".join(pieces)
 
@@ -316,7 +316,7 @@ async def raises_early(engine: weft.Engine, late: list[asyncio.Task[Any]], progr
 @weft.program
 async def streams(engine: weft.Engine, program: weft.Program) -> AsyncIterator[str]:
     """An entrypoint that streams a long answer."""
-    async for chunk in engine.chat_stream(body(**LONG), program, program.start_call("s")):
+    async for chunk in engine.chat_stream(body(**LONG), program, program.reports.start_call("s")):
         for choice in chunk["choices"]:
             yield choice["delta"].get("content") or ""
 
@@ -324,7 +324,7 @@ async def streams(engine: weft.Engine, program: weft.Program) -> AsyncIterator[s
 @weft.program
 def streams_sync(engine: weft.Engine, program: weft.Program) -> Iterator[str]:
     """An entrypoint that streams a long answer without an event loop."""
-    for chunk in engine.chat_stream_sync(body(**LONG), program, program.start_call("s")):
+    for chunk in engine.chat_stream_sync(body(**LONG), program, program.reports.start_call("s")):
         for choice in chunk["choices"]:
             yield choice["delta"].get("content") or ""
 
@@ -387,7 +387,7 @@ async def test_closing_a_sync_generator_aborts_its_call(engine: weft.Engine) -> 
 async def test_an_aborted_stream_still_costs_its_program(engine: weft.Engine) -> None:
     """The service of an aborted call counts as attained service."""
     with weft.Program("abort") as program:
-        stream = engine.chat_stream(body(**LONG), program, program.start_call("s"))
+        stream = engine.chat_stream(body(**LONG), program, program.reports.start_call("s"))
         for _ in range(6):
             await anext(stream)
         await stream.aclose()
@@ -407,9 +407,9 @@ async def test_a_call_whose_program_ends_before_the_call_reaches_the_engine(
 
     async def consume() -> None:
         if streamed:
-            _ = [chunk async for chunk in engine.chat_stream(body(), program, program.start_call("s"))]
+            _ = [chunk async for chunk in engine.chat_stream(body(), program, program.reports.start_call("s"))]
         else:
-            await engine.chat(body(), program, program.start_call("s"))
+            await engine.chat(body(), program, program.reports.start_call("s"))
 
     with weft.Program("too late") as program:
         engine._loop.submit(busy())
@@ -457,7 +457,9 @@ async def test_a_prompt_that_is_too_long_is_an_error(engine: weft.Engine) -> Non
         with pytest.raises(ContextLengthError, match="Shorten the prompt"):
             await call(engine, program, text="hello " * engine.max_model_len)
         with pytest.raises(ContextLengthError):
-            async for _ in engine.chat_stream(body("hello " * engine.max_model_len), program, program.start_call("s")):
+            async for _ in engine.chat_stream(
+                body("hello " * engine.max_model_len), program, program.reports.start_call("s")
+            ):
                 pass
         assert program.state is weft.ProgramState.IDLE
         assert (await call(engine, program))["usage"]["completion_tokens"] == 8
@@ -470,7 +472,7 @@ async def test_a_prompt_that_is_too_long_is_an_error(engine: weft.Engine) -> Non
 async def test_a_malformed_request_names_the_field(engine: weft.Engine, extra: dict[str, Any], message: str) -> None:
     """The error is an InvalidRequestError, because the request is the caller's."""
     with weft.Program("bad") as program, pytest.raises(InvalidRequestError, match=message):
-        await engine.chat({**body(), **extra}, program, program.start_call("r"))
+        await engine.chat({**body(), **extra}, program, program.reports.start_call("r"))
 
 
 @pytest.mark.parametrize(
@@ -484,7 +486,7 @@ async def test_an_image_for_a_text_model_is_an_invalid_request(engine: weft.Engi
     """The request is the caller's, and the same request would fail again. The prompt cannot be counted either."""
     request = {**body(), "messages": [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]}
     with weft.Program("picture") as program, pytest.raises(InvalidRequestError, match="not a multimodal model"):
-        await engine.chat(request, program, program.start_call("r"))
+        await engine.chat(request, program, program.reports.start_call("r"))
     with pytest.raises(InvalidRequestError, match="not a multimodal model"):
         engine.count_prompt_tokens(request)
 
@@ -492,9 +494,9 @@ async def test_an_image_for_a_text_model_is_an_invalid_request(engine: weft.Engi
 async def test_a_call_on_an_ended_program_is_refused(engine: weft.Engine) -> None:
     """An ended program starts no call, and a call that was started before its end cannot be sent."""
     with weft.Program("over") as program:
-        identity = program.start_call("early")
+        identity = program.reports.start_call("early")
     with pytest.raises(ProgramEndedError):
-        program.start_call("late")
+        program.reports.start_call("late")
     with pytest.raises(ProgramEndedError):
         await engine.chat(body(), program, identity)
 
@@ -502,7 +504,7 @@ async def test_a_call_on_an_ended_program_is_refused(engine: weft.Engine) -> Non
 async def test_a_program_of_another_engine_is_refused(engine: weft.Engine) -> None:
     """A program that has made a call on one engine cannot make calls on another."""
     with weft.Program("mine") as program:
-        program.bind(RecordingBackend())
+        program.reports.bind(RecordingBackend())
         with pytest.raises(ProgramEngineError, match="another engine"):
             await call(engine, program)
 

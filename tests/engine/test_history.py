@@ -31,12 +31,12 @@ def main():
         for number in range(2):
             with weft.Program("chat") as program:
                 body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "ignore_eos": True}
-                engine.chat_sync(body, program, program.start_call("run"))
+                engine.chat_sync(body, program, program.reports.start_call("run"))
         while sum(row.ended for row in engine.table.classes) < 5:
             time.sleep(0.05)
         print(engine.table)
         with weft.Program("late") as program:
-            engine.chat_sync(body, program, program.start_call("run"))
+            engine.chat_sync(body, program, program.reports.start_call("run"))
             print("fingerprint", engine.row(program.program_id).fingerprint)
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ async def test_every_use_of_several_replicas_in_a_fork_is_a_typed_error(
         multi = await weft.AsyncMultiLLMEngine.create(tiny_model, replicas=1)
     (replica,) = multi.health()[multi.model]
     with weft.Program("before") as program, monkeypatch.context() as patch:
-        identity = program.start_call("ask")
+        identity = program.reports.start_call("ask")
         own = os.getpid()
         patch.setattr(os, "getpid", lambda: own + 1)
         with pytest.raises(EngineForkedError, match=f"runs in process {own}"):

@@ -116,7 +116,7 @@ def started(tiny_model: Path) -> Iterator[weft.AsyncMultiLLMEngine]:
         engine.shutdown()
     engine.shutdown()
     with weft.Program("late") as program, pytest.raises(EngineClosedError):
-        engine.chat_sync(body("hello"), program, program.start_call("late"))
+        engine.chat_sync(body("hello"), program, program.reports.start_call("late"))
     with pytest.raises(EngineClosedError):
         asyncio.run(engine.add_replica())
     assert not engine.is_alive
@@ -267,10 +267,10 @@ async def test_a_stream_sync_code_and_the_frameworks(pair: weft.AsyncMultiLLMEng
     expected = (await references(pair))[PROMPTS[0]]
     options: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0}
     with weft.Program("ways") as program:
-        stream = pair.chat_stream(body(PROMPTS[0]), program, program.start_call("a"))
+        stream = pair.chat_stream(body(PROMPTS[0]), program, program.reports.start_call("a"))
         pieces = [choice["delta"].get("content") or "" async for chunk in stream for choice in chunk["choices"]]
         assert "".join(pieces) == expected
-        identity = program.start_call("b")
+        identity = program.reports.start_call("b")
         whole = await anyio.to_thread.run_sync(pair.chat_sync, body(PROMPTS[0]), program, identity)
         assert content(whole) == expected
         model = ChatWeft(engine=pair, model_kwargs={"ignore_eos": True}, **options)
@@ -347,7 +347,7 @@ async def test_a_call_that_takes_too_long_is_ended(pair: weft.AsyncMultiLLMEngin
         assert caught.value.delivered_tokens == 0
         options = {"include_usage": True, "continuous_usage_stats": True}
         request = body("hello", max_tokens=ENDLESS_TOKENS, timeout_s=3, stream_options=options)
-        stream = pair.chat_stream(request, program, program.start_call("s"))
+        stream = pair.chat_stream(request, program, program.reports.start_call("s"))
         tokens = [0]
 
         async def read() -> None:
@@ -436,7 +436,9 @@ async def test_the_programs_of_a_dead_replica_are_assigned_again(pair: weft.Asyn
         await ask(pair, program, LONG_PROMPT, max_tokens=2)
         assert program.row is not None
         (home,) = program.row.engine_ids
-        stream = pair.chat_stream(body(LONG_PROMPT, max_tokens=ENDLESS_TOKENS), program, program.start_call("s"))
+        stream = pair.chat_stream(
+            body(LONG_PROMPT, max_tokens=ENDLESS_TOKENS), program, program.reports.start_call("s")
+        )
         for _ in range(5):
             await anext(stream)
         waiting = asyncio.create_task(ask(pair, program, LONG_PROMPT, "other", max_tokens=400))
@@ -459,7 +461,7 @@ async def test_a_replica_is_drained_and_another_one_added(pair: weft.AsyncMultiL
     """The drained replica finishes its calls and gets no new ones. The added replica has a new name."""
     names = [health.engine_id for health in pair.health()[pair.model]]
     with weft.Program("drained") as program:
-        stream = pair.chat_stream(body("hello", max_tokens=300), program, program.start_call("s"))
+        stream = pair.chat_stream(body("hello", max_tokens=300), program, program.reports.start_call("s"))
         first = await anext(stream)
         assert program.row is not None
         (leaving,) = program.row.engine_ids
@@ -535,7 +537,7 @@ async def main():
     async def ask(program, model):
         request = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
         request |= {"model": model} if model else {}
-        answer = await engine.chat(request, program, program.start_call(model or "none"))
+        answer = await engine.chat(request, program, program.reports.start_call(model or "none"))
         answers[model or "none"] = [answer["model"], answer["choices"][0]["message"]["content"]]
     with weft.Program("both") as program:
         for model in ("one", "two", None):

@@ -108,8 +108,8 @@ async def test_recording_changes_no_answer(
 
     async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         with weft.Program("asks") as program:
-            whole = await engine.chat(request, program, program.start_call("whole"))
-            stream = engine.chat_stream(request, program, program.start_call("stream"))
+            whole = await engine.chat(request, program, program.reports.start_call("whole"))
+            stream = engine.chat_stream(request, program, program.reports.start_call("stream"))
             return whole, [chunk async for chunk in stream]
 
     def arguments(chunks: list[dict[str, Any]]) -> str:
@@ -161,7 +161,7 @@ import weft
 
 def call(engine, program, tokens):
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens, "ignore_eos": True}
-    return engine.chat_sync(body, program, program.start_call("run"))
+    return engine.chat_sync(body, program, program.reports.start_call("run"))
 
 def main():
     with weft.Engine(sys.argv[1], **ENGINE_ARGS) as engine:
@@ -171,7 +171,7 @@ def main():
         call(engine, late, 4)
         call(engine, unfinished, 5)
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": ENDLESS_TOKENS, "ignore_eos": True}
-        stream = engine.chat_stream_sync(body, unfinished, unfinished.start_call("run"))
+        stream = engine.chat_stream_sync(body, unfinished, unfinished.reports.start_call("run"))
         next(stream)
     late.end()
 

@@ -395,7 +395,7 @@ async def test_another_engines_program(engine: weft.Engine) -> None:
         def row(self, program_id: Any) -> None: ...
 
     with weft.Program() as program:
-        program.bind(Other())
+        program.reports.bind(Other())
         with pytest.raises(ProgramEngineError):
             await babbling(engine).bind(program).create(asked())
 

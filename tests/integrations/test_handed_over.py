@@ -21,6 +21,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from shapes import edges, expected
 
 import weft
+from weft.core.program import adapter
 from weft.integrations.autogen import WeftChatCompletionClient
 from weft.integrations.langchain import ChatWeft
 from weft.integrations.openai import openai_client
@@ -357,9 +358,9 @@ async def test_a_call_of_a_worker_after_the_end_of_the_run_is_a_guess(scripted_e
 async def test_a_config_is_the_same_outside_of_runs() -> None:
     """A handle has one callback handler, and a branch its own, as long as no run passes them on."""
     with weft.Program() as program:
-        assert program.callbacks[0] is program.config()["callbacks"][0] is program.adapter("langchain")
+        assert program.callbacks[0] is program.config()["callbacks"][0] is adapter(program, "langchain")
         with program.branch() as branch:
-            assert branch.callbacks[0] is branch.adapter("langchain") is not program.adapter("langchain")
+            assert branch.callbacks[0] is adapter(branch, "langchain") is not adapter(program, "langchain")
 
 
 async def test_what_a_run_passes_on_is_the_handle(scripted_engine: MakeEngine) -> None:

@@ -78,18 +78,18 @@ class Backend:
     def begin(self, handler: ProgramCallbackHandler, run_id: UUID) -> tuple[Program, CallRow]:
         """A model run makes its call."""
         program, identity = handler.start_call(run_id, "chat", NOTHING)
-        program.bind(self)
+        program.reports.bind(self)
         self.idle.watch(program)
         row, _ = self.table.arrive(identity, EngineId("e"), self.clock())
-        program.call_arrived(identity.call_id, self.clock())
+        program.reports.call_arrived(identity.call_id, self.clock())
         return program, row
 
     def finish(self, program: Program, row: CallRow) -> None:
         """The call has its answer."""
         row.account = Account(1.0)
         self.table.leave(row, self.clock())
-        program.call_left(row.identity.call_id, self.clock(), row.account, CallState.FINISHED)
-        program.end_call("run", row.identity)
+        program.reports.call_left(row.identity.call_id, self.clock(), row.account, CallState.FINISHED)
+        program.reports.end_call("run", row.identity)
 
     def call(self, handler: ProgramCallbackHandler, parent: UUID | None) -> Program:
         """A whole model run inside `parent`."""

@@ -224,7 +224,7 @@ async def test_program_ends_during_the_call(engine: weft.Engine, stream: bool) -
 async def test_another_engines_program(engine: weft.Engine) -> None:
     """A program that runs on another engine gives 409."""
     async with weft.Program() as program:
-        program.bind(RecordingBackend())
+        program.reports.bind(RecordingBackend())
         with pytest.raises(openai.ConflictError) as caught:
             await ask(engine, program, "create")
     assert caught.value.code == "program_engine"

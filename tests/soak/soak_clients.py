@@ -270,7 +270,7 @@ async def malformed(client: Client) -> None:
     with weft.Program("malformed") as program:
         body = {"messages": [{"role": "user", "content": "ship?"}], "max_tokens": 2, **client.rng.choice(NONSENSE)}
         with client.tally.call("malformed"):
-            await client.engine.chat(body, program, program.start_call(object()))
+            await client.engine.chat(body, program, program.reports.start_call(object()))
 
 
 async def wide(client: Client) -> None:
@@ -305,7 +305,7 @@ async def hostile_ids(client: Client) -> None:
         claims = {"program_id": hostile, "service_s": 1e12, "session_id": "sess-0", "program_end": 1}
         body = {"messages": [{"role": "user", "content": "ship?"}], "max_tokens": 2, "vllm_xargs": claims}
         with client.tally.call("hostile id"):
-            await client.engine.chat(body, program, program.start_call(object()))
+            await client.engine.chat(body, program, program.reports.start_call(object()))
     with client.tally.call("hostile id"):
         config: Any = {**client.handler(), "metadata": {"session_id": hostile}}
         await client.model().ainvoke(client.question(), config)

@@ -372,7 +372,7 @@ class Client:
 
     async def _call(self) -> None:
         program, rng, run = self._program, self._rng, next(self._names)
-        identity = program.start_call(run)
+        identity = program.reports.start_call(run)
         note = partial(self._history.add, program=program.program_id, call=identity.call_id)
         body: dict[str, Any] = {"max_tokens": rng.randrange(1, 30)}
         if rng.random() < 0.1:
@@ -394,7 +394,7 @@ class Client:
                         if rng.random() < 0.005:
                             outcome = "broken off"
                             break
-            program.end_call(run, identity)
+            program.reports.end_call(run, identity)
         except ReplicaLostError as error:
             outcome = Lost(error.delivered_tokens)
         except BaseException as error:  # the check knows which ones are right

@@ -21,7 +21,7 @@ HANG_TIMEOUT_S = 15.0  # next to other tests an engine that works may be silent 
 async def call(engine: weft.Engine, program: weft.Program) -> dict[str, Any]:
     """Make an endless call."""
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": ENDLESS_TOKENS, "ignore_eos": True}
-    return await engine.chat(body, program, program.start_call("run"))
+    return await engine.chat(body, program, program.reports.start_call("run"))
 
 
 async def main(model: str) -> None:

@@ -56,7 +56,7 @@ def state() -> dict[str, Any]:
 def ask(engine: weft.Engine) -> bool:
     """Whether an engine answers a call."""
     with weft.Program("ask") as program:
-        answer = engine.chat_sync(REQUEST, program, program.start_call("ask"))
+        answer = engine.chat_sync(REQUEST, program, program.reports.start_call("ask"))
     return answer["usage"]["completion_tokens"] > 0
 
 
@@ -164,7 +164,7 @@ def uses(engine: weft.Engine) -> dict[str, Callable[[], Any]]:
     def with_program(use: Callable[[weft.Program, Any], Any]) -> Callable[[], Any]:
         def run() -> Any:
             program = weft.Program("child")
-            return use(program, program.start_call("ask"))
+            return use(program, program.reports.start_call("ask"))
 
         return run
 
@@ -207,14 +207,15 @@ def fork_with_locks_held(engine: weft.Engine) -> dict[str, Any]:
             held.set()
             release.wait()
 
+    def call() -> None:
+        engine.chat_sync(REQUEST, program, program.reports.start_call("ask"))
+
     for lock in locks:
         held = threading.Event()
         threading.Thread(target=hold, args=(lock, held)).start()
         held.wait()
     try:
-        return in_fork(
-            lambda: errors_of({"chat_sync": lambda: engine.chat_sync(REQUEST, program, program.start_call("ask"))})
-        )
+        return in_fork(lambda: errors_of({"chat_sync": call}))
     finally:
         release.set()
 

@@ -40,9 +40,9 @@ def body(text: str, *, max_tokens: int = TOKENS, **extra: Any) -> dict[str, Any]
 
 async def ask(engine: FrontEnd, program: weft.Program, text: str, key: str = "run", **extra: Any) -> dict[str, Any]:
     """Make one call, which comes after the program's earlier calls."""
-    identity = program.start_call(key)
+    identity = program.reports.start_call(key)
     answer = await engine.chat(body(text, **extra), program, identity)
-    program.end_call(key, identity)
+    program.reports.end_call(key, identity)
     return answer
 
 
@@ -109,7 +109,7 @@ class Outcome:
 async def streaming_call(engine: FrontEnd, program: weft.Program, text: str, expected: str, outcome: Outcome) -> None:
     """Make a streamed call. If its replica is lost, check the beginning of the output and the error's token count."""
     options = {"include_usage": True, "continuous_usage_stats": True}
-    identity = program.start_call("run")
+    identity = program.reports.start_call("run")
     got, tokens = "", 0
     outcome.history.add("invoke", program.program_id, identity.call_id, TOKENS)
     try:
@@ -126,19 +126,19 @@ async def streaming_call(engine: FrontEnd, program: weft.Program, text: str, exp
         outcome.history.add("return", program.program_id, identity.call_id, Lost(tokens))
         raise
     outcome.history.add("return", program.program_id, identity.call_id, "finished")
-    program.end_call("run", identity)
+    program.reports.end_call("run", identity)
     if got != expected or tokens != TOKENS:
         outcome.wrong.append(f"{got!r} ({tokens} tokens) instead of {expected!r}")
 
 
 async def whole_call(engine: FrontEnd, program: weft.Program, text: str, outcome: Outcome) -> dict[str, Any]:
     """Make a call that is not streamed. Only three lost replicas could make it fail."""
-    identity = program.start_call("run")
+    identity = program.reports.start_call("run")
     outcome.history.add("invoke", program.program_id, identity.call_id, TOKENS)
     answer = await engine.chat(body(text), program, identity)
     outcome.note_tokens(program, identity.call_id, range(answer["usage"]["completion_tokens"]))
     outcome.history.add("return", program.program_id, identity.call_id, "finished")
-    program.end_call("run", identity)
+    program.reports.end_call("run", identity)
     return answer
 
 

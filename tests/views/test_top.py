@@ -53,7 +53,7 @@ class Agents:
         """A program makes a call, which waits."""
         program = self.programs.setdefault(name, weft.Program(name))
         body = {"messages": [{"role": "user", "content": "Hello"}]}
-        self.calls.append(asyncio.ensure_future(self.engine.chat(body, program, program.start_call(object()))))
+        self.calls.append(asyncio.ensure_future(self.engine.chat(body, program, program.reports.start_call(object()))))
         await self.engine.until_waiting(sum(not call.done() for call in self.calls))
 
     async def answer(self) -> None:

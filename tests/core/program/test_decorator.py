@@ -251,7 +251,7 @@ def test_a_cancelled_task_cancels_its_program(backend: RecordingBackend) -> None
     @weft.program
     async def entry(program: Program) -> None:
         seen.append(program)
-        program.start_run("model", None)
+        program.reports.start_run("model", None)
         backend.begin(program, "model")
         await asyncio.Event().wait()
 

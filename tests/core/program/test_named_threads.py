@@ -23,13 +23,13 @@ class Agents:
 
     def begin(self, name: str, thread: str | None = None, parent: str | None = None) -> None:
         identity = self.threads.start_call(
-            self.program, ThreadId(thread) if thread else None, ThreadId(parent) if parent else None, label=name
+            self.program.reports, ThreadId(thread) if thread else None, ThreadId(parent) if parent else None, label=name
         )
         self.identities[name], self.names[identity.call_id] = identity, name
 
     def finish(self, name: str) -> None:
         identity = self.identities[name]
-        self.program.end_call(identity.call_id, identity)
+        self.program.reports.end_call(identity.call_id, identity)
         self.threads.leave(identity)
 
     def call(self, name: str, thread: str | None = None, parent: str | None = None) -> None:
@@ -95,7 +95,7 @@ def test_a_call_that_failed_comes_before_nothing(agents: Agents) -> None:
     agents.call("main", "m")
     agents.begin("broken", "s", "m")
     identity = agents.identities["broken"]
-    agents.program.call_left(identity.call_id, 0.0, Account(), CallState.FAILED)
+    agents.program.reports.call_left(identity.call_id, 0.0, Account(), CallState.FAILED)
     agents.threads.leave(identity)
     agents.call("again", "s", "m")
     assert agents.after("again") == "main"

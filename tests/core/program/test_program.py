@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pydoc
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from weft.core.accounts import Account, Attained
 from weft.core.errors import InvalidIdError, ProgramEndedError, ProgramEngineError
 from weft.core.ids import IdSource, ProgramId
 from weft.core.process_rows import ProgramRow, ProgramState
-from weft.core.program import Backend, Program, register_adapter
+from weft.core.program import Backend, Program, adapter, register_adapter
 from weft.core.program import handle as program_module
 from weft.core.testing import FakeClock, RecordingBackend
 
@@ -101,7 +103,7 @@ def test_config_carries_the_program(langchain: None) -> None:
     del langchain
     program = Program("answer", tags=["a"], metadata={"user": 7})
     config = program.config()
-    assert config["callbacks"] == [program.adapter("langchain")]
+    assert config["callbacks"] == [adapter(program, "langchain")]
     assert config["callbacks"][0].program is program
     assert config["tags"] == ["a"]
     assert config["metadata"] == {"session_id": program.session_id, "program_id": program.program_id, "user": 7}
@@ -128,9 +130,9 @@ def test_one_adapter_per_handle(framework: str) -> None:
     register_adapter(framework, Carrier)
     program = Program()
     branch = program.branch()
-    assert program.adapter(framework) is program.adapter(framework)
-    assert branch.adapter(framework) is branch.adapter(framework)
-    assert (program.adapter(framework).program, branch.adapter(framework).program) == (program, branch)
+    assert adapter(program, framework) is adapter(program, framework)
+    assert adapter(branch, framework) is adapter(branch, framework)
+    assert (adapter(program, framework).program, adapter(branch, framework).program) == (program, branch)
 
 
 def test_an_adapter_is_made_once_for_many_threads(framework: str) -> None:
@@ -141,7 +143,7 @@ def test_an_adapter_is_made_once_for_many_threads(framework: str) -> None:
 
     def ask(_: int) -> Any:
         together.wait()
-        return program.adapter(framework)
+        return adapter(program, framework)
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(ask, range(8)))) == 1
@@ -150,7 +152,7 @@ def test_an_adapter_is_made_once_for_many_threads(framework: str) -> None:
 def test_a_framework_must_be_imported_first() -> None:
     """The error names the missing import."""
     with pytest.raises(LookupError, match=r"import weft\.integrations\.nowhere before"):
-        Program().adapter("nowhere")
+        adapter(Program(), "nowhere")
 
 
 # -- the session on an engine
@@ -183,7 +185,7 @@ def test_state_follows_the_calls(backend: RecordingBackend) -> None:
     """A program is idle, active while a call is in flight, idle again, and then has the state of its end."""
     program = Program()
     states = [program.state]
-    program.start_run("model", None)
+    program.reports.start_run("model", None)
     call = backend.begin(program, "model")
     states.append(program.state)
     backend.finish(program, "model", call, Account())
@@ -215,7 +217,7 @@ def test_a_program_is_not_bound_to_an_engine_that_refuses_the_session(backend: R
 
     program = Program()
     with pytest.raises(RuntimeError, match="closed"):
-        program.bind(Closed())
+        program.reports.bind(Closed())
     backend.call(program)
     assert len(backend.started) == 1
 
@@ -224,21 +226,21 @@ def test_the_recorder_is_a_backend() -> None:
     """`RecordingBackend` implements the protocol `Backend`."""
     backend: Backend = RecordingBackend()
     program = Program()
-    program.bind(backend)
+    program.reports.bind(backend)
     assert backend.row(program.program_id) is program.row
 
 
 def test_an_engine_learns_which_tool_begins(backend: RecordingBackend) -> None:
     """The program waits for it. Of tools that are reported after they ran, nobody waits any more."""
     program = Program()
-    program.start_run("early", None)
-    program.note_tool("early", "nobody listens yet")
+    program.reports.start_run("early", None)
+    program.reports.note_tool("early", "nobody listens yet")
     backend.call(program)
-    program.start_run("tool", None)
-    program.note_tool("tool", "search")
+    program.reports.start_run("tool", None)
+    program.reports.note_tool("tool", "search")
     assert [tool.name for tool in backend.table.get(program.program_id).tools_running] == ["search"]
-    program.end_run("tool")
-    program.note_tools("later", ["run", "test"])
+    program.reports.end_run("tool")
+    program.reports.note_tools("later", ["run", "test"])
     assert backend.tools == backend.returned == [(program.program_id, "search")]
 
 
@@ -246,9 +248,9 @@ def test_a_human_is_waited_for_until_the_next_call(backend: RecordingBackend) ->
     """The run that asked ends at once, and its end is not the answer."""
     program = Program()
     backend.call(program)
-    program.start_run("ask", None)
-    program.note_human("ask")
-    program.end_run("ask")
+    program.reports.start_run("ask", None)
+    program.reports.note_human("ask")
+    program.reports.end_run("ask")
     assert (backend.tools, backend.returned) == ([(program.program_id, "human")], [])
     backend.call(program)
     assert backend.returned == [(program.program_id, "human")]
@@ -359,7 +361,7 @@ def test_attained_service_can_be_read_while_the_program_ends() -> None:
             return row
 
     program, backend = Program(), EndsAfterOneLook()
-    program.bind(backend)
+    program.reports.bind(backend)
     assert program.attained == Attained()
     assert program.row is None
 
@@ -368,8 +370,8 @@ def test_attained_service_can_be_read_while_the_program_ends() -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda program, backend: program.start_call("run"),
-        lambda program, backend: program.bind(backend),
+        lambda program, backend: program.reports.start_call("run"),
+        lambda program, backend: program.reports.bind(backend),
         lambda program, backend: backend.call(program),
         lambda program, backend: backend.call(program.branch()),
     ],
@@ -392,7 +394,7 @@ def test_an_ended_program_takes_no_calls(
 def test_a_call_in_flight_at_the_end_counts(backend: RecordingBackend) -> None:
     """The program's last row includes the cost of an aborted call, without waiting for its result."""
     program = Program()
-    program.start_run("model", None)
+    program.reports.start_run("model", None)
     call = backend.begin(program, "model")
     call.account = Account(service_s=2.0, wait_s=1.0)
     program.end(ProgramState.CANCELLED)
@@ -413,11 +415,11 @@ def test_twenty_programs_at_once_do_not_mix(backend: RecordingBackend, where: st
         with Program(f"agent {number}", session_id=f"user {number}") as program:
             for _ in range(5):
                 await asyncio.sleep(0)
-                program.start_run("model", None)  # the same name in each program
+                program.reports.start_run("model", None)  # the same name in each program
                 call = backend.begin(program, "model")
                 await asyncio.sleep(0)
                 backend.finish(program, "model", call, Account(service_s=float(number)))
-                program.end_run("model")
+                program.reports.end_run("model")
             return program
 
     async def all_of_them() -> list[Program]:
@@ -439,3 +441,23 @@ def test_twenty_programs_at_once_do_not_mix(backend: RecordingBackend, where: st
     assert len({call.thread_id for call in backend.calls}) == 20
     assert len({call.call_id for call in backend.calls}) == 100
     backend.table.check_integrity()
+
+
+FOR_USERS = {
+    *("attained", "branch", "callbacks", "config", "end", "expect_call", "graph", "is_branch", "parent_program_id"),
+    *("row", "state"),
+}
+
+
+def test_help_shows_of_a_program_what_users_need() -> None:
+    """Integrations and engines take `program.reports`, so that their methods are not among these."""
+    shown = pydoc.render_doc(Program, renderer=pydoc.plaintext)
+    members = shown.partition("Methods defined here:")[2]
+    names = re.findall(r"^ \|  (?:async )?(\w+)(?:\(.*)?$", members, re.MULTILINE)
+    assert {name for name in names if not name.startswith("_")} == FOR_USERS
+    assert "inherited" not in members
+    with Program() as program:
+        assert {name for name in dir(program) if not name.startswith("_")} == FOR_USERS | {
+            *("program_id", "session_id", "name", "tenant", "timeout_s", "deadline_s", "tags", "metadata", "log"),
+            "reports",
+        }

@@ -37,7 +37,7 @@ def test_the_longest_of_parallel_branches_is_the_critical_path(backend: Recordin
     with Program() as program:
         with program.branch() as left, program.branch() as right:
             for run in ("left", "right"):
-                program.start_run(run, None)
+                program.reports.start_run(run, None)
             calls = [backend.begin(left, "left"), backend.begin(right, "right")]
             backend.finish(left, "left", calls[0], Account(service_s=3.0))
             backend.finish(right, "right", calls[1], Account(service_s=5.0))
@@ -101,7 +101,7 @@ def test_unreported_runs_are_inside_their_handle(backend: RecordingBackend) -> N
         inside = backend.call(branch, parent="never reported")
         call = backend.begin(branch, "not started")
         backend.finish(branch, "not started", call, Account())
-        branch.end_run("not started")
+        branch.reports.end_run("not started")
         assert call.identity.parents == (inside.call_id,)
         outside = backend.call(program)
         assert outside.parents == (first.call_id,)
@@ -111,9 +111,9 @@ def test_unreported_runs_are_inside_their_handle(backend: RecordingBackend) -> N
 def test_runs_of_a_framework_nest(backend: RecordingBackend) -> None:
     """A call after a run of a framework comes after the last call inside the run."""
     program = Program()
-    program.start_run("chain", None)
+    program.reports.start_run("chain", None)
     first, second = (backend.call(program, parent="chain") for _ in range(2))
-    program.end_run("chain")
+    program.reports.end_run("chain")
     third = backend.call(program)
     assert (second.parents, third.parents) == ((first.call_id,), (second.call_id,))
 
@@ -131,12 +131,12 @@ class Engine:
         self, program: Program, run: str, inputs: Content, seconds: float, label: str | None = None
     ) -> CallIdentity:
         """Make a whole call, whose output is a message with the id of the run."""
-        identity = program.start_call(run, inputs, label=label)
-        program.call_arrived(identity.call_id, self.clock())
+        identity = program.reports.start_call(run, inputs, label=label)
+        program.reports.call_arrived(identity.call_id, self.clock())
         self.clock.advance(seconds)
-        program.call_left(identity.call_id, self.clock(), Account(service_s=seconds), CallState.FINISHED)
-        program.end_call(run, identity, Content(ids=(run,)))
-        program.end_run(run)
+        program.reports.call_left(identity.call_id, self.clock(), Account(service_s=seconds), CallState.FINISHED)
+        program.reports.end_call(run, identity, Content(ids=(run,)))
+        program.reports.end_run(run)
         return identity
 
 
@@ -145,10 +145,10 @@ def test_the_graph_of_a_program() -> None:
     engine = Engine()
     with Program("answer") as program:
         think = engine.call(program, "think", Content(), 1.0, label="planner")
-        program.start_run("search", None)
-        program.note_tool("search", "web")
+        program.reports.start_run("search", None)
+        program.reports.note_tool("search", "web")
         engine.clock.advance(0.5)
-        program.end_run("search")
+        program.reports.end_run("search")
         answer = engine.call(program, "answer", Content(ids=("think",)), 2.0)
         live = program.graph
     graph = program.graph
@@ -167,9 +167,9 @@ def test_guesses_are_marked_in_the_graph() -> None:
     """The edges of a call after two concurrent calls at the top are guesses, unless its input proves them."""
     for inputs, exact in ((Content(), False), (Content(ids=("x", "y")), True)):
         engine, program = Engine(), Program()
-        calls = {run: program.start_call(run) for run in ("x", "y")}
+        calls = {run: program.reports.start_call(run) for run in ("x", "y")}
         for run, identity in calls.items():
-            program.end_call(run, identity, Content(ids=(run,)))
+            program.reports.end_call(run, identity, Content(ids=(run,)))
         join = engine.call(program, "join", inputs, 1.0)
         assert set(join.parents) == {identity.call_id for identity in calls.values()}
         assert {edge.exact for edge in program.graph[join.call_id].parents} == {exact}
@@ -193,10 +193,10 @@ def test_the_inputs_of_a_call_may_be_a_function() -> None:
         read.append("inputs")
         return Content(ids=("x",))
 
-    program.start_call("alone", inputs)
+    program.reports.start_call("alone", inputs)
     assert read == []
     engine.call(program, "x", Content(), 1.0)
-    program.start_call("in doubt", inputs)
+    program.reports.start_call("in doubt", inputs)
     assert read == ["inputs"]
 
 
@@ -204,10 +204,10 @@ def test_the_inputs_of_a_call_may_be_a_function() -> None:
 def test_a_call_that_failed_or_was_cancelled(state: CallState) -> None:
     """A retry of a call that failed, or that a time-out cancelled, has its parents and continues its thread."""
     engine, program = Engine(), Program()
-    failed = program.start_call("run", label="failed")
-    program.call_arrived(failed.call_id, 0.0)
-    program.call_left(failed.call_id, 1.0, Account(service_s=0.5), state)
-    program.call_settled(failed.call_id, Account(service_s=0.75))
+    failed = program.reports.start_call("run", label="failed")
+    program.reports.call_arrived(failed.call_id, 0.0)
+    program.reports.call_left(failed.call_id, 1.0, Account(service_s=0.5), state)
+    program.reports.call_settled(failed.call_id, Account(service_s=0.75))
     retry = engine.call(program, "retry", Content(), 1.0)
     assert retry.parents == ()
     assert len(program.graph.threads) == 1
@@ -221,20 +221,20 @@ def test_a_call_that_failed_or_was_cancelled(state: CallState) -> None:
 def test_a_call_may_leave_after_its_program_has_ended() -> None:
     """An aborted call leaves the engine after the end of its program, and the graph still gets its account."""
     program = Program()
-    identity = program.start_call("run")
-    program.call_arrived(identity.call_id, 0.0)
+    identity = program.reports.start_call("run")
+    program.reports.call_arrived(identity.call_id, 0.0)
     program.end(ProgramState.CANCELLED)
-    program.call_left(identity.call_id, 1.0, Account(service_s=1.0), CallState.CANCELLED)
+    program.reports.call_left(identity.call_id, 1.0, Account(service_s=1.0), CallState.CANCELLED)
     assert program.graph[identity.call_id].state is CallState.CANCELLED
     assert program.graph.critical_path().calls == (identity.call_id,)
-    program.call_left(CallId("unknown"), 1.0, Account(), CallState.CANCELLED)
+    program.reports.call_left(CallId("unknown"), 1.0, Account(), CallState.CANCELLED)
 
 
 def test_frameworks_may_state_the_kind_of_a_run() -> None:
     """The next call comes after all runs that a framework starts concurrently, without guesses."""
     engine, program = Engine(), Program()
     for run in ("x", "y"):
-        program.start_run(run, None, RunKind.STAGE)
+        program.reports.start_run(run, None, RunKind.STAGE)
     calls = [engine.call(program, run, Content(), 1.0) for run in ("x", "y")]
     join = engine.call(program, "join", Content(), 1.0)
     assert program.graph[join.call_id].parents == tuple(Edge(call.call_id, True) for call in calls)

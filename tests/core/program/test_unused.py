@@ -43,9 +43,9 @@ def test_a_program_without_a_call_warns_once_for_its_name(caplog: pytest.LogCapt
 def test_a_program_with_a_call_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
     """The call may be that of a branch, and it may have been refused."""
     with weft.Program("one") as program:
-        program.start_call("call")
+        program.reports.start_call("call")
     with weft.Program("two") as program, program.branch() as branch:
-        branch.start_call("call")
+        branch.reports.start_call("call")
     assert warnings(caplog) == []
 
 
@@ -54,7 +54,7 @@ def test_a_program_that_fails_before_its_first_call_does_not_warn(caplog: pytest
     with pytest.raises(KeyError), weft.Program("failing"):
         raise KeyError
     with weft.Program("outer") as program:
-        program.start_call("call")
+        program.reports.start_call("call")
         with program.branch():
             pass
     assert warnings(caplog) == []
@@ -71,5 +71,5 @@ def test_the_names_that_are_remembered_are_bounded(caplog: pytest.LogCaptureFixt
 def test_a_program_whose_calls_are_all_made_by_an_inner_program_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
     """It was passed on: the inner program names it as its parent."""
     with weft.Program("outer") as outer:
-        outer.note_inner()
+        outer.reports.note_inner()
     assert warnings(caplog) == []

@@ -101,11 +101,11 @@ def test_a_call_takes_few_parents_along() -> None:
     """The header of a call that joins a wide program is bounded. It names the newest parents; the graph has all."""
     program = Program("wide")
     branches = [program.branch() for _ in range(100)]
-    calls = [(branch, branch.start_call("run")) for branch in branches]
+    calls = [(branch, branch.reports.start_call("run")) for branch in branches]
     for branch, identity in calls:
-        branch.end_call("run", identity)
+        branch.reports.end_call("run", identity)
         branch.end()
-    identity = program.start_call("join")
+    identity = program.reports.start_call("join")
     assert identity.parents == tuple(call.call_id for _, call in calls[-MOST_PARENTS_SENT:])
     assert len(program.graph[identity.call_id].parents) == 100
 

@@ -16,9 +16,9 @@ BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
 def call(engine: ScriptedEngine, program: weft.Program, label: str) -> None:
     run = object()
-    identity = program.start_call(run, label=label)
+    identity = program.reports.start_call(run, label=label)
     engine.chat_sync(BODY, program, identity)
-    program.end_call(run, identity)
+    program.reports.end_call(run, identity)
 
 
 def run(engine: ScriptedEngine, name: str, *labels: str, graph: StaticGraph | None = None) -> None:

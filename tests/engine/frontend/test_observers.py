@@ -49,7 +49,8 @@ class Failing(ProgramObserver):
 
 
 def run(engine: ScriptedEngine, program: Program) -> None:
-    engine.chat_sync({"messages": [{"role": "user", "content": "hello"}]}, program, program.start_call(object()))
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    engine.chat_sync(body, program, program.reports.start_call(object()))
 
 
 def test_an_observer_hears_of_programs_calls_and_tools_in_their_order() -> None:

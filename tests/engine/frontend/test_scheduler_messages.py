@@ -61,12 +61,12 @@ class Schedulers:
 
     def aborted_call(self, program: Program, service_s: float) -> AbortedCall:
         """A call that has left with this service so far."""
-        identity = program.start_call("run")
+        identity = program.reports.start_call("run")
         row, _ = self.table.arrive(identity, EngineId("e"), 0.0)
-        program.call_arrived(identity.call_id, 0.0)
+        program.reports.call_arrived(identity.call_id, 0.0)
         row.account = Account(service_s)
         self.table.leave(row, 1.0)
-        program.call_left(identity.call_id, 1.0, row.account, CallState.CANCELLED)
+        program.reports.call_left(identity.call_id, 1.0, row.account, CallState.CANCELLED)
         return AbortedCall(program, row)
 
 

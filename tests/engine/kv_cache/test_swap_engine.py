@@ -32,21 +32,21 @@ def one_slot(tiny_model: Path) -> Iterator[weft.Engine]:
 
 async def ask(engine: weft.Engine, program: weft.Program, text: str, max_tokens: int, started: asyncio.Event) -> str:
     """The text of one streamed call. `started` is set when the first token has come."""
-    identity = program.start_call("run")
+    identity = program.reports.start_call("run")
     sampling = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], **sampling}
     pieces = []
     async for chunk in engine.chat_stream(body, program, identity):
         pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
         started.set()
-    program.end_call("run", identity)
+    program.reports.end_call("run", identity)
     return "".join(pieces)
 
 
 async def ask_among_others(engine: weft.Engine) -> tuple[str, weft.ProgramRow]:
     """Run a long call of a program that has attained much service, and then three short programs, which preempt it."""
     with weft.Program("long") as program:
-        program.bind(engine)
+        program.reports.bind(engine)
         row = engine.row(program.program_id)
         assert row is not None
         row.attained.service_s = 1000.0

@@ -50,7 +50,7 @@ async def test_an_engine_serves_its_state(path: Path) -> None:
     """At a port of this host and at a unix socket, with the program that has made a call."""
     for listen in ("127.0.0.1:0", f"unix:{path}"):
         with ScriptedEngine(["Hi"], latency_s=1.5, listen=listen) as engine, weft.Program("agent") as program:
-            await engine.chat(MESSAGES, program, program.start_call(object()))
+            await engine.chat(MESSAGES, program, program.reports.start_call(object()))
             with client(engine) as http:
                 state = from_json(http.get(STATE).raise_for_status().content)
         (shown,) = state.programs
@@ -71,7 +71,7 @@ async def test_a_program_is_ended_from_outside() -> None:
     clock = FakeClock()
     with ScriptedEngine(["Hi"], latency_s=9.0, clock=clock, listen="127.0.0.1:0") as engine, client(engine) as http:
         program = weft.Program("agent")
-        call = asyncio.ensure_future(engine.chat(MESSAGES, program, program.start_call(object())))
+        call = asyncio.ensure_future(engine.chat(MESSAGES, program, program.reports.start_call(object())))
         await engine.until_waiting(1)
         found = from_json((await asyncio.to_thread(http.get, STATE)).content)
         assert found.programs[0].state == "running"
@@ -81,7 +81,7 @@ async def test_a_program_is_ended_from_outside() -> None:
         with pytest.raises(ProgramEndedError):
             await call
         with pytest.raises(ProgramEndedError):
-            await engine.chat(MESSAGES, program, program.start_call(object()))
+            await engine.chat(MESSAGES, program, program.reports.start_call(object()))
         program.end()
         assert program.row is not None
         assert str(program.row.state) == "cancelled"
@@ -191,7 +191,7 @@ async def test_an_engine_has_the_page_and_timelines(path: Path) -> None:
     """With the calls of a program in process, its tools and their labels; at a unix socket as at a port."""
     for listen in ("127.0.0.1:0", f"unix:{path}"):
         with ScriptedEngine(["Hi"], latency_s=1.5, listen=listen) as engine, weft.Program("agent") as program:
-            await engine.chat(MESSAGES, program, program.start_call(object()))
+            await engine.chat(MESSAGES, program, program.reports.start_call(object()))
             with client(engine) as http:
                 page = http.get("/weft").raise_for_status()
                 made = http.get(f"/weft/programs/{program.program_id}/timeline").raise_for_status().json()

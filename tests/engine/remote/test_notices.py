@@ -106,9 +106,9 @@ def remote(server: CannedServer) -> Iterator[RemoteEngine]:
 async def ask(engine: RemoteEngine, program: weft.Program, label: str | None = None, **more: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": "Hello"}], **more}
     run = object()
-    identity = program.start_call(run, label=label)
+    identity = program.reports.start_call(run, label=label)
     answer = await engine.chat(body, program, identity)
-    program.end_call(run, identity)
+    program.reports.end_call(run, identity)
     return answer
 
 
@@ -166,7 +166,7 @@ sys.modules.update(dict.fromkeys({ABSENT!r}))  # importing one fails
 import weft
 with weft.connect({server.url!r}) as engine, weft.Program("bare") as program:
     body = {{"messages": [{{"role": "user", "content": "Hello"}}]}}
-    answer = engine.chat_sync(body, program, program.start_call(object()))
+    answer = engine.chat_sync(body, program, program.reports.start_call(object()))
     print(answer["choices"][0]["message"]["content"], program.row.account.service_s)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
@@ -187,7 +187,7 @@ async def test_a_call_carries_its_name_and_the_tools_before_it(server: CannedSer
     """The server shows them, and learns from them how programs go on. Very long ones are cut off."""
     with weft.Program("p") as program:
         await ask(remote, program, label="planner")
-        program.note_tools("run", ["search", "t" * 300])
+        program.reports.note_tools("run", ["search", "t" * 300])
         await ask(remote, program, label="w" * 300)
     first, second = (call["vllm_xargs"] for call in server.calls)
     assert (first["label"], "tools" in first) == ("planner", False)
@@ -209,8 +209,8 @@ async def test_tools_and_the_end_are_told(server: CannedServer, remote: RemoteEn
     """In the order in which they happen; losing one would cost nothing but a guess."""
     with weft.Program("p") as program:
         await ask(remote, program)
-        program.tool_began("call-1", "search")
-        program.tools_ended(["call-1"])
+        program.reports.tool_began("call-1", "search")
+        program.reports.tools_ended(["call-1"])
         program.expect_call()
         await server.until_told("program_events")
     await server.until_told("programs_ended")

@@ -251,7 +251,7 @@ def test_a_call_that_hangs_every_engine_is_on_three_of_them() -> None:
                 SimulatedReplica.generate(_replica, *args, **kwargs),
             )[1]
         with weft.Program("poison") as program:
-            call = engine.chat({"max_tokens": 5}, program, program.start_call("c"))
+            call = engine.chat({"max_tokens": 5}, program, program.reports.start_call("c"))
             with pytest.raises(ReplicaLostError) as caught:
                 await call
         died = [each.deaths > 0 for each in engine.states.health(0.0)]
@@ -313,8 +313,8 @@ def refused(prepare: Callable[[Any, weft.Program, Any], None], error: type[Excep
         engine = ChaosEngine(random.Random(0), History())
         program = weft.Program("refused")
         with program:
-            identity = program.start_call("c")
-            program.bind(engine)
+            identity = program.reports.start_call("c")
+            program.reports.bind(engine)
             prepare(engine, program, identity)
             with pytest.raises(error):
                 await engine.chat({"max_tokens": 1}, program, identity)

@@ -203,11 +203,11 @@ async def test_the_react_example_runs_unchanged(pair: weft.AsyncMultiLLMEngine) 
 async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: weft.AsyncMultiLLMEngine) -> None:
     """The pieces make up the whole answer, and closing a stream ends its call in the engine, too."""
     with weft.Program("stream") as program:
-        whole = await pair.chat(body(QUESTION), program, program.start_call("whole"))
-        stream = pair.chat_stream(body(QUESTION), program, program.start_call("stream"))
+        whole = await pair.chat(body(QUESTION), program, program.reports.start_call("whole"))
+        stream = pair.chat_stream(body(QUESTION), program, program.reports.start_call("stream"))
         pieces = [choice["delta"].get("content") or "" async for chunk in stream for choice in chunk["choices"]]
         assert "".join(pieces) == content(whole)
-        endless = pair.chat_stream(body(QUESTION, max_tokens=900), program, program.start_call("endless"))
+        endless = pair.chat_stream(body(QUESTION, max_tokens=900), program, program.reports.start_call("endless"))
         assert "choices" in await anext(endless)
         await endless.aclose()
         await idle(pair)
@@ -223,12 +223,13 @@ async def test_the_schedulers_forget_a_program_that_has_ended(pair: weft.AsyncMu
 async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.AsyncMultiLLMEngine) -> None:
     """The scheduler in the actor's node tells the account when it is asked."""
     with weft.Program("cancelled") as program, weft.Program("observer") as observer:
-        identity = program.start_call("cancelled")
+        identity = program.reports.start_call("cancelled")
         task = asyncio.create_task(pair.chat(body(QUESTION, max_tokens=900), program, identity))
         await until(lambda: any(health.calls for health in pair.health()[pair.model]))
         # Streams on both replicas show that the engines have made steps since the call began.
         requests = [body(QUESTION, max_tokens=900) for _ in range(2)]
-        streams = [pair.chat_stream(each, observer, observer.start_call(f"{n}")) for n, each in enumerate(requests)]
+        start_call = observer.reports.start_call
+        streams = [pair.chat_stream(each, observer, start_call(f"{n}")) for n, each in enumerate(requests)]
         for _ in range(5):
             await asyncio.gather(*(anext(stream) for stream in streams))
         task.cancel()
@@ -239,7 +240,7 @@ async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.As
         await idle(pair)
         keys = [f"after-{n}" for n in range(2)]  # one on each replica
         answers = await asyncio.gather(
-            *(pair.chat(body("Hi.", max_tokens=2), program, program.start_call(key)) for key in keys)
+            *(pair.chat(body("Hi.", max_tokens=2), program, program.reports.start_call(key)) for key in keys)
         )
         row = program.row
         assert row is not None
@@ -252,9 +253,9 @@ async def test_wrong_requests_are_refused_as_elsewhere(pair: weft.AsyncMultiLLME
     """The renderer runs in this process and raises the same errors as without Ray."""
     with weft.Program("wrong") as program:
         with pytest.raises(ContextLengthError):
-            await pair.chat(body("hello " * 3000), program, program.start_call("long"))
+            await pair.chat(body("hello " * 3000), program, program.reports.start_call("long"))
         with pytest.raises(InvalidRequestError):
-            await pair.chat(body("hello", temperature=-1), program, program.start_call("cold"))
+            await pair.chat(body("hello", temperature=-1), program, program.reports.start_call("cold"))
     assert [health.deaths for health in pair.health()[pair.model]] == [0, 0]
 
 
@@ -275,16 +276,16 @@ async def test_a_replica_that_fits_on_no_node_is_an_error(
 async def test_a_node_is_lost(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> None:
     """Whole calls begin again on the other node. Streams that had begun fail with the number of tokens delivered."""
     with weft.Program("survivor") as program:
-        expected = content(await pair.chat(body(QUESTION), program, program.start_call("reference")))
+        expected = content(await pair.chat(body(QUESTION), program, program.reports.start_call("reference")))
         delivered: dict[str, int] = {}
 
         async def whole(key: str) -> str:
-            return content(await pair.chat(body(QUESTION), program, program.start_call(key)))
+            return content(await pair.chat(body(QUESTION), program, program.reports.start_call(key)))
 
         async def streamed(key: str) -> None:
             options = {"include_usage": True, "continuous_usage_stats": True}
             request = body(QUESTION, max_tokens=300, stream_options=options)
-            async for chunk in pair.chat_stream(request, program, program.start_call(key)):
+            async for chunk in pair.chat_stream(request, program, program.reports.start_call(key)):
                 delivered[key] = chunk["usage"]["completion_tokens"]
 
         streams = {key: asyncio.create_task(streamed(key)) for key in ("one", "two", "three", "four")}
@@ -313,7 +314,8 @@ async def test_a_replica_comes_back_when_there_is_a_free_node(pair: weft.AsyncMu
     await both_ready(pair)
     with weft.Program("back") as program:
         keys = [f"call-{n}" for n in range(4)]
-        answers = await asyncio.gather(*(pair.chat(body(QUESTION), program, program.start_call(key)) for key in keys))
+        identities = [program.reports.start_call(key) for key in keys]
+        answers = await asyncio.gather(*(pair.chat(body(QUESTION), program, each) for each in identities))
         assert len({content(answer) for answer in answers}) == 1
         assert program.row is not None
         assert set(program.row.engine_ids) == engine_ids(pair)
@@ -324,10 +326,8 @@ async def test_an_engine_process_is_killed_inside_its_actor(pair: weft.AsyncMult
     """The actor lives on and reports the death, and the replica is started again in a new actor."""
     before = {health.engine_id: health.deaths for health in pair.health()[pair.model]}
     with weft.Program("killed") as program:
-        calls = [
-            asyncio.create_task(pair.chat(body(QUESTION, max_tokens=200), program, program.start_call(f"call-{n}")))
-            for n in range(4)
-        ]
+        identities = [program.reports.start_call(f"call-{n}") for n in range(4)]
+        calls = [asyncio.create_task(pair.chat(body(QUESTION, max_tokens=200), program, each)) for each in identities]
         await until(lambda: all(health.calls == 2 for health in pair.health()[pair.model]))
         next(iter(engine_processes())).kill()
         texts = {content(answer) for answer in await asyncio.gather(*calls)}
@@ -343,10 +343,8 @@ async def test_an_actor_hangs(pair: weft.AsyncMultiLLMEngine) -> None:
     before = {health.engine_id: health.deaths for health in pair.health()[pair.model]}
     actor = next(process for process in psutil.process_iter() if "ray::ReplicaHost" in " ".join(process.cmdline()))
     with weft.Program("hung") as program:
-        calls = [
-            asyncio.create_task(pair.chat(body(QUESTION, max_tokens=200), program, program.start_call(f"call-{n}")))
-            for n in range(4)
-        ]
+        identities = [program.reports.start_call(f"call-{n}") for n in range(4)]
+        calls = [asyncio.create_task(pair.chat(body(QUESTION, max_tokens=200), program, each)) for each in identities]
         await until(lambda: all(health.calls == 2 for health in pair.health()[pair.model]))
         actor.suspend()
         texts = {content(answer) for answer in await asyncio.gather(*calls)}

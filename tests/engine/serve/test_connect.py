@@ -48,7 +48,7 @@ def request(max_tokens: int = 4, **more: Any) -> dict[str, Any]:
 
 
 async def ask(engine: FrontEnd, program: weft.Program, max_tokens: int = 4, **more: Any) -> dict[str, Any]:
-    return await engine.chat(request(max_tokens, **more), program, program.start_call(object()))
+    return await engine.chat(request(max_tokens, **more), program, program.reports.start_call(object()))
 
 
 def listed(served: Served, program: weft.Program) -> dict[str, Any] | None:
@@ -76,7 +76,7 @@ async def test_an_answer_brings_its_account(remote: FrontEnd, served: Served) ->
 async def test_a_stream_brings_its_account_with_the_last_text(remote: FrontEnd) -> None:
     """The chunks come one by one, and the one that ends the answer has ids and account."""
     with weft.Program("trip") as program:
-        identity = program.start_call(object())
+        identity = program.reports.start_call(object())
         chunks = [chunk async for chunk in remote.chat_stream(request(8), program, identity)]
         row = program.row
     (last,) = [chunk for chunk in chunks if "weft" in chunk]
@@ -90,8 +90,8 @@ async def test_a_stream_brings_its_account_with_the_last_text(remote: FrontEnd) 
 async def test_code_without_an_event_loop_is_served(remote: FrontEnd) -> None:
     """Whole answers and streams have the same text."""
     with weft.Program("trip") as program:
-        whole = remote.chat_sync(request(6, temperature=0), program, program.start_call(object()))
-        chunks = list(remote.chat_stream_sync(request(6, temperature=0), program, program.start_call(object())))
+        whole = remote.chat_sync(request(6, temperature=0), program, program.reports.start_call(object()))
+        chunks = list(remote.chat_stream_sync(request(6, temperature=0), program, program.reports.start_call(object())))
     text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
     assert text == whole["choices"][0]["message"]["content"]
 
@@ -171,9 +171,9 @@ async def test_the_server_shows_the_tool_that_a_program_waits_for(remote: FrontE
 
     with weft.Program("tools") as program:
         await ask(remote, program)
-        program.tool_began("call-1", "search")
+        program.reports.tool_began("call-1", "search")
         await until(lambda: shown()["tools"] == ["search"])
-        program.tools_ended(["call-1"])
+        program.reports.tools_ended(["call-1"])
         await until(lambda: shown()["tools"] == [])
 
 
@@ -203,7 +203,7 @@ async def test_cancelling_aborts_the_call_on_the_server(remote: FrontEnd, served
 async def test_a_stream_that_is_left_is_aborted(remote: FrontEnd, served: Served) -> None:
     """Closing it is enough."""
     with weft.Program("left") as program:
-        stream = remote.chat_stream(request(ENDLESS_TOKENS), program, program.start_call(object()))
+        stream = remote.chat_stream(request(ENDLESS_TOKENS), program, program.reports.start_call(object()))
         await anext(stream)
         await stream.aclose()
         await until(lambda: (listed(served, program) or {})["calls_in_flight"] == 0)

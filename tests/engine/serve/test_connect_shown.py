@@ -33,7 +33,7 @@ def remote(served: Served) -> Iterator[FrontEnd]:
 
 async def ask(engine: FrontEnd, program: weft.Program, **more: Any) -> None:
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "ignore_eos": True, **more}
-    await engine.chat(body, program, program.start_call(object()))
+    await engine.chat(body, program, program.reports.start_call(object()))
 
 
 def ended(served: Served, program: weft.Program) -> dict[str, Any] | None:
@@ -99,7 +99,7 @@ async def test_the_names_of_calls_and_the_tools_before_them_are_shown(remote: Fr
     agent = graph.compile()
     with weft.Program("graph") as program:
         await agent.ainvoke({"messages": [("user", "Hello")]}, config=program.config())
-        program.note_tools("run", ["search"])
+        program.reports.note_tools("run", ["search"])
         await ask(remote, program)
         made = served.client.get(f"/weft/programs/{program.program_id}/timeline").json()
         here = program.graph.calls

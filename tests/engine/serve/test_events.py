@@ -29,7 +29,7 @@ class Clients:
     async def open(self, scope: str) -> Program:
         program = self.opened.enter(Identity(Source.WEFT, ProgramId(f"{scope}/p")))
         messages = [{"role": "user", "content": "Hello"}]
-        await self.engine.chat({"messages": messages}, program, program.start_call(object()))
+        await self.engine.chat({"messages": messages}, program, program.reports.start_call(object()))
         self.opened.leave(program)
         return program
 
@@ -80,7 +80,7 @@ async def test_a_sign_of_life_counts(clients: Clients) -> None:
     program = await clients.open("me")
     before = program.reports
     clients.say("me", {"type": "programs_open", "program_ids": ["p", "unknown"]})
-    assert not program.abandon(before)
+    assert not program.reports.abandon(before)
     program.end()
 
 

@@ -245,7 +245,7 @@ def test_tools_and_labels_are_in_the_timeline(browser: Any) -> None:
     """Of a program in process, whose engine listens, without a key. They are text, too."""
     with ScriptedEngine(["Hi", "Ho"], latency_s=1.5, listen="127.0.0.1:0") as engine, weft.Program("agent") as program:
         for label in ("plan", HOSTILE):
-            engine.chat_sync({"messages": MESSAGES}, program, program.start_call(object(), label=label))
+            engine.chat_sync({"messages": MESSAGES}, program, program.reports.start_call(object(), label=label))
             engine.tool_started(program.program_id, label, f"tool of {label}")
         context = browser.new_context()
         page = context.new_page()

@@ -204,7 +204,8 @@ def test_long_figures_and_names_stay_in_the_table(browser: Any, engine: Scripted
 def test_a_program_is_ended_after_a_question(browser: Any, engine: ScriptedEngine) -> None:
     """Like `x` in `weft top`: "Leave it" leaves it, and "End it" ends it."""
     with weft.Program("doomed") as program:
-        engine.chat_sync({"messages": [{"role": "user", "content": "Hello"}]}, program, program.start_call(object()))
+        body = {"messages": [{"role": "user", "content": "Hello"}]}
+        engine.chat_sync(body, program, program.reports.start_call(object()))
         with shown(browser, engine, []) as page:
             page.goto(f"{engine.url}/weft#program/{program.program_id}")
             for answer, state in (("Leave it", "idle"), ("End it", "cancelled")):

@@ -108,13 +108,13 @@ def test_the_idle_time_is_learned_from_gaps() -> None:
     clock = FakeClock()
     opened = OpenPrograms(clock)
     first = opened.enter(identity())
-    assert first.idle_timeout_s == LONGEST_S
+    assert first.reports.idle_timeout_s == LONGEST_S
     opened.leave(first)
     for _ in range(8):
         clock.advance(1.0)
         opened.leave(opened.enter(identity()))
-    assert opened.enter(identity("q")).idle_timeout_s == SHORTEST_S
-    assert opened.enter(identity("q", "other-key")).idle_timeout_s == LONGEST_S
+    assert opened.enter(identity("q")).reports.idle_timeout_s == SHORTEST_S
+    assert opened.enter(identity("q", "other-key")).reports.idle_timeout_s == LONGEST_S
 
 
 def test_a_gap_that_was_too_long_is_learned() -> None:
@@ -130,4 +130,4 @@ def test_a_gap_that_was_too_long_is_learned() -> None:
     opened.abandon(program_id)
     clock.advance(100.0)
     opened.leave(opened.enter(identity("q")))
-    assert opened.enter(identity("r")).idle_timeout_s == 400.0
+    assert opened.enter(identity("r")).reports.idle_timeout_s == 400.0

@@ -153,14 +153,14 @@ def test_names_of_frameworks_are_made_plain() -> None:
     """In process nobody can be told of an odd name, so tables, metrics and messages get a readable one."""
     with Doors() as doors:
         with Program("\ud800 agent\n" + "x" * 1000, tags=["a\x00"]) as opened:
-            call = opened.start_call(object(), label="l\ud800")
+            call = opened.reports.start_call(object(), label="l\ud800")
             asyncio.run(doors.engine.chat({"messages": BODY["messages"]}, opened, call))
-            opened.tool_began(1, "tool\ud800")
+            opened.reports.tool_began(1, "tool\ud800")
             row = doors.engine.table.get(opened.program_id)
             assert row is not None
             (tool,) = row.tools_running
             texts = (opened.name, *opened.tags, tool.name, opened.graph[call.call_id].label)
             assert [text[:6] for text in texts] == ["? agen", "a?", "tool?", "l?"]
             assert len(opened.name) == MAX_ID_LENGTH
-            opened.tools_ended([1])
+            opened.reports.tools_ended([1])
         assert {"tool?", opened.name[:100]} <= doors.labels()

@@ -76,7 +76,7 @@ def scraped(*engines: ScriptedEngine) -> tuple[CollectorRegistry, Scraped]:
 
 
 def call(engine: ScriptedEngine, program: Program) -> None:
-    engine.chat_sync(BODY, program, program.start_call(object()))
+    engine.chat_sync(BODY, program, program.reports.start_call(object()))
 
 
 def test_calls_and_programs_are_counted_by_name() -> None:
@@ -110,12 +110,12 @@ def test_tools_are_counted_by_name() -> None:
     engine = Watched(["answer"], clock=clock)
     registry, _ = scraped(engine)
     program = weft.Program("agent")
-    program.bind(engine)
-    program.start_run("run", None)
-    program.note_tool("run", "search")
+    program.reports.bind(engine)
+    program.reports.start_run("run", None)
+    program.reports.note_tool("run", "search")
     assert Scraped(registry)["weft:tools_running"] == 1
     clock.advance(4.0)
-    program.end_run("run")
+    program.reports.end_run("run")
     after = Scraped(registry)
     assert after["weft:tools_running"] == 0
     assert after["weft:tool_duration_seconds_sum", "tool=search"] == 4.0
@@ -132,10 +132,10 @@ def test_refused_and_failed_calls_are_counted() -> None:
 
     async def refused() -> None:
         program = weft.Program("agent")
-        first = asyncio.ensure_future(engine.chat(BODY, program, program.start_call("a")))
+        first = asyncio.ensure_future(engine.chat(BODY, program, program.reports.start_call("a")))
         await engine.until_waiting(1)
         with pytest.raises(OverloadedError):
-            await engine.chat(BODY, program, program.start_call("b"))
+            await engine.chat(BODY, program, program.reports.start_call("b"))
         assert Scraped(registry)["weft:calls_in_flight", "model_name=scripted"] == 1
         clock.advance(1.0)
         await first

@@ -103,7 +103,8 @@ def test_a_name_that_comes_back_begins_at_0_and_no_other_counter_falls_or_jumps(
 
     def call(name: str) -> None:
         with weft.Program(name) as program:
-            engine.chat_sync({"messages": [{"role": "user", "content": "Hello"}]}, program, program.start_call("c"))
+            body = {"messages": [{"role": "user", "content": "Hello"}]}
+            engine.chat_sync(body, program, program.reports.start_call("c"))
         read.append({name: sums.calls.total() for name, sums in counts.names.items()})
 
     steady = [f"steady-{number}" for number in range(MOST_NAMES - 1)]

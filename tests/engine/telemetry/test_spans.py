@@ -62,7 +62,7 @@ class Traced:
         return found
 
     def call(self, program: Program, **body: Any) -> None:
-        self.engine.chat_sync({**BODY, **body}, program, program.start_call(object()))
+        self.engine.chat_sync({**BODY, **body}, program, program.reports.start_call(object()))
 
     @property
     def has_open(self) -> bool:
@@ -152,9 +152,9 @@ def test_a_stream_has_its_answers_id_and_how_it_ended() -> None:
 
     async def read() -> None:
         with weft.Program("agent") as program:
-            async for _chunk in traced.engine.chat_stream(BODY, program, program.start_call("a")):
+            async for _chunk in traced.engine.chat_stream(BODY, program, program.reports.start_call("a")):
                 pass
-            async with aclosing(traced.engine.chat_stream(BODY, program, program.start_call("b"))) as chunks:
+            async with aclosing(traced.engine.chat_stream(BODY, program, program.reports.start_call("b"))) as chunks:
                 await anext(chunks)
 
     asyncio.run(read())
@@ -169,7 +169,7 @@ def test_reasons_are_in_the_order_of_the_choices(order: tuple[int, int], reasons
     """Choices of a stream end in any order."""
     traced = Traced([])
     program = weft.Program("agent")
-    identity = program.start_call("a")
+    identity = program.reports.start_call("a")
     call, _request = traced.engine._open_call(BODY, program, identity, stream=True)
     for index in order:
         choices = [{"index": index, "delta": {}, "finish_reason": reasons[index]}]
@@ -275,10 +275,10 @@ def test_a_refused_call_is_a_span_with_the_errors_class() -> None:
 
     async def refused() -> None:
         program = weft.Program("agent")
-        first = asyncio.ensure_future(traced.engine.chat(BODY, program, program.start_call("a")))
+        first = asyncio.ensure_future(traced.engine.chat(BODY, program, program.reports.start_call("a")))
         await traced.engine.until_waiting(1)
         with pytest.raises(OverloadedError):
-            await traced.engine.chat(BODY, program, program.start_call("b"))
+            await traced.engine.chat(BODY, program, program.reports.start_call("b"))
         clock.advance(1.0)
         await first
         program.end()
@@ -297,7 +297,7 @@ def test_calls_that_their_program_aborts_are_cancelled_and_no_error() -> None:
 
     async def aborted() -> None:
         program = weft.Program("agent")
-        call = asyncio.ensure_future(traced.engine.chat(BODY, program, program.start_call("a")))
+        call = asyncio.ensure_future(traced.engine.chat(BODY, program, program.reports.start_call("a")))
         await traced.engine.until_waiting(1)
         program.end()
         await asyncio.wait([call])
@@ -328,11 +328,11 @@ def test_a_program_that_began_before_has_no_spans() -> None:
     """Spans begin with the observer, and a program's span would have no start."""
     engine = ScriptedEngine(["one", "two"])
     with weft.Program("agent") as program:
-        engine.chat_sync(BODY, program, program.start_call("a"))
+        engine.chat_sync(BODY, program, program.reports.start_call("a"))
         exporter, provider = InMemorySpanExporter(), TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))
         weft.ProgramSpans(engine, provider)
-        engine.chat_sync(BODY, program, program.start_call("b"))
+        engine.chat_sync(BODY, program, program.reports.start_call("b"))
     assert exporter.get_finished_spans() == ()
 
 
@@ -340,10 +340,10 @@ def test_tools_that_never_return_are_bounded() -> None:
     """A program that runs for days keeps the spans of as many tools as its row does; the rest end with the program."""
     traced = Traced(["one"])
     program = weft.Program("agent")
-    program.bind(traced.engine)
+    program.reports.bind(traced.engine)
     for number in range(KEEP_TOOLS + 50):
-        program.start_run(number, None)
-        program.note_tool(number, "search")
+        program.reports.start_run(number, None)
+        program.reports.note_tool(number, "search")
     assert len(traced.spans) == 50
     program.end()
     assert len(traced.spans) == KEEP_TOOLS + 50 + 1
@@ -367,7 +367,7 @@ def test_a_call_on_a_server_has_the_servers_address(url: str | None, server: tup
         provider.add_span_processor(SimpleSpanProcessor(exporter))
         weft.ProgramSpans(engine, provider)
         with weft.Program("agent") as program:
-            engine.chat_sync(BODY, program, program.start_call(object()))
+            engine.chat_sync(BODY, program, program.reports.start_call(object()))
     call = exporter.get_finished_spans()[0].attributes or {}
     assert (call.get("server.address"), call.get("server.port")) == server
 
