@@ -56,7 +56,26 @@ class LoopThread:
             if self._is_stopping:
                 coroutine.close()
                 raise EngineClosedError
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            future: Future[T] = Future()
+            self._loop.call_soon_threadsafe(self._begin, coroutine, future)
+            return future
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
+        """As `asyncio.run_coroutine_threadsafe`, whose future logs an error if it is cancelled while the loop ends."""
+        task = self._loop.create_task(coroutine)
+
+        def end(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                unread(task)
+            elif (error := task.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(task.result())
+
+        task.add_done_callback(end)
+        future.add_done_callback(lambda future: self.call_soon(task.cancel) if future.cancelled() else None)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, and wait for its end on the caller's loop.

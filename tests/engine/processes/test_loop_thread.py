@@ -45,6 +45,19 @@ async def test_a_coroutine_that_runs_at_the_end_is_cancelled(thread: LoopThread)
     assert [begun.cancelled(), late.cancelled()] == [True, True]
 
 
+async def test_a_call_that_is_cancelled_as_the_loop_ends_logs_nothing(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its future is cancelled, but what that shall do comes after the end of the loop, which cancels it as well."""
+    future = thread.submit(asyncio.sleep(600))
+    await thread.run(answer())  # it has begun
+    invoke = future._invoke_callbacks  # type: ignore[attr-defined]  # as if another thread ran before it
+    future._invoke_callbacks = lambda: [thread.stop(), invoke()]  # type: ignore[attr-defined]
+    assert future.cancel()
+    assert not thread._thread.is_alive()
+    assert caplog.text == ""
+
+
 async def test_a_cancelled_caller_waits_for_the_end_of_its_coroutine(thread: LoopThread) -> None:
     """What the coroutine does about its cancellation is done when the caller goes on."""
     begun, cleaned = asyncio.Event(), []
