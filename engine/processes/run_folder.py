@@ -36,12 +36,14 @@ class RunFolder:
         _remove_left(parent)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            self._lock: int | None = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            with suppress(OSError):  # a file system without locks: nobody removes the folder but this process
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if self.path.exists():  # else another process has taken it for one that was left
-                return
-            os.close(self._lock)
+            # Another engine that starts now may take the folder for one that was left, before it is locked.
+            with suppress(FileNotFoundError):
+                self._lock: int | None = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+                with suppress(OSError):  # a file system without locks: nobody removes the folder but this process
+                    fcntl.flock(self._lock, fcntl.LOCK_EX)
+                if self.path.exists():
+                    return
+                os.close(self._lock)
 
     def remove(self) -> None:
         """Remove the folder with all that is in it. May be called more than once."""

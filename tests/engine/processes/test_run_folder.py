@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -102,6 +105,35 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next_engine(t
         end(running)
         own.remove()
     RunFolder().remove()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", ["before it is open", "before it is locked"])
+def test_another_engine_that_starts_at_the_same_time_may_remove_a_new_folder(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It takes the folder for one that was left, because it is not locked yet. Then there is a second one."""
+    made, locked = [], []
+    make, lock = tempfile.mkdtemp, fcntl.flock
+
+    def make_folder(*args: Any, **kwargs: Any) -> str:
+        made.append(make(*args, **kwargs))
+        if moment == "before it is open" and len(made) == 1:
+            Path(made[0]).rmdir()
+        return made[-1]
+
+    def lock_folder(file: int, how: int) -> None:
+        locked.append(how)
+        if moment == "before it is locked" and len(locked) == 1:
+            Path(made[0]).rmdir()
+        lock(file, how)
+
+    monkeypatch.setattr("tempfile.mkdtemp", make_folder)
+    monkeypatch.setattr("fcntl.flock", lock_folder)
+    folder = RunFolder()
+    assert (len(made), folder.path) == (2, Path(made[1]))
+    assert list(temporary.iterdir()) == [folder.path]
+    folder.remove()
     assert list(temporary.iterdir()) == []
 
 
