@@ -26,6 +26,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
         ),
         written=("num_computed_tokens",),
         passed=(
+            "arrival_time",
             "block_hasher",
             "cache_salt",
             "lora_request",
