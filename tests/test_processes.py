@@ -107,6 +107,8 @@ _QUIET = """
 import json, os, sys
 from pathlib import Path
 os.environ["XDG_STATE_HOME"] = os.getcwd()
+os.environ["TMPDIR"] = os.path.join(os.getcwd(), "temporary")
+os.makedirs(os.environ["TMPDIR"], exist_ok=True)  # vLLM imports this script in its processes
 import psutil
 import weft
 
@@ -119,6 +121,7 @@ if __name__ == "__main__":
             engine.chat_sync(request, program, program.reports.start_call("ask"))
     (log,) = (Path("weft") / "log").iterdir()
     left = [p.pid for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    left += [each for each in os.listdir(os.environ["TMPDIR"]) if not each.startswith("torchinductor_")]  # of the user
     print(json.dumps({"children": len(children), "left": left, "log": log.read_text()}))
 """
 QUIET = script(_QUIET)
@@ -127,7 +130,7 @@ QUIET = script(_QUIET)
 @pytest.mark.background(QUIET, TINY)
 def test_an_engine_prints_nothing_and_ends_in_order(command_result: CommandResult) -> None:
     """What vLLM says is in the log file. Its processes end by themselves, or, where the machine is too busy for them to
-    notice that they should, when vLLM asks them to. It kills none of them."""
+    notice that they should, when vLLM asks them to. It kills none of them. The temporary folder is empty again."""
     report = json.loads(command_result.printed())
     assert command_result.stderr == ""
     assert (report["children"], report["left"]) == (2, [])
