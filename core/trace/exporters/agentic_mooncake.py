@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from weft.core.trace.exporters.contract import MODEL, Left, begin_of, block_ids, block_size, sessions_of
 from weft.core.trace.files import write_whole
-from weft.core.trace.format import TraceCall, TraceProgram, dump
+from weft.core.trace.format import TraceCall, TraceProgram, dump, ordered
 from weft.core.trace.importers.agentic_mooncake import SCHEMA, VERSION
-from weft.core.trace.importers.spans import ordered
 
 _MS: Final = 1000
 

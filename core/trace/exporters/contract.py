@@ -11,8 +11,7 @@ from typing import Final, Protocol
 
 from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import block_hashes
-from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers.spans import ordered
+from weft.core.trace.format import TraceCall, TraceProgram, ordered
 
 MODEL: Final = "recorded"  # the formats need the name of a model, and traces have none
 BLOCK_TOKENS: Final = 64  # of programs without block hashes, as in the corpora

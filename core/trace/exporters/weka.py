@@ -12,8 +12,7 @@ from typing import Any
 
 from weft.core.errors import TraceError
 from weft.core.trace.exporters.contract import BLOCK_TOKENS, MODEL, Left, block_ids, sessions_of
-from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers.spans import ordered
+from weft.core.trace.format import TraceCall, TraceProgram, ordered
 from weft.core.trace.importers.weka import IN_BACKGROUND
 
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from weft.core.errors import TraceError
 from weft.core.trace.fields import text, whole
-from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram, ordered
 from weft.core.trace.importers.contract import Blocks, LeftOut
 from weft.core.trace.importers.reading import a_list, an_object, lines, moment, rows
-from weft.core.trace.importers.spans import ordered, shared_tokens
+from weft.core.trace.importers.spans import shared_tokens
 from weft.core.trace.importers.weka import IN_BACKGROUND, NAME
 
 _EXPECTED: Final = "a line of Claude Code's log, an object with type"

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from weft.core.errors import TraceError
 from weft.core.trace.fields import MOST, text
-from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram, ordered
 from weft.core.trace.importers.contract import Blocks, LeftOut
 from weft.core.trace.importers.reading import a_list, an_object, documents, together, whole_or_text
-from weft.core.trace.importers.spans import Span, ordered, program_of, shared_tokens, texts_of
+from weft.core.trace.importers.spans import Span, program_of, shared_tokens, texts_of
 
 _EXPECTED: Final = "OTLP's JSON, an object with resourceSpans"
 _CALLS: Final = ("chat", "text_completion", "generate_content")

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import block_hashes, with_block_hashes
 from weft.core.trace.exporters import EXPORTERS, Left
-from weft.core.trace.format import TraceCall, TraceProgram, write
+from weft.core.trace.format import TraceCall, TraceProgram, ordered, write
 from weft.core.trace.importers import import_traces
-from weft.core.trace.importers.spans import ordered
 from weft.core.trace.measured import Measured
 
 Weft = Callable[..., tuple[int, str, str]]
