@@ -80,7 +80,7 @@ def test_advice_from_logs_of_another_tool(weft: WeftCommand, tmp_path: Path) -> 
     rows.append({"timestamp": 900, "input_length": 99_999, "output_length": 5, "hash_ids": list(range(100, 296))})
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, err = weft("advise", log, *SMALL)
-    assert (code, err) == (0, "1 programs whose first call is beyond a cap are left out\n")
+    assert (code, err) == (0, "left out by the caps: 1 program\n")
     assert out.splitlines()[0].strip() == "6 programs, 6 calls"
 
 

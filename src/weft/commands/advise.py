@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from weft.commands.choices import one_of
+from weft.commands.logs import FormatOption, GapCapOption, ProgramsOption, left_out
 from weft.commands.progress import file_progress
 from weft.commands.simulations import simulate_all
 from weft.commands.tables import plain_console, plain_table
@@ -22,7 +22,7 @@ from weft.core.sim.advice import Advice, Change, Outcome, Way, outcomes, ways
 from weft.core.sim.engine_profile import ENGINES, EngineProfile, engine_named
 from weft.core.sim.load import with_load
 from weft.core.trace.format import TraceProgram, is_trace, read
-from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport
+from weft.core.trace.importers import ImportOptions, TraceImport
 from weft.core.trace.workloads import poisson
 
 _HOST_GIB: Final = (16.0, 64.0)
@@ -57,15 +57,13 @@ def advise(  # noqa: PLR0917  typer reads options off the signature
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Run so many programs at once, and ignore when they arrived.")
     ] = None,
-    format: Annotated[  # noqa: A002  the option's name
-        str | None, one_of(IMPORTERS, help="What the files are (default: found by looking at each of them).")
-    ] = None,
+    format: FormatOption = None,  # noqa: A002  the option's name
     max_context: Annotated[
         int | None,
         typer.Option(min=1, help="Leave out calls with more tokens (default: those that the KV cache holds)."),
     ] = None,
-    gap_cap: Annotated[float | None, typer.Option(min=0, help="Cut longer gaps to this many seconds.")] = None,
-    programs: Annotated[int | None, typer.Option(min=1, help="Stop after this many programs.")] = None,
+    gap_cap: GapCapOption = None,
+    programs: ProgramsOption = None,
     seed: Annotated[
         int, typer.Option(help="Of the draws for the intervals, and of arrivals where all logs begin at once.")
     ] = 0,
@@ -117,15 +115,8 @@ def _programs(
     imported = TraceImport(logs, options, format_)
     with file_progress("reading", imported.bytes) as imported.advance:
         kept = sorted(itertools.islice(imported, most), key=lambda program: program.arrival_s)
-    counts = imported.counts
-    for number, why in (
-        (counts.calls_left_out, "calls beyond a cap, or after one,"),
-        (counts.programs_left_out, "programs whose first call is beyond a cap"),
-        (counts.calls_unused, "calls that failed or have no token counts"),
-        (len(imported.left_out), "files of no known format"),
-    ):
-        if number:
-            typer.echo(f"{number:,} {why} are left out", err=True)
+    for line in left_out(imported):
+        typer.echo(line, err=True)
     return kept
 
 

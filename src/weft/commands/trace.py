@@ -15,12 +15,13 @@ import typer
 
 from weft.commands.choices import one_of
 from weft.commands.flags import Command, Group
+from weft.commands.logs import FormatOption, GapCapOption, ProgramsOption, counted, left_out
 from weft.commands.progress import file_progress
 from weft.core.errors import SimulationError, TraceError
 from weft.core.sim.load import ENOUGH, capacity, check_load
 from weft.core.sim.settings import SimSettings
 from weft.core.trace.exporters import EXPORTERS
-from weft.core.trace.importers import IMPORTERS, ImportOptions, TraceImport
+from weft.core.trace.importers import ImportOptions, TraceImport
 
 PERFETTO: Final = "perfetto"
 
@@ -96,9 +97,7 @@ def make(  # noqa: PLR0917  typer reads options off the signature
 def import_(  # noqa: PLR0917  typer reads options off the signature
     files: Annotated[list[Path], typer.Argument(help="Files of other tools, and folders of them.")],
     out: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.jsonl"),
-    format: Annotated[  # noqa: A002  the option's name
-        str | None, one_of(IMPORTERS, help="What the files are (default: found by looking at each of them).")
-    ] = None,
+    format: FormatOption = None,  # noqa: A002  the option's name
     max_context: Annotated[
         int | None,
         typer.Option(min=1, help="Leave out calls with more tokens than this, and the calls that follow them."),
@@ -106,8 +105,8 @@ def import_(  # noqa: PLR0917  typer reads options off the signature
     max_turns: Annotated[
         int | None, typer.Option(min=1, help="Leave out calls of a program beyond this number.")
     ] = None,
-    gap_cap: Annotated[float | None, typer.Option(min=0, help="Cut longer gaps to this many seconds.")] = None,
-    programs: Annotated[int | None, typer.Option(min=1, help="Stop after this many programs.")] = None,
+    gap_cap: GapCapOption = None,
+    programs: ProgramsOption = None,
     rate: Annotated[
         float | None,
         typer.Option(help="Programs that arrive a second, on average (default: they arrive as recorded)."),
@@ -129,28 +128,9 @@ def import_(  # noqa: PLR0917  typer reads options off the signature
     with file_progress("importing", found.bytes) as found.advance:
         write(itertools.islice(found, programs), out)
     counts = found.counts
-    typer.echo(f"{out}: {_count(counts.programs, 'program')} with {_count(counts.calls, 'call')}")
-    if left_out := [
-        text
-        for number, text in (
-            (counts.programs_left_out, _count(counts.programs_left_out, "program")),
-            (counts.calls_left_out, f"{_count(counts.calls_left_out, 'call')} of other programs"),
-        )
-        if number
-    ]:
-        typer.echo(f"left out by the caps: {', '.join(left_out)}")
-    if counts.calls_unused:
-        typer.echo(
-            "left out as failed, without token counts or repeated from another file: "
-            f"{_count(counts.calls_unused, 'call')}"
-        )
-    for reason, paths in (("no known format", found.left_out), ("without a call", found.empty)):
-        if paths:
-            typer.echo(f"left out as {reason}: {_count(len(paths), 'file')} (the first is {paths[0]})")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s'[: number != 1]}"
+    typer.echo(f"{out}: {counted(counts.programs, 'program')} with {counted(counts.calls, 'call')}")
+    for line in left_out(found):
+        typer.echo(line)
 
 
 @trace_app.command(cls=Command)
@@ -171,12 +151,12 @@ def export(
     from weft.views.perfetto import export as write_perfetto
 
     if format == PERFETTO:
-        typer.echo(f"{out}: {_count(write_perfetto(file, out), 'program')}; open it on https://ui.perfetto.dev")
+        typer.echo(f"{out}: {counted(write_perfetto(file, out), 'program')}; open it on https://ui.perfetto.dev")
         return
     programs = read(file)
     left = EXPORTERS[format].write(programs, out)
-    typer.echo(f"{out}: {_count(len(programs) - len(left.programs), 'program')}")
+    typer.echo(f"{out}: {counted(len(programs) - len(left.programs), 'program')}")
     if lost := [f"{what} ({number:,})" for what, number in left.lost.items() if number]:
         typer.echo(f"lost, because {format} cannot say it: {', '.join(lost)}")
     if left.programs:
-        typer.echo(f"left out: {_count(len(left.programs), 'program')}; the first one: {left.programs[0]}")
+        typer.echo(f"left out: {counted(len(left.programs), 'program')}; the first one: {left.programs[0]}")
