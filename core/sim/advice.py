@@ -100,7 +100,6 @@ def change_of_mean(base: Sequence[float], other: Sequence[float], random: Random
         starts = random.choices(range(count), k=blocks)
         before, after = (sum(map(each.__getitem__, starts)) for each in sums)
         found.append(after / before - 1)
-    found.sort()
     value = sum(other) / sum(base) - 1
     low, high = (percentile(found, 100 * part) for part in (_PART, 1 - _PART))
     return Change(value, min(low, value), max(high, value))
@@ -133,19 +132,19 @@ def outcomes(results: Mapping[Way, SimResult], random: Random) -> Iterator[Outco
         results: The simulations of the same programs. That of stock vLLM must be among them.
         random: The source of the draws for the intervals.
     """
-    stock = results[Way(STOCK)].programs
+    stock, stock_p99_s = results[Way(STOCK)].programs, results[Way(STOCK)].latency(99)
     order = sorted(stock, key=lambda name: stock[name].arrival)
     base = [stock[name].latency for name in order]
     for way, result in results.items():
         latencies = [result.programs[name].latency for name in order]
-        p99_s = percentile(latencies, 99)
+        p99_s = result.latency(99)
         yield Outcome(
             way,
-            sum(latencies) / len(latencies),
-            percentile(latencies, 95),
+            result.mean_latency,
+            result.latency(95),
             p99_s,
             change_of_mean(base, latencies, random),
-            p99_s / percentile(base, 99) - 1,
+            p99_s / stock_p99_s - 1,
             result.prefix_hit_rate,
             result.counts.again + result.counts.recomputed,
         )
