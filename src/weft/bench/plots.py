@@ -25,7 +25,7 @@ def pyplot() -> Any:
         importlib.import_module("matplotlib").use("svg")
         return importlib.import_module("matplotlib.pyplot")
     except ImportError:
-        raise BenchError("`weft bench` draws with matplotlib, which is not installed: pip install matplotlib") from None
+        raise BenchError("pictures are drawn with matplotlib, which is not installed: pip install matplotlib") from None
 
 
 def save_plots(

@@ -79,8 +79,12 @@ def advise(  # noqa: PLR0917  typer reads options off the signature
     settings = profile.settings(kv_tokens=kv_tokens, batch_size=batch_size)
     if load is not None and concurrency is not None:
         raise SimulationError("--load and --concurrency both say when programs arrive; give one of them.")
-    if plot is not None and plot.suffix != ".svg":
-        raise SimulationError(f"{plot} cannot be drawn: name an .svg file.")
+    if plot is not None:
+        if plot.suffix != ".svg":
+            raise SimulationError(f"{plot} cannot be drawn: name an .svg file.")
+        from weft.bench.plots import pyplot
+
+        plt = pyplot()  # A missing matplotlib is reported now and not after minutes.
     options = ImportOptions(
         max_context_tokens=settings.kv_tokens if max_context is None else max_context,
         gap_cap_s=math.inf if gap_cap is None else gap_cap,
@@ -95,14 +99,14 @@ def advise(  # noqa: PLR0917  typer reads options off the signature
     results = dict(zip(choices, simulate_all("simulating", found, engines), strict=True))
     rows = list(outcomes(results, random.Random(seed)))  # noqa: S311
     advice = Advice.of(rows)
-    if plot is not None:
-        _draw(rows, plot)
     if as_json:
         typer.echo(json.dumps(_to_json(rows, advice, found, profile)))
-        return
-    _print(rows, advice, found, profile)
+    else:
+        _print(rows, advice, found, profile)
     if plot is not None:
-        typer.echo(plot)
+        _draw(plt, rows, plot)
+        if not as_json:
+            typer.echo(plot)
 
 
 def _programs(
@@ -226,11 +230,8 @@ def _seconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def _draw(rows: Sequence[Outcome], path: Path) -> None:
+def _draw(plt: Any, rows: Sequence[Outcome], path: Path) -> None:
     """A bar for each way to serve, with a line for its interval."""
-    from weft.bench.plots import pyplot
-
-    plt = pyplot()
     others = [each for each in rows if each.mean_change.value or each.way.is_weft][::-1]
     figure, axes = plt.subplots(figsize=(7, 0.6 * len(others) + 1.2), layout="constrained")
     values = [100 * each.mean_change.value for each in others]
