@@ -27,6 +27,9 @@ call, or as its answer, and it comes back as a user's message. A request without
 model wrote one of its messages, if no other program's model wrote the same. Only long texts count, and no text that the
 model was told itself.
 
+A correlation id joins a request to the program of an earlier one that had it. Many clients draw a new one for each
+request, so a new one says nothing.
+
 All digests begin with the scope of the request's API key, so no key finds another one's programs.
 
 `conversations.py` makes the digests, `states.py` follows states, and `recent.py` is the memory that forgets.
@@ -127,6 +130,8 @@ class Lineage:
         go_on(self._states, scope, said, program_id)
         if unprompted is not None:
             go_on(self._unprompted, scope, unprompted, program_id)
+        if evidence.correlation_id is not None:
+            self._traces.put(scope, digest_of(b"correlation", scope, evidence.correlation_id), program_id)
         if evidence.trace_id is not None:
             self._traces.put(scope, digest_of(b"trace", scope, evidence.trace_id), program_id)
         if peer:
@@ -142,7 +147,8 @@ class Lineage:
             tenant=evidence.tenant,
             label=evidence.label,
             # Without messages and other evidence no later request can be known to continue it.
-            ends=evidence.ends or (not items and source is Source.NEW and evidence.trace_id is None),
+            ends=evidence.ends
+            or (not items and source is Source.NEW and evidence.trace_id is None and evidence.correlation_id is None),
         )
         return Placed(
             identity,
@@ -184,10 +190,9 @@ class Lineage:
     def _find(
         self, evidence: Evidence, said: Said, unprompted: Said | None, scope: str, peer: str
     ) -> tuple[Source, ProgramId | None]:
-        if evidence.previous_response_id is not None:
-            found = self._responses.get(scope, digest_of(b"response", scope, evidence.previous_response_id))
-            if found is not None:
-                return Source.PREVIOUS_RESPONSE, found
+        source, found = self._named(evidence, scope)
+        if found is not None:
+            return source, found
         place, state = longest(self._states, scope, said)
         if state is not None:
             latest = self._peers.get(scope, digest_of(b"peer", scope, peer))
@@ -202,6 +207,18 @@ class Lineage:
             place, state = longest(self._unprompted, scope, unprompted)
             if state is not None and (found := continued(state, unprompted, place, None)) is not None:
                 return Source.LINEAGE, found
+        return Source.NEW, None
+
+    def _named(self, evidence: Evidence, scope: str) -> tuple[Source, ProgramId | None]:
+        """The program of the earlier response or of the known correlation id that a request names."""
+        if evidence.previous_response_id is not None:
+            found = self._responses.get(scope, digest_of(b"response", scope, evidence.previous_response_id))
+            if found is not None:
+                return Source.PREVIOUS_RESPONSE, found
+        if evidence.correlation_id is not None:
+            found = self._traces.get(scope, digest_of(b"correlation", scope, evidence.correlation_id))
+            if found is not None:
+                return Source.CORRELATION, found
         return Source.NEW, None
 
     def _note_marks(self, scope: str, placed: Placed, answer: list[Item]) -> None:

@@ -25,11 +25,13 @@ class Source(StrEnum):
     CODEX = "codex"
     SESSION = "session"
     DYNAMO = "dynamo"
+    AFFINITY = "affinity"
     AGENTIC_CONTEXT = "agentic-context"
     BAGGAGE = "baggage"
     CONVERSATION = "conversation"
     METADATA = "metadata"
     PREVIOUS_RESPONSE = "previous-response"
+    CORRELATION = "correlation"
     LINEAGE = "lineage"
     TRACE = "trace"
     NEW = "new"  # nothing: the request begins a program
@@ -56,6 +58,7 @@ class Evidence:
     """What a request carries that says less than an id: with it, lineage finds the program."""
 
     previous_response_id: str | None = None
+    correlation_id: str | None = None  # of a session with AIPerf, of each request with others, so it only joins
     trace_id: str | None = None
     prompt_cache_key: str | None = None  # clients that share a prefix share it, so it separates programs and joins none
     program_name: str | None = None
@@ -123,6 +126,7 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
                 return _foreign(source, scope, found, ids, fields)
     return Evidence(
         previous_response_id=foreign_id(body.get("previous_response_id")),
+        correlation_id=foreign_id(request.headers.get("x-correlation-id")),
         trace_id=trace_id(request.headers.get("traceparent", "")),
         prompt_cache_key=foreign_id(body.get("prompt_cache_key")),
         **fields,
@@ -210,6 +214,12 @@ def _dynamo(request: _Request) -> Iterator[_Ids]:
         yield _Ids(session, parent_program=_header(request, "x-dynamo-parent-session-id"))
 
 
+def _affinity(request: _Request) -> Iterator[_Ids]:
+    session = _header(request, "x-session-affinity")
+    if session:
+        yield _Ids(session)
+
+
 def _agentic_context(request: _Request) -> Iterator[_Ids]:
     context = object_in(request.arguments.get("agentic_context")) or {}
     parent = Found("parent_program_id", context.get("parent_program_id"))
@@ -243,6 +253,7 @@ _SOURCES: Final[tuple[tuple[Source, Callable[[_Request], Iterator[_Ids]]], ...]]
     (Source.CODEX, _codex),
     (Source.SESSION, _vllm_session),
     (Source.DYNAMO, _dynamo),
+    (Source.AFFINITY, _affinity),
     (Source.AGENTIC_CONTEXT, _agentic_context),
     (Source.BAGGAGE, _baggage),
     (Source.CONVERSATION, _conversation),

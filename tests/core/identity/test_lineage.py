@@ -384,6 +384,24 @@ def test_a_trace_joins_what_messages_do_not() -> None:
     assert server.call(said("z"), "z", trace_id="t3") != first
 
 
+def test_a_known_correlation_id_joins() -> None:
+    """AIPerf sends recorded answers instead of those that it got, and one id with all turns of a conversation."""
+    server = Server()
+    first = server.call(said("a"), "b", correlation_id="1")
+    assert server.call(said("a", "recorded", "c"), "d", correlation_id="1") == first
+    assert server.call(said("a"), "b", correlation_id="2") != first
+
+
+def test_a_new_correlation_id_separates_nothing() -> None:
+    """Many clients draw one for each request: then the messages decide, as if there were none."""
+    server = Server()
+    first = server.call(said("a"), "b", correlation_id="1")
+    assert server.call(said("a", "b", "c"), "d", correlation_id="2") == first
+    written = "Find out how many lighthouses there are on the coast, and write down the height of each of them."
+    server.call(said("x"), written, correlation_id="3")
+    assert server.send(said(written), correlation_id="4").identity.source is Source.LINEAGE
+
+
 def test_the_key_of_a_prompt_cache_separates() -> None:
     """Programs with two keys are two, whatever they say; one key alone joins nothing."""
     server = Server()
@@ -396,6 +414,7 @@ def test_the_key_of_a_prompt_cache_separates() -> None:
 def test_a_plain_completion_ends_with_its_request() -> None:
     """It has no messages, so nothing can continue it."""
     assert Server().lineage.place(Evidence(), [], "-").identity.ends
+    assert not Server().lineage.place(Evidence(correlation_id="1"), [], "-").identity.ends
 
 
 def test_memory_is_bounded() -> None:

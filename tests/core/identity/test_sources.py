@@ -35,6 +35,7 @@ def found(body: dict[str, Any] | None = None, **headers: str) -> Identity | Evid
         ({}, {"session_id": "a"}, Source.SESSION, "session:a"),
         ({"weft_session_id": "a"}, {}, Source.SESSION, "session:a"),
         ({"x_dynamo_session_id": "a"}, {}, Source.DYNAMO, "dynamo:a"),
+        ({"x_session_affinity": "a"}, {}, Source.AFFINITY, "affinity:a"),
         (
             {},
             {"vllm_xargs": {"agentic_context": json.dumps({"program_id": "a"})}},
@@ -89,6 +90,30 @@ def test_a_sub_agent_is_a_thread_of_its_session() -> None:
     )
 
 
+# Headers that aiperf 0.13.0 sent in its AgentX scenario, and what it adds with
+# AIPERF_HTTP_X_DYNAMO_SESSION_ID_FROM_CORRELATION_ID=1. The conversation's id is the same in all but x-request-id.
+AIPERF_SESSION, AIPERF_PARENT = "f2013a34-94d4-4f08-8337-9789e8795968", "52556b27-0bae-4ce1-881d-d110c0be26e3"
+AIPERF = {
+    "user_agent": "aiperf/0.13.0",
+    "x_request_id": "afa23678-7912-455f-adf6-2622aae92941",
+    "x_correlation_id": AIPERF_SESSION,
+    "x_session_affinity": AIPERF_SESSION,
+}
+
+
+def test_a_conversation_of_aiperf_is_a_program() -> None:
+    """Its turns have one id, whatever the id of the request, and a sub-agent may name the conversation above it."""
+    identity = found(**AIPERF)
+    assert isinstance(identity, Identity)
+    assert identity.program_id == f"-/affinity:{AIPERF_SESSION}"
+    child = found(**AIPERF, x_dynamo_session_id=AIPERF_SESSION, x_dynamo_parent_session_id=AIPERF_PARENT)
+    assert isinstance(child, Identity)
+    assert (child.program_id, child.parent_program_id) == (
+        f"-/dynamo:{AIPERF_SESSION}",
+        f"-/dynamo:{AIPERF_PARENT}",
+    )
+
+
 def test_a_session_may_name_the_session_that_started_it() -> None:
     """Dynamo's parent is a program of its own; one that names itself is the root."""
     identity = found(x_dynamo_session_id="child", x_dynamo_parent_session_id="root")
@@ -135,12 +160,14 @@ def test_what_says_less_than_an_id_is_evidence() -> None:
     """A trace, an earlier response, a key for the prompt cache, and a name help to find the program."""
     evidence = found(
         {"previous_response_id": "resp_1", "prompt_cache_key": "key"},
+        x_correlation_id="correlation",
         traceparent=f"00-{TRACE}-00f067aa0ba902b7-01",
         weft_program_name="coder",
         weft_tenant="team",
     )
     assert isinstance(evidence, Evidence)
     assert (evidence.previous_response_id, evidence.prompt_cache_key) == ("resp_1", "key")
+    assert evidence.correlation_id == "correlation"
     assert (evidence.trace_id, evidence.program_name, evidence.tenant) == (TRACE, "coder", "team")
 
 
@@ -159,7 +186,12 @@ def test_the_last_call_says_so(headers: dict[str, str], body: dict[str, Any]) ->
 
 @given(
     st.dictionaries(
-        st.sampled_from(["x_claude_code_session_id", "baggage", "traceparent", "thread_id", "x_dynamo_session_id"]),
+        st.sampled_from(
+            [
+                *("x_claude_code_session_id", "baggage", "traceparent", "thread_id", "x_dynamo_session_id"),
+                *("x_session_affinity", "x_correlation_id"),
+            ]
+        ),
         st.text(st.characters(max_codepoint=255)),
     ),
     st.dictionaries(
