@@ -63,9 +63,10 @@ class Counts:
 class TraceImport:
     """Finds the files to import, and how to read them. Iterate over it to import their programs, once.
 
-    Programs come one by one, and no file is held whole, except a file that is one JSON document. Programs of one id get
-    ids of their own: the second one's ends in `-2`. The iteration raises TraceError if a file is wrong or has no
-    program, or if the caps leave none. A file without a program may be in a folder.
+    Programs come one by one, logs with dates in the order of their beginnings, and no file is held whole, except a
+    file that is one JSON document. Programs of one id get ids of their own: the second one's ends in `-2`. The
+    iteration raises TraceError if a file is wrong or has no program, or if the caps leave none. A file without a
+    program may be in a folder.
 
     Args:
         paths: files, and folders of files. In a folder, files of other formats are left out.
@@ -113,9 +114,11 @@ class TraceImport:
 
     def __iter__(self) -> Iterator[TraceProgram]:
         blocks, times = Blocks(), dict[str, int]()  # how often each id has come
-        starts_s = (importer.start_s(path) for path, importer in self.files if isinstance(importer, DatedImporter))
-        start_s = min((each for each in starts_s if each is not None), default=0.0)
-        for path, importer in self.files:
+        dated = [(path, importer) for path, importer in self.files if isinstance(importer, DatedImporter)]
+        starts_s = {path: each for path, importer in dated if (each := importer.start_s(path)) is not None}
+        start_s = min(starts_s.values(), default=0.0)
+        # The log that begins first has the calls that later ones repeat.
+        for path, importer in sorted(self.files, key=lambda file: starts_s.get(file[0], 0.0)):
             is_empty, offset_s = True, start_s if isinstance(importer, DatedImporter) else 0.0
             for found in importer.read(path, blocks, self.advance):
                 is_empty = False

@@ -176,6 +176,24 @@ def test_a_session_keeps_its_sub_agents_when_a_fork_repeats_its_calls(tmp_path: 
     assert [call.at_s for call in programs["a-fork"].calls] == [0.0]
 
 
+def test_a_fork_does_not_take_the_calls_of_the_session_that_it_continues(tmp_path: Path) -> None:
+    """Its name may come first. Version 2.1.197 writes into it when it began, and then the other session's lines."""
+    main = lines_of("session.jsonl")[:5]
+    begun = [
+        {"type": "queue-operation", "operation": "enqueue", "timestamp": f"2026-11-25T10:{at}Z"}
+        for at in ("00:00.000", "08:00.000")
+    ]
+    own = [
+        claude_line("user", "f1", "u4", "08:01.000", "And now?"),
+        claude_line("assistant", "f2", "f1", "09:00.000", "Else.", usage=(9, 9, 5)),
+    ]
+    written(tmp_path, [begun[0], *main], "z.jsonl")
+    written(tmp_path, [begun[1], *main, *own], "a-fork.jsonl")
+    found = TraceImport([tmp_path])
+    assert {program.program: len(program.calls) for program in found} == {"z": 2, "a-fork": 1}
+    assert found.counts.calls_unused == 2
+
+
 def test_a_folder_may_have_sessions_in_which_nobody_answered(tmp_path: Path) -> None:
     """They are listed. A file that is named must have an answer."""
     empty = written(tmp_path, lines_of("session.jsonl")[:2], "empty.jsonl")
