@@ -13,6 +13,7 @@ from weft.core.errors import SimulationError
 from weft.core.policies import PolicyConfig
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.step_time import StepTime
+from weft.core.trace.prefixes import BLOCK_TOKENS
 
 _FORM: Final = 1  # of profile files
 _GIB: Final = 1 << 30
@@ -33,9 +34,10 @@ class EngineProfile:
     copy_token_s: float  # to copy the KV of one token to host memory or back
     batch_size: int = 64
     chunk_tokens: int = 2048  # the most tokens in a step
+    block_tokens: int = BLOCK_TOKENS  # the tokens of a block of the KV cache
 
     def __post_init__(self) -> None:
-        for name in ("kv_tokens", "kv_token_bytes", "batch_size", "chunk_tokens"):
+        for name in ("kv_tokens", "kv_token_bytes", "batch_size", "chunk_tokens", "block_tokens"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise SimulationError(f"{name} of an engine must be a number from 1 on, not {value!r:.80}.")
@@ -57,6 +59,7 @@ class EngineProfile:
             policy=PolicyConfig("fcfs"),
             batch_size=calls,
             kv_tokens=self.kv_tokens if kv_tokens is None else kv_tokens,
+            block_tokens=self.block_tokens,
             chunk_tokens=max(self.chunk_tokens, calls),
             step_time=self.step_time,
             swap_token_s=self.copy_token_s,

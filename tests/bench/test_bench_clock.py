@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
-from weft.bench.clock import STEP_S, Clock
+import pytest
+
+from weft.bench.clock import STEP_S, Clock, engine_timer
 
 
 def test_the_clock_counts_only_its_own_steps() -> None:
@@ -34,3 +37,19 @@ def test_a_clock_of_seconds_jumps_in_seconds() -> None:
     clock.end_step()
     clock.skip_to(8.0)
     assert (clock.steps, clock.now_s) == (4, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("threads", "on_cpu", "timer"),
+    [
+        ("1", True, time.process_time),
+        ("2", True, time.perf_counter),
+        ("1", False, time.perf_counter),
+    ],
+)
+def test_one_thread_on_a_cpu_is_timed_by_the_processor(
+    monkeypatch: pytest.MonkeyPatch, threads: str, on_cpu: bool, timer: object
+) -> None:
+    """Then what other processes do hardly counts. Threads would count more than once, and a GPU not at all."""
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert engine_timer(on_cpu=on_cpu) is timer

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from weft.bench.clock import Clock
 from weft.bench.measures import CALL_PARTS
 from weft.bench.meter import Meter, timed
 from weft.core.testing import FakeClock
@@ -43,16 +44,15 @@ def test_the_time_of_calls_is_what_their_steps_took() -> None:
     assert sum(getattr(counts, f"{part}_s") for part in CALL_PARTS) == 3 * 8.0 + 3 * 4.0
 
 
-def test_copies_are_timed_and_return_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_timed_and_return_what_they_return() -> None:
     """A timed method of the connector works as before, and what its clock shows is copying."""
-    clock, meter = FakeClock(), Meter()
-    monkeypatch.setattr("weft.bench.meter.time.perf_counter", clock)
+    time, meter = FakeClock(), Meter()
 
     def copy(block: int) -> int:
-        clock.advance(0.25)
+        time.advance(0.25)
         return block + 1
 
-    assert timed(copy, meter)(4) == 5
+    assert timed(copy, meter, Clock(counts_steps=False, timer=time))(4) == 5
     scheduled(meter, ["r0"], [], unfinished=1, schedule_s=0.0)
     meter.end_step(1.0)
     assert meter.counts.copying_s == 0.25

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -109,13 +108,13 @@ def _present_tokens(output: SchedulerOutput) -> Iterator[tuple[str, int]]:
     yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
 
 
-def timed(copies: Callable[..., Any], meter: Meter) -> Callable[..., Any]:
-    """A method of the worker's connector that reports to a meter how long it took."""
+def timed(copies: Callable[..., Any], meter: Meter, clock: Clock) -> Callable[..., Any]:
+    """A method of the worker's connector that reports to a meter how long it took by a clock."""
 
     def timed_copies(*args: Any, **kwargs: Any) -> Any:
-        began_s = time.perf_counter()
+        began_s = clock.timer()
         result = copies(*args, **kwargs)
-        meter.note_copied(time.perf_counter() - began_s)
+        meter.note_copied(clock.timer() - began_s)
         return result
 
     return timed_copies
@@ -135,16 +134,16 @@ def metered(base: Any, meter: Meter, clock: Clock, *, is_weft: bool) -> Any:
                 self.set_clock(lambda: clock.now_s)
 
         def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-            began_s = time.perf_counter()
+            began_s = clock.timer()
             output = super().schedule(*args, **kwargs)
-            meter.note_scheduled(output, self.requests, time.perf_counter() - began_s)
+            meter.note_scheduled(output, self.requests, clock.timer() - began_s)
             clock.note_scheduled()
             return output
 
         def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-            began_s = time.perf_counter()
+            began_s = clock.timer()
             outputs = super().update_from_output(*args, **kwargs)
-            meter.note_updated(time.perf_counter() - began_s)
+            meter.note_updated(clock.timer() - began_s)
             return outputs
 
         def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:

@@ -112,7 +112,14 @@ def profile(
     source = f"measured on {_device()} with {model} by weft profile"
     copy_token_s = limits.kv_token_bytes / _copied_bytes_s()
     fitted = EngineProfile(
-        source, step_time, held_tokens, limits.kv_token_bytes, copy_token_s, batch_size, limits.chunk_tokens
+        source,
+        step_time,
+        held_tokens,
+        limits.kv_token_bytes,
+        copy_token_s,
+        batch_size,
+        limits.chunk_tokens,
+        BLOCK_TOKENS,
     )
     return Profile(fitted, sum(map(len, measured)), _error(measured, step_time))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.bench.baselines import Baseline
-from weft.bench.clock import Clock
+from weft.bench.clock import Clock, engine_timer
 from weft.bench.meter import Meter, metered, timed
 from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
@@ -104,10 +103,10 @@ class Stepper:
         self, model: Path, baseline: Baseline, capacity: EngineCapacity, max_model_len: int, *, counts_steps: bool
     ) -> None:
         from weft.engine.frontend.start import start_error
-        from weft.engine.vllm_compat.names import EngineArgs, LLMEngine, kv_transfer_state
+        from weft.engine.vllm_compat.names import EngineArgs, LLMEngine, current_platform, kv_transfer_state
 
         self.is_program_aware = baseline.policy is not None
-        self.clock = Clock(counts_steps=counts_steps, timer=time.perf_counter)
+        self.clock = Clock(counts_steps=counts_steps, timer=engine_timer(on_cpu=current_platform.is_cpu()))
         self.meter = Meter()
         self._baseline = baseline
         self._tools = 0  # that have started
@@ -125,7 +124,7 @@ class Stepper:
         self._connector = self._transfer._KV_CONNECTOR_AGENT  # noqa: SLF001
         if self._connector is not None:
             for name in ("handle_preemptions", "start_load_kv"):
-                setattr(self._connector, name, timed(getattr(self._connector, name), self.meter))
+                setattr(self._connector, name, timed(getattr(self._connector, name), self.meter, self.clock))
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
 
     def _scheduling_args(self, capacity: EngineCapacity, max_model_len: int) -> dict[str, Any]:

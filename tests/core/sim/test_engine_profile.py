@@ -14,7 +14,9 @@ from weft.core.errors import SimulationError
 from weft.core.sim import StepTime
 from weft.core.sim.engine_profile import ENGINES, EngineProfile, engine_named
 
-PROFILE = EngineProfile("measured", StepTime(1e-3, 1e-5, 1e-4, 1e-8), 4096, 1 << 20, 1e-6, batch_size=8)
+PROFILE = EngineProfile(
+    "measured", StepTime(1e-3, 1e-5, 1e-4, 1e-8), 4096, 1 << 20, 1e-6, batch_size=8, block_tokens=32
+)
 
 
 def test_a_profile_file_reads_as_it_was_written(tmp_path: Path) -> None:
@@ -27,6 +29,7 @@ def test_a_profile_is_an_engine_of_the_simulator() -> None:
     """Its sizes and step times count, and a size that is given goes before the profile's."""
     engine = PROFILE.settings()
     assert (engine.kv_tokens, engine.batch_size, engine.step_time) == (4096, 8, PROFILE.step_time)
+    assert engine.block_tokens == 32
     assert (engine.swap_token_s, engine.host_kv_tokens) == (1e-6, 0)
     other = PROFILE.settings(kv_tokens=100, batch_size=4000)
     assert (other.kv_tokens, other.batch_size, other.chunk_tokens) == (100, 4000, 4000)
