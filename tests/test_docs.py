@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 import typer.main
-from background import ROOT, TINY, CommandResult, script
+from background import ROOT, CommandResult
+from scripts_on_one_engine import on_one_engine, printed_by
+from snippets import whole_files
 
 import weft
 from weft.commands.cli import app
@@ -36,11 +38,6 @@ def blocks(document: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", document.read_text(), flags=re.DOTALL)
 
 
-def files(page: str) -> dict[str, str]:
-    """The blocks of a page that are whole files, by path."""
-    return dict(re.findall(r'```python title="(.+?)"\n(.*?)```', (DOCS / page).read_text(), flags=re.DOTALL))
-
-
 def prose(document: Path) -> str:
     """A document without its code blocks."""
     return re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
@@ -53,14 +50,6 @@ PAGES = [
     for page in (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
     if blocks(DOCS / page, "python") and page not in RUN_ELSEWHERE
 ]
-
-# The tutorial with the tiny model in place of the embedded one, because the tiny one starts sooner.
-FIRST, COMPARE = (
-    source.replace("weft.Engine.create(", "weft.Engine.create(sys.argv[-1], ").replace(
-        "import asyncio", "import asyncio, sys"
-    )
-    for source in files("tutorial/first-gain.md").values()
-)
 
 
 @pytest.mark.engine
@@ -92,27 +81,25 @@ def test_the_pages_with_snippets_are_found() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.background.with_args(script(FIRST), TINY)  # a mark that is called with a function decorates it
+@on_one_engine
 def test_the_tutorials_first_program_runs(command_result: CommandResult) -> None:
     """The tutorial's first file prints the row of its program."""
-    assert "talk finished 2 calls" in command_result.printed()
+    assert "talk finished 2 calls" in printed_by(command_result, "first").text
 
 
 @pytest.mark.engine
-@pytest.mark.background.with_args(
-    script(COMPARE.replace("from first import talk", FIRST.split("async def main")[0])), "atlas", TINY
-)
+@on_one_engine
 def test_the_tutorials_comparison_runs(command_result: CommandResult) -> None:
     """The tutorial's second file prints the process table and the mean time of short and long programs."""
-    printed = command_result.printed()
-    assert printed.count("finished") == 10
-    assert re.search(r"short programs took [\d.]+ s on average\nlong programs took [\d.]+ s on average", printed)
+    printed = printed_by(command_result, "compare")
+    assert len(printed.finished("long ", "short ")) == 10
+    assert re.search(r"short programs took [\d.]+ s on average\nlong programs took [\d.]+ s on average", printed.text)
 
 
 @pytest.mark.parametrize("page", ["how-to/add-a-policy.md", "how-to/add-a-balancer.md"])
 def test_the_files_of_an_extension_guide_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line that the page adds imports the page's module, and the page's tests pass."""
-    (module, source), (package_file, line), (test_file, tests) = files(page).items()
+    (module, source), (package_file, line), (test_file, tests) = whole_files(DOCS / page).items()
     package = importlib.import_module("weft." + package_file.removesuffix("/__init__.py").replace("/", "."))
     (tmp_path / Path(module).name).write_text(source)
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import typer
 from background import ROOT, TINY, CommandResult
+from scripts_on_one_engine import on_one_engine, printed_by
 
 pytest.importorskip("langgraph", reason="the LangChain extra is not installed")
 
@@ -211,13 +212,17 @@ def test_a_text_is_split_without_loss(text: str) -> None:
     assert max(map(len, parts)) <= map_reduce_langchain.PART
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mistake_gives_one_line(name: str, tmp_path: Path) -> None:
+def test_a_mistake_gives_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A model that does not exist gives exit code 1 and one sentence, without a traceback."""
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--model", str(tmp_path / "nowhere")]
-    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert completed.returncode == 1
-    assert re.fullmatch(r"error: model '.*nowhere' cannot be loaded: .*\n", completed.stderr)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--model", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert ended.value.code == 1
+    assert re.fullmatch(r"error: model '.*nowhere' cannot be loaded: .*\n", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("puzzle", ["", "24", "1 2 3 x", "1 2 3 4 5 6", "1 2 1000", "1 -2"])
@@ -331,7 +336,7 @@ async def test_the_session_of_a_chat(engine: weft.Engine) -> None:
     assert turns[1].prompt_tokens > turns[0].prompt_tokens
 
 
-# -- whole examples, on engines of their own
+# -- whole examples, one of them on an engine of its own
 
 
 @pytest.mark.engine
@@ -346,41 +351,39 @@ def test_tree_search_runs(command_result: CommandResult) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.background(EXAMPLES / "map_reduce_langchain.py", "--model", TINY)
+@on_one_engine
 def test_map_and_reduce_runs(command_result: CommandResult) -> None:
     """Two documents are two programs, each with a summary."""
-    printed, rows, words = output(command_result)
-    assert [row.split()[0] for row in rows] == ["harbour", "orchard"]
-    assert "harbour, in 8 parts\n  " in printed
-    assert "orchard, in 4 parts\n  " in printed
-    assert {"map", "reduce", "thread 7"} <= set(words)
+    printed = printed_by(command_result, "map_reduce_langchain")
+    assert [row.split()[0] for row in printed.finished("harbour", "orchard")] == ["harbour", "orchard"]
+    assert "harbour, in 8 parts\n  " in printed.text
+    assert "orchard, in 4 parts\n  " in printed.text
+    assert {"map", "reduce", "thread 7"} <= printed.words
 
 
 @pytest.mark.engine
-@pytest.mark.background(EXAMPLES / "chatbot_session.py", "--model", TINY, "--turns", "3")
+@on_one_engine
 def test_chat_runs(command_result: CommandResult) -> None:
     """Two users with three turns each are six programs, and every turn finds tokens in the prefix cache."""
-    printed, rows, words = output(command_result)
-    assert {row.split()[0] for row in rows} == {"Ada", "Ben"}
-    assert len(rows) == 6
-    shares = [
-        int(share) for share in re.findall(r"^ *(?:Ada|Ben) \d +\d+ +\d+ +(\d+)% *$", printed, flags=re.MULTILINE)
-    ]
+    printed = printed_by(command_result, "chatbot_session")
+    assert len(printed.finished("Ada ", "Ben ")) == 6
+    shares = re.findall(r"^ *(?:Ada|Ben) \d +\d+ +\d+ +(\d+)% *$", printed.text, flags=re.MULTILINE)
     assert len(shares) == 6
-    assert min(shares) > 0
-    assert {"reply", "suggest how", "suggest why", "thread 1"} <= set(words)
+    assert min(map(int, shares)) > 0
+    assert {"reply", "suggest how", "suggest why", "thread 1"} <= printed.words
 
 
 @pytest.mark.engine
-@pytest.mark.background(EXAMPLES / "openai_sdk.py", "--model", TINY)
+@on_one_engine
 def test_the_openai_agents_run(command_result: CommandResult) -> None:
     """Three questions are three programs. Each has a plan, two parallel lookups of two calls, and an answer."""
-    printed, rows, words = output(command_result)
-    assert printed.count("What are the capitals of") == 3
+    printed = printed_by(command_result, "openai_sdk")
+    assert printed.text.count("What are the capitals of") == 3
     # All three run at once, so each of them may be first.
-    assert {row.split("  ")[0].strip() for row in rows} == {"France, Japan", "Egypt, Peru", "Norway, Kenya"}
-    assert len(rows) == 3
-    assert {"thread 0", "thread 1"} <= set(words)
+    names = {"France, Japan", "Egypt, Peru", "Norway, Kenya"}
+    assert {row.split("  ")[0].strip() for row in printed.finished(*names)} == names
+    assert len(printed.finished(*names)) == 3
+    assert {"thread 0", "thread 1"} <= printed.words
 
 
 @pytest.mark.soak

@@ -14,6 +14,11 @@ GIVEN = "import weft; engine = weft.Engine()"  # as for the snippets that `test_
 FENCE = re.compile(r'^```python(?: title="(?P<title>.+)")?$')
 
 
+def whole_files(document: Path) -> dict[str, str]:
+    """The blocks of a document that are whole files, by path."""
+    return dict(re.findall(r'```python title="(.+?)"\n(.*?)```', document.read_text(), flags=re.DOTALL))
+
+
 def write(documents: list[Path], root: Path, folder: Path) -> dict[str, Path]:
     """Write the files into `folder`.
 
