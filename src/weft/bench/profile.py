@@ -67,13 +67,20 @@ def crowds(batch_size: int, chunk_tokens: int, most_tokens: int, kv_tokens: int)
 
 
 def profile(
-    model: str, *, batch_size: int, kv_tokens: int | None, begin: Callable[[int], object], advance: Callable[[], object]
+    model: str,
+    *,
+    batch_size: int,
+    chunk_tokens: int | None,
+    kv_tokens: int | None,
+    begin: Callable[[int], object],
+    advance: Callable[[], object],
 ) -> Profile:
     """Start stock vLLM with a model in this process, measure its steps, and fit their times.
 
     Args:
         model: "tiny", "embedded", or a folder or hub name.
         batch_size: The calls that run at once, vLLM's `max_num_seqs`.
+        chunk_tokens: The most tokens of a step, vLLM's `max_num_batched_tokens`; None: vLLM's default.
         kv_tokens: The tokens that the KV cache holds; None: as vLLM sizes it.
         begin: Called with the number of crowds of calls, when the engine has started.
         advance: Called when a crowd has ended.
@@ -89,7 +96,7 @@ def profile(
     with tempfile.TemporaryDirectory() as folder:
         path = model_folder(model, Path(folder))
         blocks = None if kv_tokens is None else kv_tokens // BLOCK_TOKENS
-        capacity = EngineCapacity(batch_size, blocks, chunk_tokens=None, engines=1)
+        capacity = EngineCapacity(batch_size, blocks, chunk_tokens, engines=1)
         most_tokens, vocabulary = model_limits(path, capacity)
         engine = Stepper(path, baseline_of("stock-fcfs"), capacity, most_tokens, counts_steps=False)
         limits = engine.limits

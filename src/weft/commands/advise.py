@@ -194,7 +194,7 @@ def _sentences(advice: Advice) -> Iterator[str]:
 def _about_host(stock: Outcome, plain: Outcome, weft: Outcome) -> Iterator[str]:
     """What host memory gives alone, and what Weft adds to it."""
     if not plain.mean_change.is_gain:
-        yield f"Host memory alone gives nothing here ({_interval(plain.mean_change)})."
+        yield f"Host memory alone is no sure gain here: {_interval(plain.mean_change)}."
         return
     ours = stock.mean_s - weft.mean_s
     part = (stock.mean_s - plain.mean_s) / ours if ours > 0 else 1.0

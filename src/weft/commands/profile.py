@@ -21,6 +21,9 @@ def profile(
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Calls that the engine runs at once, as vLLM's option.")
     ] = 64,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a step, as vLLM's option (default: vLLM's).")
+    ] = None,
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens that its KV cache holds (default: as vLLM sizes it).")
     ] = None,
@@ -37,6 +40,7 @@ def profile(
         found = measure(
             model,
             batch_size=max_num_seqs,
+            chunk_tokens=max_num_batched_tokens,
             kv_tokens=kv_tokens,
             begin=lambda total: progress.begin("measuring", total),
             advance=progress.advance,
