@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 
+LEAST_MOVED: Final = 32  # blocks that are named at a time, so that steps that take one each do not each ask
 _MOST_STALE: Final = 64  # entries that a heap or a set may have beyond a multiple of those that are current
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from weft.core.kv_cache.policies import Context, Memory
+
+EVERY_S: Final = 0.1  # so often it is asked what is due
+STEP_BYTES: Final = 64 << 20  # that one step copies back ahead of need
+SHARE: Final = 0.99  # of the KV cache that contexts may fill
+WATERMARK: Final = 50  # vLLM admits a call only if it leaves some blocks free; at most a fiftieth is assumed
 LEAD_S: Final = 1.0  # a copy should be done this long before its context is needed, because the time is a guess
+_SHORT: Final = 0.25
 
 T = TypeVar("T")
 
@@ -15,9 +22,22 @@ class Expected(NamedTuple, Generic[T]):
 
     context: T
     expected_s: float  # the time until the call runs
-    is_called: bool  # whether the call waits already
+    is_called: bool  # whether the call waits already, or may come at any moment
     device_tokens: int  # its tokens in the KV cache
     host_tokens: int  # its tokens that only host memory has
+
+
+def expect(context: Context, memory: Memory, now_s: float) -> Expected[Context]:
+    """When a context is needed, and what of it is where.
+
+    Its call may come at any moment once the pause has lasted nearly as long as the shortest fourth of all such pauses.
+    An expectation alone would come too late for these, and rises again when a pause is longer than expected.
+    """
+    only_host = max(0, context.host_tokens - context.tokens)
+    is_called = context.called_s is not None or (
+        only_host > 0 and context.elapsed_s(now_s) >= context.pause.quantile_s(_SHORT) - LEAD_S
+    )
+    return Expected(context, context.expected_s(memory, now_s), is_called, context.tokens, only_host)
 
 
 def contexts_to_fetch(
@@ -25,7 +45,6 @@ def contexts_to_fetch(
     *,
     room_tokens: float,
     copy_token_s: float,
-    busy_s: float = 0.0,
     lead_s: float = LEAD_S,
 ) -> list[T]:
     """The contexts to copy back now, in the order in which they are needed.
@@ -37,18 +56,18 @@ def contexts_to_fetch(
         contexts: All contexts of open programs, in any order.
         room_tokens: The tokens that the KV cache holds, without those that running calls use.
         copy_token_s: Seconds to copy a token.
-        busy_s: Seconds until the copies are done that have begun already.
         lead_s: Seconds by which a copy should be done before its context is needed. Infinite: all copies are due.
     """
     found: list[T] = []
+    done_s = 0.0
     for each in sorted(contexts, key=lambda context: context.expected_s):
         room_tokens -= each.device_tokens
         if room_tokens <= 0:
             break
-        done_s = busy_s + each.host_tokens * copy_token_s
-        is_due = each.is_called or each.expected_s <= done_s + lead_s
+        copy_s = each.host_tokens * copy_token_s
+        is_due = each.is_called or each.expected_s <= done_s + copy_s + lead_s
         if each.host_tokens and is_due and each.host_tokens <= room_tokens:
             found.append(each.context)
             room_tokens -= each.host_tokens
-            busy_s = done_s
+            done_s += copy_s
     return found

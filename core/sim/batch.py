@@ -53,7 +53,7 @@ class RunningBatch:
 
     def step_tokens(self) -> tuple[int, int, int]:
         """The next step's tokens: decoded ones, those of prompts, and those in the KV cache that both attend to."""
-        computed_tokens = sum(call.context_tokens - call.prefill_left for call in self.chunks)
+        computed_tokens = sum(call.context_tokens - call.prefill_left for call, tokens in self.chunks.items() if tokens)
         return self.decoding, sum(self.chunks.values()), self._context_tokens + computed_tokens
 
     def padding(self, ahead: int, chunks: Mapping[Call, int]) -> int:
@@ -75,9 +75,13 @@ class RunningBatch:
             padding += -(call.context_tokens - call.prefill_left + chunks.get(call, 0)) % block_tokens
         return padding
 
-    def divide_step(self, step_tokens: int) -> StepTokens:
+    def growing_tokens(self) -> int:
+        """The tokens of the blocks that decoding calls take in the next step, because their last ones are full."""
+        return self._phases[-self.steps % self._block_tokens] * self._block_tokens
+
+    def divide_step(self, step_tokens: int, now_s: float) -> StepTokens:
         """Begin to divide a step's tokens: one for each call that decodes, the rest for prompts in rank order."""
-        prompts = self.in_rank_order(self.chunks)
+        prompts = [call for call in self.in_rank_order(self.chunks) if call.ready_s <= now_s]
         return StepTokens(step_tokens - self.decoding, [(call, call.prefill_left) for call in prompts])
 
     def lowest_rank(self) -> Rank:

@@ -30,6 +30,7 @@ class SimCall(Call):
     running: bool = False
     stalled: bool = False  # it runs, but gets no tokens in the present step
     resumed: bool = False  # it was preempted, and has generated nothing since it started again
+    ready_s: float = 0.0  # when its copies from host memory are done, for which no step waits
     prefill_left: int = 0  # tokens to compute before the next one is generated
     computed: int = 0  # the most tokens that it ever had in the KV cache
     swapped: int = 0  # tokens in host memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from weft.core.sim.settings import SimSettings
 from weft.core.sim.step_time import StepTime
 from weft.core.trace.prefixes import BLOCK_TOKENS
 
-_FORM: Final = 1  # of profile files
+_FORM: Final = 2  # of profile files
 _GIB: Final = 1 << 30
 
 
@@ -31,7 +30,6 @@ class EngineProfile:
     step_time: StepTime
     kv_tokens: int  # that the KV cache holds
     kv_token_bytes: int  # the KV of one token
-    copy_token_s: float  # to copy the KV of one token to host memory or back
     batch_size: int = 64
     chunk_tokens: int = 2048  # the most tokens in a step
     block_tokens: int = BLOCK_TOKENS  # the tokens of a block of the KV cache
@@ -41,11 +39,6 @@ class EngineProfile:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise SimulationError(f"{name} of an engine must be a number from 1 on, not {value!r:.80}.")
-        copy_token_s: object = self.copy_token_s
-        if not isinstance(copy_token_s, float | int) or not 0 <= copy_token_s < math.inf:
-            raise SimulationError(
-                f"copy_token_s of an engine must be seconds, 0 or more, not {self.copy_token_s!r:.80}."
-            )
 
     def settings(self, *, kv_tokens: int | None = None, batch_size: int | None = None) -> SimSettings:
         """The engine as the simulator takes it, without host memory.
@@ -62,7 +55,7 @@ class EngineProfile:
             block_tokens=self.block_tokens,
             chunk_tokens=max(self.chunk_tokens, calls),
             step_time=self.step_time,
-            swap_token_s=self.copy_token_s,
+            kv_token_bytes=self.kv_token_bytes,
         )
 
     def host_tokens(self, gib: float) -> int:
@@ -93,7 +86,7 @@ class EngineProfile:
             ) from None
         names, times = {each.name for each in fields(cls)}, {each.name for each in fields(StepTime)}
         match found:
-            case {"weft_profile": 1, "step_time": dict(step_time), "source": str(), **others} if (
+            case {"weft_profile": 2, "step_time": dict(step_time), "source": str(), **others} if (
                 {*others, "source", "step_time"} == names and {*step_time} == times and _are_numbers(step_time)
             ):
                 values: dict[str, Any] = {**found, "step_time": StepTime(**step_time)}
@@ -132,10 +125,10 @@ def _by_data_sheet(
             decode_token_s=2e-5,
             prefill_token_s=2 * weights_b * 1e9 / (gpu_pflops * 1e15 / 2),
             context_token_s=token_bytes / (gpu_tb_s * 1e12),
+            copy_token_s=token_bytes / 25e9,  # a bus of 25 GB/s
         ),
         kv_tokens=int(0.9 * (gpus_gb - 2 * weights_b) * 1e9 / token_bytes),
         kv_token_bytes=token_bytes,
-        copy_token_s=token_bytes / 25e9,  # a bus of 25 GB/s
     )
 
 
@@ -145,7 +138,6 @@ ENGINES: Final[Mapping[str, EngineProfile]] = {  # by name, the default first
         StepTime(),
         kv_tokens=262_144,
         kv_token_bytes=128 << 10,
-        copy_token_s=5e-6,
     ),
     "8b-h100": _by_data_sheet(
         "a model of 8 billion weights", "one H100", weights_b=8, kv_token_kib=128, gpu_tb_s=3.35, gpu_pflops=0.99,

@@ -49,12 +49,12 @@ class Executions:
         self._batch = batch
         self._charges = charges
         self._on_execution = on_execution
-        self._swap_s = 0.0  # duration of the copies to make before the next step
+        self._swapped = 0  # tokens of preempted calls to copy with the next step
 
-    def take_swap_s(self) -> float:
-        """Return the duration of the copies for which the next step waits, and count them as made."""
-        swap_s, self._swap_s = self._swap_s, 0.0
-        return swap_s
+    def take_copied(self) -> int:
+        """The tokens that are copied with the next step, to host memory or back. They count as copied from now on."""
+        swapped, self._swapped = self._swapped, 0
+        return swapped + self._kv.take_copied()
 
     def begin(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
         """Reserve a call's KV and determine how many tokens are to be computed before its next one.
@@ -72,9 +72,9 @@ class Executions:
             counts.prefix_hits += hit
             call.cached_tokens = min(hit, spec.prompt_tokens)
             self._kv.call_began(call, now_s - call.queued_since_s)
-        self._swap_s += max(0, call.swapped - hit) * self._settings.swap_token_s
+        self._swapped += max(0, call.swapped - hit)
         call.swapped, copy_s = self._kv.load(call, max(hit, call.swapped))
-        self._swap_s = max(self._swap_s, copy_s)  # the step waits for copies
+        call.ready_s = now_s + copy_s
         if call.resumed:
             counts.recomputed += max(0, call.computed - call.swapped)
         elif spec.parents:
@@ -110,8 +110,9 @@ class Executions:
         self._kv.trim(segment, call.prefill_left)
         if self._settings.swaps:
             call.swapped = max(0, call.context_tokens - max(1, call.prefill_left))
-            self._counts.swapped += call.swapped
-            self._swap_s += call.swapped * self._settings.swap_token_s
+            saved = self._kv.save(call, call.swapped)
+            self._counts.swapped += saved
+            self._swapped += saved
         self.end(call, now_s)
         self._kv.call_preempted(call, segment)
         call.queued_since_s = now_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -236,10 +236,34 @@ class KvCache:
             hit: The call's tokens that the KV cache holds.
 
         Returns:
-            The call's tokens that need not be computed, and the seconds until all copies for it are done.
+            The call's tokens that need not be computed, and the seconds after which they are there if the copy does not
+            delay the step.
         """
         del call
         return hit, 0.0
+
+    def save(self, call: SimCall, tokens: int) -> int:
+        """A call is preempted, and its first `tokens` are copied to host memory. Returns how many it has not yet."""
+        del call
+        return tokens
+
+    def take_copied(self) -> int:
+        """The tokens that are copied out and back with the next step, which is formed."""
+        return 0
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the step after the next one will copy as well, as far as is known."""
+        return False
+
+    def before_step(self, most_tokens: Callable[[], int]) -> None:
+        """The next step is about to be formed. `most_tokens` gives the most tokens of blocks that it can take."""
+
+    def step_formed(self, most_tokens: Callable[[], int]) -> None:
+        """The next step is formed. While it runs, copies are planned for the one after it."""
+
+    def step_ended(self) -> None:
+        """The steps of a jump have been made."""
 
     def call_moved(self, call: SimCall) -> None:
         """A call that has not begun goes to another replica."""
@@ -291,9 +315,9 @@ class KvCache:
         while self._excess() > 0 and self._leaves:
             leaf = self._next_leaf()
             excess = math.ceil(self._excess() / self._block_tokens) * self._block_tokens
+            self._give_away(leaf, max(leaf.base, leaf.end - excess))
             if leaf.tokens > excess:
-                leaf.tokens -= excess
-                self.cached -= excess
+                self._shorten(leaf, excess)
             else:
                 self._drop(leaf)
 
@@ -303,6 +327,14 @@ class KvCache:
     def _next_leaf(self) -> Segment:
         """The leaf to evict next. There must be one."""
         return next(iter(self._leaves))
+
+    def _give_away(self, leaf: Segment, begin: int) -> None:
+        """The tokens of a leaf from `begin` on are about to be evicted."""
+
+    def _shorten(self, leaf: Segment, tokens: int) -> None:
+        """Evict the last tokens of a leaf."""
+        leaf.tokens -= tokens
+        self.cached -= tokens
 
     def _drop(self, leaf: Segment) -> None:
         self.cached -= leaf.tokens

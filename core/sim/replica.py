@@ -19,13 +19,14 @@ from weft.core.sim.executions import Executions
 from weft.core.sim.jump import Jump
 from weft.core.sim.known_costs import KnownCosts
 from weft.core.sim.kv import Segment
-from weft.core.sim.policy_kv import kv_cache
+from weft.core.sim.make_kv import make_kv
 from weft.core.sim.result import Batch, Counts, Execution
 from weft.core.sim.room import SimRoom
 from weft.core.sim.settings import SimSettings
 
 # The share of the KV cache that stays free when a further call is admitted. Without it, a call would soon be preempted.
 _HEADROOM: Final = 0.01
+_MANY: Final = 64  # calls that start in one step
 
 
 class Replica:
@@ -65,7 +66,7 @@ class Replica:
         self._timing = settings.timing
         self._costs = KnownCosts(policy, settings.timing, settings.batch_size)
         policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # inf: contexts are not kept
-        self._kv = kv_cache(settings, counts)
+        self._kv = make_kv(settings, counts)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._in_blocks = settings.block_tokens > 1 and not math.isinf(settings.kv_capacity)
         self._batch = RunningBatch(settings.policy.token_s, settings.block_tokens)
@@ -82,6 +83,7 @@ class Replica:
         )
         self._ended: list[Hashable] = []  # the KV of programs that have ended, until the next batch is formed
         self._between_decisions = False  # the policy does not decide before the next step (`decide_every`)
+        self._copied_tokens = 0  # with the first step of the jump
         self._shares: dict[Call, int] = {}  # the next step's tokens of the running calls that compute a prompt
 
     # -- events
@@ -169,7 +171,7 @@ class Replica:
         jump, batch = cast("Jump", self.jump), self._batch
         self.jump = None
         if self._on_batch is not None:
-            self._on_batch(Batch(self.number, jump.began_s, jump.steps, *batch.step_tokens()))
+            self._on_batch(Batch(self.number, jump.began_s, jump.steps, *batch.step_tokens(), self._copied_tokens))
         self._kv.tick(now_s)
         batch.advance(jump)
         self._kv.grow(batch.decoding * jump.steps, batch.padding(-1, {}) if jump.steps > 1 else None)
@@ -188,6 +190,7 @@ class Replica:
             call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
         if ended and self._in_blocks:
             self._take_blocks(-1, {})
+        self._kv.step_ended()
         return ended
 
     def schedule(self, now_s: float) -> Jump | None:
@@ -203,6 +206,7 @@ class Replica:
         if not (batch.ranks or self.policy.waiting or self.policy.held):  # an engine without requests makes no steps
             self.jump = None
             return None
+        self._kv.before_step(self._most_tokens)
         self._between_decisions = batch.steps % self._decide_every > 0
         if not self._between_decisions:
             for call in self.policy.decide(now_s):
@@ -210,7 +214,7 @@ class Replica:
                     batch.ranks[call] = call.rank
             self._preempt_victims(now_s)
         elif self._in_blocks:
-            self._shares = batch.divide_step(self._settings.chunk_tokens).divide()
+            self._shares = batch.divide_step(self._settings.chunk_tokens, now_s).divide()
         waiting = itertools.chain(self.policy.waiting, self.policy.held)
         self._kv.queue_changed(cast("Iterator[SimCall]", waiting), now_s)
         starts_none = self._preempt_for_growth(now_s) and bool(batch.ranks)
@@ -222,6 +226,9 @@ class Replica:
                 self._executions.go_on(call, now_s)
         self.jump = self._plan_jump(now_s, only_one_step=starts_none) if batch.ranks else None
         if self.jump is not None:
+            self._kv.step_formed(self._most_tokens)
+            if self._kv.is_copying:
+                self.jump.steps = 1
             self._costs.step_begins(batch.steps, batch.decoding)
         return self.jump
 
@@ -234,9 +241,10 @@ class Replica:
         """
         batch = self._batch
         first_s = self._timing.step_s(*batch.step_tokens())
-        swap_s = self._executions.take_swap_s()
-        if batch.chunks or swap_s:
-            return Jump(now_s, first_s + swap_s, 0.0, 1)
+        self._copied_tokens = self._executions.take_copied()
+        copy_s = self._copied_tokens * self._timing.copy_token_s
+        if batch.chunks or copy_s:
+            return Jump(now_s, first_s + copy_s, 0.0, 1)
         jump = Jump(now_s, first_s, self._timing.context_token_s * batch.decoding, 1)
         if only_one_step or self._plays_each_step or self._order_may_change():
             return jump
@@ -267,7 +275,7 @@ class Replica:
     def _preempt_victims(self, now_s: float) -> None:
         """Preempt running calls for waiting calls of better rank (Algorithm 1 lines 32-39)."""
         waiting, batch = self.policy.waiting, self._batch
-        tokens = batch.divide_step(self._settings.chunk_tokens)
+        tokens = batch.divide_step(self._settings.chunk_tokens, now_s)
         if not waiting or not batch.ranks or not self.policy.preempts or self.policy.is_settled(batch.lowest_rank()):
             self._shares = tokens.divide()
             return
@@ -320,6 +328,16 @@ class Replica:
         unfilled = sum(call.prefill_left - chunks.get(call, 0) for call in batch.chunks)
         self._kv.fill(unfilled, batch.padding(ahead, chunks))
 
+    def _most_tokens(self) -> int:
+        """The most tokens of blocks that the next step can take, as `weft.engine.scheduler.batch` estimates them."""
+        batch, waiting, block_tokens = self._batch, self.policy.waiting, self._settings.block_tokens
+        starting = max(0, min(self._settings.batch_size - len(batch.ranks), len(waiting)))
+        most = self._settings.chunk_tokens + (len(batch.ranks) + starting) * block_tokens
+        if starting > _MANY:
+            return most
+        running = batch.growing_tokens() + sum(call.prefill_left + block_tokens for call in batch.chunks)
+        return min(most, running + sum(map(self._blocks_of, itertools.islice(waiting, starting))))
+
     def _blocks_of(self, call: Call) -> int:
         """The tokens of the blocks that a waiting call's context takes."""
         block_tokens = self._settings.block_tokens
@@ -330,11 +348,11 @@ class Replica:
         waiting, batch = self.policy.waiting, self._batch
         batch.admitted.clear()
         if self._in_blocks:  # as vLLM, which serves running calls before it starts others
-            batch.chunks = {call: cast("dict[SimCall, int]", self._shares)[call] for call in batch.chunks}
+            batch.chunks = {call: self._shares.get(call, 0) for call in batch.chunks}
             prompts = sum(batch.chunks.values())
             tokens = StepTokens(self._settings.chunk_tokens - batch.decoding - prompts, ())
         else:
-            tokens = batch.divide_step(self._settings.chunk_tokens)
+            tokens = batch.divide_step(self._settings.chunk_tokens, now_s)
         while may_start and waiting and len(batch.ranks) < self._settings.batch_size:
             call = cast("SimCall", waiting.peek())
             left = tokens.left_for(call if self.policy.preempts else None)
@@ -350,7 +368,7 @@ class Replica:
             batch.ranks[call] = call.rank
             batch.admitted[call] = None
             if call.prefill_left:
-                batch.chunks[call] = tokens.take(call.prefill_left)
+                batch.chunks[call] = tokens.take(call.prefill_left) if call.ready_s <= now_s else 0
             else:
                 batch.start_decoding(call)
             if self._in_blocks:

@@ -38,12 +38,14 @@ class Batch(NamedTuple):
     decode_tokens: int  # in each step: one for each call that decodes
     prefill_tokens: int  # in each step
     context_tokens: int  # tokens attended to in the first step; each further step attends to `decode_tokens` more
+    copied_tokens: int  # to host memory and back, with the first step
 
     def took_s(self, step_time: StepTime) -> float:
         """Seconds that all of the steps take together."""
         first_s = step_time.step_s(self.decode_tokens, self.prefill_tokens, self.context_tokens)
         growth_s = step_time.context_token_s * self.decode_tokens
-        return Jump(self.began_s, first_s, growth_s, self.steps).duration_s(self.steps)
+        steps_s = Jump(self.began_s, first_s, growth_s, self.steps).duration_s(self.steps)
+        return steps_s + self.copied_tokens * step_time.copy_token_s
 
 
 @dataclass(slots=True)

@@ -7,18 +7,20 @@ the trace says which context a call continues.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, Protocol
 
 from weft.core.kv_cache.contexts import Contexts
 from weft.core.kv_cache.eviction_order import Rank, rank_of
 from weft.core.kv_cache.policies import Context, KvPolicy, Memory
+from weft.core.kv_cache.rotation import Rotation
 from weft.core.prediction import KnownPause
 from weft.core.sim.block_tree import BlockNode
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.kv import Segment
+from weft.core.trace.prefixes import BLOCK_TOKENS
 
-_EPOCH_S: Final = 1.0
+EPOCH_S: Final = 1.0
 
 
 class SegmentCache(Protocol):
@@ -29,6 +31,9 @@ class SegmentCache(Protocol):
 
     def decided(self, context: Context) -> None:
         """A context was decided again."""
+
+    def changed(self, context: Context) -> None:
+        """Something has happened to a context, so its place in the order of eviction may be another."""
 
     def given_up(self, context: Context) -> None:
         """Nobody needs a context any more."""
@@ -53,7 +58,7 @@ class SegmentContexts(Contexts):
         self._where: dict[Context, Segment] = {}
         self._inside: dict[Segment, dict[Context, None]] = {}  # the contexts that end in a segment
         self._used_s: dict[Segment, float] = {}  # when segments were last used
-        self._epoch_s = -math.inf
+        self._to_decide = Rotation[Context](lambda: self._where, EPOCH_S)
         self._among = memory  # with what was compared of all contexts
 
     def refresh(self) -> Memory:
@@ -69,20 +74,29 @@ class SegmentContexts(Contexts):
 
     def tick(self, now_s: float) -> None:
         """Decide again on all contexts, once in each epoch."""
-        if now_s >= self._epoch_s + _EPOCH_S and self.policy.decides:
-            self._epoch_s = now_s
-            for context in self._where:
-                self._decide(context, now_s)
+        for context in self._to_decide.due(now_s) if self.policy.decides else ():
+            if context in self._where:
+                context.decision = self.policy.decide(context, self.refresh(), now_s)
+                self._count_held(context, self._own_tokens(context) or 0)
+                self._cache.decided(context)
 
     # -- calls and programs
 
     def needed_by(self, call: SimCall) -> Context | None:
-        """The context that a call continues: its own if it was preempted, otherwise that of its first parent."""
+        """The context that a call continues: its own if it was preempted, otherwise that of its first parent. None if
+        what is left of that is longer than the prefix that they share, as after a compaction."""
         mine = self._contexts.get(call.owner.number)
         if mine is None or call.index in mine:
             return mine[call.index] if mine else None
         parents = call.spec.parents
-        return mine.get(call.owner.index_of[parents[0]]) if parents else None
+        context = mine.get(call.owner.index_of[parents[0]]) if parents else None
+        if context is None or context.tokens >= call.spec.shared_prefix_tokens + self._block_tokens(call.owner):
+            return None
+        return context
+
+    def _block_tokens(self, program: SimProgram) -> int:
+        """Contexts that differ by fewer tokens are the same to an engine."""
+        return max(program.block_tokens, BLOCK_TOKENS)
 
     def call_arrived(self, call: SimCall, now_s: float) -> None:
         """A call has arrived, and needs the context of its first parent."""
@@ -107,7 +121,8 @@ class SegmentContexts(Contexts):
         self._set_turns(((self.needed_by(call), call.rank.level) for call in calls), now_s)
 
     def call_left(self, call: SimCall, segment: Segment, called_s: float | None, now_s: float) -> None:
-        """A call has ended or was preempted. The context that it leaves replaces that of its first parent.
+        """A call has ended or was preempted. The context that it leaves replaces those of its program that end in its
+        prefix.
 
         Args:
             call: The call.
@@ -117,8 +132,8 @@ class SegmentContexts(Contexts):
         """
         owner, spec = call.owner, call.spec
         mine = self._contexts.setdefault(owner.number, {})
-        if spec.parents:
-            self._drop(mine.pop(owner.index_of[spec.parents[0]], None))
+        for index in self._in_prefix(mine, call, segment):
+            self._drop(mine.pop(index))
         after = [owner.spec.calls[child] for child in owner.children[call.index]]
         context = self._make_context(
             owner.number,
@@ -132,11 +147,30 @@ class SegmentContexts(Contexts):
             continues = any(each.parents[0] == spec.call_id for each in after)
             context.chance = 1.0 if continues or called_s is not None else 0.0
         context.called_s, context.tokens = called_s, call.context_tokens
-        self._drop(mine.get(call.index))
         mine[call.index] = context
         self.call_of[context] = call
         self.put(context, segment)
         self._decide(context, now_s)
+
+    def _in_prefix(self, mine: Mapping[int, Context], call: SimCall, segment: Segment) -> list[int]:
+        """The contexts of a call's program, by call, of which nothing is left but a part of the call's own context."""
+        prefix: set[Segment | None] = {None}
+        below: Segment | None = segment
+        while below is not None:
+            prefix.add(below)
+            below = below.parent
+        parent = call.owner.index_of[call.spec.parents[0]] if call.spec.parents else None
+        most = self._block_tokens(call.owner)
+        found = []
+        for index, context in mine.items():
+            end = self._where.get(context)
+            if end is None:  # the KV cache has nothing of it
+                is_part = index in {parent, call.index}
+            else:
+                is_part = end in prefix or (end.parent in prefix and end.tokens < most)
+            if is_part or index == call.index:
+                found.append(index)
+        return found
 
     def program_ended(self, program: SimProgram) -> None:
         """No call of a program will come."""
@@ -197,9 +231,28 @@ class SegmentContexts(Contexts):
             if not self._inside[segment]:
                 del self._inside[segment]
 
-    def is_cached(self, context: Context) -> bool:
-        """Whether the KV cache has a part of a context."""
-        return context in self._where
+    def end_of(self, context: Context) -> Segment | None:
+        """The segment in which a context ends; None if nothing of it is cached."""
+        return self._where.get(context)
+
+    def held_until_s(self, segment: Segment, now_s: float) -> float:
+        """When the first hold of a context that ends in a segment expires."""
+        untils_s = (context.decision.until_s for context in self._inside.get(segment, ()))
+        return min((until_s for until_s in untils_s if until_s > now_s), default=math.inf)
+
+    def ending_in(self, segment: Segment) -> list[Context]:
+        """The contexts that end in a segment."""
+        return list(self._inside.get(segment, ()))
+
+    def needed_tokens(self) -> int:
+        """The tokens of the KV cache that belong to contexts. O(n) for n segments of theirs."""
+        seen: set[Segment] = set()
+        for end in self._inside:
+            segment: Segment | None = end
+            while segment is not None and segment not in seen:
+                seen.add(segment)
+                segment = segment.parent
+        return sum(segment.tokens for segment in seen)
 
     def _own_tokens(self, context: Context) -> int | None:
         segment = self._where.get(context)
@@ -217,6 +270,7 @@ class SegmentContexts(Contexts):
 
     def _after_decision(self, context: Context, now_s: float) -> None:
         del now_s
+        self._cache.changed(context)
         self._cache.decided(context)
 
 

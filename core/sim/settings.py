@@ -38,13 +38,14 @@ class SimSettings:
     # ended programs first if the scheduling policy says so. With host memory, the default is next-use.
     kv_policy: KvPolicyConfig | None = None
     host_kv_tokens: float = 0  # host memory of each replica, for contexts of programs between calls
+    kv_token_bytes: int = 128 << 10  # of a token; a step copies only so many bytes ahead of need
     fetches_ahead: bool = True  # whether copies begin before the call that needs them starts; False for comparisons
     knows_pauses: bool = False  # KV policies are oracles: they know the time of each tool and which context continues
     chunk_tokens: int = 2048  # the most tokens in a step: one for each call that decodes, the rest for prompts
     # False: a prompt waits until a step has room for all of it. Then a step should have room for the longest call.
     chunked_prefill: bool = True
-    preemption: Literal["recompute", "swap"] = "recompute"  # what happens to the KV of a preempted call
-    swap_token_s: float = 5e-6  # time to copy a token's KV to host memory or back; preempted calls have no limit there
+    # What happens to the KV of a preempted call. Swapped KV has no limit in host memory.
+    preemption: Literal["recompute", "swap"] = "recompute"
     step_time: StepTime = field(default_factory=StepTime)
     # The programs that run at once in a closed loop: the next one arrives when one ends, and all arrival times are
     # ignored. None: programs arrive at their times.
@@ -72,8 +73,8 @@ class SimSettings:
             raise SimulationError(f"host_kv_tokens must be tokens, 0 or more, not {self.host_kv_tokens}.")
         if self.host_kv_tokens and self.kv_policy is None:
             object.__setattr__(self, "kv_policy", KvPolicyConfig("next-use"))
-        if not 0 <= self.swap_token_s < math.inf:
-            raise SimulationError(f"swap_token_s must be seconds, 0 or more, not {self.swap_token_s}.")
+        if self.kv_token_bytes < 1:
+            raise SimulationError(f"kv_token_bytes must be at least 1, not {self.kv_token_bytes}.")
 
     @property
     def timing(self) -> StepTime:

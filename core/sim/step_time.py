@@ -17,6 +17,7 @@ class StepSample(NamedTuple):
     prefill_tokens: int  # prompt tokens that were computed
     context_tokens: int  # tokens in the KV cache that the calls attended to, summed over the calls
     step_s: float
+    copied_tokens: int = 0  # whose KV was copied to host memory or back
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class StepTime:
     """The coefficients of a step's duration, in seconds.
 
     The defaults are made up. They resemble an 8-billion-parameter model on one mid-size GPU: the weights are read in
-    8 ms, 10,000 prompt tokens are computed a second, and 128 KiB of KV for each token are read at 2 TB/s. `fit` finds
-    the coefficients of measured steps.
+    8 ms, 10,000 prompt tokens are computed a second, 128 KiB of KV for each token are read at 2 TB/s, and copied to
+    host memory or back at 26 GB/s, for which the step waits. `fit` finds the coefficients of measured steps.
 
     Raises:
         SimulationError: A coefficient is negative or not finite, or a step that only decodes would take no time.
@@ -35,6 +36,7 @@ class StepTime:
     decode_token_s: float = 2e-5
     prefill_token_s: float = 1e-4
     context_token_s: float = 6.5e-8
+    copy_token_s: float = 5e-6
 
     def __post_init__(self) -> None:
         values = astuple(self)
@@ -44,7 +46,7 @@ class StepTime:
             )
 
     def step_s(self, decode_tokens: int, prefill_tokens: int, context_tokens: int) -> float:
-        """The duration of one step in seconds, for numbers of tokens as in `StepSample`."""
+        """The duration of one step without copies in seconds, for numbers of tokens as in `StepSample`."""
         return (
             self.fixed_s
             + self.decode_token_s * decode_tokens
@@ -63,12 +65,12 @@ class StepTime:
         Raises:
             SimulationError: There are fewer than two samples, a sample is not finite, or the steps took no time.
         """
-        rows = [(1.0, *map(float, sample[:3]), sample.step_s) for sample in samples]
+        rows = [(1.0, *map(float, (*each[:3], each.copied_tokens)), each.step_s) for each in samples]
         if len(rows) < 2 or not all(map(math.isfinite, (value for row in rows for value in row))):
             raise SimulationError(
                 f"step times cannot be fitted to {len(rows)} samples; measure at least two steps, with finite values."
             )
-        used = [0, *(column for column in (1, 2, 3) if len({row[column] for row in rows}) > 1)]
+        used = [0, *(column for column in (1, 2, 3, 4) if len({row[column] for row in rows}) > 1)]
         while True:
             fitted = dict(zip(used, _least_squares(rows, used), strict=True))
             lowest = min(fitted, key=fitted.__getitem__)
@@ -76,8 +78,8 @@ class StepTime:
                 break
             used.remove(lowest)
         if not fitted.get(0) and not fitted.get(1):
-            return cls(math.fsum(row[-1] for row in rows) / len(rows), 0.0, 0.0, 0.0)
-        return cls(*(fitted.get(column, 0.0) for column in range(4)))
+            return cls(math.fsum(row[-1] for row in rows) / len(rows), 0.0, 0.0, 0.0, 0.0)
+        return cls(*(fitted.get(column, 0.0) for column in range(5)))
 
 
 def _least_squares(rows: Sequence[tuple[float, ...]], columns: Sequence[int]) -> list[float]:
@@ -107,4 +109,6 @@ def _least_squares(rows: Sequence[tuple[float, ...]], columns: Sequence[int]) ->
 
 
 _SINGULAR: Final = 1e-9
-UNIT_STEPS: Final = StepTime(fixed_s=1.0, decode_token_s=0.0, prefill_token_s=0.0, context_token_s=0.0)
+UNIT_STEPS: Final = StepTime(
+    fixed_s=1.0, decode_token_s=0.0, prefill_token_s=0.0, context_token_s=0.0, copy_token_s=0.0
+)

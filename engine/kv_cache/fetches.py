@@ -10,20 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from weft.core.kv_cache.fetch_ahead import LEAD_S, Expected, contexts_to_fetch
+from weft.core.kv_cache.fetch_ahead import (
+    EVERY_S,
+    LEAD_S,
+    SHARE,
+    STEP_BYTES,
+    WATERMARK,
+    contexts_to_fetch,
+    expect,
+)
 from weft.core.kv_cache.policies import Context
 from weft.core.kv_cache.retention import RunningCall
 from weft.core.kv_cache.tiered import TieredRetention
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_hash_with_group_id
-
-_EVERY_S: Final = 0.1  # so often it is asked what is due
-_SHORT: Final = 0.25
-_SHARE: Final = 0.99  # of the KV cache that contexts may fill
-_WATERMARK: Final = 50  # vLLM admits a call only if it leaves some blocks free; at most a fiftieth is assumed
-_STEP_BYTES: Final = 64 << 20  # that one step copies back
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class Fetches:
         self._make_room = make_room
         self._under_way: list[_Fetch] = []
         self._next_s = -math.inf
-        self._step_blocks = max(1, int(_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
+        self._step_blocks = max(1, int(STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         self.looks = False  # whether something has changed since the last look
         store.at_report = self._reported
         store.at_void = self.let_go
@@ -91,7 +93,7 @@ class Fetches:
         now_s = self._store.now_s
         if self._under_way or not (now_s >= self._next_s or (is_idle and self.looks)):
             return False
-        self._next_s, self.looks = now_s + _EVERY_S, False
+        self._next_s, self.looks = now_s + EVERY_S, False
         copy_token_s = self._store.copy_token_s
         if not self._store.tier.slots or copy_token_s == math.inf:
             return False
@@ -108,7 +110,7 @@ class Fetches:
             self.let_go()
 
     def _spared(self, most_blocks: int) -> int:
-        return most_blocks + 1 + len(self._pool.blocks) // _WATERMARK
+        return most_blocks + 1 + len(self._pool.blocks) // WATERMARK
 
     def let_go(self) -> None:
         """Give back the blocks of all fetches under way, as if there had been none. Those that the workers do not know
@@ -126,26 +128,10 @@ class Fetches:
         contexts = [each for each in retention.contexts_anywhere() if each.program not in busy]
         if not any(each.host_tokens > each.tokens for each in contexts):
             return []
-        expected = [
-            Expected(
-                context,
-                context.expected_s(memory, now_s),
-                context.called_s is not None or self._may_come(context),
-                context.tokens,
-                max(0, context.host_tokens - context.tokens),
-            )
-            for context in contexts
-        ]
+        expected = [expect(context, memory, now_s) for context in contexts]
         capacity = (len(self._pool.blocks) - 1) * self._store.block_tokens
-        room_tokens = _SHARE * capacity - memory.running_tokens
+        room_tokens = SHARE * capacity - memory.running_tokens
         return contexts_to_fetch(expected, room_tokens=room_tokens, copy_token_s=copy_token_s, lead_s=lead_s)
-
-    def _may_come(self, context: Context) -> bool:
-        """Whether the pause has lasted nearly as long as the shortest fourth of all such pauses. An expectation alone
-        would come too late for these, and rises again when a pause is longer than expected."""
-        if context.host_tokens <= context.tokens:
-            return False
-        return context.elapsed_s(self._store.now_s) >= context.pause.quantile_s(_SHORT) - LEAD_S
 
     def _fetch(self, context: Context, most: int) -> int:
         """Plan to fetch the next blocks of a context. Returns how many free blocks that takes."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
+from weft.core.kv_cache.eviction_order import LEAST_MOVED
 from weft.core.kv_cache.policies import Memory
 from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.retention import Retention, RunningCall
@@ -29,7 +30,6 @@ _MOST_TURNS: Final = 1000  # in the queue, looked at in each epoch; later ones a
 _NEXT_TURNS: Final = 100  # looked at between two epochs
 _MOST_TOOLS: Final = 100  # in the figures
 _FRESH_S: Final = 0.1  # so long a step may use what was prepared before it
-_LEAST_MOVED: Final = 32  # blocks at a time, so that steps that take one each do not each move one
 
 
 class _Cached(NamedTuple):
@@ -206,7 +206,7 @@ class SoftHold(KvOrder):
             if self._at_front >= most:
                 return
         self._forget_all([key for key, at in self._moved if not at.is_there and self._cached.get(key) is at], now_s)
-        self._move(max(times * most, _LEAST_MOVED), now_s)
+        self._move(max(times * most, LEAST_MOVED), now_s)
         self._at_front = len(self._front)
         self._has_changed = False
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from weft.core.kv_cache.policies import Context
 from weft.core.kv_cache.prefix_tree import Block, path
+from weft.core.kv_cache.spill_ahead import STEP_BYTES, is_short
 from weft.core.kv_cache.tiered import TieredRetention
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock
-
-_STEP_BYTES: Final = 32 << 20  # that one step copies out ahead of need, which takes a few milliseconds
-_AMPLE: Final = 0.25  # of the KV cache: while so much is of use to nobody, nothing is copied ahead of need
 
 
 class Spills:
@@ -51,7 +49,7 @@ class Spills:
         self._gone: list[Hashable] = []  # that vLLM has evicted, and nobody knows yet
         self._copying: deque[tuple[int, Context]] = deque()  # with the number of the plan that completes them
         self._is_short = False
-        self._step_blocks = max(1, int(_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
+        self._step_blocks = max(1, int(STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
         store.at_plan = self._spill_reused
 
     def watch(self, blocks: Iterable[tuple[Hashable, KVCacheBlock]]) -> None:
@@ -83,7 +81,7 @@ class Spills:
                 retention.copied(context)
                 has_copied = True
         of_nobody = self._pool.get_num_free_blocks() - retention.tree.needed
-        self._is_short = of_nobody < max(2 * most_blocks, _AMPLE * len(self._pool.blocks))
+        self._is_short = is_short(of_nobody, most_blocks, len(self._pool.blocks))
         left = self._step_blocks if self._is_short else 0
         while retention.spills and left > 0:
             context = next(iter(retention.spills))

@@ -20,6 +20,7 @@ def scheduled(meter: Meter, new: list[str], running: list[str], unfinished: int,
     output = SimpleNamespace(
         finished_req_ids=(),
         scheduled_new_reqs=[SimpleNamespace(req_id=n, prompt_token_ids=[1], num_computed_tokens=0) for n in new],
+        kv_connector_metadata=None,
         scheduled_cached_reqs=SimpleNamespace(req_ids=running, num_computed_tokens=[1] * len(running)),
         num_scheduled_tokens=dict.fromkeys((*new, *running), 1),
         total_num_scheduled_tokens=len(new) + len(running),

@@ -89,7 +89,7 @@ def test_advice_with_a_profile(weft: WeftCommand, trace: Path, tmp_path: Path) -
     from weft.core.sim import StepTime
     from weft.core.sim.engine_profile import EngineProfile
 
-    profile = EngineProfile("measured on the moon", StepTime(1e-3, 1e-5, 1e-4, 1e-8), 32_768, 1 << 17, 1e-6, 8)
+    profile = EngineProfile("measured on the moon", StepTime(1e-3, 1e-5, 1e-4, 1e-8, 1e-6), 32_768, 1 << 17, 8)
     profile.write(tmp_path / "engine.json")
     code, out, err = weft("advise", trace, "--engine", tmp_path / "engine.json", "--host-kv-gib", 8)
     assert (code, err) == (0, "")

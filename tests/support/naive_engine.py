@@ -185,7 +185,8 @@ class NaiveEngine:
         stayed = [entry for entry in self.batch if entry not in self.admitted]
         in_order = sorted(stayed, key=lambda entry: entry.call.rank) + self.admitted
         decoding = [entry for entry in self.batch if entry.prefill_left == 0]
-        context = sum(entry.spec.prompt_tokens + entry.generated - entry.prefill_left for entry in self.batch)
+        served = [entry for entry in self.batch if tokens[entry]]
+        context = sum(entry.spec.prompt_tokens + entry.generated - entry.prefill_left for entry in served)
         prefill = sum(tokens[entry] for entry in self.batch if entry.prefill_left)
         step_s = self.settings.timing.step_s(len(decoding), prefill, context)
         self.steps.append((self.now, tuple(sorted(entry.call.key for entry in self.batch))))

@@ -25,7 +25,9 @@ from weft.bench.rounds import EQUAL_STEPS, unloaded_steps
 from weft.bench.settings import BLOCK_TOKENS, BenchSettings
 from weft.bench.sim_comparison import simulated_engine
 from weft.core.ids import ProgramId
-from weft.core.sim import TraceProgram, simulate
+from weft.core.kv_cache.choice import CopySpeed
+from weft.core.kv_cache.stats import KvCounts
+from weft.core.sim import StepTime, TraceProgram, simulate
 from weft.engine.kv_cache.connector import WorkerReport
 from weft.engine.kv_cache.plan import Executed
 from weft.engine.scheduler import WeftScheduler
@@ -52,6 +54,8 @@ class Played(NamedTuple):
     steps: dict[str, int]  # by program: from its arrival to its end
     recomputed_tokens: int
     preemptions: int
+    copied_out: int  # tokens, to host memory
+    copied_back: int
 
     @property
     def mean_steps(self) -> float:
@@ -90,8 +94,17 @@ class ReplayedScheduler:
             **swapping((1 << 26) * baseline.swaps, 0),
         )
         self._swaps = baseline.swaps
+        if baseline.swaps:  # as a worker has measured at the start; a token takes as long as in the simulator
+            choice = self._scheduler.connector.store.choice
+            bytes_per_s = choice.token_bytes / StepTime().copy_token_s
+            choice.observe_copy(CopySpeed(0.0, bytes_per_s, bytes_per_s))
         self._requests: dict[str, Request] = {}
         self._tools = 0  # that have started
+
+    @property
+    def copied(self) -> KvCounts:
+        """The tokens copied to host memory and back."""
+        return self._scheduler.connector.store.counts if self._swaps else KvCounts()
 
     def activate(self) -> None:
         """There is only this engine."""
@@ -150,7 +163,7 @@ class ReplayedScheduler:
         keys = list(output.num_scheduled_tokens)
         executed = ModelRunnerOutput(keys, {key: index for index, key in enumerate(keys)}, sampled)
         if self._swaps and (number := output.kv_connector_metadata.plan.number):
-            report = WorkerReport(executed=Executed(number, (), ()))
+            report = WorkerReport(executed=Executed(number))
             executed.kv_connector_output = KVConnectorOutput(kv_connector_worker_meta=report)
         return executed
 
@@ -167,12 +180,25 @@ def replayed(programs: Sequence[TraceProgram], settings: BenchSettings, name: st
     replay = Replay(engine, programs, unloaded_steps(settings, programs), Prompts("0 0", range(10, 990)))
     for _ in replay.steps():
         pass
-    counts = engine.meter.counts
-    return Played({each.program: each.steps for each in replay.outcomes}, counts.recomputed_tokens, counts.preemptions)
+    counts, copied = engine.meter.counts, engine.copied
+    return Played(
+        {each.program: each.steps for each in replay.outcomes},
+        counts.recomputed_tokens,
+        counts.preemptions,
+        copied.spilled_tokens,
+        copied.loaded_tokens + copied.fetched_tokens,
+    )
 
 
 def simulated(programs: Sequence[TraceProgram], settings: BenchSettings, name: str) -> Played:
     """Play the same in the simulator."""
     result = simulate(programs, simulated_engine(settings, baseline_of(name), EQUAL_STEPS, MOST_CALL_TOKENS))
     steps = {name: round(row.latency / STEP_S) for name, row in result.programs.items()}
-    return Played(steps, result.counts.again + result.counts.recomputed, result.counts.preemptions)
+    counts = result.counts
+    return Played(
+        steps,
+        counts.again + counts.recomputed,
+        counts.preemptions,
+        counts.spilled + counts.swapped,
+        counts.fetched,
+    )

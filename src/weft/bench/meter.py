@@ -10,6 +10,7 @@ from weft.bench.records import Counts
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.policies import Policy
 from weft.core.sim.step_time import StepSample
+from weft.engine.kv_cache.connector import StepPlan
 from weft.engine.vllm_compat.names import Request, SchedulerOutput
 
 
@@ -26,6 +27,7 @@ class Meter:
         self._computed: dict[str, int] = {}  # by request: the most tokens that it has had in the KV cache
         self._blocks: dict[str, set[Any]] = {}  # by program: the hashes of the blocks that it has had in the KV cache
         self._step: tuple[int, int, int] | None = None  # decode, prefill and context tokens of the step under way
+        self._copied_tokens = 0  # in the step under way
         self._calls = 0, 0  # that wait during the step under way, and that are in it
         self._scheduling_s = self._copying_s = 0.0  # in the step under way
 
@@ -58,6 +60,7 @@ class Meter:
                 context += present
         counts.steps += 1
         self._step = decode, prefill, context
+        self._copied_tokens = copied_blocks(output) * BLOCK_TOKENS
 
     def _recomputed(self, request: Request, present: int, tokens: int) -> int:
         """How many of the tokens that a step computes for a request, after those present, its program had computed
@@ -96,8 +99,17 @@ class Meter:
         counts.computing_s += running * (step_s - self._copying_s - self._scheduling_s)
         self._calls, self._scheduling_s, self._copying_s = (0, 0), 0.0, 0.0
         if self._step is not None:
-            self.samples.append(StepSample(*self._step, step_s))
+            self.samples.append(StepSample(*self._step, step_s, self._copied_tokens))
             self._step = None
+
+
+def copied_blocks(output: SchedulerOutput) -> int:
+    """The blocks that a step copies to host memory or back."""
+    metadata = output.kv_connector_metadata
+    if not isinstance(metadata, StepPlan):
+        return 0
+    plan = metadata.plan
+    return len(plan.out.slots) + sum(len(batch.slots) for batch in (*plan.loads, plan.fetch))
 
 
 def _present_tokens(output: SchedulerOutput) -> Iterator[tuple[str, int]]:

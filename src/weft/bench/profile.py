@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -117,13 +118,12 @@ def profile(
     measured = [medians(repeats) for repeats in zip(*rounds[1:], strict=True)]
     step_time = StepTime.fit(sample for samples in measured for sample in samples)
     source = f"measured on {_device()} with {model} by weft profile"
-    copy_token_s = limits.kv_token_bytes / _copied_bytes_s()
+    step_time = replace(step_time, copy_token_s=limits.kv_token_bytes / _copied_bytes_s())
     fitted = EngineProfile(
         source,
         step_time,
         held_tokens,
         limits.kv_token_bytes,
-        copy_token_s,
         batch_size,
         limits.chunk_tokens,
         BLOCK_TOKENS,

@@ -15,7 +15,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, StepTime, TraceProgram, capacity, simulate
 from weft.core.sim.load import ENOUGH
 
-EQUAL_STEPS: Final = StepTime(STEP_S, 0.0, 0.0, 0.0)  # every simulated step takes as long as on the clock of steps
+EQUAL_STEPS: Final = StepTime(STEP_S, 0.0, 0.0, 0.0, 0.0)  # every simulated step takes as long as on the clock of steps
 
 
 def programs_of_round(settings: BenchSettings, load: str, number: int, max_call_tokens: int) -> RoundPrograms:

@@ -6,7 +6,6 @@ import bisect
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from weft.bench.baselines import Baseline, baseline_of
@@ -124,13 +123,13 @@ def _simulate(
 def simulated_engine(
     settings: BenchSettings, baseline: Baseline, step_time: StepTime, max_call_tokens: int
 ) -> SimSettings:
-    """The engine of a baseline as the simulator has it. Host memory is never full. On the clock of steps copies take no
-    time, since they are part of a step.
+    """The engine of a baseline as the simulator has it. Host memory is never full, and KV is as small as that of the
+    tiny model, so a step copies all that is due.
 
     Args:
         max_call_tokens: the most tokens of a call, which without chunks is the least that a step can compute.
     """
-    engine = SimSettings(
+    return SimSettings(
         policy=baseline.simulated,
         batch_size=settings.batch_size,
         kv_tokens=settings.kv_capacity_tokens,
@@ -141,9 +140,9 @@ def simulated_engine(
         preemption="swap" if baseline.swaps else "recompute",
         kv_policy=baseline.kv_policy,
         host_kv_tokens=math.inf if baseline.swaps and baseline.kv_policy is not None else 0,
+        kv_token_bytes=1,
         step_time=step_time,
     )
-    return replace(engine, swap_token_s=0.0) if settings.clock == "steps" else engine
 
 
 def _seconds_of_steps(batches: Sequence[Batch], step_time: StepTime) -> Callable[[float], float]:

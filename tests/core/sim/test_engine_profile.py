@@ -15,7 +15,7 @@ from weft.core.sim import StepTime
 from weft.core.sim.engine_profile import ENGINES, EngineProfile, engine_named
 
 PROFILE = EngineProfile(
-    "measured", StepTime(1e-3, 1e-5, 1e-4, 1e-8), 4096, 1 << 20, 1e-6, batch_size=8, block_tokens=32
+    "measured", StepTime(1e-3, 1e-5, 1e-4, 1e-8, 1e-6), 4096, 1 << 20, batch_size=8, block_tokens=32
 )
 
 
@@ -30,7 +30,7 @@ def test_a_profile_is_an_engine_of_the_simulator() -> None:
     engine = PROFILE.settings()
     assert (engine.kv_tokens, engine.batch_size, engine.step_time) == (4096, 8, PROFILE.step_time)
     assert engine.block_tokens == 32
-    assert (engine.swap_token_s, engine.host_kv_tokens) == (1e-6, 0)
+    assert (engine.kv_token_bytes, engine.host_kv_tokens) == (1 << 20, 0)
     other = PROFILE.settings(kv_tokens=100, batch_size=4000)
     assert (other.kv_tokens, other.batch_size, other.chunk_tokens) == (100, 4000, 4000)
     assert PROFILE.host_tokens(0.5) == 512
@@ -44,7 +44,7 @@ def test_data_sheets_give_plausible_engines() -> None:
     assert all(100_000 < each.kv_tokens < 1_000_000 for each in ENGINES.values())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"weft_profile": 2}', '{"weft_profile": 1, "step_time": 3}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"weft_profile": 1}', '{"weft_profile": 2, "step_time": 3}'])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     """The error names the file and how to make one."""
     path = tmp_path / "engine.json"

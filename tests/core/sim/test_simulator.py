@@ -311,7 +311,7 @@ def test_a_single_call_takes_the_time_of_its_steps() -> None:
     assert result.makespan == sum(EXACT.step_s(*step) for step in steps)
     assert result.programs["A"].service == result.makespan
     # The last two steps are recorded as one batch.
-    assert [batch[3:] for batch in result.batches] == steps[:4]
+    assert [batch[3:6] for batch in result.batches] == steps[:4]
     assert [batch.steps for batch in result.batches] == [1, 1, 1, 2]
     took_s = [batch.took_s(EXACT) for batch in result.batches]
     assert [batch.began_s for batch in result.batches] == [sum(took_s[:number]) for number in range(4)]
@@ -400,17 +400,19 @@ def test_a_victims_tokens_include_its_prefix() -> None:
 
 
 def test_swapping_takes_time() -> None:
-    """Each swapped token takes `swap_token_s` twice: when it is copied to host memory and when it is copied back."""
+    """Each swapped token takes `copy_token_s` twice: when it is copied to host memory and when it is copied back."""
     trace = [one_call(40, 40, "A"), one_call(40, 40, "B")]
     settings = SimSettings(
         policy=PolicyConfig("fcfs"),
         kv_tokens=120,
-        step_time=EXACT,
+        step_time=replace(EXACT, copy_token_s=0.0),
         preemption="swap",
-        swap_token_s=0.0,
         prefix_cache=False,
     )
-    instant, slow = simulate(trace, settings), simulate(trace, replace(settings, swap_token_s=2**-6))
+    instant, slow = (
+        simulate(trace, settings),
+        simulate(trace, replace(settings, step_time=replace(EXACT, copy_token_s=2**-6))),
+    )
     assert slow.counts == instant.counts
     assert slow.makespan - instant.makespan == pytest.approx(2 * instant.counts.swapped * 2**-6)
 
@@ -475,7 +477,7 @@ def test_progress_is_reported() -> None:
         ({"block_tokens": 0}, "block_tokens must be at least 1"),
         ({"kv_tokens": 0}, "kv_tokens must be at least 1"),
         ({"kv_tokens": math.nan}, "kv_tokens must be at least 1"),
-        ({"swap_token_s": -1.0}, "swap_token_s must be seconds"),
+        ({"kv_token_bytes": 0}, "kv_token_bytes must be at least 1"),
         ({"policy": 7}, "a PolicyConfig, or the name of a policy, not 7"),
     ],
 )

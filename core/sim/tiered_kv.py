@@ -1,0 +1,247 @@
+"""A simulated KV cache with host memory behind it, as Weft's engines have it (`weft.engine.kv_cache.tiered_hold`).
+
+Copies are a part of a step: what a step overwrites is copied out before it, and what it starts is copied back. While it
+runs, copies ahead of need are planned for the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from weft.core.kv_cache import fetch_ahead, spill_ahead
+from weft.core.kv_cache.policies import Action, Context, KvPolicy
+from weft.core.sim.calls import SimCall, SimProgram
+from weft.core.sim.host import HostMemory
+from weft.core.sim.kv import Segment
+from weft.core.sim.policy_kv import PolicyKvCache
+from weft.core.sim.result import Counts
+from weft.core.sim.settings import SimSettings
+
+_FRESH_S: Final = 0.1  # so long a step may use what was planned while the one before it ran
+
+
+@dataclass(eq=False, slots=True)
+class _Fetch:
+    context: Context
+    call: SimCall  # the call that left the context
+    own: Segment  # reserved for the copied tokens, which are found once the copy is done
+    is_sent: bool = False  # whether the step that makes the copy has begun
+
+
+class TieredKvCache(PolicyKvCache):
+    """A KV cache in which a KV policy chooses what is evicted, and what is copied to host memory and back.
+
+    Args:
+        settings: The simulation's settings. The KV cache must be bounded.
+        policy: A KV policy object of its own.
+        host: Host memory of its own.
+        copy_token_s: Seconds to copy a token, as the policy sees it.
+        counts: The totals to which copies are added.
+    """
+
+    def __init__(
+        self, settings: SimSettings, policy: KvPolicy, host: HostMemory, copy_token_s: float, counts: Counts
+    ) -> None:
+        super().__init__(settings, policy, copy_token_s)
+        self._host = host
+        self._counts = counts
+        self._fetches_ahead = settings.fetches_ahead
+        self._spill_tokens = self._whole_blocks(spill_ahead.STEP_BYTES / settings.kv_token_bytes)  # in one step
+        self._fetch_tokens = self._whole_blocks(fetch_ahead.STEP_BYTES / settings.kv_token_bytes)
+        self._spills: dict[Context, None] = {}  # to be copied to host memory
+        self._spilling: deque[tuple[int, Context]] = deque()  # with the number of the step that completes them
+        self._fetches: dict[Context, _Fetch] = {}
+        self._running: Counter[int] = Counter()  # calls by the number of their program
+        self._copied = 0  # tokens, for the next step
+        self._steps = 0  # that have begun
+        self._next_fetch_s = self._planned_s = -math.inf
+        self._is_short = False
+
+    def _whole_blocks(self, tokens: float) -> int:
+        return max(1, int(tokens / self._block_tokens)) * self._block_tokens
+
+    # -- steps
+
+    def before_step(self, most_tokens: Callable[[], int]) -> None:
+        if self._now_s >= self._planned_s + _FRESH_S:
+            self._plan(most_tokens())
+        self._planned_s = -math.inf
+        if self._fetches:
+            self._let_go_if_short(most_tokens())
+
+    def step_formed(self, most_tokens: Callable[[], int]) -> None:
+        self._plan(most_tokens())
+        self._planned_s = self._now_s
+
+    def take_copied(self) -> int:
+        self._steps += 1
+        for fetch in self._fetches.values():
+            fetch.is_sent = True
+            self._counts.fetched += fetch.own.tokens
+            self._copied += fetch.own.tokens
+        copied, self._copied = self._copied, 0
+        return copied
+
+    @property
+    def is_copying(self) -> bool:
+        return bool(self._fetches or self._spilling or (self._is_short and self._spills))
+
+    def step_ended(self) -> None:
+        for fetch in [each for each in self._fetches.values() if each.is_sent]:
+            self._finish(fetch)
+
+    # -- calls
+
+    def load(self, call: SimCall, hit: int) -> tuple[int, float]:
+        self._running[call.owner.number] += 1
+        tokens = max(hit, self._host.held(call, hit))
+        self._counts.fetched += tokens - hit
+        self._copied += tokens - hit
+        return tokens, 0.0
+
+    def save(self, call: SimCall, tokens: int) -> int:
+        return self._host.keep(call, 0, tokens)
+
+    def call_ended(self, call: SimCall, segment: Segment) -> None:
+        self._running[call.owner.number] -= 1
+        super().call_ended(call, segment)
+
+    def call_preempted(self, call: SimCall, segment: Segment) -> None:
+        self._running[call.owner.number] -= 1
+        super().call_preempted(call, segment)
+
+    def program_ended(self, program: SimProgram) -> None:
+        super().program_ended(program)
+        self._running.pop(program.number, None)
+        self._host.program_ended(program)
+
+    # -- contexts
+
+    def decided(self, context: Context) -> None:
+        super().decided(context)
+        self._see_host(context)
+        if context.decision.action is Action.SPILL and context.tokens and not context.on_host:
+            self._spills[context] = None
+
+    def given_up(self, context: Context) -> None:
+        super().given_up(context)
+        self._spills.pop(context, None)
+        if context in self._fetches:
+            self._cancel(self._fetches[context])
+
+    def _see_host(self, context: Context) -> None:
+        """Note what host memory has of a context."""
+        call = self._contexts.call_of[context]
+        held = self._host.held(call, context.tokens)
+        context.host_tokens = held if held > context.tokens or self._host.held(call) >= context.tokens else 0
+        context.on_host = 0 < context.tokens <= context.host_tokens and self._host.held(call) >= context.tokens
+
+    # -- copies out
+
+    def _give_away(self, leaf: Segment, begin: int) -> None:
+        """Copy out what the step overwrites of the contexts that host memory has not."""
+        for context in self._contexts.ending_in(leaf):
+            if not context.on_host:
+                self._spill(self._contexts.call_of[context], begin, leaf.end)
+
+    def _spill(self, call: SimCall, begin: int, end: int) -> int:
+        copied = self._host.keep(call, begin, end)
+        self._counts.spilled += copied
+        self._copied += copied
+        return copied
+
+    def _plan(self, most_tokens: int) -> None:
+        while self._spilling and self._spilling[0][0] < self._steps:
+            context = self._spilling.popleft()[1]
+            if context in self._contexts.call_of:
+                self._see_host(context)
+                self.changed(context)
+        if self._spills:
+            of_nobody = self.free - self._contexts.needed_tokens()
+            self._is_short = spill_ahead.is_short(of_nobody, most_tokens, self.capacity)
+            left = self._spill_tokens if self._is_short else 0
+            while self._spills and left > 0:
+                left -= self._spill_part(next(iter(self._spills)), left)
+        self._let_go_if_short(most_tokens)
+        if self._fetches_ahead and not self._fetches and self._now_s >= self._next_fetch_s:
+            self._next_fetch_s = self._now_s + fetch_ahead.EVERY_S
+            left = min(self._fetch_tokens, int(self.free) - self._spared(most_tokens))
+            for context in self._due() if left > 0 else ():
+                left -= self._fetch(context, left)
+                if left <= 0:
+                    break
+
+    def _spill_part(self, context: Context, most: int) -> int:
+        """Copy the next tokens of a context, at most so many. Returns how many."""
+        call = self._contexts.call_of[context]
+        begin = self._host.held(call)
+        end = min(context.tokens, begin + most)
+        copied = self._spill(call, begin, end) if end > begin else 0
+        if end >= context.tokens or not copied:  # or there is no room
+            del self._spills[context]
+            self._spilling.append((self._steps + 1, context))
+        return max(self._block_tokens, copied)
+
+    # -- copies back
+
+    def _spared(self, most_tokens: int) -> int:
+        return most_tokens + self._block_tokens + int(self.capacity) // fetch_ahead.WATERMARK
+
+    def _let_go_if_short(self, most_tokens: int) -> None:
+        if self._fetches and self.free < self._spared(most_tokens):
+            for fetch in list(self._fetches.values()):
+                self._cancel(fetch)
+
+    def _due(self) -> list[Context]:
+        memory, now_s, running = self._contexts.refresh(), self._now_s, self._running
+        contexts = [each for each, call in self._contexts.call_of.items() if not running[call.owner.number]]
+        for context in contexts:
+            self._see_host(context)
+        return fetch_ahead.contexts_to_fetch(
+            [fetch_ahead.expect(context, memory, now_s) for context in contexts],
+            room_tokens=fetch_ahead.SHARE * self.capacity - (self.capacity - self.free),
+            copy_token_s=self._copy_token_s,
+        )
+
+    def _fetch(self, context: Context, most: int) -> int:
+        """Plan to copy back the next tokens of a context. Returns how many free tokens that takes."""
+        call = self._contexts.call_of[context]
+        segment, hit = self.find(call.prefixes())
+        taken = self.cost(segment, hit, hit)  # they leave the free ones as well
+        count = min(most - taken, self._host.held(call, hit) - hit) // self._block_tokens * self._block_tokens
+        if count <= 0:
+            return 0
+        own = self.reserve(("fetch", context), segment, hit, hit + count)
+        self._fetches[context] = _Fetch(context, call, own)
+        return count + taken
+
+    def _finish(self, fetch: _Fetch) -> None:
+        """A copy is done. Its tokens are found from now on, unless the cache has them already."""
+        context, call, end = fetch.context, fetch.call, fetch.own.end
+        self._cancel(fetch)
+        segment, hit = self.find(call.prefixes())
+        if hit < end:
+            own = self.reserve_call(call, segment, hit, end)
+            self.name_output(call, own)
+            self.release(own)
+            context.is_fetched = True
+            self._contexts.put(context, own)
+
+    def _cancel(self, fetch: _Fetch) -> None:
+        """Nobody needs the tokens of a copy any more."""
+        own = fetch.own
+        del self._fetches[fetch.context], self._index[own.key]
+        own.key = None
+        self.release(own)
+        self._drop(own)
+
+    def _evict(self) -> None:
+        super()._evict()
+        if self.pinned > self.capacity and self._fetches:  # running calls go first
+            for fetch in list(self._fetches.values()):
+                self._cancel(fetch)
+            super()._evict()
