@@ -97,32 +97,30 @@ def test_help_shows_no_type_of_an_option_without_a_value(
     assert "<bool>" not in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "advice"),
-    [
-        ("--prot 8000", "has no option --prot. Did you mean --port?"),
-        ("some/model --prot=8000", "has no option --prot. Did you mean --port?"),
-        ("some/model --replica 2", "has no option --replica. Did you mean --replicas?"),
-        ("some/model --kv_polcy ttl", "has no option --kv-polcy. Did you mean --kv-policy?"),
-        ("some/model -xp 2", "has no option -xp. Did you mean -"),
-        ("some/model --xyzzyxyzzy", "has no option --xyzzyxyzzy. `weft serve --help` and `vllm serve --help=all`"),
-    ],
-)
-def test_a_mistyped_option_of_serve_is_refused_before_vllm_is_imported(arguments: str, advice: str) -> None:
-    """At once, with the nearest name; its value is not taken for the model."""
+def test_a_mistyped_option_of_serve_is_refused_before_vllm_is_imported() -> None:
+    """At once, with the nearest name; its value is not taken for the model. One process is asked for all of them."""
+    advice = {
+        "--prot 8000": "has no option --prot. Did you mean --port?",
+        "some/model --prot=8000": "has no option --prot. Did you mean --port?",
+        "some/model --replica 2": "has no option --replica. Did you mean --replicas?",
+        "some/model --kv_polcy ttl": "has no option --kv-polcy. Did you mean --kv-policy?",
+        "some/model -xp 2": "has no option -xp. Did you mean -",
+        "some/model --xyzzyxyzzy": "has no option --xyzzyxyzzy. `weft serve --help` and `vllm serve --help=all`",
+    }
     code = (
         "import sys; from weft.commands.cli import main\n"
-        "code = main(); print('vllm' in sys.modules, 'torch' in sys.modules); sys.exit(code)"
+        "for line in sys.argv[1:]:\n"
+        "    sys.argv = ['weft', 'serve', *line.split()]\n"
+        "    print(main(), 'vllm' in sys.modules, 'torch' in sys.modules)"
     )
     completed = subprocess.run(
-        [sys.executable, "-c", code, "serve", *arguments.split()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", code, *advice], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (completed.returncode, completed.stdout) == (2, "False False\n")
-    assert completed.stderr.startswith(f"error: weft serve {advice}")
+    assert completed.stdout.splitlines() == ["2 False False"] * len(advice), completed.stderr
+    said = completed.stderr.split("error: weft serve ")
+    assert said[0] == ""
+    for each, expected in zip(said[1:], advice.values(), strict=True):
+        assert each.startswith(expected)
 
 
 def test_help() -> None:
