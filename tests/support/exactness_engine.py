@@ -425,7 +425,7 @@ class Bench:
 
     def disturbed(self, calls: list[Call], rng: random.Random) -> dict[str, list[Sample]]:
         self.scheduler.rng = rng
-        self.scheduler.chances = {"prefill": 0.12, "first token": 0.2, "decode": 0.05, "recompute": 0.2}
+        self.scheduler.chances = {"prefill": 0.35, "first token": 0.3, "decode": 0.05, "recompute": 0.2}
         try:
             return self._run([(call, call.output_kind) for call in calls], 2 * _SLOTS, 3 * _BLOCKS)
         finally:
