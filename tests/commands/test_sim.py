@@ -243,10 +243,10 @@ def test_wrong_options(weft: WeftCommand, tmp_path: Path, options: tuple[object,
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 3}]}\n')
     code, out, err = weft("sim", trace, *options)
-    assert (code, out) == (1, "")
+    assert (code, out) == (1, ""), err
     assert err.startswith("error: ")
     assert message in err
-    assert err.count("\n") == 1
+    assert err.count("\n") == 1, err
 
 
 def test_a_wrong_trace(weft: WeftCommand, tmp_path: Path) -> None:
