@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 Files = dict[str, bytes]  # by name; the first one is imported
@@ -108,13 +108,13 @@ def vllm_line(at: str, message: str) -> str:
     return f"(APIServer pid=7) DEBUG 11-25 {at} [entrypoints/.../utils/request_logger.py:55] {message}\n"
 
 
-def vllm_prompt(at: str, request_id: str, tokens: list[int] | None) -> str:
+def vllm_prompt(at: str, request_id: str, tokens: list[int] | None, *, answers: int = 1) -> str:
     details = f"prompt: 'say prompt_token_ids: [1]', prompt_token_ids: {tokens}, prompt_embeds shape: None."
-    received = f"Received request {request_id}: params: SamplingParams(n=1), lora_request: None."
+    received = f"Received request {request_id}: params: SamplingParams(n={answers}), lora_request: None."
     return vllm_line(at, f"Request {request_id} details: {details}") + vllm_line(at, received)
 
 
-def vllm_answer(at: str, request_id: str, tokens: list[int] | None, *, kind: str = "") -> str:
+def vllm_answer(at: str, request_id: str, tokens: Sequence[int] | None, *, kind: str = "") -> str:
     name = f"Generated response {request_id}{kind}"
     return vllm_line(at, f"{name} details: output_token_ids: {tokens}") + vllm_line(
         at, f"{name}: output: 'It is a river', finish_reason: stop"

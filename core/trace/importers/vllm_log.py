@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,9 +19,9 @@ from weft.core.trace.prefixes import BLOCK_TOKENS
 
 _COMMAND: Final = "vllm serve --enable-log-requests --enable-log-outputs --log-level DEBUG"
 _LINE: Final = re.compile(r"\(\w+ pid=\d+\) [A-Z]+ (\d\d-\d\d \d\d:\d\d:\d\d) \[\S*?(\w+)\.py:\d+\] (.*)")
-_IDS: Final = r"(\[[\d, ]*\]|None)"
+_IDS: Final = r"(\[[\d, ]*\]|\([\d, ]*\)|None)"
 _PROMPT: Final = re.compile(rf"Request (\S+) details: prompt: .*, prompt_token_ids: {_IDS}, prompt_embeds shape: .*")
-_RECEIVED: Final = re.compile(r"Received request (\S+): params: ")
+_RECEIVED: Final = re.compile(r"Received request (\S+): params: (?:SamplingParams\(n=(\d+))?")
 _TOKENS: Final = re.compile(rf"Generated response (\S+)(?: \(streaming \w+\))? details: output_token_ids: {_IDS}")
 _ANSWER: Final = re.compile(
     r"Generated response (\S+)( \(streaming delta\))?(?: \(streaming complete\))?: output: (.*)"
@@ -37,6 +37,7 @@ class _Request:
     prompt_tokens: int
     prompt: list[int]  # hashes of its blocks
     output_tokens: int = 0
+    answers: int = 1  # that are still to come
 
 
 class VllmLog:
@@ -70,14 +71,18 @@ class VllmLog:
             elif received := _RECEIVED.match(message):
                 if received[1] not in open_requests:
                     raise TraceError(f"{where}: the prompt's tokens are not in the log; expected that of {_COMMAND}.")
+                if (request := open_requests[received[1]]) is not None:
+                    request.answers = max(1, int(received[2] or 1))
             elif answered := _TOKENS.match(message):
-                if (request := open_requests.get(answered[1])) is not None:
+                if (request := open_requests.get(_asked(answered[1], open_requests))) is not None:
                     request.output_tokens += len(_ids(answered[2], where) or [])
-            elif (answered := _ANSWER.match(message)) and answered[2] is None and answered[1] in open_requests:
-                request = open_requests.pop(answered[1])
-                left_out += request is None
-                if request is not None:
-                    yield _program(f"{path.stem}-{answered[1]}", request, answered[3], scope)
+            elif (answered := _ANSWER.match(message)) and answered[2] is None:
+                name = _asked(answered[1], open_requests)
+                if (request := open_requests.get(name)) is not None:
+                    request.answers -= 1
+                    if not request.answers:
+                        del open_requests[name]
+                        yield _program(f"{path.stem}-{answered[1]}", request, answered[3], scope)
         left_out += len(open_requests)
         if left_out:
             yield LeftOut(left_out)
@@ -112,11 +117,16 @@ def _program(name: str, request: _Request, answer: str, scope: BlockScope) -> Tr
     return with_block_hashes(program, {"c0": scope.numbers(request.prompt)}, BLOCK_TOKENS)
 
 
+def _asked(answered: str, open_requests: Container[str]) -> str:
+    """The id under which a request was logged. The answers of Responses have another one, `resp_1` for `resp_1_0`."""
+    return answered if answered in open_requests else f"{answered}_0"
+
+
 def _ids(text: str, where: str) -> list[int] | None:
     if text == "None":
         return None
     try:
-        found: list[int] = json.loads(text)
+        found: list[int] = json.loads(f"[{text[1:-1].removesuffix(',')}]")
     except ValueError:
         raise TraceError(f"{where}: the token ids are {text!r:.40}; expected whole numbers in brackets.") from None
     return found

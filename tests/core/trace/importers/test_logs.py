@@ -254,6 +254,26 @@ def vllm(folder: Path, text: str) -> tuple[list[TraceProgram], int]:
     return list(found), found.counts.calls_unused
 
 
+def test_a_request_for_several_answers_ends_with_the_last_one(tmp_path: Path) -> None:
+    """It is one call, with the tokens of all of them."""
+    ((program,), left_out) = vllm(
+        tmp_path,
+        vllm_prompt("10:00:01", "a", [1, 2, 3], answers=2)
+        + vllm_answer("10:00:02", "a", [4, 5])
+        + vllm_answer("10:00:02", "a", [6]),
+    )
+    assert [(call.prompt_tokens, call.output_tokens) for call in program.calls] == [(3, 3)]
+    assert left_out == 0
+
+
+def test_a_request_of_responses_is_answered_under_another_id(tmp_path: Path) -> None:
+    """And its tokens are in other brackets."""
+    ((program,), left_out) = vllm(
+        tmp_path, vllm_prompt("10:00:01", "resp_1_0", [1, 2, 3]) + vllm_answer("10:00:02", "resp_1", (4, 5))
+    )
+    assert (program.program, program.calls[0].output_tokens, left_out) == ("vllm-resp_1", 2, 0)
+
+
 def test_requests_in_vllms_log_are_programs_that_share_blocks(tmp_path: Path) -> None:
     """Nothing says which belong together, and their tokens say what their prompts share. A stream's tokens are those of
     its parts, or a quarter of its characters. A request that was not answered is left out, and so is one without
