@@ -112,10 +112,11 @@ class Contexts(ABC):
         """
         before: dict[int, int] = {}
         latest_s = now_s
+        of = self._waits.of
         for context, level in calls:
             turn = before[level] = before.get(level, 0) + 1
             if context is not None:
-                context.level, context.waits = level, self._waits.of(level)
+                context.level, context.waits = level, of(level)
                 latest_s = max(latest_s, now_s + (turn - (level == 0)) * context.waits.turn_s)
                 context.turn_s = latest_s
 

@@ -55,4 +55,8 @@ class WaitsByLevel:
 
     def of(self, level: int) -> Waits:
         """The waits of calls in a queue. The object follows later calls, too."""
-        return self._levels.setdefault(min(level, _MOST_LEVELS - 1), Waits())
+        level = min(level, _MOST_LEVELS - 1)
+        waits = self._levels.get(level)
+        if waits is None:
+            waits = self._levels[level] = Waits()
+        return waits

@@ -24,11 +24,14 @@ class HostMemory(KvCache):
         self._ended_first = ended_first
         self._absent: dict[Segment, int] = {}  # the tokens at the beginning of a segment that were not copied
         self._absent_tokens = 0
+        self.has_evicted = False  # whether it was ever full
 
     def held(self, call: SimCall, first: int = 0) -> int:
         """The end of the tokens of a call's prefix that host memory has without a gap from `first` on; `first` if it
         has none there."""
         segment, end = self.find(call.prefixes())
+        if not self._absent:
+            return max(first, end)
         path: list[Segment] = []
         while segment is not None and segment.end > first:
             path.append(segment)
@@ -100,6 +103,9 @@ class HostMemory(KvCache):
         self._lack(head, min(absent, head.tokens))
         self._lack(segment, max(0, absent - head.tokens))
         return head
+
+    def _give_away(self, leaf: Segment, begin: int) -> None:
+        self.has_evicted = True
 
     def _shorten(self, leaf: Segment, tokens: int) -> None:
         super()._shorten(leaf, tokens)

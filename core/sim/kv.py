@@ -251,10 +251,10 @@ class KvCache:
         """The tokens that are copied out and back with the next step, which is formed."""
         return 0
 
-    @property
-    def is_copying(self) -> bool:
-        """Whether the step after the next one will copy as well, as far as is known."""
-        return False
+    def even_steps(self) -> float:
+        """How many steps, from the one that was formed last on, copy as many tokens as that one; inf if that is none,
+        and none are planned."""
+        return math.inf
 
     def before_step(self, most_tokens: Callable[[], int]) -> None:
         """The next step is about to be formed. `most_tokens` gives the most tokens of blocks that it can take."""
@@ -262,8 +262,8 @@ class KvCache:
     def step_formed(self, most_tokens: Callable[[], int]) -> None:
         """The next step is formed. While it runs, copies are planned for the one after it."""
 
-    def step_ended(self) -> None:
-        """The steps of a jump have been made."""
+    def steps_ended(self, steps: int) -> None:
+        """The steps of a jump have been made, of which each has copied as much."""
 
     def call_moved(self, call: SimCall) -> None:
         """A call that has not begun goes to another replica."""

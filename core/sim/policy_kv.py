@@ -114,6 +114,11 @@ class PolicyKvCache(KvCache):
         self._contexts.used(head, self._now_s)
         return head
 
+    def _shorten(self, leaf: Segment, tokens: int) -> None:
+        super()._shorten(leaf, tokens)
+        for context in self._contexts.ending_in(leaf):
+            context.tokens = leaf.end
+
     def _drop(self, leaf: Segment) -> None:
         super()._drop(leaf)
         self._contexts.segment_dropped(leaf)

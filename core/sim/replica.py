@@ -83,7 +83,7 @@ class Replica:
         )
         self._ended: list[Hashable] = []  # the KV of programs that have ended, until the next batch is formed
         self._between_decisions = False  # the policy does not decide before the next step (`decide_every`)
-        self._copied_tokens = 0  # with the first step of the jump
+        self._copied_tokens = 0  # with each step of the jump
         self._shares: dict[Call, int] = {}  # the next step's tokens of the running calls that compute a prompt
 
     # -- events
@@ -171,7 +171,8 @@ class Replica:
         jump, batch = cast("Jump", self.jump), self._batch
         self.jump = None
         if self._on_batch is not None:
-            self._on_batch(Batch(self.number, jump.began_s, jump.steps, *batch.step_tokens(), self._copied_tokens))
+            copied_tokens = self._copied_tokens * jump.steps
+            self._on_batch(Batch(self.number, jump.began_s, jump.steps, *batch.step_tokens(), copied_tokens))
         self._kv.tick(now_s)
         batch.advance(jump)
         self._kv.grow(batch.decoding * jump.steps, batch.padding(-1, {}) if jump.steps > 1 else None)
@@ -190,7 +191,7 @@ class Replica:
             call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
         if ended and self._in_blocks:
             self._take_blocks(-1, {})
-        self._kv.step_ended()
+        self._kv.steps_ended(jump.steps)
         return ended
 
     def schedule(self, now_s: float) -> Jump | None:
@@ -227,8 +228,7 @@ class Replica:
         self.jump = self._plan_jump(now_s, only_one_step=starts_none) if batch.ranks else None
         if self.jump is not None:
             self._kv.step_formed(self._most_tokens)
-            if self._kv.is_copying:
-                self.jump.steps = 1
+            self.jump.steps = int(min(self.jump.steps, self._kv.even_steps()))
             self._costs.step_begins(batch.steps, batch.decoding)
         return self.jump
 
@@ -243,9 +243,9 @@ class Replica:
         first_s = self._timing.step_s(*batch.step_tokens())
         self._copied_tokens = self._executions.take_copied()
         copy_s = self._copied_tokens * self._timing.copy_token_s
-        if batch.chunks or copy_s:
+        if batch.chunks:
             return Jump(now_s, first_s + copy_s, 0.0, 1)
-        jump = Jump(now_s, first_s, self._timing.context_token_s * batch.decoding, 1)
+        jump = Jump(now_s, first_s + copy_s, self._timing.context_token_s * batch.decoding, 1)
         if only_one_step or self._plays_each_step or self._order_may_change():
             return jump
         steps = batch.steps_to_next_event(jump)

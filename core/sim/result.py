@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     decode_tokens: int  # in each step: one for each call that decodes
     prefill_tokens: int  # in each step
     context_tokens: int  # tokens attended to in the first step; each further step attends to `decode_tokens` more
-    copied_tokens: int  # to host memory and back, with the first step
+    copied_tokens: int  # to host memory and back, with all of the steps
 
     def took_s(self, step_time: StepTime) -> float:
         """Seconds that all of the steps take together."""

@@ -53,6 +53,7 @@ class SegmentContexts(Contexts):
         super().__init__(policy, memory)
         self._knows_pauses = knows_pauses
         self.call_of: dict[Context, SimCall] = {}  # the call that left each context
+        self.left_tokens: dict[Context, int] = {}  # the tokens that it left
         self._cache = cache
         self._contexts: dict[Hashable, dict[int, Context]] = {}  # by program, then by the call that left them
         self._where: dict[Context, Segment] = {}
@@ -85,12 +86,15 @@ class SegmentContexts(Contexts):
     def needed_by(self, call: SimCall) -> Context | None:
         """The context that a call continues: its own if it was preempted, otherwise that of its first parent. None if
         what is left of that is longer than the prefix that they share, as after a compaction."""
-        mine = self._contexts.get(call.owner.number)
-        if mine is None or call.index in mine:
-            return mine[call.index] if mine else None
-        parents = call.spec.parents
-        context = mine.get(call.owner.index_of[parents[0]]) if parents else None
-        if context is None or context.tokens >= call.spec.shared_prefix_tokens + self._block_tokens(call.owner):
+        owner, spec = call.owner, call.spec
+        mine = self._contexts.get(owner.number)
+        if not mine:
+            return None
+        context = mine.get(call.index)
+        if context is not None or not spec.parents:
+            return context
+        context = mine.get(owner.index_of[spec.parents[0]])
+        if context is None or context.tokens >= spec.shared_prefix_tokens + self._block_tokens(owner):
             return None
         return context
 
@@ -150,6 +154,7 @@ class SegmentContexts(Contexts):
         mine[call.index] = context
         self.call_of[context] = call
         self.put(context, segment)
+        self.left_tokens[context] = context.tokens
         self._decide(context, now_s)
 
     def _in_prefix(self, mine: Mapping[int, Context], call: SimCall, segment: Segment) -> list[int]:
@@ -183,6 +188,7 @@ class SegmentContexts(Contexts):
             self._cache.given_up(context)
             self._count_held(context, 0)
             self.call_of.pop(context, None)
+            self.left_tokens.pop(context, None)
             self._leave_segment(context)
 
     # -- segments

@@ -57,6 +57,7 @@ class TieredKvCache(PolicyKvCache):
         self._fetches: dict[Context, _Fetch] = {}
         self._running: Counter[int] = Counter()  # calls by the number of their program
         self._copied = 0  # tokens, for the next step
+        self._taken = 0  # tokens that the step under way copies
         self._steps = 0  # that have begun
         self._next_fetch_s = self._planned_s = -math.inf
         self._is_short = False
@@ -83,14 +84,22 @@ class TieredKvCache(PolicyKvCache):
             fetch.is_sent = True
             self._counts.fetched += fetch.own.tokens
             self._copied += fetch.own.tokens
-        copied, self._copied = self._copied, 0
-        return copied
+        self._taken, self._copied = self._copied, 0
+        return self._taken
 
-    @property
-    def is_copying(self) -> bool:
-        return bool(self._fetches or self._spilling or (self._is_short and self._spills))
+    def even_steps(self) -> float:
+        if not (self._taken or self._copied or self._fetches):
+            return math.inf
+        if self._fetches or not self._taken == self._copied == self._spill_tokens:
+            return 1
+        left = sum(self._missing(context) for context in self._spills) if self._is_short else 0
+        return 2 + left // self._spill_tokens
 
-    def step_ended(self) -> None:
+    def steps_ended(self, steps: int) -> None:
+        if steps > 1 and self._taken:  # the jump has copied what further plans would have
+            self._steps += steps - 1
+            self._spill_ahead((steps - 1) * self._spill_tokens)
+            self._copied = self._spill_tokens
         for fetch in [each for each in self._fetches.values() if each.is_sent]:
             self._finish(fetch)
 
@@ -123,7 +132,8 @@ class TieredKvCache(PolicyKvCache):
 
     def decided(self, context: Context) -> None:
         super().decided(context)
-        self._see_host(context)
+        if not context.on_host or self._host.has_evicted:
+            self._see_host(context)
         if context.decision.action is Action.SPILL and context.tokens and not context.on_host:
             self._spills[context] = None
 
@@ -137,8 +147,8 @@ class TieredKvCache(PolicyKvCache):
         """Note what host memory has of a context."""
         call = self._contexts.call_of[context]
         held = self._host.held(call, context.tokens)
-        context.host_tokens = held if held > context.tokens or self._host.held(call) >= context.tokens else 0
-        context.on_host = 0 < context.tokens <= context.host_tokens and self._host.held(call) >= context.tokens
+        context.on_host = context.tokens > 0 and self._host.held(call) >= context.tokens
+        context.host_tokens = held if held > context.tokens or context.on_host else 0
 
     # -- copies out
 
@@ -161,11 +171,11 @@ class TieredKvCache(PolicyKvCache):
                 self._see_host(context)
                 self.changed(context)
         if self._spills:
-            of_nobody = self.free - self._contexts.needed_tokens()
-            self._is_short = spill_ahead.is_short(of_nobody, most_tokens, self.capacity)
-            left = self._spill_tokens if self._is_short else 0
-            while self._spills and left > 0:
-                left -= self._spill_part(next(iter(self._spills)), left)
+            self._is_short = spill_ahead.is_short(self.free, most_tokens, self.capacity) or spill_ahead.is_short(
+                self.free - self._contexts.needed_tokens(), most_tokens, self.capacity
+            )
+            if self._is_short:
+                self._spill_ahead(self._spill_tokens)
         self._let_go_if_short(most_tokens)
         if self._fetches_ahead and not self._fetches and self._now_s >= self._next_fetch_s:
             self._next_fetch_s = self._now_s + fetch_ahead.EVERY_S
@@ -174,6 +184,15 @@ class TieredKvCache(PolicyKvCache):
                 left -= self._fetch(context, left)
                 if left <= 0:
                     break
+
+    def _spill_ahead(self, most: int) -> None:
+        """Copy so many tokens of the contexts that are to be spilled."""
+        while self._spills and most > 0:
+            most -= self._spill_part(next(iter(self._spills)), most)
+
+    def _missing(self, context: Context) -> int:
+        """The tokens of a context that are to be copied."""
+        return context.tokens - self._host.held(self._contexts.call_of[context])
 
     def _spill_part(self, context: Context, most: int) -> int:
         """Copy the next tokens of a context, at most so many. Returns how many."""
@@ -200,7 +219,8 @@ class TieredKvCache(PolicyKvCache):
         memory, now_s, running = self._contexts.refresh(), self._now_s, self._running
         contexts = [each for each, call in self._contexts.call_of.items() if not running[call.owner.number]]
         for context in contexts:
-            self._see_host(context)
+            if context.tokens < self._contexts.left_tokens[context]:  # otherwise host memory cannot have more
+                self._see_host(context)
         return fetch_ahead.contexts_to_fetch(
             [fetch_ahead.expect(context, memory, now_s) for context in contexts],
             room_tokens=fetch_ahead.SHARE * self.capacity - (self.capacity - self.free),
