@@ -26,6 +26,7 @@ class PolicyAround(Policy):
         self.learns = inner.learns
         self.evicts_ended_first = inner.evicts_ended_first
         self.ranks_follow_steps = inner.ranks_follow_steps
+        self.ranks_follow_prompts = inner.ranks_follow_prompts
         self.order_follows_clock = inner.order_follows_clock
 
     @property

@@ -13,6 +13,7 @@ from weft.core.policies.view import Call
 class Fcfs(MultilevelPolicy):
     """One queue, no quantum, no promotion, no preemption."""
 
+    ranks_follow_prompts = False
     preempts = False  # a running call stays, even when an earlier call becomes ready after it
 
     def __init__(self) -> None:

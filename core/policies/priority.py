@@ -19,6 +19,7 @@ class Priority(Policy):
     KV blocks run out, those of the latest program first.
     """
 
+    ranks_follow_prompts = False
     preempts = False
 
     def __init__(self) -> None:

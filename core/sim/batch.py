@@ -134,11 +134,20 @@ class RunningBatch:
         self._busy_s += jump.duration_s(jump.steps)
         self._context_tokens += self.decoding * jump.steps
 
-    def steps_to_next_event(self, jump: Jump) -> int:
-        """The steps of a jump after which the first call ends or may have used its quantum. All calls must decode."""
-        while self._ends[0][2].end_step != self._ends[0][0]:
+    def steps_of_chunks(self, now_s: float) -> float:
+        """How many steps compute as much of the same prompts as the next one, and end none. One prompt gets all tokens
+        that a step has left, or else the first step ends one."""
+        served = [(call, tokens) for call, tokens in self.chunks.items() if tokens]
+        if any(call.ready_s > now_s for call in self.chunks) or len(served) != 1:
+            return 1
+        call, tokens = served[0]
+        return (call.prefill_left - 1) // tokens
+
+    def steps_to_next_event(self, jump: Jump) -> float:
+        """The steps of a jump after which the first decoding call ends or may have used its quantum."""
+        while self._ends and self._ends[0][2].end_step != self._ends[0][0]:
             heapq.heappop(self._ends)
-        steps = self._ends[0][0] - self.steps
+        steps = self._ends[0][0] - self.steps if self._ends else math.inf
         while self._charges and self._charges[0][2].charge_step != self._charges[0][0]:
             heapq.heappop(self._charges)
         if self._charges:

@@ -26,9 +26,10 @@ class Charges:
         self._batch = batch
         self._token_s = token_s
 
-    def prefill(self, call: SimCall, step_s: float, now_s: float) -> None:
-        """Charge a call for the step that computed a chunk of its prompt. The last chunk generates the first token."""
-        chunk = self._batch.chunks[call]
+    def prefill(self, call: SimCall, steps: int, steps_s: float, now_s: float) -> None:
+        """Charge a call for the steps that computed a chunk of its prompt each. The last chunk generates the first
+        token."""
+        chunk = self._batch.chunks[call] * steps
         if not chunk:  # other calls used up the tokens of the step
             return
         call.prefill_left -= chunk
@@ -38,7 +39,7 @@ class Charges:
         prompt_tokens = call.spec.prompt_tokens
         call.computed_tokens += max(0, min(computed, prompt_tokens) - min(computed - new_tokens, prompt_tokens))
         self._charge(
-            call, step_s if self._token_s is None else new_tokens * self._token_s, now_s, recomputed=call.resumed
+            call, steps_s if self._token_s is None else new_tokens * self._token_s, now_s, recomputed=call.resumed
         )
         if call.prefill_left == 0:
             call.output_tokens += 1

@@ -251,10 +251,10 @@ class KvCache:
         """The tokens that are copied out and back with the next step, which is formed."""
         return 0
 
-    def even_steps(self) -> float:
-        """How many steps, from the one that was formed last on, copy as many tokens as that one; inf if that is none,
-        and none are planned."""
-        return math.inf
+    def even_steps(self, copied_tokens: int) -> float:
+        """How many steps copy so many tokens each, from the one on that was formed last, which does; inf if that is
+        none, and none are planned."""
+        return 1 if copied_tokens else math.inf
 
     def before_step(self, most_tokens: Callable[[], int]) -> None:
         """The next step is about to be formed. `most_tokens` gives the most tokens of blocks that it can take."""

@@ -179,7 +179,7 @@ class Replica:
         charged = batch.pop_calls_to_charge(jump, every_call=self.policy.ranks_follow_steps)
         for call in charged:
             if call in batch.chunks:
-                self._charges.prefill(call, jump.duration_s(jump.steps), now_s)
+                self._charges.prefill(call, jump.steps, jump.duration_s(jump.steps), now_s)
             else:
                 self._charges.decode(call, now_s)
         ended = [call for call in charged if call.output_tokens >= call.spec.output_tokens]
@@ -189,7 +189,7 @@ class Replica:
             self._kv.call_ended(call, segment)
             self.policy.leave(call)
             call.program.predicted_tokens -= call.owner.prefill_work(call.spec)
-        if ended and self._in_blocks:
+        if (ended and self._in_blocks) or (jump.steps > 1 and batch.chunks):
             self._take_blocks(-1, {})
         self._kv.steps_ended(jump.steps)
         return ended
@@ -228,7 +228,7 @@ class Replica:
         self.jump = self._plan_jump(now_s, only_one_step=starts_none) if batch.ranks else None
         if self.jump is not None:
             self._kv.step_formed(self._most_tokens)
-            self.jump.steps = int(min(self.jump.steps, self._kv.even_steps()))
+            self.jump.steps = int(min(self.jump.steps, self._kv.even_steps(self._copied_tokens)))
             self._costs.step_begins(batch.steps, batch.decoding)
         return self.jump
 
@@ -243,16 +243,26 @@ class Replica:
         first_s = self._timing.step_s(*batch.step_tokens())
         self._copied_tokens = self._executions.take_copied()
         copy_s = self._copied_tokens * self._timing.copy_token_s
-        if batch.chunks:
-            return Jump(now_s, first_s + copy_s, 0.0, 1)
-        jump = Jump(now_s, first_s + copy_s, self._timing.context_token_s * batch.decoding, 1)
+        prompt_tokens = sum(batch.chunks.values())
+        jump = Jump(now_s, first_s + copy_s, self._timing.context_token_s * (batch.decoding + prompt_tokens), 1)
         if only_one_step or self._plays_each_step or self._order_may_change():
             return jump
-        steps = batch.steps_to_next_event(jump)
+        most_steps = math.inf
+        if batch.chunks:
+            if self.policy.ranks_follow_prompts or not self._settings.chunked_prefill:
+                return jump
+            most_steps = batch.steps_of_chunks(now_s)
+            if most_steps < 2:
+                return jump
+        steps = min(most_steps, batch.steps_to_next_event(jump))
         if self._in_blocks:
             block_tokens = self._settings.block_tokens
-            steps = min(steps, int(self._kv.free // (batch.decoding * block_tokens)) * block_tokens)
-        elif self._kv.capacity < math.inf:
+            free_blocks = int(self._kv.free // block_tokens)
+            if prompt_tokens:  # each call may take a block in each step
+                steps = min(steps, free_blocks // (batch.decoding + prompt_tokens // block_tokens + 1))
+            else:
+                steps = min(steps, free_blocks // batch.decoding * block_tokens)
+        elif self._kv.capacity < math.inf and batch.decoding:
             steps = min(steps, int(self._kv.available // batch.decoding))
         steps = int(min(steps, self._costs.steps_to_next(batch.steps)))
         if self._between_decisions:

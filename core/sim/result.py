@@ -37,13 +37,13 @@ class Batch(NamedTuple):
     steps: int
     decode_tokens: int  # in each step: one for each call that decodes
     prefill_tokens: int  # in each step
-    context_tokens: int  # tokens attended to in the first step; each further step attends to `decode_tokens` more
+    context_tokens: int  # tokens attended to in the first step; each further step attends to those computed before, too
     copied_tokens: int  # to host memory and back, with all of the steps
 
     def took_s(self, step_time: StepTime) -> float:
         """Seconds that all of the steps take together."""
         first_s = step_time.step_s(self.decode_tokens, self.prefill_tokens, self.context_tokens)
-        growth_s = step_time.context_token_s * self.decode_tokens
+        growth_s = step_time.context_token_s * (self.decode_tokens + self.prefill_tokens)
         steps_s = Jump(self.began_s, first_s, growth_s, self.steps).duration_s(self.steps)
         return steps_s + self.copied_tokens * step_time.copy_token_s
 

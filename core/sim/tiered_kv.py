@@ -57,7 +57,6 @@ class TieredKvCache(PolicyKvCache):
         self._fetches: dict[Context, _Fetch] = {}
         self._running: Counter[int] = Counter()  # calls by the number of their program
         self._copied = 0  # tokens, for the next step
-        self._taken = 0  # tokens that the step under way copies
         self._steps = 0  # that have begun
         self._next_fetch_s = self._planned_s = -math.inf
         self._is_short = False
@@ -84,19 +83,19 @@ class TieredKvCache(PolicyKvCache):
             fetch.is_sent = True
             self._counts.fetched += fetch.own.tokens
             self._copied += fetch.own.tokens
-        self._taken, self._copied = self._copied, 0
-        return self._taken
+        copied, self._copied = self._copied, 0
+        return copied
 
-    def even_steps(self) -> float:
-        if not (self._taken or self._copied or self._fetches):
+    def even_steps(self, copied_tokens: int) -> float:
+        if not (copied_tokens or self._copied or self._fetches):
             return math.inf
-        if self._fetches or not self._taken == self._copied == self._spill_tokens:
+        if self._fetches or not copied_tokens == self._copied == self._spill_tokens:
             return 1
         left = sum(self._missing(context) for context in self._spills) if self._is_short else 0
         return 2 + left // self._spill_tokens
 
     def steps_ended(self, steps: int) -> None:
-        if steps > 1 and self._taken:  # the jump has copied what further plans would have
+        if steps > 1 and self._copied:  # the jump has copied what further plans would have
             self._steps += steps - 1
             self._spill_ahead((steps - 1) * self._spill_tokens)
             self._copied = self._spill_tokens
