@@ -1,12 +1,17 @@
-"""Time of one `schedule()` with a KV policy, compared with stock vLLM, while the KV cache is full. No model is needed.
+"""Time that a scheduler takes for a step, compared with stock vLLM, while the KV cache is full. No model is needed.
 
     python benchmarks/bench_kv_schedule.py --out bench_kv_schedule.json
+    python benchmarks/bench_kv_schedule.py --running 16
+
+The whole of a step is `add_request()` of a call that arrives, `schedule()`, what is done while the workers compute, and
+`update_from_output()`. The time is that of the thread's CPU.
 
 Open programs have left contexts in all free blocks, so every block that a step takes is evicted. In *decode* steps each
 running request gets one token, and nothing begins or ends. In *churn* one call arrives in each step, and on average one
-ends, which leaves a context, and one begins. The baselines step in turns, 20 ms apart by the scheduler's clock, so
-one step in 50 has an epoch. With *+host*, host memory of four times the KV cache keeps what is evicted; its workers
-copy in no time. *stock+host* is vLLM's own way to have it, `kv_offloading_size`.
+ends, which leaves a context, and one begins. The call that arrives continues the context of the one that has ended.
+The baselines step in turns, 20 ms apart by the scheduler's clock, so one step in 50 has an epoch. With *+host*, host
+memory of four times the KV cache keeps what is evicted; its workers copy in no time. *stock+host* is vLLM's own way to
+have it, `kv_offloading_size`. Calls have the header that `weft.Engine` sends.
 
 Where a scheduler lies in memory is worth several per cent. So each round makes all schedulers again, in an order of its
 own. The figure of a round is the ratio to stock of the medians of its steps, or of their means, in which the epochs
@@ -21,6 +26,8 @@ import random
 import statistics
 import tempfile
 import time
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -30,8 +37,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.kv_cache.choice import CopySpeed
 from weft.core.kv_cache.config import SwapConfig
+from weft.core.process_rows import CallIdentity
 from weft.engine.kv_cache.connector import StepPlan, WorkerReport, transfer_config
 from weft.engine.kv_cache.plan import Executed
 from weft.engine.scheduler import WeftScheduler
@@ -48,26 +57,39 @@ from weft.engine.vllm_compat.names import (
     init_none_hash,
     sha256,
 )
+from weft.engine.wire.calls import CallHeader, encode_call
 
 BLOCK_TOKENS: Final = 16
 HEAD_SIZE: Final = 32 * 8 * 128  # 128 KiB of KV a token, as a Llama of 8 billion weights has
 BLOCK_BYTES: Final = 2 * BLOCK_TOKENS * HEAD_SIZE * 2
 CONTEXT_BLOCKS: Final = 50  # of a program that waits for a tool
 STEP_S: Final = 0.02
-SETTLING_STEPS: Final = 100
+SETTLING_STEPS: Final = 500  # until the policy has ranked the calls that all came at once
 HOST_MEMORY: Final = 4  # of the KV cache's size
 BASE: Final = "stock"
-BASELINES: Final[dict[str, str | None]] = {
+PROGRAMS: Final = 1000  # open ones, whose calls wait and run
+ENDED: Final = 200  # programs that have ended before, from which policies learn
+BASELINES: Final[dict[str, dict[str, Any] | None]] = {  # by name, the scheduler's settings
     BASE: None,
     "stock-again": None,  # tells what the measurement itself is good for
     "stock+host": None,
-    "fcfs+lru": "lru",
-    "fcfs+ended-first": "ended-first",
-    "fcfs+ttl": "ttl",
-    "fcfs+least-waste": "least-waste",
-    "fcfs+next-use": "next-use",
-    "fcfs+next-use+host": "next-use",
+    "fcfs+lru": {"name": "fcfs", "kv_policy": "lru"},
+    "fcfs+ended-first": {"name": "fcfs", "kv_policy": "ended-first"},
+    "fcfs+ttl": {"name": "fcfs", "kv_policy": "ttl"},
+    "fcfs+least-waste": {"name": "fcfs", "kv_policy": "least-waste"},
+    "fcfs+next-use": {"name": "fcfs", "kv_policy": "next-use"},
+    "fcfs+next-use+host": {"name": "fcfs", "kv_policy": "next-use"},
+    "auto": {"name": "auto"},
+    "auto+no-gate": {"name": "auto", "gate": False},
+    "auto+next-use": {"name": "auto", "kv_policy": "next-use"},
+    "auto+next-use+host": {"name": "auto", "kv_policy": "next-use"},
 }
+
+
+@dataclass
+class _Program:
+    key: str
+    context: list[int] = field(default_factory=list)  # the tokens of the call that ended last
 
 
 class Bench:
@@ -76,21 +98,23 @@ class Bench:
     def __init__(
         self, baseline: str, folder: Path, running: int, waiting: int, held_blocks: int, *, churns: bool
     ) -> None:
-        kv_policy = BASELINES[baseline]
+        settings = BASELINES[baseline]
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         self._rng = random.Random(0)
         self._running, self._churns = running, churns
         self._added = self._step = 0
+        self._program_of: dict[str, _Program] = {}  # by request
+        self._next = deque(_Program(f"p{number}") for number in range(PROGRAMS))  # who makes the next call
         blocks = held_blocks + 4 * running
-        weft: dict[str, Any] = {"additional_config": {"weft": {"name": "fcfs", "kv_policy": kv_policy}}}
+        weft: dict[str, Any] = {"additional_config": {"weft": {**(settings or {}), "one_client": True}}}
         has_host = baseline.endswith("+host")
         gib = HOST_MEMORY * blocks * BLOCK_BYTES / 2**30
         if has_host:
             weft["kv_transfer_config"] = transfer_config(SwapConfig(gib, min_tokens=0))
         stock = {"kv_offloading_size": gib} if has_host else {}
         self.scheduler = make_scheduler(
-            AsyncScheduler if kv_policy is None else WeftScheduler,
+            AsyncScheduler if settings is None else WeftScheduler,
             folder,
             blocks=blocks,
             block_tokens=BLOCK_TOKENS,
@@ -100,46 +124,57 @@ class Bench:
             max_num_seqs=running,
             max_num_batched_tokens=8192,
             enable_prefix_caching=True,
-            **(stock if kv_policy is None else weft),
+            **(stock if settings is None else weft),
         )
-        if kv_policy is not None:
+        if settings is not None:
             self.scheduler.set_clock(lambda: self._step * STEP_S)
-        if has_host and kv_policy is not None:
+        if has_host and settings is not None:
             speed = WorkerReport(CopySpeed(1e-5, 2e10, 2e10))
             self.scheduler.connector.update_connector_output(_reported(speed))
+        for number in range(ENDED):
+            tokens = self._rng.randrange(1, 100)
+            self.scheduler.add_request(self._make(_Program(f"over {number}"), BLOCK_TOKENS, tokens, is_last=True))
+        while self.scheduler.has_requests():
+            self.step()
         for number in range(held_blocks // CONTEXT_BLOCKS):
-            self._add(f"open {number}", CONTEXT_BLOCKS * BLOCK_TOKENS, 1)
+            self.scheduler.add_request(self._make(_Program(f"open {number}"), CONTEXT_BLOCKS * BLOCK_TOKENS, 1))
             self.step()
         while self.scheduler.has_requests():  # until all is in host memory as well
             self.step()
-        for number in range(running + waiting):
-            self._add_call(number)
+        self._step += 10_000  # the gate has shut the programs that wait for tools
+        for _ in range(running + waiting):
+            self.scheduler.add_request(self._next_call())
         while len(self.scheduler.running) < running:
             self.step()
 
-    def _add_call(self, number: int) -> None:
-        """Calls of open programs, with prompts of their own."""
+    def _next_call(self) -> Request:
+        """A call of the program whose call ended first, or of the one that has made none for longest."""
+        program = self._next.popleft()
+        self._next.append(program)
         tokens = self._rng.randrange(1, 2 * self._running) if self._churns else 4000
-        self._add(f"p{number % 1000}", BLOCK_TOKENS, tokens)
+        request = self._make(program, BLOCK_TOKENS, tokens)
+        self._program_of[request.request_id] = program
+        return request
 
-    def _add(self, program: str, prompt_tokens: int, max_tokens: int) -> None:
-        header = {"program_id": program, "program_name": "agent", "call_id": f"c{self._added}"}
-        request = Request(
+    def _make(self, program: _Program, new_tokens: int, max_tokens: int, *, is_last: bool = False) -> Request:
+        identity = CallIdentity(ProgramId(program.key), ThreadId(program.key), CallId(f"c{self._added}"))
+        header = CallHeader(identity, program_name=f"agent {program.key[-1]}", program_calls=1, ends_program=is_last)
+        self._added += 1
+        return Request(
             f"r{self._added}",
-            [self._rng.randrange(900) for _ in range(prompt_tokens)],
-            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=header),
+            [*program.context, *(self._rng.randrange(900) for _ in range(new_tokens))],
+            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=encode_call(header)),
             pooling_params=None,
             block_hasher=self._hasher,
         )
-        self._added += 1
-        self.scheduler.add_request(request)
 
     def step(self, *, arrives: bool = False) -> tuple[float, float]:
         """One engine step. Returns the seconds of `schedule()`, and of all that the scheduler did for it."""
         self._step += 1
+        call = self._next_call() if arrives else None
         began_s = time.thread_time()
-        if arrives:
-            self._add_call(self._added)
+        if call is not None:
+            self.scheduler.add_request(call)
         before_s = time.thread_time()
         output = self.scheduler.schedule()
         schedule_s = time.thread_time() - before_s
@@ -148,7 +183,6 @@ class Bench:
         copies = output.kv_connector_metadata
         if isinstance(copies, StepPlan):
             copies.plan.check_integrity()  # the workers would refuse the plan, which takes none of the scheduler's time
-        began_s = time.thread_time()
         ids = list(output.num_scheduled_tokens)
         ran = ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, [[5]] * len(ids))
         if isinstance(copies, StepPlan) and copies.plan.number:
@@ -159,8 +193,16 @@ class Bench:
                 finished_recving={job.req_id for job in copies.load_jobs.values()},
                 kv_connector_worker_meta=OffloadingWorkerMetadata(done),
             )
+        running = list(self.scheduler.running)
+        began_s = time.thread_time()
         self.scheduler.update_from_output(output, ran)
-        return schedule_s, taken_s + time.thread_time() - began_s
+        taken_s += time.thread_time() - began_s
+        for request in running:
+            if request.is_finished() and (program := self._program_of.pop(request.request_id, None)) is not None:
+                program.context = list(request.all_token_ids)
+                self._next.remove(program)
+                self._next.appendleft(program)
+        return schedule_s, taken_s
 
 
 def _reported(report: WorkerReport) -> KVConnectorOutput:

@@ -70,6 +70,10 @@ class Attained:
     wait_s: float = 0.0  # of the longest chain. It falls when a chain that waited less becomes the longest
     total_wait_s: float = 0.0  # sum over all calls
 
+    def copy(self) -> Attained:
+        """The values as they are now."""
+        return Attained(self.service_s, self.total_service_s, self.wait_s, self.total_wait_s)
+
     def fold(self, inherited: Attained, account: Account) -> None:
         """Add a call that has left the engine (Alg. 1 lines 1-7).
 

@@ -6,6 +6,7 @@ where they lie in segments (`weft.core.sim.segment_contexts`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 
@@ -129,6 +130,7 @@ class Contexts(ABC):
     # -- decisions
 
     def _decide(self, context: Context, now_s: float) -> None:
+        context.ask_s = -math.inf
         context.decision = self.policy.decide(context, self.memory, now_s) if self.policy.decides else LEAVE
         own_tokens = self._own_tokens(context)
         if own_tokens is not None:

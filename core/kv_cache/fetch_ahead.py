@@ -34,10 +34,13 @@ def expect(context: Context, memory: Memory, now_s: float) -> Expected[Context]:
     An expectation alone would come too late for these, and rises again when a pause is longer than expected.
     """
     only_host = max(0, context.host_tokens - context.tokens)
-    is_called = context.called_s is not None or (
-        only_host > 0 and context.elapsed_s(now_s) >= context.pause.quantile_s(_SHORT) - LEAD_S
-    )
+    is_called = context.called_s is not None or (only_host > 0 and context.elapsed_s(now_s) >= short_pause_s(context))
     return Expected(context, context.expected_s(memory, now_s), is_called, context.tokens, only_host)
+
+
+def short_pause_s(context: Context) -> float:
+    """How long the pause has lasted when its call may come at any moment."""
+    return context.pause.quantile_s(_SHORT) - LEAD_S
 
 
 def contexts_to_fetch(

@@ -155,6 +155,11 @@ class PrefixTree:
         """The contexts of all programs."""
         return [context for ends in self._ends.values() for context in ends]
 
+    def contexts_beyond(self, other: PrefixTree) -> list[Context]:
+        """The contexts that the other tree does not have."""
+        there, none = other._ends, dict[Context, Block]()
+        return [each for program, ends in self._ends.items() for each in ends if each not in there.get(program, none)]
+
     def contexts_of(self, program: Hashable) -> list[Context]:
         """The contexts of a program, the oldest first."""
         return list(self._ends.get(program, ()))

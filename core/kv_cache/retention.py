@@ -267,11 +267,17 @@ class Retention(Pauses):
                 comes first.
             now_s: The time.
         """
-        waiting = sum(context.called_s is not None for context in self.contexts_anywhere())
+        called_of: dict[Hashable, list[Context]] = {}
+        for context in self.contexts_anywhere():
+            if context.called_s is not None:
+                called_of.setdefault(context.program, []).append(context)
+        waiting = sum(map(len, called_of.values()))
         seen: set[Context] = set()
         calls: list[tuple[Context | None, int]] = []
         for program, level in waiting_calls if waiting else ():
-            called = [context for context in self.contexts_of(program) if context.called_s is not None]
+            called = called_of.get(program, [])
+            if len(called) > 1:
+                called = [context for context in self.contexts_of(program) if context.called_s is not None]
             needed = next((context for context in called if context not in seen), None)
             calls.append((needed, level))
             seen.update(called[:1] if needed is None else [needed])

@@ -82,7 +82,7 @@ class TieredRetention(Retention):
 
     def contexts_anywhere(self) -> list[Context]:
         """The contexts of open programs, on the device or in host memory."""
-        away = (each for each in self.host.tree.contexts() if self.tree.end_of(each) is None)
+        away = self.host.tree.contexts_beyond(self.tree)
         return self.tree.contexts() + [each for each in away if each.program in self._programs]
 
     def fetched(self, context: Context, chain: Sequence[Hashable], now_s: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from weft.core.kv_cache.fetch_ahead import (
     EVERY_S,
@@ -20,12 +20,16 @@ from weft.core.kv_cache.fetch_ahead import (
     WATERMARK,
     contexts_to_fetch,
     expect,
+    short_pause_s,
 )
 from weft.core.kv_cache.policies import Context
 from weft.core.kv_cache.retention import RunningCall
 from weft.core.kv_cache.tiered import TieredRetention
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_hash_with_group_id
+
+_MANY: Final = 100  # contexts that are asked every EVERY_S; more are not asked as often
+_ASK_S: Final = 1.0  # so often a context is asked when it is due, though nothing happens
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class Fetches:
         self._under_way: list[_Fetch] = []
         self._next_s = -math.inf
         self._step_blocks = max(1, int(STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
+        self._idle_until_s = -math.inf  # until then nothing is due that has room, unless something changes
         self.looks = False  # whether something has changed since the last look
         store.at_report = self._reported
         store.at_void = self.let_go
@@ -93,9 +98,12 @@ class Fetches:
         now_s = self._store.now_s
         if self._under_way or not (now_s >= self._next_s or (is_idle and self.looks)):
             return False
-        self._next_s, self.looks = now_s + EVERY_S, False
+        has_changed, self.looks = self.looks, False
+        self._next_s = now_s + EVERY_S
         copy_token_s = self._store.copy_token_s
         if not self._store.tier.slots or copy_token_s == math.inf:
+            return False
+        if not has_changed and now_s < self._idle_until_s:
             return False
         left = min(self._step_blocks, self._pool.get_num_free_blocks() - self._spared(most_blocks))
         for context in self._due(running, copy_token_s, LEAD_S if not is_idle else math.inf):
@@ -126,12 +134,34 @@ class Fetches:
         busy = {call.program for call in running}
         memory = retention.memory
         contexts = [each for each in retention.contexts_anywhere() if each.program not in busy]
-        if not any(each.host_tokens > each.tokens for each in contexts):
+        self._next_s = now_s + min(EVERY_S * max(1.0, len(contexts) / _MANY), _ASK_S)
+        missing = [each for each in contexts if each.host_tokens > each.tokens]
+        due = [each for each in missing if self._may_be_due(each, copy_token_s, lead_s)]
+        soon_s = min((each.ask_s for each in missing if each.ask_s > now_s), default=math.inf)
+        self._idle_until_s = min(soon_s, now_s + _ASK_S)
+        if not due:
             return []
         expected = [expect(context, memory, now_s) for context in contexts]
         capacity = (len(self._pool.blocks) - 1) * self._store.block_tokens
         room_tokens = SHARE * capacity - memory.running_tokens
-        return contexts_to_fetch(expected, room_tokens=room_tokens, copy_token_s=copy_token_s, lead_s=lead_s)
+        found = contexts_to_fetch(expected, room_tokens=room_tokens, copy_token_s=copy_token_s, lead_s=lead_s)
+        if found:
+            self._idle_until_s = -math.inf
+        return found
+
+    def _may_be_due(self, context: Context, copy_token_s: float, lead_s: float) -> bool:
+        """Whether a copy back may be due. The time until a call runs falls by at most a second in a second, unless
+        something happens to the context, or to others from which its pause is predicted. So most contexts need not be
+        asked each time."""
+        now_s = self._store.now_s
+        if context.called_s is not None or lead_s == math.inf:
+            return True
+        if now_s < context.ask_s:
+            return False
+        copy_s = (context.host_tokens - context.tokens) * copy_token_s
+        early_s = context.expected_s(self._retention.memory, now_s) - copy_s - lead_s
+        context.ask_s = now_s + min(early_s, short_pause_s(context) - context.elapsed_s(now_s), _ASK_S)
+        return context.ask_s <= now_s
 
     def _fetch(self, context: Context, most: int) -> int:
         """Plan to fetch the next blocks of a context. Returns how many free blocks that takes."""

@@ -61,6 +61,10 @@ class TieredHold(SoftHold):
         super().call_left(call, now_s)
         self._fetches.looks = True  # there is more room
 
+    def call_preempted(self, call: CallKv, now_s: float) -> None:
+        super().call_preempted(call, now_s)
+        self._fetches.looks = True
+
     def program_ended(self, program: Hashable, now_s: float) -> None:
         super().program_ended(program, now_s)
         self._fetches.looks = True

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from weft.core.ids import CallId, ProgramId
@@ -64,7 +63,7 @@ class CallTable:
             view = program.view
             view.calls = max(view.calls, header.program_calls) if header.program_calls else view.calls + 1
             ledger = self._ledgers[key] = Ledger(
-                identity.call_id, identity.program_id, replace(view.attained), now_s - header.waited_s
+                identity.call_id, identity.program_id, view.attained.copy(), now_s - header.waited_s
             )
         ledger.ends_program |= header.ends_program
         ledger.sequences += 1

@@ -102,14 +102,17 @@ class StepCharges:
         self._steps += 1
         self._observe(output, step, step_s)
         served: defaultdict[int, float] = defaultdict(float)  # seconds, by queue
+        # This is done for each call in each step, so what does not change is read once.
+        entry_of, requests, prompts, token_s = self._entries.get, self._requests, step.prompts, self._token_s
+        charge = self._policy.charge
         for request_id, scheduled_tokens in output.num_scheduled_tokens.items():
-            entry = self._entries.get(request_id)
+            entry = entry_of(request_id)
             if entry is None:  # aborted while the step ran
                 continue
-            request, part = self._requests[request_id], step.prompts.get(request_id)
+            request, part = requests[request_id], prompts.get(request_id) if prompts else None
             call, ledger, service_s = entry.call, entry.ledger, step_s
-            if self._token_s is not None:
-                service_s = (scheduled_tokens if part is None else part.new_tokens) * self._token_s
+            if token_s is not None:
+                service_s = (scheduled_tokens if part is None else part.new_tokens) * token_s
                 ledger.service_s += service_s
                 served[call.rank.level] += service_s
             elif ledger.last_step != self._steps:
@@ -121,7 +124,8 @@ class StepCharges:
             else:
                 call.output_tokens = request.num_output_tokens + 1
             rank = call.rank
-            self._policy.charge(call, service_s, now_s, recomputed=recomputes(request, entry))
+            recomputed = request.num_preemptions > 0 and recomputes(request, entry)
+            charge(call, service_s, now_s, recomputed=recomputed)
             if call.rank is not rank:
                 self.rank_changed = True
             if part is not None and part.is_last:

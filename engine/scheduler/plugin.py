@@ -72,7 +72,10 @@ class WeftScheduler(AsyncScheduler):
         self._policy = policy = PolicyConfig.from_dict(config.policy).check_live()
         self._decide_every = policy.decide_every
         self._token_s = policy.token_s
-        self._overlaps = bool(self.vllm_config.scheduler_config.async_scheduling)
+        if not self.vllm_config.scheduler_config.async_scheduling:
+            # Steps do not overlap. vLLM then has its plain scheduler, which keeps no placeholders for tokens in flight.
+            for name in ("_update_after_schedule", "_update_request_with_output"):
+                setattr(self, name, getattr(super(AsyncScheduler, self), name))
         connector = self.connector
         self._swap = connector.store if isinstance(connector, SwapConnector) else None
         self._clock: Callable[[], float] = time.monotonic
@@ -423,18 +426,3 @@ class WeftScheduler(AsyncScheduler):
         ledger = entry.ledger if entry is not None else self._left.get(output.request_id)
         if ledger is not None:
             output.kv_transfer_params = attach_account(output.kv_transfer_params, ledger.encode())
-
-    # Where steps do not overlap, vLLM uses its plain scheduler, which keeps no placeholders for tokens in flight.
-
-    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        if self._overlaps:
-            super()._update_after_schedule(scheduler_output)
-        else:
-            super(AsyncScheduler, self)._update_after_schedule(scheduler_output)
-
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        if self._overlaps:
-            return super()._update_request_with_output(request, new_token_ids, is_stale)
-        return super(AsyncScheduler, self)._update_request_with_output(request, new_token_ids, is_stale)

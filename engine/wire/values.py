@@ -16,6 +16,8 @@ def strings(values: object) -> Iterable[str]:
 
 def seconds(value: object) -> float:
     """A number of seconds; 0 if the value is none."""
+    if type(value) is float and 0 <= value <= MAX_FIGURE:  # what Weft sends
+        return value
     # An int may be too large for a float. A comparison takes it, and min returns the smaller value.
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(min(value, MAX_FIGURE))
