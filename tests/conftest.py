@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import hypothesis
 import pytest
@@ -93,13 +94,13 @@ def command_result(request: pytest.FixtureRequest, _background: BackgroundComman
 
 @pytest.fixture(scope="session")
 def vllm_engine(tiny_model: Path) -> Iterator[weft.Engine]:
-    """The engine of the session."""
+    """The engine of the session. The server of tests/engine/serve is one that compiles."""
     from threads import one_thread
     from tiny_engine import ENGINE_ARGS
 
     import weft
 
-    with one_thread():
+    with one_thread(), mock.patch.dict(os.environ, {"TORCH_COMPILE_DISABLE": "1"}):  # for one call with logprobs
         engine = weft.Engine(tiny_model, **ENGINE_ARGS)
     with engine:
         yield engine
