@@ -9,11 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree as ET
 
 import pytest
 import typer
-from background import ROOT, TINY, CommandResult
+from background import ROOT, CommandResult
 from scripts_on_one_engine import on_one_engine, printed_by
 
 pytest.importorskip("langgraph", reason="the LangChain extra is not installed")
@@ -33,16 +32,6 @@ from weft.testing import Reply, ScriptedEngine
 
 EXAMPLES = ROOT / "examples"
 NAMES = ("mcts_langgraph", "map_reduce_langchain", "chatbot_session", "openai_sdk")
-
-
-def output(command_result: CommandResult) -> tuple[str, list[str], list[str]]:
-    """The text that an example prints, the rows of its process table, and the words of its picture."""
-    printed = command_result.printed()
-    (path,) = command_result.folder.glob("*.svg")
-    picture = ET.parse(path).getroot()  # noqa: S314  our own file
-    assert picture.tag.endswith("svg")
-    rows = [line for line in printed.splitlines() if re.search(r"\d +finished *$", line)]
-    return printed, rows, [text for text in map(str.strip, picture.itertext()) if text]
 
 
 def check_solutions(printed: str) -> int:
@@ -336,18 +325,19 @@ async def test_the_session_of_a_chat(engine: weft.Engine) -> None:
     assert turns[1].prompt_tokens > turns[0].prompt_tokens
 
 
-# -- whole examples, one of them on an engine of its own
+# -- whole examples
 
 
 @pytest.mark.engine
-@pytest.mark.background(EXAMPLES / "mcts_langgraph.py", "--model", TINY, "--rollouts", "2", "1 1 1 1", "1 1 1 2")
+@on_one_engine
 def test_tree_search_runs(command_result: CommandResult) -> None:
     """Two puzzles are two programs, and the picture shows the steps of the search."""
-    printed, rows, words = output(command_result)
-    assert [row.split("  ")[0].strip() for row in rows] == ["1 1 1 1", "1 1 1 2"]
-    assert printed.count(": not solved in 2 rollouts; the last was ") == 2
-    assert printed.count("    its last reflection: ") == 2
-    assert {"expand", "evaluate", "simulate", "reflect", "thread 2"} <= set(words)
+    printed = printed_by(command_result, "mcts_langgraph")
+    names = ["1 1 1 1", "1 1 1 2"]
+    assert [row.split("  ")[0].strip() for row in printed.finished(*names)] == names
+    assert printed.text.count(": not solved in 2 rollouts; the last was ") == 2
+    assert printed.text.count("    its last reflection: ") == 2
+    assert {"expand", "evaluate", "simulate", "reflect", "thread 2"} <= printed.words
 
 
 @pytest.mark.engine
@@ -391,6 +381,4 @@ def test_the_openai_agents_run(command_result: CommandResult) -> None:
 @pytest.mark.background(EXAMPLES / "mcts_langgraph.py", "--rollouts", "30", "2 3 4")
 def test_tree_search_solves(command_result: CommandResult) -> None:
     """Thirty rollouts are enough to try every move, so the embedded model solves this puzzle on any machine."""
-    printed, rows, _ = output(command_result)
-    assert len(rows) == 1
-    assert check_solutions(printed) == 1
+    assert check_solutions(command_result.printed()) == 1

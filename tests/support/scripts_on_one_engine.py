@@ -24,6 +24,7 @@ from snippets import whole_files
 import weft
 
 EXAMPLES = {
+    "mcts_langgraph": ["--rollouts", "2", "1 1 1 1", "1 1 1 2"],
     "map_reduce_langchain": [],
     "chatbot_session": ["--turns", "3"],
     "openai_sdk": [],
