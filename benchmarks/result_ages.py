@@ -26,6 +26,7 @@ SIMULATED: Final = ("core/sim", "core/policies", "core/kv_cache", "core/trace/wo
 LIVE: Final = ("engine/scheduler", "engine/kv_cache", "engine/swap", "core/policies", "core/kv_cache", "src/weft/bench")
 # By page: what its figures depend on, under "", and what those of single sections do.
 MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "advice.md": {"": (*LIVE, "core/sim")},
     "balancers.md": {
         "": (*SIMULATED, "core/routing"),
         "On real engines": ("core/routing", "engine/replicas", "benchmarks/bench_balancer.py"),

@@ -16,6 +16,9 @@ from weft.core.sim.settings import SimSettings
 RESAMPLES: Final = 1000
 _PART: Final = 0.025  # of the resamples, below the interval and above it
 SMALL: Final = 0.01  # a smaller change of a mean is no gain
+# How far a simulated ratio of means is from that of engines: the root mean square of the logarithm in ten live runs of
+# the tiny model, on the step times of `weft profile` (docs/results/advice.md).
+MODEL_ERROR: Final = 0.056
 NEARLY: Final = 0.05  # an option within so much of the best is as good, if it costs less
 
 STOCK: Final = Rival("fcfs", False, NO_HOST)
@@ -63,7 +66,7 @@ def ways(host_gib: Sequence[float]) -> list[Way]:
 
 
 class Change(NamedTuple):
-    """A ratio of means less 1, with the interval that holds 95 % of its resamples."""
+    """A ratio of means less 1, with the interval that holds 95 % of its draws."""
 
     value: float
     low: float
@@ -80,7 +83,7 @@ class Change(NamedTuple):
         return self.value > SMALL and self.low > 0
 
 
-def change_of_mean(base: Sequence[float], other: Sequence[float], random: Random) -> Change:
+def change_of_mean(base: Sequence[float], other: Sequence[float], random: Random, error: float = 0.0) -> Change:
     """How a mean over programs changes, by a circular block bootstrap over programs in their order of arrival.
 
     Programs that run at the same time delay each other, so blocks of consecutive ones are drawn: the square root of
@@ -90,6 +93,7 @@ def change_of_mean(base: Sequence[float], other: Sequence[float], random: Random
         base: A value above 0 for each program.
         other: The values to compare, of the same programs.
         random: The source of the draws.
+        error: The standard deviation of the logarithm of an error of the ratio, which each draw has as well.
     """
     count = len(base)
     length = max(1, math.isqrt(count))
@@ -99,7 +103,7 @@ def change_of_mean(base: Sequence[float], other: Sequence[float], random: Random
     for _ in range(RESAMPLES):
         starts = random.choices(range(count), k=blocks)
         before, after = (sum(map(each.__getitem__, starts)) for each in sums)
-        found.append(after / before - 1)
+        found.append(after / before * math.exp(random.gauss(0.0, error)) - 1)
     value = sum(other) / sum(base) - 1
     low, high = (percentile(found, 100 * part) for part in (_PART, 1 - _PART))
     return Change(value, min(low, value), max(high, value))
@@ -143,7 +147,7 @@ def outcomes(results: Mapping[Way, SimResult], random: Random) -> Iterator[Outco
             result.mean_latency,
             result.latency(95),
             p99_s,
-            change_of_mean(base, latencies, random),
+            change_of_mean(base, latencies, random, 0.0 if way.rival == STOCK else MODEL_ERROR),
             p99_s / stock_p99_s - 1,
             result.prefix_hit_rate,
             result.counts.again + result.counts.recomputed,

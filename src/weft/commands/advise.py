@@ -73,7 +73,7 @@ def advise(  # noqa: PLR0917  typer reads options off the signature
     """Say what Weft would change for your own programs: completion times, prefix hits, and what host memory gives.
 
     Stock vLLM, a plain gate, host memory and Weft's default are simulated on the same programs. The intervals hold 95 %
-    of the resamples of a block bootstrap over programs. They do not tell how far the simulator is from your engine.
+    of the draws of a block bootstrap over programs, each with an error such as the simulator had in live runs.
     """
     profile = engine_named(engine)
     settings = profile.settings(kv_tokens=kv_tokens, batch_size=batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 
@@ -51,6 +52,14 @@ def test_an_interval_holds_its_value(pairs: list[tuple[float, float]], seed: int
     assert change.value == pytest.approx(sum(other) / sum(base) - 1)
     assert change.low <= change.value <= change.high
     assert change == change_of_mean(base, other, random.Random(seed))
+
+
+def test_the_error_of_the_simulator_is_a_part_of_the_interval() -> None:
+    """Where programs leave no doubt it is all of it: 95 % of a normal distribution lie within 1.96 deviations."""
+    base = [random.Random(7).uniform(1, 100) for _ in range(50)]
+    change = change_of_mean(base, [value / 2 for value in base], random.Random(0), error=0.1)
+    assert change.value == pytest.approx(-0.5)
+    assert (change.low, change.high) == pytest.approx((0.5 * math.exp(-0.196) - 1, 0.5 * math.exp(0.196) - 1), abs=0.02)
 
 
 def test_a_change_that_is_the_same_for_all_programs_has_no_interval() -> None:
