@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
+from typing import Final
 
 from weft.core.kv_cache.policies import LEAVE, Action, Context, KvPolicy, Memory
 from weft.core.prediction import Reuse, TimeEstimate, ToolTimes, WaitsByLevel
 from weft.core.prediction.names import SamplesByName
 from weft.core.prediction.samples import Samples
 from weft.core.prediction.tool_times import pause_name
+
+MOST_TURNS: Final = 1000  # in the queue, looked at in each epoch; later ones are too far away to tell
+NEXT_TURNS: Final = 100  # looked at between two epochs
 
 
 class Contexts(ABC):

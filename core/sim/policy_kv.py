@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Final
 
+from weft.core.kv_cache.contexts import MOST_TURNS, NEXT_TURNS
 from weft.core.kv_cache.eviction_order import LEAST_MOVED, Group, Rank
 from weft.core.kv_cache.policies import Context, KvPolicy, Memory
 from weft.core.kv_cache.rotation import Rotation
@@ -37,7 +39,7 @@ class PolicyKvCache(KvCache):
         self._prefill_token_s = settings.timing.prefill_token_s or StepCosts().prefill_token_s
         self._copy_token_s = copy_token_s
         self._now_s = 0.0
-        self._queue_s = -math.inf
+        self._queue_s = self._next_epoch_s = -math.inf
         # As in `weft.core.kv_cache.eviction_order`: leaves are ranked when something has happened to them and somebody
         # asks what goes next, when their hold expires, and once in each epoch.
         self._order: list[tuple[Rank, int, Segment]] = []  # heap of the leaves
@@ -71,7 +73,9 @@ class PolicyKvCache(KvCache):
         if now_s < self._queue_s + _QUEUE_S:
             return
         self._queue_s = now_s
-        self._contexts.queue_changed(calls, now_s)
+        is_epoch = now_s >= self._next_epoch_s
+        self._next_epoch_s = now_s + EPOCH_S if is_epoch else self._next_epoch_s
+        self._contexts.queue_changed(itertools.islice(calls, MOST_TURNS if is_epoch else NEXT_TURNS), now_s)
 
     def call_arrived(self, call: SimCall) -> None:
         self._contexts.call_arrived(call, self._now_s)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
+from weft.core.kv_cache.contexts import MOST_TURNS, NEXT_TURNS
 from weft.core.kv_cache.eviction_order import LEAST_MOVED
 from weft.core.kv_cache.policies import Memory
 from weft.core.kv_cache.prefix_tree import Block
@@ -26,8 +27,6 @@ from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 _EPOCH_S: Final = 1.0
 _CHECK_S: Final = 10.0
 _QUEUE_S: Final = 0.1
-_MOST_TURNS: Final = 1000  # in the queue, looked at in each epoch; later ones are too far away to tell
-_NEXT_TURNS: Final = 100  # looked at between two epochs
 _MOST_TOOLS: Final = 100  # in the figures
 _FRESH_S: Final = 0.1  # so long a step may use what was prepared before it
 
@@ -226,7 +225,7 @@ class SoftHold(KvOrder):
             is_epoch = now_s >= self._next_epoch_s
             self._next_queue_s = now_s + _QUEUE_S
             self._next_epoch_s = now_s + _EPOCH_S if is_epoch else self._next_epoch_s
-            turns = _MOST_TURNS if is_epoch else _NEXT_TURNS
+            turns = MOST_TURNS if is_epoch else NEXT_TURNS
             self.retention.observe_queue(itertools.islice(step.queue(), turns), now_s)
         for each in self._to_revisit.due(now_s):
             self.retention.revisit(each, now_s)

@@ -121,3 +121,21 @@ def test_host_memory_is_a_number_of_tokens() -> None:
     """Less than nothing is a mistake."""
     with pytest.raises(SimulationError, match="host_kv_tokens"):
         SimSettings(host_kv_tokens=-1)
+
+
+@pytest.mark.parametrize(("name", "waits"), [("lru", False), ("next-use", True)])
+def test_who_waits_for_a_copy_back(name: str, waits: bool) -> None:
+    """A's context comes back from host memory while B generates. vLLM's offloading copies beside the steps, so only A
+    waits. Weft's engines copy within a step, so B waits as well. Either way A's context is copied and not computed."""
+    calls = (TraceCall("a", (), 1, 9_000), TraceCall("b", ("a",), 1, 9_100, gap_s=9.0, shared_prefix_tokens=9_000))
+    long = TraceProgram("B", (TraceCall("a", (), 1_000, 100),), 2.0, name="other")
+    filler = TraceProgram("C", (TraceCall("a", (), 1, 9_800),), 3.0, name="third")
+    fast, slow = (
+        run([TraceProgram("A", calls), long, filler], math.inf, name=name, kv_tokens=11_500, copy_token_s=copy_s)
+        for copy_s in (1e-9, 9e-5)
+    )
+    assert fast.counts.again == slow.counts.again == 0
+    assert fast.counts.fetched > 5_000
+    copy_s = slow.counts.fetched * 9e-5
+    assert slow.programs["A"].latency - fast.programs["A"].latency > 0.9 * copy_s
+    assert (slow.programs["B"].latency - fast.programs["B"].latency > 0.9 * copy_s) == waits
