@@ -12,7 +12,7 @@ from weft.core.ids import CallId
 from weft.core.kv_cache.stats import SwapStats
 from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from weft.engine.wire.calls import decode_key
-from weft.engine.wire.reports import decode_account, read_report
+from weft.engine.wire.reports import CallAccount, decode_account, read_report
 
 OnAccount = Callable[[CallId, Account], None]
 
@@ -38,8 +38,8 @@ class AccountingLLM(AsyncLLM):
     """An `AsyncLLM` that takes the scheduler's reports off the outputs.
 
     Attributes:
-        on_account: Called with a call's id and account on the engine's event loop, before the output that carried the
-            account is delivered.
+        on_account: Called with a call's id and account so far on the engine's event loop, before each of its outputs is
+            delivered.
         swap_stats: The swap's figures as of the last call that ended.
         why_dead: Why Weft killed the engine; empty if it did not.
         log: The file of the processes' output; None: the terminal.
@@ -58,19 +58,20 @@ class AccountingLLM(AsyncLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         _, call_id = decode_key(sampling_params.extra_args, request_id, None)
         output_tokens = OutputTokens(sampling_params)
+        told: CallAccount = {}  # by the latest output that carried an account
         # Closing this generator must close vLLM's at once, which aborts the request.
         async with aclosing(super().generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
             async for output in outputs:
                 output_tokens.add(output)
                 report = read_report(output.kv_transfer_params)
                 output.kv_transfer_params = None  # otherwise it would show up in the OpenAI response
-                if report.account is not None:
-                    account = decode_account(
-                        report.account,
-                        prompt_tokens=len(output.prompt_token_ids or ()),
-                        output_tokens=output_tokens.total,
-                        cached_tokens=output.num_cached_tokens or 0,
-                    )
-                    self.on_account(call_id, account)
+                told = report.account or told
+                account = decode_account(
+                    told,
+                    prompt_tokens=len(output.prompt_token_ids or ()),
+                    output_tokens=output_tokens.total,
+                    cached_tokens=output.num_cached_tokens or 0,
+                )
+                self.on_account(call_id, account)
                 self.swap_stats = report.swap or self.swap_stats
                 yield output

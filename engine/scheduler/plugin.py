@@ -82,6 +82,7 @@ class WeftScheduler(AsyncScheduler):
         self._aborted = AbortedAccounts()
         self.use_policy(policy.make())
         self._left: dict[str, Ledger] = {}  # of requests that left since the last outputs
+        self._to_tell: set[str] = set()  # the requests whose next output carries their account
         self._computing: dict[str, Request] = {}  # they ran in the last step, and do not have all of their prompts yet
 
     def use_policy(self, policy: Policy) -> None:
@@ -199,6 +200,7 @@ class WeftScheduler(AsyncScheduler):
             self._kv_order.call_left(self._kv_of(request, entry), self._clock())
             self._kv_accounts.call_left(request, entry.call.program)
         self._note_left(request)
+        self._to_tell.discard(request.request_id)
         ledger = self._table.close(request.request_id, self._clock())
         if ledger is not None:
             self._left[request.request_id] = ledger
@@ -304,6 +306,7 @@ class WeftScheduler(AsyncScheduler):
         if entry.ledger.running == 0:
             self._charges.levels.started(entry.call.rank.level, now_s - entry.ledger.waiting_since_s)
         entry.ledger.start(now_s)
+        self._to_tell.add(request.request_id)
         self.weft_policy.start(entry.call, now_s)
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
@@ -395,9 +398,11 @@ class WeftScheduler(AsyncScheduler):
         if self._swap is not None and copied is not None and copied.invalid_block_ids:
             self._void_loads(self._swap, copied.invalid_block_ids)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        to_tell = self._to_tell
         for client_outputs in outputs.values():
             for output in client_outputs.outputs:
-                self._attach_account(output)
+                if output.finish_reason is not None or output.request_id in to_tell:
+                    self._attach_account(output)
                 # Other outputs may never reach a caller, and other clients' callers are not told of the engine.
                 if self._swap is not None and self._has_own_client and output.finish_reason is not None:
                     output.kv_transfer_params = attach_swap(output.kv_transfer_params, self._swap.stats())
@@ -418,11 +423,16 @@ class WeftScheduler(AsyncScheduler):
         invalid.clear()
 
     def _attach_account(self, output: EngineCoreOutput) -> None:
-        """Attach a call's account so far to each of its outputs.
+        """Attach a call's account so far to its output.
 
-        A call may end in the host process, by a stop string or a closed stream, and then no last output comes.
+        The first output after a wait has it, and the last one. A call that a stop string ends in the host process has
+        no last output here, so each of its outputs has it.
         """
-        entry = self._entries.get(output.request_id)
-        ledger = entry.ledger if entry is not None else self._left.get(output.request_id)
+        key = output.request_id
+        entry, request = self._entries.get(key), self.requests.get(key)
+        ledger = entry.ledger if entry is not None else self._left.get(key)
         if ledger is not None:
             output.kv_transfer_params = attach_account(output.kv_transfer_params, ledger.encode())
+        params = request.sampling_params if request is not None else None
+        if params is None or not params.stop:
+            self._to_tell.discard(key)

@@ -177,7 +177,7 @@ class Replay:
         if row is not None:
             found = read_report(output.kv_transfer_params).account
             if found is None:
-                raise AssertionError("Weft's scheduler attaches an account to every output")
+                raise AssertionError("Weft's scheduler attaches an account to the last output")
             account = row.account = Account(**found)
             self.swapped_tokens += account.swapped_tokens
             self._table.leave(row, clock.now_s)
