@@ -41,11 +41,13 @@ class Engine(FrontEnd):
     Args:
         model: A folder in Hugging Face format or a hub name; None: the embedded SmolLM2-135M-Instruct.
         policy: A name in `weft.core.policies.POLICIES`, or a `PolicyConfig` with parameters.
-        swap: Host memory for the KV cache of preempted calls; None: their KV is recomputed. A `kv_transfer_config` of
-            your own takes precedence.
+        swap: Host memory for KV, by default sized by what the host has free; None: none, and what the device has no
+            room for is computed again. A `kv_transfer_config` of your own takes precedence. `engine.host_kv_gib` says
+            how much there is.
         kv_policy: What is evicted from the KV cache next: a name in `weft.core.kv_cache.policies.KV_POLICIES`, or a
-            `KvPolicyConfig` with parameters. None: as the policy says, "ended-first" or "lru". It has no effect without
-            prefix caching, or for models with several kinds of attention.
+            `KvPolicyConfig` with parameters. None: "next-use" with host memory, and without it as the policy says,
+            "ended-first" or "lru". It has no effect without prefix caching, or for models with several kinds of
+            attention.
         tool_call_parser: vLLM's parser for tool calls that the model makes of its own accord, e.g. "hermes".
         max_calls: How many calls may be in flight, the scheduler's queue included. Further calls are refused with
             `OverloadedError`.
@@ -131,7 +133,8 @@ class Engine(FrontEnd):
                 if log is not None:
                     log.close(is_named=True)
                 raise
-            progress.ready(self.model)
+            self.host_kv_gib = self._measured_host_kv()
+            progress.ready(self.model, self.host_kv_gib)
         from weft.engine.frontend.liveness import kill_if_stuck, report_death  # imports vLLM, as only a launch may
 
         self._only_endpoint = ModelEndpoint(chat, Admission(lambda: max_calls), self.engine_id, self.model)
@@ -143,7 +146,13 @@ class Engine(FrontEnd):
         self._loop.submit(report_death(self._llm, self.engine_id))
         self._has_started()
         _engines.add(self)
-        self._log.info("engine started", model=self.model, policy=self.policy.name, log=str(progress.log))
+        self._log.info(
+            "engine started",
+            model=self.model,
+            policy=self.policy.name,
+            log=str(progress.log),
+            host_kv_gib=round(self.host_kv_gib, 1),
+        )
 
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""

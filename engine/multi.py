@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
@@ -29,7 +29,7 @@ from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
 from weft.engine.frontend.progress import StartProgress
-from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, start_error, wait_unless
+from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, most_host_gib, start_error, wait_unless
 from weft.engine.frontend.weak import weakly
 from weft.engine.live import WatchedReplica
 from weft.engine.processes.fork import not_in_forks
@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.router import RoutedLLM
 
 T = TypeVar("T")
+
+RAY_GIB: Final = 4.0  # of host memory for each worker, at most, on nodes of which nobody knows what they have free
 
 
 class AsyncMultiLLMEngine(FrontEnd):
@@ -143,6 +145,10 @@ class AsyncMultiLLMEngine(FrontEnd):
             hang_timeout_s=self._hang_timeout_s,
             on_account=weakly(self._in_flight.account),
         )
+        self._most_gib: float | None = None
+        if swap is not None and swap.space_gib == "auto":
+            here = [({**engine_args, **each.engine_args}, each.replicas) for each in wanted]
+            self._most_gib = most_host_gib(here) if backend == "mp" else RAY_GIB
         self._start_loop()
         started: list[ReplicaGroup] = []
         self._finalizer = weakref.finalize(self, not_in_forks(_shut_down), started, self._loop, self._launcher)
@@ -153,14 +159,21 @@ class AsyncMultiLLMEngine(FrontEnd):
                 progress.stage(f"starting {total} engines" if total > 1 else "starting the engine")
                 for each in wanted:
                     self._groups[str(each.name)] = self._start_group(each, engine_args, started)
-                progress.ready(", ".join(self._groups))
+                self.host_kv_gib = self._measured_host_kv()
+                progress.ready(", ".join(self._groups), self.host_kv_gib)
         except BaseException:
             self._launcher.keep_logs = True  # the error names a log
             self._stop_listening()
             self._finalizer()
             raise
         self._has_started()
-        self._log.info("engine started", models=list(self._groups), replicas=total, balancer=self._balancer.name)
+        self._log.info(
+            "engine started",
+            models=list(self._groups),
+            replicas=total,
+            balancer=self._balancer.name,
+            host_kv_gib=round(self.host_kv_gib, 1),
+        )
 
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
@@ -180,6 +193,7 @@ class AsyncMultiLLMEngine(FrontEnd):
                 self._swap,
                 {**common, **wanted.engine_args, "served_model_name": name},
                 self._kv_policy,
+                most_gib=self._most_gib,
             )
         except Exception as error:
             raise start_error(name, error) from error

@@ -72,6 +72,7 @@ class FrontEnd(CallPath):
 
     _start_abandoned: threading.Event
     model: str  # the name that the engine serves, the first of several
+    host_kv_gib: float = 0.0  # of host memory that each worker has for KV
     _finalizer: Callable[[], object]  # ends the engine, once
 
     def __new__(cls, *_arguments: Any, **_keywords: Any) -> Self:
@@ -123,6 +124,14 @@ class FrontEnd(CallPath):
     def _stop_listening(self) -> None:
         if self._listener is not None:
             self._listener.stop()
+
+    def _measured_host_kv(self) -> float:
+        """The GiB of host memory that each worker has for KV, which schedulers know once they have started."""
+        answers: list[Any] = []
+        with suppress(Exception):  # no start fails for want of this figure
+            answers = self._loop.submit(self._send_to_schedulers(encode_control(TakeKvStats()))).result(_ANSWER_S)
+        found = [stats for answer in answers if (stats := read_kv_stats(answer)) is not None]
+        return min((stats.host_capacity_bytes for stats in found), default=0) / 2**30
 
     def _has_started(self) -> None:
         """Take calls from now on."""

@@ -42,11 +42,14 @@ class StartProgress:
         if self._line is not None:
             self._line.show(what)
 
-    def ready(self, model: str) -> None:
-        """The engine has started. A line that stays says so, and where the log is."""
+    def ready(self, model: str, host_kv_gib: float) -> None:
+        """The engine has started. Lines that stay say so, where the log is, and how much host memory it has."""
         if self._line is not None:
             where = f"; vLLM's log is {self.log}" if self.log is not None else ""
-            self._line.leave(f"weft: {model} was ready after {time.monotonic() - self._began_s:.0f} s{where}")
+            self._line.leave(
+                f"weft: {model} was ready after {time.monotonic() - self._began_s:.0f} s{where}\n"
+                f"weft: {host_memory(host_kv_gib)}"
+            )
 
     def _detail(self) -> str:
         return last_line(self.log)[:_DETAIL_CHARS] if self.log is not None else ""
@@ -59,6 +62,17 @@ class StartProgress:
     ) -> None:
         if self._line is not None:
             self._line.close()
+
+
+def host_memory(gib: float) -> str:
+    """How much host memory a worker has for KV, and how to change that."""
+    if not gib:
+        return "no host memory for KV (swap=weft.SwapConfig(space_gib=...) or --host-kv-gib gives some)"
+    amount = f"{gib:.1f} GiB" if gib >= 1 else f"{gib * 1024:.0f} MiB"
+    return (
+        f"{amount} of host memory for KV in each worker (swap=weft.SwapConfig(space_gib=...) or --host-kv-gib changes "
+        "it; swap=None or --host-kv-gib 0: none)"
+    )
 
 
 class _TerminalLine:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,13 +16,14 @@ from pydantic import ValidationError
 
 from weft.core.errors import EngineError, EngineStartError, ModelNotFoundError
 from weft.core.ids import EngineId
-from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.config import SwapConfig, auto_gib
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.engine.models.embedded import embedded_model
 from weft.engine.processes.launch import Launch, launch_environment, launch_lock, start_cancelled
 from weft.engine.processes.logs import EngineLog, cause
 from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.processes.memory import free_bytes
 from weft.engine.vllm_compat.environment import START_WRITES, quiet, sets_logging
 from weft.engine.vllm_compat.version import check_vllm
 from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
@@ -176,10 +178,13 @@ def engine_arguments(
     swap: SwapConfig | None,
     engine_args: Mapping[str, Any],
     kv_policy: KvPolicyConfig | None = None,
+    *,
+    most_gib: float | None = None,
 ) -> AsyncEngineArgs:
     """vLLM's arguments for an engine with Weft's scheduler.
 
-    The user's `engine_args` override Weft's defaults. Model, scheduler and policy override both.
+    The user's `engine_args` override Weft's defaults. Model, scheduler and policy override both. `most_gib` is what
+    `most_host_gib` says; None: this is the only engine.
 
     Raises:
         TypeError: vLLM does not know one of `engine_args`.
@@ -198,8 +203,10 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
         arguments["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
         arguments["worker_cls"] = CPU_WORKER
-    if swap is not None:
-        arguments["kv_transfer_config"] = transfer_config(swap)
+    if swap is not None and swap.space_gib == "auto" and most_gib is None:
+        most_gib = most_host_gib([(engine_args, 1)])
+    if swap is not None and most_gib != 0:
+        arguments["kv_transfer_config"] = transfer_config(swap, most_gib)
     arguments |= engine_args
     served = _served_name(arguments)
     settings = SchedulerConfig(policy.to_dict(), one_client=True, model=served, kv_policy=kv_policy)
@@ -212,6 +219,17 @@ def engine_arguments(
         },
     }
     return AsyncEngineArgs(**arguments)
+
+
+def most_host_gib(engines: Iterable[tuple[Mapping[str, Any], int]]) -> float:
+    """The most host memory for KV that each worker of these engines takes with "auto", in GiB.
+
+    Args:
+        engines: vLLM's arguments for each model, and how many engines of it run on this host.
+    """
+    degrees = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
+    workers = sum(count * math.prod(given.get(each) or 1 for each in degrees) for given, count in engines)
+    return auto_gib(free_bytes(), workers)
 
 
 def _served_name(arguments: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ import torch
 
 from weft.core.errors import SwapArgumentError, SwapError
 from weft.core.kv_cache.choice import CopySpeed, SwapChoice
-from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.config import SwapConfig, space_bytes
 from weft.core.log import get_logger
 from weft.engine.kv_cache.plan import Executed, SwapPlan
 from weft.engine.kv_cache.store import HostStore
@@ -77,6 +77,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 
 _MOST_POLLS: Final = 1000
+_SPACE_GIB: Final = 4.0  # where vLLM's own server names none
+_MOST_GIB: Final = "most_gib"  # what `weft.Engine` adds to the options
 
 
 class SwapConnector(KVConnectorBase_V1, SupportsHMA):
@@ -88,16 +90,22 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        options = vllm_config.kv_transfer_config.kv_connector_extra_config
+        options = {"space_gib": _SPACE_GIB, **vllm_config.kv_transfer_config.kv_connector_extra_config}
+        most_gib = options.pop(_MOST_GIB, None)
         try:
             config = SwapConfig(**options)
         except TypeError as error:
             raise SwapArgumentError(
                 f"kv_connector_extra_config is not a weft.SwapConfig: {error}. Give space_gib and min_tokens only."
             ) from None
+        if config.space_gib == "auto" and most_gib is None:  # processes that look for themselves would not agree
+            raise SwapArgumentError(
+                'space_gib is "auto", which only weft.Engine can measure. Give a number of GiB here.'
+            )
         obstacle = _obstacle(vllm_config, kv_cache_config)
         block_bytes = 0 if obstacle else _block_bytes(kv_cache_config)
-        self._slots = max(1, config.space_bytes // block_bytes) if block_bytes else 0  # 0 if nothing is swapped
+        space = space_bytes(config.space_gib, most_gib or 0.0, kv_cache_config.num_blocks * block_bytes)
+        self._slots = max(1, space // block_bytes) if block_bytes else 0  # 0 if nothing is swapped
         self._num_blocks = kv_cache_config.num_blocks
         self.store: HostStore | None = None
         self.wants_step: Callable[[], bool] = lambda: False  # whether a step would copy something
@@ -235,14 +243,19 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.close()
 
 
-def transfer_config(swap: SwapConfig) -> KVTransferConfig:
-    """The `kv_transfer_config` that makes vLLM use this connector."""
+def transfer_config(swap: SwapConfig, most_gib: float | None = None) -> KVTransferConfig:
+    """The `kv_transfer_config` that makes vLLM use this connector.
+
+    Args:
+        swap: Host memory.
+        most_gib: The most that a worker takes, in GiB, if `swap` says "auto".
+    """
     return KVTransferConfig(
         kv_connector=SwapConnector.__name__,
         kv_connector_module_path=__name__,
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
-        kv_connector_extra_config=asdict(swap),
+        kv_connector_extra_config=asdict(swap) | ({} if most_gib is None else {_MOST_GIB: most_gib}),
     )
 
 

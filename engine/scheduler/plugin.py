@@ -140,7 +140,11 @@ class WeftScheduler(AsyncScheduler):
         return make_order(config.make(), self.kv_cache_manager.block_pool, self.block_size, self._swap)
 
     def _kv_policy_of(self, policy: Policy) -> KvPolicyConfig:
-        return self._kv_policy or KvPolicyConfig("ended-first" if policy.evicts_ended_first else "lru")
+        if self._kv_policy is not None:
+            return self._kv_policy
+        if self._swap is not None and self._has_own_client:  # vLLM's server says what it wants
+            return KvPolicyConfig("next-use")
+        return KvPolicyConfig("ended-first" if policy.evicts_ended_first else "lru")
 
     def _program_gone(self, program: ProgramView) -> None:
         self._kv_order.program_ended(program, self._clock())

@@ -20,6 +20,7 @@ from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.core.routing import BALANCERS, DEFAULT_BALANCER, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
+from weft.engine.frontend.progress import host_memory
 from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.vllm_compat.serve_flags import SERVE_FLAGS
 from weft.engine.vllm_compat.version import check_vllm
@@ -46,13 +47,18 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         str | None,
         one_of(
             KV_POLICIES,
-            help="What happens to KV between two calls; where contexts do not fit the KV cache, take next-use "
-            "(default: what the scheduling policy says).",
+            help="What happens to KV between two calls (default: next-use; without host memory what the scheduling "
+            "policy says).",
         ),
     ] = None,
     host_kv_gib: Annotated[
-        float, typer.Option(help="GiB of host memory for KV, for each worker process of each engine; 0: none.")
-    ] = SwapConfig.space_gib,
+        str,
+        typer.Option(
+            metavar="GIB",
+            help="GiB of host memory for KV, for each worker process of each engine; 0: none; auto: the workers share "
+            "half of what the host has free, at most four times the KV cache each.",
+        ),
+    ] = "auto",
     balancer: Annotated[str, one_of(BALANCERS, help="How the server chooses an engine for a call.")] = DEFAULT_BALANCER,
     backend: Annotated[
         Literal["mp", "ray"], typer.Option(help="Where engines run: processes of this host, or a Ray cluster.")
@@ -116,12 +122,21 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     run(options, engine_options, keys, _announce)
 
 
-def _host_memory(gib: float) -> SwapConfig | None:
+def _host_memory(given: str) -> SwapConfig | None:
+    if given == "auto":
+        return SwapConfig()
+    try:
+        gib = float(given)
+    except ValueError:
+        gib = math.nan
     if not 0 <= gib < math.inf:
-        raise SwapArgumentError(f"--host-kv-gib is {gib:g}. Give the GiB for each worker, or 0 for no host memory.")
+        raise SwapArgumentError(
+            f"--host-kv-gib is {given}. Give the GiB for each worker, 0 for no host memory, or auto."
+        )
     return SwapConfig(gib) if gib else None
 
 
 def _announce(engine: AsyncMultiLLMEngine, address: str) -> None:
     page = "" if address.startswith("unix:") else f"web page: {address}/weft; "
+    typer.echo(host_memory(engine.host_kv_gib))
     typer.echo(f"{', '.join(engine.models)} at {address} ({page}Ctrl-C or SIGTERM ends the server)")

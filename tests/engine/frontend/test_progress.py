@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import rich.console
 
-from weft.engine.frontend.progress import StartProgress
+from weft.engine.frontend.progress import StartProgress, host_memory
 
 
 def start(log: Path) -> None:
@@ -20,7 +20,7 @@ def start(log: Path) -> None:
         progress.stage("looking up the model")
         progress.log = log
         progress.stage("starting the engine")
-        progress.ready("tiny")
+        progress.ready("tiny", 1.5)
 
 
 def test_a_script_whose_standard_error_is_no_terminal_sees_nothing(
@@ -46,9 +46,17 @@ def test_a_terminal_shows_the_stages_and_keeps_where_the_log_is(
     start(tmp_path / "vllm.log")
     shown = terminal.getvalue()
     assert "starting the engine" in shown
-    last = shown.splitlines()[-1]
-    assert "weft: tiny was ready after" in last
-    assert last.endswith(f"vLLM's log is {tmp_path / 'vllm.log'}")
+    ready, memory = shown.splitlines()[-2:]
+    assert "weft: tiny was ready after" in ready
+    assert ready.endswith(f"vLLM's log is {tmp_path / 'vllm.log'}")
+    assert memory.startswith("weft: 1.5 GiB of host memory for KV in each worker (swap=weft.SwapConfig(space_gib=...)")
+    assert memory.endswith("swap=None or --host-kv-gib 0: none)")
+
+
+def test_host_memory_in_words() -> None:
+    """Less than a GiB is in MiB, and none says how to have some."""
+    assert host_memory(0.25).startswith("256 MiB of host memory for KV")
+    assert host_memory(0.0).startswith("no host memory for KV (swap=weft.SwapConfig")
 
 
 def test_a_notebook_shows_one_line_that_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ def test_the_kv_settings_are_the_engines_own_without_options(monkeypatch: pytest
     """The same defaults as in process, and 0 turns host memory off."""
     found = engine_options(monkeypatch)
     assert (found["kv_policy"], found["swap"], found["history"]) == (None, SwapConfig(), None)
+    assert engine_options(monkeypatch, "--host-kv-gib", "auto")["swap"] == SwapConfig(space_gib="auto")
     assert engine_options(monkeypatch, "--host-kv-gib", "0")["swap"] is None
 
 
@@ -88,7 +89,8 @@ def test_the_gate_reaches_the_engine(monkeypatch: pytest.MonkeyPatch, policy: st
 @pytest.mark.parametrize(
     ("arguments", "code", "shown"),
     [
-        (("--host-kv-gib", "-1"), 1, "error: --host-kv-gib is -1. Give the GiB for each worker, or 0 for no host"),
+        (("--host-kv-gib", "-1"), 1, "error: --host-kv-gib is -1. Give the GiB for each worker, 0 for no host memory"),
+        (("--host-kv-gib", "much"), 1, "error: --host-kv-gib is much. Give"),
         (("--host-kv-gib", "nan"), 1, "error: --host-kv-gib is nan. Give"),
         (("--host-kv-gib", "inf"), 1, "error: --host-kv-gib is inf. Give"),
         (("--kv-policy", "mru"), 2, "'mru'"),
