@@ -11,6 +11,7 @@ from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Node
 from weft.core.prediction.foresight import ExecutionGraphs, ForecastRow
 from weft.core.prediction.output_lengths import OutputLengths
 from weft.core.prediction.remaining import Estimate, Remaining
+from weft.core.prediction.returns import ReturnTimes
 from weft.core.prediction.reuse import Reuse, ReusedPart
 from weft.core.prediction.samples import Samples
 from weft.core.prediction.static_graph import StaticGraph, read_static_graph
@@ -30,6 +31,7 @@ __all__ = [
     "Node",
     "OutputLengths",
     "Remaining",
+    "ReturnTimes",
     "Reuse",
     "ReusedPart",
     "Samples",
