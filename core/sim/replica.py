@@ -65,7 +65,8 @@ class Replica:
         self._plays_each_step = policy.ranks_follow_steps or is_stale or not jump
         self._timing = settings.timing
         self._costs = KnownCosts(policy, settings.timing, settings.batch_size)
-        policy.use_kv(settings.kv_capacity if settings.shares_prefixes else math.inf)  # inf: contexts are not kept
+        # inf: contexts are not kept
+        policy.use_kv(settings.kv_capacity + settings.host_kv_tokens if settings.shares_prefixes else math.inf)
         self._kv = make_kv(settings, counts)
         self._headroom_tokens = 0.0 if math.isinf(settings.kv_capacity) else settings.kv_capacity * _HEADROOM
         self._in_blocks = settings.block_tokens > 1 and not math.isinf(settings.kv_capacity)

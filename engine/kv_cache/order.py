@@ -39,7 +39,12 @@ class KvOrder:
     """Leaves the order as vLLM has it. Others change it, and nothing else: no block is held, and none is counted.
 
     Times are seconds on the scheduler's clock.
+
+    Attributes:
+        host_tokens: The tokens of open programs' contexts that host memory has room for.
     """
+
+    host_tokens: int = 0
 
     def call_arrived(self, request: Request, program: Hashable, now_s: float, *, tool: str | None = None) -> None:
         """A call arrived, and waits. `tool` has run since the program's last call, if the client names it."""

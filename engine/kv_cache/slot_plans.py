@@ -44,6 +44,7 @@ class SlotPlans:
         choice: From how many tokens on copies pay.
 
     Attributes:
+        capacity_tokens: The tokens that the host memory holds.
         counts: Tokens so far.
         now_s: The time on the scheduler's clock, which the caller keeps.
         at_plan: Called before a plan is handed out, once vLLM has allocated the blocks of the step.
@@ -60,6 +61,7 @@ class SlotPlans:
         self.at_report: Callable[[], None] | None = None
         self.at_void: Callable[[], None] | None = None
         self.block_tokens = block_tokens
+        self.capacity_tokens = slots * block_tokens
         self._table = SlotTable(slots)
         self._is_lost = False  # the memory
         self._plan_of: dict[int, int] = {}  # by slot: the number of the plan that writes it

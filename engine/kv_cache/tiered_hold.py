@@ -29,6 +29,7 @@ class TieredHold(SoftHold):
         super().__init__(pool, retention)
         self._tiered = retention
         self._store = store
+        self.host_tokens = store.capacity_tokens
         self._spills = Spills(store, retention, pool, self._block_of, self._forget_all)
         self._fetches = Fetches(store, retention, pool, block_of=self._block_of, note=self._note, make_room=self._move)
 

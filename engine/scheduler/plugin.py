@@ -88,9 +88,9 @@ class WeftScheduler(AsyncScheduler):
     def use_policy(self, policy: Policy) -> None:
         """Schedule by a policy from now on, and forget all programs. No request may be under way."""
         self.weft_policy = policy
-        policy.use_kv(self._kv_tokens())
         self._steps_to_decision = 0
         self._kv_order = self._make_kv_order(policy)
+        policy.use_kv(self._kv_tokens() + self._kv_order.host_tokens)
         if isinstance(self.connector, SwapConnector):
             self.connector.wants_step = lambda: self._kv_order.wants_step
         self._kv_accounts = KvAccounts(self.kv_cache_manager.block_pool.hash_block_size, self._swap)
