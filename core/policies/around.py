@@ -95,9 +95,6 @@ class PolicyAround(Policy):
     def has_level(self, level: int) -> bool:
         return self.inner.has_level(level)
 
-    def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
-        return self.inner.displaces(call, rank, cost_s)
-
     def standing(self, call: Call) -> Rank:
         return self.inner.standing(call)
 

@@ -115,7 +115,7 @@ class Policy(Registered, ABC):
         del costs
 
     def use_kv(self, tokens: float) -> None:
-        """Note how many tokens the KV cache holds; inf if it has no bound."""
+        """Note how many tokens of contexts the KV cache and host memory hold; inf if there is no bound."""
         del tokens
 
     # -- what the driver asks
@@ -169,17 +169,6 @@ class Policy(Registered, ABC):
     def has_level(self, level: int) -> bool:
         """Whether the policy has a queue of this index."""
         return level == 0
-
-    def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
-        """Whether a call that is held back may take the room of an open program (`weft.core.policies.gated`).
-
-        Args:
-            call: The call.
-            rank: The standing of the open program.
-            cost_s: What closing that program costs, in seconds of the engine.
-        """
-        del cost_s
-        return self.preempts and call.rank.level < rank.level
 
     def standing(self, call: Call) -> Rank:
         """The rank by which the call's program keeps its place at the gate. By default the call's rank."""

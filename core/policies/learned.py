@@ -39,9 +39,8 @@ _REFIT_S: Final = 30.0  # classes that have changed without an end are fitted ag
 _REFITS_AT_ONCE: Final = 1  # classes that one decision fits: a fit takes some 0.2 ms
 _RERANKS_AT_ONCE: Final = 64  # calls that one decision ranks again, unless the boost has changed
 _LEAST_CHARGE_TOKENS: Final = 8  # output tokens between two charges of a call
-# Displacing a program, or preempting its call, must outweigh this many times the work that it causes: the context that
-# is lost has to be computed again.
-LOST_WORK_FACTOR: Final = 2.0
+# Preempting a call must outweigh this many times the work that it causes: the context that is lost is computed again.
+_LOST_WORK_FACTOR: Final = 2.0
 # A shape is what programs of a class have shown: a fingerprint, or the following. No fingerprint has a tab.
 _WIDE: Final = "\twide"  # two calls side by side
 ANY_NAME: Final = "\tany\t"  # begins the shapes of programs of all names
@@ -201,7 +200,7 @@ class Learned(Policy):
     def outranks(self, call: Call, running: Call) -> bool:
         """Whether a waiting call goes before a running one, and preemption pays.
 
-        It pays if the waiting call still goes first after `LOST_WORK_FACTOR` times the work of the running call's
+        It pays if the waiting call still goes first after `_LOST_WORK_FACTOR` times the work of the running call's
         prompt, which will be computed again, is added to its rank. Programs of a class whose work is alike do not
         preempt each other: they go by arrival, and another order would change little.
         """
@@ -213,11 +212,7 @@ class Learned(Policy):
         if ours.ranked_by is theirs.ranked_by and ours.ranked_by.is_alike:
             return False
         lost = running.prompt_tokens * self.costs.prompt_weight  # outputs are mostly shorter, and not always known
-        return self._key(ours, LOST_WORK_FACTOR * lost) < running.rank.order
-
-    def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
-        program = self._programs.get(call.program)
-        return program is not None and self._key(program, cost_s / self.costs.token_s, at_gate=True) < rank.order
+        return self._key(ours, _LOST_WORK_FACTOR * lost) < running.rank.order
 
     def standing(self, call: Call) -> Rank:
         program = self._programs.get(call.program)

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from weft.core.policies.base import Policy
 from weft.core.policies.registry import register
-from weft.core.policies.steps.costs import StepCosts
 from weft.core.policies.view import Call, Rank
 
 
@@ -26,8 +25,6 @@ def remaining_work(call: Call) -> float:
 class Srpt(Policy):
     """Runs the calls with the least work left first, as if the future were known.
 
-    Behind the gate it also takes into account what a displaced program loses.
-
     Args:
         remaining: The work that a call's program, or the call, has left, in output tokens.
     """
@@ -37,15 +34,11 @@ class Srpt(Policy):
     def __init__(self, remaining: Callable[[Call], float] = remaining_work) -> None:
         super().__init__()
         self._remaining = remaining
-        self._costs = StepCosts()
 
     @classmethod
     def from_parameters(cls, parameters: Any) -> Self:
         del parameters
         return cls()
-
-    def use_costs(self, costs: StepCosts) -> None:
-        self._costs = costs
 
     def arrive(self, call: Call, now_s: float) -> None:
         call.rank = Rank(0, self._remaining(call))
@@ -58,6 +51,3 @@ class Srpt(Policy):
         call.model_time_s += model_time_s
         call.rank = Rank(0, self._remaining(call))
         self.waiting.update(call)
-
-    def displaces(self, call: Call, rank: Rank, cost_s: float) -> bool:
-        return call.rank.order + cost_s / self._costs.token_s < rank.order
