@@ -10,6 +10,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from weft.commands.advise import what_to_do
+from weft.core.sim.advice import GATE, WEFT, WEFT_HOST, Way
+
 WeftCommand = Callable[..., tuple[int, str, str]]
 
 
@@ -71,6 +74,19 @@ def test_advice_as_json_and_as_a_picture(weft: WeftCommand, trace: Path, tmp_pat
     ]
     again = json.loads(weft("advise", trace, "--load", 1.1, *SMALL, "--json", "--seed", 3)[1])
     assert again == found
+
+
+@pytest.mark.parametrize(
+    ("way", "command"),
+    [
+        (Way(WEFT), "weft serve MODEL --host-kv-gib 0"),
+        (Way(WEFT_HOST, 8), "weft serve MODEL --host-kv-gib 8"),
+        (Way(GATE), "weft serve MODEL --policy priority --gate --host-kv-gib 0"),
+    ],
+)
+def test_the_command_serves_as_it_was_simulated(way: Way, command: str) -> None:
+    """`weft serve` takes host memory by itself, so a way without it says so."""
+    assert what_to_do(way) == command
 
 
 def test_advice_from_logs_of_another_tool(weft: WeftCommand, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def _sentences(advice: Advice) -> Iterator[str]:
         yield f"A plain gate in the order of arrival would do better: {_interval(gate.mean_change)}."
     if advice.stock_host is not None and advice.weft_host is not None:
         yield from _about_host(advice.stock, advice.stock_host, advice.weft_host)
-    yield f"Advice: {_what_to_do(best.way)}"
+    yield f"Advice: {what_to_do(best.way)}"
 
 
 def _about_host(stock: Outcome, plain: Outcome, weft: Outcome) -> Iterator[str]:
@@ -205,14 +205,14 @@ def _about_host(stock: Outcome, plain: Outcome, weft: Outcome) -> Iterator[str]:
     )
 
 
-def _what_to_do(way: Way) -> str:
-    host = f"--host-kv-gib {way.host_gib:g}"
+def what_to_do(way: Way) -> str:
+    """The command that serves in this way, or that nothing has to be done."""
     if way.is_weft:
-        return f"weft serve MODEL{f' --kv-policy next-use {host}' if way.host_gib else ''}"
+        return f"weft serve MODEL --host-kv-gib {way.host_gib:g}"
     if way.host_gib:
         return f"vllm serve MODEL --kv-offloading-size {way.host_gib:g}; Weft would add nothing to it."
     if way.rival.gate:
-        return "weft serve MODEL --policy priority --gate"
+        return "weft serve MODEL --policy priority --gate --host-kv-gib 0"
     return "stay with vLLM as it is; nothing that was tried is a gain."
 
 
