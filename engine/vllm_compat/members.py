@@ -196,6 +196,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.core.sched.output.SchedulerOutput": Uses(
         read=(
             "finished_req_ids",
+            "kv_connector_metadata",
             "num_scheduled_tokens",
             "scheduled_cached_reqs",
             "scheduled_new_reqs",
