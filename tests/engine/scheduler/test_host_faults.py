@@ -113,7 +113,7 @@ def worker_connector(monkeypatch: pytest.MonkeyPatch, scheduler: Any) -> Any:
 
     monkeypatch.setattr(worker, "HostPool", refuse)
     config = scheduler.vllm_config
-    config.kv_transfer_config = transfer_config(SwapConfig())
+    config.kv_transfer_config = transfer_config(SwapConfig(space_gib=1))
     return SwapConnector(config, KVConnectorRole.WORKER, scheduler.kv_cache_config)
 
 
