@@ -114,7 +114,7 @@ def test_programs_with_common_prompts_take_the_same_steps(name: str, workload: s
 @pytest.mark.parametrize("name", ["auto", "plas"])
 def test_preempted_programs_agree_within_2_percent(name: str, workload: str, tmp_path: Path) -> None:
     """Where short and long programs preempt each other up to hundreds of times, mean steps are within 2 %, and the
-    numbers of preemptions within 5 %."""
+    numbers of preemptions within 10 %."""
     from replayed_scheduler import replayed, simulated
 
     preemptions = []
@@ -125,5 +125,5 @@ def test_preempted_programs_agree_within_2_percent(name: str, workload: str, tmp
         assert found.mean_steps == pytest.approx(played.mean_steps, rel=0.02)
         preemptions.append((found.preemptions, played.preemptions))
     simulated_count, real_count = map(sum, zip(*preemptions, strict=True))
-    assert simulated_count == pytest.approx(real_count, rel=0.05)
+    assert simulated_count == pytest.approx(real_count, rel=0.1)
     assert real_count > 10
