@@ -97,12 +97,17 @@ def test_default_resources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_processes() -> set[psutil.Process]:
-    """vLLM's processes on this machine. A worker of Ray may have another parent than this test."""
+    """vLLM's scheduler processes on this machine. A worker of Ray may have another parent than this test.
+
+    vLLM names its processes, and goes on without a name where the system does not let it.
+    """
     found = set()
     for process in psutil.process_iter():
         try:
-            of_vllm = "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline())
-            if of_vllm and not is_background(process):
+            command, parent = " ".join(process.cmdline()), process.parent()
+            is_named = "EngineCore" in process.name() or "EngineCore" in command
+            is_nameless = "spawn_main" in command and parent is not None and "ReplicaHost" in " ".join(parent.cmdline())
+            if (is_named or is_nameless) and not is_background(process):
                 found.add(process)
         except psutil.NoSuchProcess:
             pass
