@@ -17,6 +17,7 @@ from weft.core.policies.view import Call, ProgramView
 # A program is held back no longer than so many times the seconds that it takes to fill the KV cache. Then it gets the
 # place of another one, whose context is computed again, so this takes the engine a thousandth of its time at most.
 _PATIENCE: Final = 100.0
+_LEAST_PATIENCE_S: Final = 60.0  # also where steps are so alike that prompts seem to take no time
 
 
 class Gated(PolicyAround):
@@ -139,7 +140,8 @@ class Gated(PolicyAround):
 
     def _patience_ends_s(self) -> float:
         longest = next(iter(self.gate.shut()))
-        return max(longest.shut_since_s, self._patience_from_s) + _PATIENCE * self.gate.fill_s
+        patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * self.gate.fill_s)
+        return max(longest.shut_since_s, self._patience_from_s) + patience_s
 
     def _hold(self, call: Call, resident: Resident) -> None:
         """Keep a waiting call back if its program is closed."""

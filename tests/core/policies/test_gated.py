@@ -287,6 +287,21 @@ def test_programs_that_never_end_do_not_shut_others_out_for_ever(name: str) -> N
     assert served == {*endless, *late}
 
 
+def test_programs_do_not_take_turns_at_each_decision_where_prompts_seem_to_take_no_time() -> None:
+    """The costs of an engine whose steps are alike may have no time for prompts. A program that is held back waits for
+    a minute all the same, before it gets the place of another one."""
+    policy = gated()
+    policy.use_costs(StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=0.0, slots=16))
+    first, last = arrive(policy, "a", 800), arrive(policy, "b", 800)
+    policy.start(first, 0.0)
+    for now_s in (0.0, 1.0, 59.0):
+        policy.decide(now_s)
+        assert held(policy) == ["b"]
+    policy.decide(60.0)
+    assert last in policy.waiting
+    policy.check_integrity()
+
+
 def test_a_call_taken_back_leaves_nothing_at_the_gate() -> None:
     """A held call that leaves for another replica does not keep its program in the queue of those held back."""
     policy = gated()
