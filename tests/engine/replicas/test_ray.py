@@ -34,6 +34,8 @@ from weft.engine.replicas.ray_launcher import RayLauncher
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 QUESTION = "Count from one to ten."
+CONTEXT_TOKENS = 8192  # the most that the embedded model knows
+ENDLESS_TOKENS = 8000  # of a call that a test ends; they take minutes
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
 
@@ -139,7 +141,7 @@ def started(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         backend="ray",
         ray_address=cluster.address,
         balancer="least_used",
-        max_model_len=1024,
+        max_model_len=CONTEXT_TOKENS,
         max_num_seqs=8,
         enforce_eager=True,
         use_tqdm_on_load=False,
@@ -212,7 +214,9 @@ async def test_a_stream_comes_as_it_is_made_and_ends_when_it_is_closed(pair: wef
         stream = pair.chat_stream(body(QUESTION), program, program.reports.start_call("stream"))
         pieces = [choice["delta"].get("content") or "" async for chunk in stream for choice in chunk["choices"]]
         assert "".join(pieces) == content(whole)
-        endless = pair.chat_stream(body(QUESTION, max_tokens=900), program, program.reports.start_call("endless"))
+        endless = pair.chat_stream(
+            body(QUESTION, max_tokens=ENDLESS_TOKENS), program, program.reports.start_call("endless")
+        )
         assert "choices" in await anext(endless)
         await endless.aclose()
         await idle(pair)
@@ -229,10 +233,10 @@ async def test_a_cancelled_call_is_aborted_and_its_cost_is_charged(pair: weft.As
     """The scheduler in the actor's node tells the account when it is asked."""
     with weft.Program("cancelled") as program, weft.Program("observer") as observer:
         identity = program.reports.start_call("cancelled")
-        task = asyncio.create_task(pair.chat(body(QUESTION, max_tokens=900), program, identity))
+        task = asyncio.create_task(pair.chat(body(QUESTION, max_tokens=ENDLESS_TOKENS), program, identity))
         await until(lambda: any(health.calls for health in pair.health()[pair.model]))
         # Streams on both replicas show that the engines have made steps since the call began.
-        requests = [body(QUESTION, max_tokens=900) for _ in range(2)]
+        requests = [body(QUESTION, max_tokens=ENDLESS_TOKENS) for _ in range(2)]
         start_call = observer.reports.start_call
         streams = [pair.chat_stream(each, observer, start_call(f"{n}")) for n, each in enumerate(requests)]
         for _ in range(5):
@@ -258,7 +262,7 @@ async def test_wrong_requests_are_refused_as_elsewhere(pair: weft.AsyncMultiLLME
     """The renderer runs in this process and raises the same errors as without Ray."""
     with weft.Program("wrong") as program:
         with pytest.raises(ContextLengthError):
-            await pair.chat(body("hello " * 3000), program, program.reports.start_call("long"))
+            await pair.chat(body("hello " * 3 * CONTEXT_TOKENS), program, program.reports.start_call("long"))
         with pytest.raises(InvalidRequestError):
             await pair.chat(body("hello", temperature=-1), program, program.reports.start_call("cold"))
     assert [health.deaths for health in pair.health()[pair.model]] == [0, 0]
@@ -289,7 +293,7 @@ async def test_a_node_is_lost(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> N
 
         async def streamed(key: str) -> None:
             options = {"include_usage": True, "continuous_usage_stats": True}
-            request = body(QUESTION, max_tokens=300, stream_options=options)
+            request = body(QUESTION, max_tokens=ENDLESS_TOKENS, stream_options=options)
             async for chunk in pair.chat_stream(request, program, program.reports.start_call(key)):
                 delivered[key] = chunk["usage"]["completion_tokens"]
 
@@ -299,9 +303,12 @@ async def test_a_node_is_lost(pair: weft.AsyncMultiLLMEngine, cluster: Any) -> N
         await until(lambda: all(health.calls == 4 for health in pair.health()[pair.model]))
         lose_a_node(cluster)
         assert await asyncio.gather(*wholes) == [expected] * 4
+        await until(lambda: sum(stream.done() for stream in streams.values()) == 2)
+        lost = {key: stream.exception() for key, stream in streams.items() if stream.done()}
+        for stream in streams.values():  # those on the other node go on
+            stream.cancel()
         await asyncio.wait(streams.values())
-        lost = {key: stream.exception() for key, stream in streams.items() if stream.exception() is not None}
-        assert len(lost) == 2
+        assert sum(stream.cancelled() for stream in streams.values()) == 2
         for key, error in lost.items():
             assert isinstance(error, ReplicaLostError)
             assert delivered[key] <= error.delivered_tokens <= delivered[key] + HELD_BACK
