@@ -22,7 +22,7 @@ STEP   ?=
 GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo demo-serve test test-core test-slow test-soak test-asan test-ubsan test-tsan gpu-check \
+.PHONY: help setup model demo demo-serve test test-core test-slow test-clients test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak soak-serve \
   package lint docs docs-serve result-ages lock clean
 
@@ -32,6 +32,7 @@ help:
 	@echo "make test       set up, then run the tests, real vLLM included (15 minutes on two cores)"
 	@echo "make test-slow  those that take most of a minute each: a Ray cluster, servers of their own, Ctrl-C in the demo (CI runs both)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
+	@echo "make test-clients  real clients from PyPI and npm against the scripted server; skips what cannot be installed"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
 	@echo "make test-ubsan the same under UndefinedBehaviorSanitizer (a minute)"
@@ -93,13 +94,17 @@ test: model
 	@$(BIN)/python -m pytest $(T)
 
 test-core: setup
-	@$(BIN)/python -m pytest -m "not engine and not slow and not soak and not package" $(T)
+	@$(BIN)/python -m pytest -m "not engine and not slow and not soak and not package and not clients" $(T)
 
 test-slow: model
 	@$(BIN)/python -m pytest -m slow $(T)
 
 test-soak: setup
 	@$(BIN)/python -m pytest -m soak $(T)
+
+# Clients are kept in ~/.cache/weft-test-clients, or in the folder that WEFT_TEST_CLIENTS names.
+test-clients: setup
+	@$(BIN)/python -m pytest -m clients --durations=0 $(or $(T),tests/clients)
 
 # Each sanitizer has a build of its own. The CUDA part needs no nvcc here: its tests compile it for a fake GPU.
 SANITIZED_TESTS = WEFT_CSRC=build/$(1) PYTHONPATH=tests/support $(BIN)/python -m pytest -p built_csrc \

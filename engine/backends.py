@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 from weft.core.errors import ReplicaError
 from weft.core.ids import EngineId
 from weft.core.routing.placement import share_cores
-from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher
+from weft.core.testing.script import Script
+from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher, ScriptedLauncher
 from weft.engine.replicas.ray_launcher import RayLauncher
 
 if TYPE_CHECKING:  # the module imports vLLM, which takes seconds
     from weft.engine.frontend.accounting import OnAccount
 
-Launcher = LocalLauncher | RayLauncher
+Launcher = LocalLauncher | RayLauncher | ScriptedLauncher
 
 
 def make_launcher(
-    backend: str,
+    backend: str | Script,
     engine_id: EngineId,
     *,
     replicas: int,
@@ -38,6 +39,8 @@ def make_launcher(
         ReplicaError: The backend is unknown, or an argument belongs to the other backend.
         ClusterError: Ray is not installed, or its cluster does not answer.
     """
+    if isinstance(backend, Script):
+        return ScriptedLauncher(engine_id, backend, on_account)
     if backend == "ray":
         if devices:
             raise ReplicaError(

@@ -24,6 +24,7 @@ from weft.core.routing import DEFAULT_BALANCER, BalancerConfig, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
+from weft.core.testing.script import Script
 from weft.engine.backends import Launcher, make_launcher
 from weft.engine.frontend.calls import ModelEndpoint
 from weft.engine.frontend.create import Create
@@ -69,7 +70,8 @@ class AsyncMultiLLMEngine(FrontEnd):
             with `OverloadedError`.
         start_timeout_s: Seconds that a replica may take to start, and that a call may wait while no replica is ready.
         devices: For each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; empty: all see all. Not with Ray.
-        backend: "mp": replicas are processes of this host. "ray": each is in a Ray actor, on any node of a cluster.
+        backend: "mp": replicas are processes of this host. "ray": each is in a Ray actor, on any node of a cluster. A
+            `Script`: no model runs, and the script answers (`weft.testing.ScriptedServer`).
         ray_address: The cluster, as for `ray.init`. A connection that this process already has is used as it is.
         ray_actor_options: For Ray's `.options()`, e.g. `{"num_gpus": 1, "resources": {"a100": 1}}`.
         hang_timeout_s: Seconds after which a replica is killed that does not answer and uses no CPU time, and which is
@@ -97,7 +99,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         max_calls: int = DEFAULT_MAX_CALLS,
         start_timeout_s: float = 600.0,
         devices: Sequence[str] = (),
-        backend: Literal["mp", "ray"] = "mp",
+        backend: Literal["mp", "ray"] | Script = "mp",
         ray_address: str | None = None,
         ray_actor_options: Mapping[str, Any] | None = None,
         policy: str | PolicyConfig = DEFAULT_POLICY,

@@ -31,6 +31,7 @@
     │   ├── DeadlineError               (TimeoutError) the call, or its program, exceeded its time limit
     │   ├── ReplicaLostError            the replica that ran the call died; the error says how much was delivered
     │   └── ScriptError                 (AssertionError) a `weft.testing.ScriptedEngine` has no reply for the call
+    ├── ScriptFileError                 (ValueError) a file of scripted answers cannot be read, or makes no sense
     ├── MissingPackageError             (ImportError) an integration's framework is not installed
     └── EngineError                     the engine side
         ├── VllmUnavailableError        (ImportError) vLLM cannot be imported
@@ -97,6 +98,7 @@ from weft.core.errors.inputs import (
     MissingPackageError,
     NotReachableError,
     PolicyError,
+    ScriptFileError,
     SimulationError,
     StateError,
     TraceError,
@@ -150,6 +152,7 @@ __all__ = [
     "ReplicaError",
     "ReplicaLostError",
     "ScriptError",
+    "ScriptFileError",
     "ServerError",
     "SimulationError",
     "StateError",

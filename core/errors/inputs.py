@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from weft.core.errors.base import WeftError
 
@@ -28,6 +29,22 @@ class HistoryError(WeftError, ValueError):
 
 class StateError(WeftError, ValueError):
     """A text holds no state of an engine."""
+
+
+class ScriptFileError(WeftError, ValueError):
+    """A file of scripted answers cannot be read, or makes no sense.
+
+    Args:
+        path: the file.
+        line: where, from 1; None: the whole file.
+        problem: what is wrong, without a full stop.
+    """
+
+    def __init__(self, path: Path, line: int | None, problem: str) -> None:
+        where = f"{path}:{line}" if line is not None else str(path)
+        super().__init__(f"{where}: {problem.rstrip('.')}. docs/how-to/scripted-server.md shows a script.")
+        self.path = path
+        self.line = line
 
 
 class PolicyError(WeftError, ValueError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # Prose, code and JSON, so that the byte-pair merges fit the prompts of agents.
 _CORPUS = """
@@ -77,15 +79,15 @@ _CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif %}"""
 
 
-def make_tiny_llama(folder: Path, seed: int = 0) -> Path:
-    """Write a random Llama of 0.8 million parameters (float32, 3.4 MB) to `folder`, and return `folder`.
+def make_tokenizer(chat_template: str, more_tokens: Sequence[str] = ()) -> Any:
+    """A byte-pair tokenizer of 1,000 tokens, trained on a page of English, code and JSON.
 
-    The same seed gives the same bytes. The model's output is nonsense, but its weights are spread so widely that every
-    token depends on the whole context. So a wrong KV block changes the output. `<|im_end|>` appears only by chance.
+    Args:
+        chat_template: Its chat template, in Jinja.
+        more_tokens: Texts that are one token each.
     """
-    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -97,14 +99,27 @@ def make_tiny_llama(folder: Path, seed: int = 0) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     bpe.train_from_iterator([_CORPUS], trainer)
+    bpe.add_tokens(list(more_tokens))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         **_SPECIAL_TOKENS,
         model_max_length=4096,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = _CHAT_TEMPLATE
+    tokenizer.chat_template = chat_template
+    return tokenizer
 
+
+def make_tiny_llama(folder: Path, seed: int = 0) -> Path:
+    """Write a random Llama of 0.8 million parameters (float32, 3.4 MB) to `folder`, and return `folder`.
+
+    The same seed gives the same bytes. The model's output is nonsense, but its weights are spread so widely that every
+    token depends on the whole context. So a wrong KV block changes the output. `<|im_end|>` appears only by chance.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer(_CHAT_TEMPLATE)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,

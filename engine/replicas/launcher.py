@@ -1,4 +1,4 @@
-"""The launcher of replicas on this host: their names, their cores and GPUs, and their logs."""
+"""The launchers of replicas on this host: their names, their cores and GPUs, and their logs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from weft.core.ids import EngineId
 from weft.core.routing.placement import Assignments, share_cores
+from weft.core.testing.script import Script
 from weft.engine.processes.logs import new_log, remove_log
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.frontend.accounting import OnAccount
     from weft.engine.replicas.local import LocalReplica
+    from weft.engine.replicas.scripted import ScriptedReplica
     from weft.engine.vllm_compat.names import AsyncEngineArgs
 
 CORES_VARIABLE: Final = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM's variable for the cores of each rank, such as "0-3|4-7"
@@ -96,3 +98,35 @@ class LocalLauncher:
         if not self.keep_logs:
             for log in self._logs:
                 remove_log(log)
+
+
+class ScriptedLauncher:
+    """Makes scripted replicas.
+
+    Args:
+        engine_id: The engine's name. A replica's name is this name and a number.
+        script: What all of them answer.
+        on_account: As for `ScriptedReplica`.
+    """
+
+    keep_logs = False  # there are none
+
+    def __init__(self, engine_id: EngineId, script: Script, on_account: OnAccount) -> None:
+        self._engine_id = engine_id
+        self._script = script
+        self._on_account = on_account
+        self._numbers = itertools.count()
+
+    def make(self, model: str, arguments: AsyncEngineArgs) -> ScriptedReplica:
+        """A replica with a new name. It is not started yet."""
+        from weft.engine.replicas.scripted import ScriptedReplica
+
+        del model
+        engine_id = EngineId(f"{self._engine_id}/{next(self._numbers)}")
+        return ScriptedReplica(engine_id, arguments, self._script, self._on_account)
+
+    def release(self, engine_id: EngineId) -> None:
+        """Does nothing: a scripted replica has neither cores nor GPUs."""
+
+    def close(self) -> None:
+        """Does nothing."""

@@ -69,7 +69,7 @@ def serve(
         AsyncMultiLLMEngine(**engine_options) as engine,
         spans_sent_to(options.otlp_traces_endpoint, engine),
     ):
-        served, server = engine.submit(_make(engine, options, keys)).result()
+        served, server = engine.submit(make_server(engine, options, keys)).result()
         running = engine.submit(server.serve(sockets=[bound]))
         running.add_done_callback(signals.wake)
         signals.count_from_now()
@@ -86,10 +86,20 @@ def serve(
         running.result()
 
 
-async def _make(engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing) -> tuple[ServedEngine, uvicorn.Server]:
-    """vLLM's application over the engine, and a server for it. The server leaves signals to the main thread."""
+async def make_server(
+    engine: AsyncMultiLLMEngine, options: Namespace, keys: KeyRing
+) -> tuple[ServedEngine, uvicorn.Server]:
+    """vLLM's application over the engine, and a server for it. The server leaves signals to the main thread.
+
+    Args:
+        engine: The engine, on whose event loop the server will run.
+        options: vLLM's, of its application.
+        keys: Of the clients that are served.
+    """
     served = ServedEngine(engine, has_keys=len(keys) > 0)
     options.model = options.model or served.model_config.model
+    # vLLM's own server has the reasoning parser from here: making the engine's configuration has filled it in.
+    options.structured_outputs_config = served.vllm_config.structured_outputs_config
     tasks = await served.get_supported_tasks()
     app = build_app(options, tasks, served.model_config)
     await init_app_state(served, app.state, options, tasks)

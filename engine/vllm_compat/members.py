@@ -209,6 +209,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.engine.EngineCoreOutput": Uses(
         read=("finish_reason", "request_id"),
         written=("kv_transfer_params",),
+        passed=("finish_reason",),
     ),
     "vllm.v1.structured_output.StructuredOutputManager": Uses(called={"__init__": "(self, vllm_config)"}),
     # -- the KV connector
@@ -321,8 +322,28 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         written=("input_processor", "model_config", "renderer", "vllm_config"),
     ),
     "vllm.v1.engine.input_processor.InputProcessor": Uses(
-        called={"__init__": "(self, vllm_config, renderer=None, ...) -> None"}
+        called={
+            "__init__": "(self, vllm_config, renderer=None, ...) -> None",
+            "assign_request_id": "(request)",
+            "process_inputs": "(self, request_id, prompt, params, supported_tasks, ...) -> EngineCoreRequest",
+        }
     ),
+    "vllm.v1.engine.output_processor.OutputProcessor": Uses(
+        called={
+            "__init__": "(self, tokenizer, *, log_stats, ...)",
+            "abort_requests": "(self, request_ids, internal) -> list[str]",
+            "add_request": "(self, request, prompt, parent_req=None, request_index=0, queue=None) -> None",
+            "process_outputs": "(self, engine_core_outputs, ...) -> OutputProcessorOutput",
+        },
+        passed=("log_stats",),
+    ),
+    "vllm.v1.engine.output_processor.RequestOutputCollector": Uses(
+        called={
+            "__init__": "(self, output_kind, request_id)",
+            "get_nowait": "(self) -> RequestOutput | PoolingRequestOutput | None",
+        }
+    ),
+    "vllm.v1.engine.FinishReason": Uses(read=("LENGTH", "STOP")),
     "vllm.v1.engine.exceptions.EngineDeadError": Uses(called={"__init__": "(self, ...)"}),
     "vllm.v1.engine.exceptions.EngineGenerateError": Uses(),
     "vllm.outputs.RequestOutput": Uses(

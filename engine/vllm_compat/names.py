@@ -45,12 +45,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -70,6 +71,7 @@ __all__ = [
     "EngineDeadError",
     "EngineGenerateError",
     "ErrorResponse",
+    "FinishReason",
     "FullAttentionSpec",
     "InprocClient",
     "InputProcessor",
@@ -90,10 +92,12 @@ __all__ = [
     "OnlineRenderer",
     "OpenAIServingChat",
     "OpenAIServingModels",
+    "OutputProcessor",
     "PauseState",
     "PrometheusStatLogger",
     "Request",
     "RequestOutput",
+    "RequestOutputCollector",
     "RequestOutputKind",
     "RequestQueue",
     "RequestStatus",

@@ -7,6 +7,7 @@ import copy
 import inspect
 import pickle
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -86,6 +87,7 @@ MESSAGES = [
     (errors.UnsupportedVllmError("0.1.0", "0.32"), "vLLM 0.1.0 is installed", "vllm==0.32.0"),
     (errors.ModelNotFoundError("acme/x", "Not there."), "'acme/x' cannot be loaded: Not there.", "weft model prepare"),
     (errors.NotReachableError("x:80", "Refused."), "no Weft server answers at 'x:80': Refused.", "Give the address"),
+    (errors.ScriptFileError(Path("s.toml"), 3, "no rule"), "s.toml:3: no rule.", "docs/how-to/scripted-server.md"),
     (errors.ListenError("x:80", "It is taken."), "cannot listen at 'x:80': It is taken.", "Give a unix socket"),
     (errors.EngineClosedError(), "was shut down", "start a new one"),
     (errors.EngineForkedError(12), "runs in process 12, and this is a forked child", "method 'spawn'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -20,8 +21,10 @@ from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.core.routing import BALANCERS, DEFAULT_BALANCER, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
+from weft.core.testing.script import Script
 from weft.engine.frontend.progress import host_memory
 from weft.engine.models.embedded import is_embedded_model_ready
+from weft.engine.serve.script_file import read_script
 from weft.engine.vllm_compat.serve_flags import SERVE_FLAGS
 from weft.engine.vllm_compat.version import check_vllm
 
@@ -79,6 +82,10 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     api_key_file: Annotated[
         Path | None, typer.Option(help="A TOML file of API keys, each with a tenant, a weight and limits.")
     ] = None,
+    scripted: Annotated[
+        Path | None,
+        typer.Option(help="Run no model: this file of rules (TOML) or of a function (Python) answers. For tests."),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP with the APIs of OpenAI and Anthropic.
 
@@ -91,12 +98,16 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     check_flags(context.args, SERVE_FLAGS, [name for each in context.command.params for name in each.opts])
     swap = _host_memory(host_kv_gib)
     check_vllm()
+    script = Script(read_script(scripted)) if scripted is not None else None
+    folder = TemporaryDirectory(prefix="weft-scripted-")
     with Console(stderr=True).status("reading the options, which takes vLLM some seconds"):
         from weft.engine.serve.options import gpus_of_replicas, parse_options, take_keys, with_weights
+        from weft.engine.serve.scripted import scripted_arguments
 
-        options, engine_args = parse_options(context.args)
+        first = scripted_arguments(Path(folder.name)) if script is not None else []
+        options, engine_args = parse_options([*first, *context.args])
     keys = take_keys(options, api_key_file)
-    devices = gpus_of_replicas(options, replicas) if backend == "mp" else []
+    devices = gpus_of_replicas(options, replicas) if backend == "mp" and script is None else []
     if options.model is None and not is_embedded_model_ready():
         fetch_model()
     import uvloop  # vLLM brings it along
@@ -108,10 +119,10 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         "models": [ServedModel(options.model, replicas, (options.served_model_name or [None])[0])],
         "policy": with_weights(policy, keys, gate=gate),
         "kv_policy": kv_policy,
-        "swap": swap,
+        "swap": swap if script is None else None,
         "history": history,
         "balancer": balancer,
-        "backend": backend,
+        "backend": script or backend,
         "devices": devices,
         "stealing": StealingConfig() if stealing else None,
         "max_calls": max_calls,
@@ -119,7 +130,8 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
         **engine_args,
     }
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # as in vLLM's own server
-    run(options, engine_options, keys, _announce)
+    with folder:
+        run(options, engine_options, keys, _announce)
 
 
 def _host_memory(given: str) -> SwapConfig | None:

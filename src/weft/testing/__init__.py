@@ -42,6 +42,9 @@ this::
 from __future__ import annotations
 
 from weft.core.testing import FakeClock, RecordingBackend
-from weft.testing.scripted import Reply, ScriptedCall, ScriptedEngine
+from weft.core.testing.script import Reply, ScriptedCall
+from weft.engine.serve.script_file import read_script
+from weft.testing.scripted import ScriptedEngine
+from weft.testing.server import ScriptedServer
 
-__all__ = ["FakeClock", "RecordingBackend", "Reply", "ScriptedCall", "ScriptedEngine"]
+__all__ = ["FakeClock", "RecordingBackend", "Reply", "ScriptedCall", "ScriptedEngine", "ScriptedServer", "read_script"]

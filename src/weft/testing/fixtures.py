@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.testing import FakeClock, ScriptedEngine
+from weft.testing import FakeClock, ScriptedEngine, ScriptedServer
 
 
 @pytest.fixture
@@ -24,5 +24,16 @@ def scripted_engine() -> Iterator[Callable[..., ScriptedEngine]]:
 
         def make(replies: Any, **options: Any) -> ScriptedEngine:
             return engines.enter_context(ScriptedEngine(replies, **options))
+
+        yield make
+
+
+@pytest.fixture
+def scripted_server() -> Iterator[Callable[..., ScriptedServer]]:
+    """Makes servers that answer from a script; arguments as for `weft.testing.ScriptedServer`. Shuts them down."""
+    with ExitStack() as servers:
+
+        def make(replies: Any, *arguments: str) -> ScriptedServer:
+            return servers.enter_context(ScriptedServer(replies, *arguments))
 
         yield make

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Final, cast
 
 from weft.core.accounts import Account
-from weft.core.errors import ContextLengthError, InvalidRequestError, ScriptError
-from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.errors import ContextLengthError, InvalidRequestError
+from weft.core.ids import CallId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.testing import FakeClock
+from weft.core.testing.script import Replies, Script
 from weft.engine.frontend.calls import InFlight, ModelEndpoint
 from weft.engine.frontend.create import Create
 from weft.engine.frontend.frontend import FrontEnd
@@ -23,33 +23,6 @@ from weft.engine.frontend.weak import weakly
 
 _POLL_S: Final = 0.001
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")  # of the output; the first that a request has counts
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One answer of a `ScriptedEngine`.
-
-    Args:
-        content: The text.
-        tool_calls: The name and the arguments of each tool that the model calls.
-        latency_s: Seconds that the answer takes. None: the engine's `latency_s`.
-    """
-
-    content: str = ""
-    tool_calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    latency_s: float | None = None
-
-
-AnyReply = str | Reply | Exception
-
-
-class ScriptedCall(NamedTuple):
-    """A call that reached a `ScriptedEngine`."""
-
-    body: Mapping[str, Any]  # the request in OpenAI's chat format, with `messages`, `tools`, `temperature`, …
-    program_id: ProgramId
-    thread_id: ThreadId
-    parents: tuple[CallId, ...]  # the calls that had to finish first
 
 
 class _Request:
@@ -98,7 +71,7 @@ class ScriptedEngine(FrontEnd):
 
     def __init__(
         self,
-        replies: Iterable[AnyReply] | Callable[[Mapping[str, Any]], AnyReply],
+        replies: Replies,
         *,
         latency_s: float = 0.0,
         clock: FakeClock | None = None,
@@ -117,15 +90,15 @@ class ScriptedEngine(FrontEnd):
             record=None,
             listen=listen,
         )
-        self.calls: list[ScriptedCall] = []
+        script = Script(replies)
+        self.calls = script.calls
         self._start_loop()
         self._chat = _ScriptedChat(
-            replies,
+            script,
             latency_s,
             self.clock,
             waits=clock is not None,
             max_model_len=max_model_len,
-            on_call=self.calls.append,
             on_account=weakly(self._in_flight.account),
         )
         admission = Admission(lambda: max_calls)
@@ -169,23 +142,19 @@ class _ScriptedChat:
 
     def __init__(
         self,
-        replies: Iterable[AnyReply] | Callable[[Mapping[str, Any]], AnyReply],
+        script: Script,
         latency_s: float,
         clock: FakeClock,
         *,
         waits: bool,
         max_model_len: int,
-        on_call: Callable[[ScriptedCall], None],
         on_account: Callable[[CallId, Account], None],
     ) -> None:
-        self._function = replies if callable(replies) else None
-        self._list: Iterator[AnyReply] = iter(() if callable(replies) else replies)
+        self._script = script
         self._latency_s = latency_s
         self._clock = clock
         self._waits = waits
-        self._on_call = on_call
         self._on_account = on_account
-        self._count = 0
         self.waiting = 0  # calls that wait for the clock
         self.max_model_len = max_model_len
 
@@ -251,9 +220,10 @@ class _ScriptedChat:
                 f"The call has {prompt} input tokens and asks for {limit or 1} output tokens, and the context length "
                 f"is {self.max_model_len} tokens."
             )
-        reply = self._next(request)
-        number = self._count
-        latency_s = self._latency_s if reply.latency_s is None else reply.latency_s
+        reply = self._script.reply(request.body, request.identity)
+        number = len(self._script.calls)
+        words = reply.content.split(" ") if reply.content else []
+        latency_s = (self._latency_s if reply.latency_s is None else reply.latency_s) + reply.token_s * len(words)
         if self._waits:
             self.waiting += 1
             try:
@@ -262,10 +232,13 @@ class _ScriptedChat:
                 self.waiting -= 1
         else:
             self._clock.advance(latency_s)
-        words = reply.content.split(" ") if reply.content else []
+        if reply.error is not None:
+            raise reply.error
         limit = limit or len(words)
         is_cut = len(words) > limit and not reply.tool_calls
         message: dict[str, Any] = {"content": " ".join(words[:limit] if is_cut else words) or None}
+        if reply.reasoning:
+            message["reasoning"] = reply.reasoning
         if reply.tool_calls:
             message["tool_calls"] = [
                 {
@@ -280,20 +253,6 @@ class _ScriptedChat:
         self._on_account(CallId(request.request_id), account)
         usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
         return message, usage, "tool_calls" if reply.tool_calls else "length" if is_cut else "stop"
-
-    def _next(self, request: _Request) -> Reply:
-        identity = request.identity
-        self._on_call(ScriptedCall(request.body, identity.program_id, identity.thread_id, identity.parents))
-        self._count += 1
-        reply = self._function(request.body) if self._function else next(self._list, None)
-        if isinstance(reply, Exception):
-            raise reply
-        if reply is None:
-            last = request.body["messages"][-1]
-            raise ScriptError(f"the script has no reply for call {self._count}, whose last message is {last!r:.200}.")
-        if not isinstance(reply, str | Reply):
-            raise ScriptError(f"reply {self._count} must be a text, a Reply or an Exception, not {reply!r:.200}.")
-        return Reply(reply) if isinstance(reply, str) else reply
 
     def _prompt(self, request: _Request) -> list[int]:
         texts = (message.get("content") for message in request.body["messages"] if isinstance(message, Mapping))

@@ -1,0 +1,170 @@
+"""`weft.testing.ScriptedServer` and `weft serve --scripted`: the real server, whose answers a script gives."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from weft.core.errors import CallFailedError, OverloadedError
+from weft.testing import Reply, ScriptedServer
+
+pytestmark = pytest.mark.engine
+pytest_plugins = ["weft.testing.fixtures"]
+
+Servers = Callable[..., ScriptedServer]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "", "parameters": SCHEMA}}
+CALL = Reply("Let me look.", [("weather", {"city": "Rome"})], reasoning="Where is it?")
+
+
+def ask(server: ScriptedServer, messages: list[Any], **more: Any) -> Any:
+    """A whole answer, or the list of a stream's chunks."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(model="scripted", messages=messages, **more)
+        return list(answer) if more.get("stream") else answer
+
+
+def test_chat_completions_has_texts_reasoning_and_tool_calls(scripted_server: Servers) -> None:
+    """vLLM's parsers take them apart, in streams as well."""
+    server = scripted_server(lambda _request: CALL)
+    user = {"role": "user", "content": "How is the weather?"}
+    message = ask(server, [user], tools=[WEATHER]).choices[0].message
+    assert message.content.strip() == "Let me look."
+    assert message.reasoning == "Where is it?"
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
+        ("weather", '{"city": "Rome"}')
+    ]
+    deltas = [chunk.choices[0].delta for chunk in ask(server, [user], tools=[WEATHER], stream=True)]
+    assert "".join(delta.content or "" for delta in deltas).strip() == "Let me look."
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == "Where is it?"
+    calls = [call.function for delta in deltas for call in delta.tool_calls or ()]
+    assert "".join(call.name or "" for call in calls) == "weather"
+    assert "".join(call.arguments or "" for call in calls) == '{"city": "Rome"}'
+
+
+def test_messages_and_responses_have_the_same_answer(scripted_server: Servers) -> None:
+    """The script need not know by which API a request came."""
+    server = scripted_server(lambda request: CALL if request["tools"] else "Hello.")
+    tool: Any = {"name": "weather", "description": "", "input_schema": SCHEMA}
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none") as client,
+        client.messages.stream(
+            model="scripted", max_tokens=300, messages=[{"role": "user", "content": "Hi"}], tools=[tool]
+        ) as stream,
+    ):
+        blocks = {block.type: block for block in stream.get_final_message().content}
+    assert blocks["tool_use"].input == {"city": "Rome"}
+    assert blocks["thinking"].thinking == "Where is it?"
+    flat: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        answer = client.responses.create(model="scripted", input="Hi", tools=[flat])
+        assert [(each.name, each.arguments) for each in answer.output if each.type == "function_call"] == [
+            ("weather", '{"city": "Rome"}')
+        ]
+        assert client.responses.create(model="scripted", input="Hi").output_text == "Hello."
+    assert [call.body["messages"][-1] for call in server.calls] == [{"role": "user", "content": "Hi"}] * 3
+
+
+def test_programs_threads_and_parents_are_the_real_servers(scripted_server: Servers) -> None:
+    """A conversation is one program, and its second call comes after its first one."""
+    server = scripted_server(lambda request: f"answer {len(request['messages'])}")
+    first = {"role": "user", "content": "A question"}
+    answer = {"role": "assistant", "content": ask(server, [first]).choices[0].message.content}
+    ask(server, [first, answer, {"role": "user", "content": "And then?"}])
+    ask(server, [{"role": "user", "content": "Something else"}])
+    one, two, other = server.calls
+    assert (one.program_id, one.thread_id) == (two.program_id, two.thread_id)
+    assert two.parents == (one.call_id,)
+    assert other.program_id != one.program_id
+    assert [row.calls for row in server.programs] == [2, 1]
+
+
+def test_an_error_of_the_script_has_the_servers_form(scripted_server: Servers) -> None:
+    """The client sees what an overloaded server, or an engine that fails in mid-answer, would send."""
+    server = scripted_server([OverloadedError(1, 1, 0.5), Reply("It is", error=CallFailedError("the engine failed."))])
+    user = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(openai.RateLimitError) as refused:
+        ask(server, user)
+    assert refused.value.response.headers["retry-after-ms"] == "500"
+    seen = []
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        stream = client.chat.completions.create(model="scripted", messages=user, stream=True)  # type: ignore[arg-type]
+        with pytest.raises(openai.APIError, match="the engine failed"):  # noqa: PT012  it comes after some chunks
+            for chunk in stream:
+                seen += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+    assert "".join(seen) == "It is"
+
+
+def test_limits_and_stop_strings_cut_an_answer(scripted_server: Servers) -> None:
+    """As they cut a model's."""
+    server = scripted_server(lambda _request: "one two three four")
+    user = [{"role": "user", "content": "Count"}]
+    stopped = ask(server, user, stop=[" three"]).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == ("one two", "stop")
+    assert ask(server, user, max_tokens=3).choices[0].finish_reason == "length"
+
+
+def test_a_stream_that_its_client_leaves_ends_its_call(scripted_server: Servers) -> None:
+    """The script stops, and the program has no call in flight any more."""
+    server = scripted_server([Reply("word " * 1000, token_s=0.05)])
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        user: Any = [{"role": "user", "content": "Talk"}]
+        with client.chat.completions.create(model="scripted", messages=user, stream=True) as stream:
+            next(chunk for chunk in stream if chunk.choices and chunk.choices[0].delta.content)
+    while (row := server.programs[0]).in_flight:
+        time.sleep(0.01)
+    assert row.account.output_tokens < 1000
+
+
+def test_a_call_that_the_script_has_no_reply_for_fails(scripted_server: Servers) -> None:
+    """The error names the call and its last message."""
+    server = scripted_server([])
+    with pytest.raises(openai.InternalServerError, match="no reply for call 1, whose last message"):
+        ask(server, [{"role": "user", "content": "Hi"}])
+
+
+def test_the_page_and_the_state_are_served(scripted_server: Servers) -> None:
+    """A script's programs are seen as a model's are."""
+    server = scripted_server(["Hello."])
+    ask(server, [{"role": "user", "content": "Hi"}])
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/weft").status_code == 200
+        state: Mapping[str, Any] = client.get("/weft/state").json()
+    assert [program["calls"] for program in state["programs"]] == [1]
+    assert [replica["state"] for replica in state["replicas"]] == ["ready"]
+
+
+def test_the_command_serves_a_file(tmp_path: Path) -> None:
+    """`weft serve --scripted FILE` answers by the file's rules until SIGTERM."""
+    script, log = tmp_path / "script.toml", tmp_path / "log"
+    script.write_text('[[rule]]\nlast = "Hi"\ntext = "Hello."\n')
+    command = [sys.executable, "-m", "weft", "serve", "--scripted", str(script), "--host", "127.0.0.1", "--port", "0"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"}
+        )
+    try:
+        while (found := re.search(r"^scripted at (http://\S+)", log.read_text(), re.MULTILINE)) is None:
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        with openai.OpenAI(base_url=f"{found[1]}/v1", api_key="none") as client:
+            answer = client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "Hi"}])
+        assert answer.choices[0].message.content == "Hello."
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
