@@ -17,6 +17,9 @@ HOURS  ?= 4
 MINUTES ?= 30
 SEED   ?= 0
 SECONDS ?= 600
+# Of `make results`: a folder with recorded programs (benchmarks/bench_leaderboard.py), and SMALL=1 for a third of the settings.
+TRACES ?= build/traces
+SMALL  ?=
 # Of `make gpu-check`: build, tests, sanitizer, benchmark, or several in quotes; without it, all of them.
 STEP   ?=
 GPU_PYTHON ?= 3.12
@@ -24,7 +27,7 @@ GPU_PYTHON ?= 3.12
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo demo-serve test test-core test-slow test-clients test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak soak-serve \
-  package lint docs docs-serve result-ages lock clean
+  package lint docs docs-serve results result-ages lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
@@ -47,6 +50,7 @@ help:
 	@echo "make lint       ruff, mypy (strict), import-linter, make docs"
 	@echo "make docs       build the documentation into build/docs; broken links are errors (seconds)"
 	@echo "make docs-serve show the documentation while you write it"
+	@echo "make results    the default beside all rivals, simulated: 7 hours of one core, goes on where it was stopped; SMALL=1: minutes"
 	@echo "make result-ages  the results in docs/results that are older than the code that they measure"
 	@echo "make lock       resolve requirements/cpu.txt again (needs uv and PyPI)"
 	@echo "make clean      remove the virtual environment and build outputs (the model cache stays)"
@@ -186,6 +190,10 @@ docs: setup
 
 docs-serve: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+results: setup
+	@nice -n 10 $(BIN)/python benchmarks/bench_leaderboard.py --data $(TRACES) \
+	  $(if $(SMALL),--few --programs 24 --only "load 0.9")
 
 result-ages: setup
 	@$(BIN)/python benchmarks/result_ages.py

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, NamedTuple
 
-from weft.core.policies import DEFAULT_POLICY
-from weft.core.sim.leaderboard import HOST_LRU, HOST_NEXT_USE, NO_HOST, Rival
+from weft.core.sim.leaderboard import DEFAULT, HOST_LRU, NO_HOST, Rival
 from weft.core.sim.result import SimResult, percentile
 from weft.core.sim.settings import SimSettings
 
@@ -24,8 +23,8 @@ NEARLY: Final = 0.05  # an option within so much of the best is as good, if it c
 STOCK: Final = Rival("fcfs", False, NO_HOST)
 GATE: Final = Rival("priority", True, NO_HOST)
 STOCK_HOST: Final = Rival("fcfs", False, HOST_LRU)
-WEFT: Final = Rival(DEFAULT_POLICY, None, NO_HOST)
-WEFT_HOST: Final = Rival(DEFAULT_POLICY, None, HOST_NEXT_USE)
+WEFT: Final = DEFAULT.without_host()
+WEFT_HOST: Final = DEFAULT
 
 
 class Way(NamedTuple):
@@ -36,8 +35,8 @@ class Way(NamedTuple):
 
     @property
     def is_weft(self) -> bool:
-        """Whether it is Weft's default policy."""
-        return self.rival.is_default
+        """Whether it is Weft's default, with host memory or without."""
+        return self.rival in {WEFT, WEFT_HOST}
 
     @property
     def name(self) -> str:

@@ -50,8 +50,8 @@ class Rival(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Whether it is what users get."""
-        return self.policy == DEFAULT_POLICY and self.gate is None
+        """Whether it is what `weft.Engine` does by default, with as much host memory as the engine has."""
+        return self == DEFAULT
 
     @property
     def is_plain(self) -> bool:
@@ -62,6 +62,10 @@ class Rival(NamedTuple):
     def is_oracle(self) -> bool:
         """Whether it knows the future."""
         return self.policy == ORACLE or self.knows_pauses
+
+    def without_host(self) -> Rival:
+        """The same without host memory."""
+        return self._replace(host=NO_HOST)
 
     def settings(self, base: SimSettings) -> SimSettings:
         """The settings of an engine that serves so.
@@ -82,6 +86,9 @@ class Rival(NamedTuple):
             kv_policy=kv_policies[self.host],
             knows_pauses=self.knows_pauses,
         )
+
+
+DEFAULT: Final = Rival(DEFAULT_POLICY, None, HOST_NEXT_USE)
 
 
 def rivals(*, host: bool) -> list[Rival]:
@@ -153,9 +160,15 @@ def score(rival: Rival, result: SimResult, programs: Sequence[TraceProgram], alo
     )
 
 
-def best_plain(scores: Iterable[Score]) -> Score:
-    """The plain rival with the smallest mean completion time. There must be a plain one."""
-    return min((each for each in scores if each.rival.is_plain), key=lambda each: each.mean_s)
+def best_plain(scores: Iterable[Score], *, host: bool = True) -> Score:
+    """The plain rival with the smallest mean completion time. There must be a plain one.
+
+    Args:
+        scores: The scores.
+        host: Whether rivals with host memory count.
+    """
+    plain = (each for each in scores if each.rival.is_plain and (host or not each.rival.host))
+    return min(plain, key=lambda each: each.mean_s)
 
 
 def ranked(scores: Sequence[Score]) -> Iterator[tuple[Score, float]]:

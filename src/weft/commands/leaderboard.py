@@ -13,7 +13,7 @@ import typer
 from weft.commands.simulations import simulate_all
 from weft.commands.tables import plain_console, plain_table
 from weft.core.errors import SimulationError
-from weft.core.sim.leaderboard import Rival, Score, alone, best_plain, ranked, rivals, score
+from weft.core.sim.leaderboard import DEFAULT, Rival, Score, alone, best_plain, ranked, rivals, score
 from weft.core.sim.load import with_load
 from weft.core.sim.settings import SimSettings
 from weft.core.trace.format import TraceProgram, read
@@ -76,7 +76,6 @@ def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score])
     table.add_column("served by", overflow="fold", ratio=1)
     for heading in ("mean s", "p99 s", "ms/token", "hits", "again"):
         table.add_column(heading, justify="right", no_wrap=True)
-    best = best_plain(scores)
     for each, ratio in ranked(scores):
         table.add_row(
             f"{ratio:.2f}",
@@ -90,16 +89,24 @@ def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score])
         )
     console = plain_console()
     console.print(table)
-    console.print(_verdict(scores, best))
+    for sentence in _verdicts(scores):
+        console.print(sentence)
     console.print()
 
 
-def _verdict(scores: Sequence[Score], best: Score) -> str:
-    """One sentence about the default."""
-    default = min((each for each in scores if each.rival.is_default), key=lambda each: each.mean_s)
-    change = default.mean_s / best.mean_s - 1
+def _verdicts(scores: Sequence[Score]) -> Iterator[str]:
+    """A sentence about the default, and one about what it is without host memory."""
+    by_rival = {each.rival: each for each in scores}
+    if DEFAULT in by_rival:
+        yield _verdict(by_rival[DEFAULT], best_plain(scores), "the best plain rival")
+    best = best_plain(scores, host=False)
+    yield _verdict(by_rival[DEFAULT.without_host()], best, "the best plain rival without host memory")
+
+
+def _verdict(ours: Score, best: Score, what: str) -> str:
+    change = ours.mean_s / best.mean_s - 1
     words = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'} than" if abs(change) >= 0.01 else "level with"
-    return f"{default.rival.name} is {words} the best plain rival, {best.rival.name}, in the mean."
+    return f"{ours.rival.name} is {words} {what}, {best.rival.name}, in the mean."
 
 
 def _print_means(boards: Sequence[Sequence[Score]]) -> None:

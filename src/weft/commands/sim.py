@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -14,6 +14,7 @@ from weft.commands.choices import one_of
 from weft.commands.progress import replay_progress, simulation_progress
 from weft.commands.tables import plain_console, plain_table
 from weft.core.errors import PolicyError, SimulationError, WeftError
+from weft.core.kv_cache.config import AUTO_TIMES
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import DEFAULT_POLICY, SIMULATED_POLICIES, PolicyConfig, registration, registrations
 from weft.core.routing import BALANCERS, DEFAULT_BALANCER, BalancerConfig, StealingConfig
@@ -77,12 +78,12 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         ),
     ] = None,
     host_kv_tokens: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Tokens of host memory for contexts between calls. With --kv-policy lru it is filled as vLLM's "
-            "kv_offloading_size is."
+            help="Tokens of host memory for contexts between calls; 0: none. With --kv-policy lru it is filled as "
+            "vLLM's kv_offloading_size is. (default: four times the KV cache, as engines have if their host has room)"
         ),
-    ] = 0,
+    ] = None,
     preemption: Annotated[
         Literal["recompute", "swap"], typer.Option(help="What happens to the KV of a preempted call.")
     ] = "recompute",
@@ -126,7 +127,7 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         kv_tokens=kv_tokens,
         chunk_tokens=max(2048, batch_size),
         kv_policy=None if kv_policy is None else KvPolicyConfig(kv_policy),
-        host_kv_tokens=host_kv_tokens,
+        host_kv_tokens=_host_tokens(host_kv_tokens, kv_tokens, needs_none=unit_steps or replay),
         preemption=preemption,
         concurrency=concurrency,
         unit_steps=unit_steps,
@@ -139,6 +140,8 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         if kv_policy is not None:
             raise SimulationError("--leaderboard tries the KV policies itself; leave out --kv-policy.")
         compare(files, settings, load, as_json=as_json)
+        if host_kv_tokens is None and not as_json:
+            plain_console().print(_said(settings))
         return
     if len(files) > 1:
         raise SimulationError(f"{len(files)} traces are given; name one, or compare on several with --leaderboard.")
@@ -157,9 +160,33 @@ def sim(  # noqa: PLR0917  typer reads options off the signature
         except OSError as error:
             raise WeftError(f"{gantt} cannot be written: {error.strerror or error}. Choose another --gantt.") from None
     if as_json:
-        typer.echo(json.dumps(result.to_dict()))
+        typer.echo(json.dumps({**result.to_dict(), "host_kv_tokens": settings.host_kv_tokens}))
     else:
         _print(result, unit="" if unit_steps else " s")
+        if host_kv_tokens is None and settings.host_kv_tokens:
+            _print_without_host(programs, settings, kv_policy)
+
+
+def _host_tokens(given: int | None, kv_tokens: int, *, needs_none: bool) -> int:
+    """Tokens of host memory: as given, or as an engine has it by default if its host has room."""
+    if given is not None:
+        return given
+    return 0 if needs_none else AUTO_TIMES * kv_tokens
+
+
+def _print_without_host(programs: list[TraceProgram], settings: SimSettings, kv_policy: str | None) -> None:
+    """Say how much host memory was simulated, because nobody gave a size, and what would be without it."""
+    without = replace(settings, host_kv_tokens=0, kv_policy=None if kv_policy is None else settings.kv_policy)
+    with simulation_progress(len(programs)) as progress:
+        result = simulate(programs, without, progress=progress)
+    plain_console().print(f"{_said(settings)} Without host memory: latency {_latencies(result, ' s')}.")
+
+
+def _said(settings: SimSettings) -> str:
+    return (
+        f"Host memory holds {settings.host_kv_tokens:,.0f} tokens, {AUTO_TIMES} times the KV cache, as engines have it "
+        "by default if their host has room. --host-kv-tokens says how many yours holds; 0 is none."
+    )
 
 
 def _replay(programs: list[TraceProgram], settings: SimSettings, *, as_json: bool) -> None:
@@ -205,6 +232,10 @@ def _policy(name: str, queue_bounds: str | None, beta: float | None, *, gate: bo
     return PolicyConfig(name, gate=gate, **options)
 
 
+def _latencies(result: SimResult, unit: str) -> str:
+    return f"{result.mean_latency:.2f}, 95 %: {result.latency(95):.2f}, 99 %: {result.latency(99):.2f}{unit}"
+
+
 def _print(result: SimResult, unit: str) -> None:
     slowest = sorted(result.programs.items(), key=lambda each: -each[1].latency)[:_SHOWN]
     table = plain_table("programs, the slowest first")
@@ -217,8 +248,7 @@ def _print(result: SimResult, unit: str) -> None:
     console.print(table)
     if len(result.programs) > len(slowest):
         console.print(f"and {len(result.programs) - len(slowest)} more")
-    latencies = f"{result.mean_latency:.2f}, 95 %: {result.latency(95):.2f}, 99 %: {result.latency(99):.2f}{unit}"
-    console.print(f"{result.policy}: latency {latencies}; makespan {result.makespan:.2f}{unit}")
+    console.print(f"{result.policy}: latency {_latencies(result, unit)}; makespan {result.makespan:.2f}{unit}")
     console.print(f"wait {result.total_wait:.2f}{unit}, {result.counts.preemptions} preemptions")
     if result.counts.prompt:
         recomputed, swapped = result.counts.recomputed, result.counts.swapped

@@ -9,7 +9,7 @@ import pytest
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, simulate
-from weft.core.sim.leaderboard import POLICIES, Rival, alone, best_plain, ranked, rivals, score
+from weft.core.sim.leaderboard import DEFAULT, POLICIES, Rival, alone, best_plain, ranked, rivals, score
 from weft.core.trace.workloads import generate, poisson
 
 BASE = SimSettings(kv_tokens=16_384, host_kv_tokens=100_000, batch_size=8)
@@ -22,7 +22,9 @@ def test_every_policy_is_there_with_and_without_gate_and_host_memory() -> None:
     assert len(rivals(host=False)) == 2 * len(POLICIES) + 2 + 2 + 1
     assert {each.policy for each in found if each.is_plain} == {"fcfs", "priority"}
     assert not any(each.is_plain and each.host == "host next-use" for each in found)
-    assert sum(each.is_default for each in found) == 3
+    assert [each for each in found if each.is_default] == [DEFAULT]
+    assert DEFAULT.without_host() in rivals(host=False)
+    assert not any(each.is_default for each in rivals(host=False))
 
 
 @pytest.mark.parametrize(
