@@ -13,6 +13,7 @@ SHARE: Final = 0.99  # of the KV cache that contexts may fill
 WATERMARK: Final = 50  # vLLM admits a call only if it leaves some blocks free; at most a fiftieth is assumed
 LEAD_S: Final = 1.0  # a copy should be done this long before its context is needed, because the time is a guess
 _SHORT: Final = 0.25
+_LEAST_CHANCE: Final = 0.5  # of a copy back that no call has asked for: it saves a call as much as it costs others
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class Expected(NamedTuple, Generic[T]):
     expected_s: float  # the time until the call runs
     is_called: bool  # whether the call waits already, or may come at any moment
     device_tokens: int  # its tokens in the KV cache
-    host_tokens: int  # its tokens that only host memory has
+    host_tokens: int  # its tokens that only host memory has and that are worth a copy
 
 
 def expect(context: Context, memory: Memory, now_s: float) -> Expected[Context]:
@@ -33,9 +34,15 @@ def expect(context: Context, memory: Memory, now_s: float) -> Expected[Context]:
     Its call may come at any moment once the pause has lasted nearly as long as the shortest fourth of all such pauses.
     An expectation alone would come too late for these, and rises again when a pause is longer than expected.
     """
-    only_host = max(0, context.host_tokens - context.tokens)
+    only_host = max(0, context.host_tokens - context.tokens) if is_likely(context) else 0
     is_called = context.called_s is not None or (only_host > 0 and context.elapsed_s(now_s) >= short_pause_s(context))
     return Expected(context, context.expected_s(memory, now_s), is_called, context.tokens, only_host)
+
+
+def is_likely(context: Context) -> bool:
+    """Whether a call comes that continues a context, or will more likely than not. What a compaction has left behind,
+    for example, or a branch that was not taken, would be copied back, evicted and copied back again in vain."""
+    return context.called_s is not None or context.soon_s is not None or context.chance >= _LEAST_CHANCE
 
 
 def short_pause_s(context: Context) -> float:

@@ -110,11 +110,16 @@ class TieredRetention(Retention):
 
     def _find(self, program: Hashable, chain: Sequence[Hashable]) -> tuple[int, list[Context]]:
         hit, found = super()._find(program, chain)
-        if found:
-            return hit, found
-        tree = self.host.tree
-        hit = max(hit, tree.hit_blocks(chain))
-        return hit, tree.contexts_on(program, tree.get(chain[hit - 1]) if hit else None)
+        if not found:
+            tree = self.host.tree
+            hit = max(hit, tree.hit_blocks(chain))
+            found = tree.contexts_on(program, tree.get(chain[hit - 1]) if hit else None)
+        return hit, [each for each in found if self._is_continued(each, chain)]
+
+    def _is_continued(self, context: Context, chain: Sequence[Hashable]) -> bool:
+        """Whether a chain has all of a context, and not only what the device or host memory alone has of it."""
+        ends = (self.tree.end_of(context), self.host.tree.end_of(context))
+        return all(end is None or (end.depth < len(chain) and chain[end.depth] == end.key) for end in ends)
 
     def _after_decision(self, context: Context, now_s: float) -> None:
         super()._after_decision(context, now_s)

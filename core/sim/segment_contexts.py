@@ -94,7 +94,7 @@ class SegmentContexts(Contexts):
         if context is not None or not spec.parents:
             return context
         context = mine.get(owner.index_of[spec.parents[0]])
-        if context is None or context.tokens >= spec.shared_prefix_tokens + self._block_tokens(owner):
+        if context is None or context.cached_tokens >= spec.shared_prefix_tokens + self._block_tokens(owner):
             return None
         return context
 
@@ -169,8 +169,10 @@ class SegmentContexts(Contexts):
         found = []
         for index, context in mine.items():
             end = self._where.get(context)
-            if end is None:  # the KV cache has nothing of it
-                is_part = index in {parent, call.index}
+            if index == parent and (context.called_s is not None or end is None):
+                is_part = context.called_s is not None or context.host_tokens < call.spec.shared_prefix_tokens + most
+            elif end is None or context.host_tokens > context.tokens:  # of another branch
+                is_part = False
             else:
                 is_part = end in prefix or (end.parent in prefix and end.tokens < most)
             if is_part or index == call.index:

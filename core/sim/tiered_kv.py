@@ -146,7 +146,7 @@ class TieredKvCache(PolicyKvCache):
         """Note what host memory has of a context."""
         call = self._contexts.call_of[context]
         held = self._host.held(call, context.tokens)
-        context.on_host = context.tokens > 0 and self._host.held(call) >= context.tokens
+        context.on_host = self._host.held(call) >= max(1, context.tokens)
         context.host_tokens = held if held > context.tokens or context.on_host else 0
 
     # -- copies out
@@ -156,6 +156,7 @@ class TieredKvCache(PolicyKvCache):
         for context in self._contexts.ending_in(leaf):
             if not context.on_host:
                 self._spill(self._contexts.call_of[context], begin, leaf.end)
+                self._see_host(context)
 
     def _spill(self, call: SimCall, begin: int, end: int) -> int:
         copied = self._host.keep(call, begin, end)

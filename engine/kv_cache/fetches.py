@@ -20,6 +20,7 @@ from weft.core.kv_cache.fetch_ahead import (
     WATERMARK,
     contexts_to_fetch,
     expect,
+    is_likely,
     short_pause_s,
 )
 from weft.core.kv_cache.policies import Context
@@ -135,7 +136,7 @@ class Fetches:
         memory = retention.memory
         contexts = [each for each in retention.contexts_anywhere() if each.program not in busy]
         self._next_s = now_s + min(EVERY_S * max(1.0, len(contexts) / _MANY), _ASK_S)
-        missing = [each for each in contexts if each.host_tokens > each.tokens]
+        missing = [each for each in contexts if each.host_tokens > each.tokens and is_likely(each)]
         due = [each for each in missing if self._may_be_due(each, copy_token_s, lead_s)]
         soon_s = min((each.ask_s for each in missing if each.ask_s > now_s), default=math.inf)
         self._idle_until_s = min(soon_s, now_s + _ASK_S)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from weft.core.kv_cache.fetch_ahead import Expected, contexts_to_fetch
+from weft.core.kv_cache.fetch_ahead import Expected, contexts_to_fetch, expect
+from weft.core.kv_cache.policies import Context, Memory
+from weft.core.prediction import KnownTime
 
 
 def waiting(name: str, expected_s: float, *, device: int = 0, host: int = 0) -> Expected[str]:
@@ -34,3 +36,14 @@ def test_a_call_that_has_not_arrived_is_fetched_for_when_there_is_just_time() ->
 def test_a_context_without_room_leaves_it_to_smaller_ones() -> None:
     """A fetch brings all that the host has of a context, or nothing."""
     assert fetched(waiting("large", 1.0, host=101), waiting("small", 2.0, host=50)) == ["small"]
+
+
+def test_what_no_call_will_likely_continue_is_fetched_only_for_a_call() -> None:
+    """What a compaction has left behind comes back neither by its pause nor when its engine has nothing to do."""
+    memory = Memory(0.0, 0, 1e-3, copy_token_s=1e-5)
+    context = Context("p", "agent", 0.0, KnownTime(1.0), host_tokens=10)
+    assert fetched(expect(context, memory, now_s=5.0)) == [context]
+    context.chance = 0.4
+    assert fetched(expect(context, memory, now_s=5.0)) == []
+    context.called_s = 5.0
+    assert fetched(expect(context, memory, now_s=5.0)) == [context]

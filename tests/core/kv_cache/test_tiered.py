@@ -37,3 +37,16 @@ def test_a_call_with_another_prompt_does_not_need_a_lost_context() -> None:
     retention = lost_context()
     retention.call_arrived("p", ["b0", "b1"], 3.0)
     assert [context.called_s for context in retention.contexts_of("p")] == [None]
+
+
+def test_a_call_that_shares_only_the_beginning_does_not_need_what_was_left_behind() -> None:
+    """After a compaction the device may have no more of the old context than the beginning, which both share. The end
+    is in host memory yet, and no call comes for it: a context that is called is fetched before all others."""
+    retention = lost_context()
+    (context,) = retention.contexts_of("p")
+    retention.fetched(context, CHAIN[:1], 2.0)
+    assert (context.tokens, context.host_tokens) == (16, 48)
+    retention.call_arrived("p", [CHAIN[0], "b1", "b2"], 3.0)
+    assert context.called_s is None
+    retention.call_arrived("p", [*CHAIN, "a3"], 4.0)
+    assert context.called_s == 4.0
