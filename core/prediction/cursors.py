@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -74,13 +75,15 @@ class ProgramCursors:
         call_id, parents = identity.call_id, identity.parents[-_MOST_PARENTS:]
         if call_id in self._calls:
             return
-        known = (self._calls.get(each) for each in parents)
-        before = tuple(each for each in known if each is not None and not each.is_running)
-        depth = max((each.calls_before + 1 for each in before), default=0)
-        pause_s = max(0.0, now_s - max((each.left_s for each in before), default=now_s))
-        cursor = Cursor(call_id, identity.thread_id, Node.of(label, tools, depth), depth, before, pause_s)
-        for each in before:
-            each.following += 1
+        before, depth, left_s = [], 0, -math.inf
+        for parent in parents:
+            each = self._calls.get(parent)
+            if each is not None and not each.is_running:
+                before.append(each)
+                each.following += 1
+                depth, left_s = max(depth, each.calls_before + 1), max(left_s, each.left_s)
+        pause_s = max(0.0, now_s - left_s) if before else 0.0
+        cursor = Cursor(call_id, identity.thread_id, Node.of(label, tools, depth), depth, tuple(before), pause_s)
         self._calls[call_id] = cursor
         self._open[call_id] = cursor
         for each in before:

@@ -30,7 +30,10 @@ def settings_of(request: Mapping[str, Any]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for setting, names in _FIELDS.items():
-        value = next((request[name] for name in names if request.get(name) is not None), None)
-        if isinstance(value, int | float) and not isinstance(value, bool) and -_BOUND <= value < _BOUND:
-            found[setting] = value
+        for name in names:
+            value = request.get(name)
+            if value is not None:
+                if isinstance(value, int | float) and not isinstance(value, bool) and -_BOUND <= value < _BOUND:
+                    found[setting] = value
+                break
     return found

@@ -161,7 +161,8 @@ class ChatWeft(BaseChatModel):
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         kwargs.pop(RUN_KWARG, None)
-        return {**super()._get_invocation_params(stop=stop, **kwargs), **self._defaults()}
+        params = super()._get_invocation_params(stop=stop, **kwargs)
+        return params if stop is not None or self.stop is None else {**params, "stop": self.stop}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         kwargs.pop(RUN_KWARG, None)

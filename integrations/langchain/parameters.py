@@ -55,9 +55,12 @@ def request_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidRequestError: A name is not one of a field of vLLM's chat request that can be set.
     """
-    given = {name: value for name, value in given.items() if name not in _LANGCHAINS_OWN}
-    check_fields(given, _SETTABLE)
-    fields = {_ALIASES.get(name, name): value for name, value in given.items()}
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _SETTABLE:
+            fields[_ALIASES.get(name, name)] = value
+        elif name not in _LANGCHAINS_OWN:
+            check_fields([each for each in given if each not in _LANGCHAINS_OWN], _SETTABLE)
     if "timeout" in fields:
         fields["timeout_s"] = fields.pop("timeout")
     return fields

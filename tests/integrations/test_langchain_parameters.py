@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("langchain", reason="the LangChain extra is not installed")
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import ConfigurableField
 
@@ -15,6 +16,7 @@ import weft
 from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError
 from weft.integrations.langchain import ChatWeft
 from weft.integrations.langchain.parameters import request_fields
+from weft.testing import ScriptedEngine
 
 WRONG = [
     ({"max_token": 3}, "max_tokens"),
@@ -121,3 +123,18 @@ def test_an_unknown_model_is_refused(engine: weft.Engine, name: str) -> None:
 def _output_tokens(message: AIMessage) -> int:
     assert message.usage_metadata is not None
     return message.usage_metadata["output_tokens"]
+
+
+def test_traces_show_what_a_call_asks_for() -> None:
+    """Tracers get the fields of the call itself where it sets them, and else those of the model."""
+    traced: list[dict[str, Any]] = []
+
+    class Tracer(BaseCallbackHandler):
+        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            traced.append(kwargs["invocation_params"])
+
+    with ScriptedEngine(lambda _request: "Yes.") as engine:
+        model = ChatWeft(engine=engine, temperature=0.0, stop=["."])
+        model.invoke("Hello", {"callbacks": [Tracer()]}, temperature=0.5)
+        model.invoke("Hello", {"callbacks": [Tracer()]}, stop=["!"])
+    assert [(each["temperature"], each["stop"]) for each in traced] == [(0.5, ["."]), (0.0, ["!"])]
