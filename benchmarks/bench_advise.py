@@ -35,7 +35,7 @@ Clock = Literal["seconds", "steps"]
 Row = Mapping[str, Any]
 
 STOCK: Final = "stock-fcfs"
-WEFT: Final = "auto"
+WEFT: Final = "auto"  # the default without host memory
 PROGRAMS: Final = {"mixed": 20, "tools": 24, "chat": 30, "search": 6, "swe": 8}
 LOAD: Final = 0.9  # of what the engine can serve; the other load is all programs at once
 SIZES: Final = ("--batch-size", "8", "--kv-tokens", "3264")  # eight contexts of about 400 tokens

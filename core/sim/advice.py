@@ -155,11 +155,12 @@ def outcomes(results: Mapping[Way, SimResult], random: Random) -> Iterator[Outco
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What the outcomes say. `weft` is Weft's default without host memory, and the others are what it competes with."""
+    """What the outcomes say."""
 
     stock: Outcome
     gate: Outcome
-    weft: Outcome
+    weft: Outcome  # Weft's default without host memory
+    default: Outcome  # Weft's default with the most host memory that was tried
     stock_host: Outcome | None  # the least host memory within `NEARLY` of the best stock vLLM with host memory
     weft_host: Outcome | None  # the same of Weft
     best: Outcome  # the cheapest way within `NEARLY` of the best one; stock vLLM if nothing is a gain
@@ -174,8 +175,9 @@ class Advice:
         gains = [each for each in found if each.mean_change.is_gain]
         least_s = min((each.mean_s for each in gains), default=math.inf)
         good = [each for each in gains if each.mean_s <= least_s * (1 + NEARLY)]
+        default = max((each for each in found if each.way.is_weft), key=lambda each: each.way.host_gib)
         best = min(good, key=lambda each: (each.way.host_gib, each.mean_s), default=by_way[Way(STOCK)])
-        return cls(by_way[Way(STOCK)], by_way[Way(GATE)], by_way[Way(WEFT)], stock_host, weft_host, best)
+        return cls(by_way[Way(STOCK)], by_way[Way(GATE)], by_way[Way(WEFT)], default, stock_host, weft_host, best)
 
 
 def _least_host(found: Sequence[Outcome]) -> Outcome | None:

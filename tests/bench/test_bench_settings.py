@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 
+import weft
 from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, baseline_of, with_gate, with_kv_policies
 from weft.bench.load import AS_RECORDED, CLOSED
 from weft.bench.rounds import rates_of_loads
 from weft.bench.settings import BenchSettings, names_of_loads
 from weft.core.errors import BenchError
+from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import POLICIES, PolicyConfig
 from weft.core.sim import TraceCall, TraceProgram
@@ -28,6 +31,17 @@ def test_every_policy_is_a_baseline() -> None:
         assert policy.name == name
         assert BASELINES[name].simulated == policy
     assert set(DEFAULT_BASELINES) <= set(BASELINES)
+
+
+def test_the_default_is_that_of_an_engine() -> None:
+    """Weft's engines have the default policy with host memory, and next-use. The same without it is compared, too."""
+    arguments = inspect.signature(weft.Engine).parameters
+    assert isinstance(arguments["swap"].default, SwapConfig)
+    host = baseline_of("default")
+    assert (host.policy, host.swaps) == (PolicyConfig(arguments["policy"].default), True)
+    assert host.kv_policy == KvPolicyConfig("next-use")
+    without = {name: baseline_of(name) for name in DEFAULT_BASELINES}
+    assert replace(host, swaps=False, kv_policy=None) in without.values()
 
 
 def test_every_weft_baseline_takes_kv_policies() -> None:

@@ -34,7 +34,10 @@ def test_advice_for_an_engine_under_load(weft: WeftCommand, trace: Path) -> None
     for name in ("stock vLLM", "a plain gate", "Weft", "stock vLLM + 8 GiB host", "Weft + 8 GiB host"):
         assert name in out
     lines = out.splitlines()
-    assert any(line.startswith("With this traffic on an engine of this size, Weft's default would") for line in lines)
+    assert any(
+        line.startswith("With this traffic on an engine of this size, Weft's default with 8 GiB") for line in lines
+    )
+    assert any(line.startswith("Without host memory, Weft's default would change the mean by ") for line in lines)
     assert sum(line.startswith("Advice: ") for line in lines) == 1
     assert lines[-1].startswith("All of this is simulated. The step times are made up: they resemble")
 
@@ -49,7 +52,7 @@ def test_no_gain_is_called_so(weft: WeftCommand, tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, err = weft("advise", path, *SMALL)
     assert (code, err) == (0, "")
-    assert "Weft's default would bring no gain" in out
+    assert "Weft's default with 8 GiB of host memory would bring no gain" in out
     assert "Advice: stay with vLLM as it is" in out
 
 

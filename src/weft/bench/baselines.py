@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from weft.core.errors import BenchError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
-from weft.core.policies import POLICIES, PolicyConfig
+from weft.core.policies import DEFAULT_POLICY, POLICIES, PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,11 @@ BASELINES: Final[dict[str, Baseline]] = {
     "stock-priority": Baseline(stock="priority"),
     **{name: Baseline(policy=PolicyConfig(name)) for name in POLICIES},
     **{f"{name}-swap": Baseline(policy=PolicyConfig(name), swaps=True) for name in ("fcfs", "mlfq", "atlas", "auto")},
+    # What `weft.Engine` does by default. Without its host memory it is the baseline of its policy.
+    "default": Baseline(policy=PolicyConfig(DEFAULT_POLICY), swaps=True, kv_policy=KvPolicyConfig("next-use")),
 }
-DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "mlfq", "plas", "atlas", "auto")
+DEFAULT_BASELINES: Final = ("stock-fcfs", "stock-priority", "mlfq", "plas", "atlas", DEFAULT_POLICY, "default")
+HOST_GIB: Final = 1.0  # host memory of an engine that swaps, which the tiny model never fills
 
 
 _WITH: Final = "+"  # between a baseline and what it is combined with, as in atlas+next-use

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.attainment import ALL, SLO, in_time
+from weft.bench.baselines import HOST_GIB, baseline_of
 from weft.bench.clock import STEP_S
 from weft.bench.load import AS_RECORDED, CLOSED
 from weft.bench.measures import CALL_PARTS, STATISTICS, Figures, FiguresByLoad, Spread, figure, gains, ratio
@@ -82,6 +83,8 @@ def _setup(settings: BenchSettings, rounds: Sequence[Round]) -> Iterator[str]:
         f"per step. Lengths and times of the trace are multiplied by {settings.scale:g}, so a rate is a rate of the "
         f"unscaled trace. Calls that were truncated to {limit} tokens: {truncated}."
     )
+    if any(baseline_of(name).swaps for name in settings.baselines):
+        yield (f"\nOnly *default* and baselines with *swap* in their names have host memory for KV, {HOST_GIB:g} GiB.")
     unit = f"engine steps of {STEP_S * 1e3:g} ms" if settings.clock == "steps" else "seconds in which the engine works"
     yield (
         f"\nCalls arrive by {unit}. Figures are medians over rounds, with (lowest, highest). Ratios are taken in each "

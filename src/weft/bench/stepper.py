@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.bench.baselines import Baseline
+from weft.bench.baselines import HOST_GIB, Baseline
 from weft.bench.clock import Clock, engine_timer
 from weft.bench.meter import Meter, metered, timed
 from weft.bench.replay import EngineCall
@@ -150,7 +150,7 @@ class Stepper:
             from weft.engine.kv_cache.connector import transfer_config
 
             # min_tokens="auto" depends on measured seconds, so the clock of steps would not repeat exactly.
-            arguments["kv_transfer_config"] = transfer_config(SwapConfig(space_gib=1.0, min_tokens=0))
+            arguments["kv_transfer_config"] = transfer_config(SwapConfig(space_gib=HOST_GIB, min_tokens=0))
         return arguments
 
     @property

@@ -174,8 +174,10 @@ def _print(rows: Sequence[Outcome], advice: Advice, programs: Sequence[TraceProg
 
 def _sentences(advice: Advice) -> Iterator[str]:
     """The advice in words: losses first, then what Weft changes, what plain means give, and what to do."""
-    weft, gate, best = advice.weft, advice.gate, advice.best
-    subject = "With this traffic on an engine of this size, Weft's default"
+    weft, gate, best = advice.default, advice.gate, advice.best
+    gib = weft.way.host_gib
+    memory = f"with {gib:g} GiB of host memory" if gib else "without host memory"
+    subject = f"With this traffic on an engine of this size, Weft's default {memory}"
     hits = f"prefix hits from {100 * advice.stock.prefix_hits:.0f} to {100 * weft.prefix_hits:.0f} %"
     figures = f"mean completion by {_interval(weft.mean_change)}, p99 by {_percent(weft.p99_change)} %, {hits}"
     if weft.mean_change.is_loss:
@@ -184,6 +186,8 @@ def _sentences(advice: Advice) -> Iterator[str]:
         yield f"{subject} would change {figures}."
     else:
         yield f"{subject} would bring no gain: it would change {figures}."
+    if gib:
+        yield f"Without host memory, Weft's default would change the mean by {_interval(advice.weft.mean_change)}."
     if gate.mean_s < weft.mean_s * 0.99:
         yield f"A plain gate in the order of arrival would do better: {_interval(gate.mean_change)}."
     if advice.stock_host is not None and advice.weft_host is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -103,7 +103,7 @@ def test_outcomes_are_those_of_the_simulations() -> None:
     assert rows[0].mean_change == pytest.approx((0, 0, 0))
 
 
-def advice(means_s: Mapping[str, float]) -> Advice:
+def advice(means_s: Mapping[str, float], host_gib: Sequence[float] = (16, 64)) -> Advice:
     """The advice where the ways to serve have these means, and stock vLLM's is 100 for each of 40 programs."""
 
     def outcome(way: Way) -> Outcome:
@@ -111,7 +111,7 @@ def advice(means_s: Mapping[str, float]) -> Advice:
         change = change_of_mean([100.0] * 40, [mean_s] * 40, random.Random(0))
         return Outcome(way, mean_s, mean_s, mean_s, change, change.value, 0.5, 0)
 
-    return Advice.of([outcome(way) for way in ways([16, 64])])
+    return Advice.of([outcome(way) for way in ways(host_gib)])
 
 
 @pytest.mark.parametrize(
@@ -137,3 +137,9 @@ def test_the_least_host_memory_that_helps_stands_for_all_sizes() -> None:
     assert found.weft_host is not None
     assert found.stock_host is not None
     assert (found.weft_host.way, found.stock_host.way) == (Way(WEFT_HOST, 16), Way(STOCK_HOST, 64))
+
+
+def test_the_default_has_the_most_host_memory_that_was_tried() -> None:
+    """An engine takes what its host has free. Where no host memory is tried, it has none."""
+    assert advice({}).default.way == Way(WEFT_HOST, 64)
+    assert advice({}, host_gib=()).default.way == Way(WEFT)
