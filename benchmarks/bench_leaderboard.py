@@ -1,4 +1,4 @@
-"""The default beside every rival in 62 settings, in simulation. `make results` writes its page so.
+"""The default beside every rival in 64 settings, in simulation. `make results` writes its page so.
 
     python benchmarks/bench_leaderboard.py --data TRACES                       # hours
     python benchmarks/bench_leaderboard.py --data TRACES --programs 24 --few --only "KV 500,000"   # minutes
@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from weft.core.sim import simulate
-from weft.core.sim.leaderboard import DEFAULT, PLAIN, Rival, rivals, score
+from weft.core.sim.leaderboard import DEFAULT, Rival, rivals, score
 
 MEASURED: Final = (*SIMULATED, "core/prediction", "benchmarks/leaderboard_settings.py")
 _ALL: Final = rivals(host=True)
 # In this order: those that say most, then the other policies, and last those that know the future, which take longest.
-FEW: Final = tuple(each for each in _ALL if each.policy in PLAIN or each in {DEFAULT, DEFAULT.without_host()})
+FEW: Final = tuple(each for each in _ALL if each.is_plain or each in {DEFAULT, DEFAULT.without_host()})
 ORACLES: Final = tuple(each for each in _ALL if each.is_oracle)
 WAVES: Final = (FEW, tuple(each for each in _ALL if each not in FEW + ORACLES), ORACLES)
 
@@ -99,9 +99,7 @@ def main(
     page: Annotated[Path, typer.Option(help="The page whose tables are written, and its picture.")] = PAGE,
     programs: Annotated[int, typer.Option(min=4, help="Programs of mixed; the others have multiples of it.")] = 40,
     seeds: Annotated[int, typer.Option(min=1, help="How many samples of programs.")] = 1,
-    few: Annotated[
-        bool, typer.Option("--few", help="Only the plain policies and the default, which is quick.")
-    ] = False,
+    few: Annotated[bool, typer.Option("--few", help="Only the plain rivals and the default, which is quick.")] = False,
     only: Annotated[str, typer.Option(help="Only settings whose name contains this.")] = "",
     part: Annotated[Part, typer.Option(help="Which half of the recorded programs, and which seeds.")] = "reporting",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
