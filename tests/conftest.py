@@ -55,6 +55,8 @@ def weft_command(
     """Runs the command in this process. Gives its exit code, and all that it and its children print on both outputs."""
     from weft.commands import cli
 
+    monkeypatch.delenv("WEFT_DEBUG", raising=False)  # which prints tracebacks
+
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
         code = cli.main()

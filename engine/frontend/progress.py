@@ -34,7 +34,7 @@ class StartProgress:
         console = Console(stderr=True)
         if console.is_jupyter:
             self._line = _NotebookLine()
-        elif console.is_terminal:
+        elif console.file.isatty():  # `is_terminal` is true of any file where FORCE_COLOR is set
             self._line = _TerminalLine(console, self._detail)
 
     def stage(self, what: str) -> None:

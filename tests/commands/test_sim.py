@@ -249,6 +249,16 @@ def test_wrong_options(weft: WeftCommand, tmp_path: Path, options: tuple[object,
     assert err.count("\n") == 1, err
 
 
+def test_no_bar_is_shown_where_colours_are_forced(
+    weft: WeftCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CI sets FORCE_COLOR, though standard error is a file there."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"program": "A", "calls": [{"id": "a", "output_tokens": 3}]}\n')
+    assert weft("sim", trace, "--unit-steps", "--json")[::2] == (0, "")
+
+
 def test_a_wrong_trace(weft: WeftCommand, tmp_path: Path) -> None:
     """The error for a wrong trace names the file and the line."""
     trace = tmp_path / "trace.jsonl"

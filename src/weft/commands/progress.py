@@ -1,4 +1,7 @@
-"""Progress bars on standard error. They import rich when they are made, so that `weft --help` stays quick."""
+"""Progress bars on standard error. They import rich when they are made, so that `weft --help` stays quick.
+
+Whether standard error is a terminal is asked of the file itself: rich takes any file for one where FORCE_COLOR is set.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def _bar(what: str, total: float, *columns: ProgressColumn) -> Iterator[tuple[Pr
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not console.file.isatty()) as bars:
         yield bars, bars.add_task(what, total=total)
 
 
@@ -110,7 +113,7 @@ class BenchProgress:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self._progress = Progress(*columns, *times, console=console, disable=not console.is_terminal)
+        self._progress = Progress(*columns, *times, console=console, disable=not console.file.isatty())
         self._task = self._progress.add_task("", visible=False)
 
     def __enter__(self) -> BenchProgress:

@@ -24,9 +24,11 @@ def start(log: Path) -> None:
 
 
 def test_a_script_whose_standard_error_is_no_terminal_sees_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output of a script in a pipe or under a service manager stays the script's own."""
+    """The output of a script in a pipe or under a service manager stays the script's own, with colours in it or not."""
+    start(tmp_path / "vllm.log")
+    monkeypatch.setenv("FORCE_COLOR", "1")
     start(tmp_path / "vllm.log")
     assert capfd.readouterr() == ("", "")
 
