@@ -47,7 +47,9 @@ class Call:
     prompt_tokens: int = 0  # of the whole prompt
     cached_tokens: int = 0  # prompt tokens found in the prefix cache when the call started; 0 before
     deadline_s: float = math.inf  # the time until which the call must finish
-    computed_tokens: int = 0  # prompt tokens that were computed for the first time, so far
+    # Prompt tokens that were computed for the first time, so far. What an earlier call of the program had computed is
+    # not among them if it was evicted and is computed again: that is no work that the program needs.
+    computed_tokens: int = 0
     output_tokens: int = 0  # generated when the call was last charged
     charge_at_tokens: float = math.inf  # the output tokens at which the driver charges the call at the latest
     predicted_path_tokens: float = math.nan  # predicted work on the longest chain of calls that begins with this one

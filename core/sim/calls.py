@@ -33,6 +33,7 @@ class SimCall(Call):
     ready_s: float = 0.0  # when its copies from host memory are done, for which no step waits
     prefill_left: int = 0  # tokens to compute before the next one is generated
     computed: int = 0  # the most tokens that it ever had in the KV cache
+    known_tokens: int = 0  # of its prompt, whose KV an earlier call of its program has left, cached still or not
     swapped: int = 0  # tokens in host memory
     end_node: BlockNode | None = None  # with which its known blocks end; None if its program has no hash ids
     segment: Segment | None = None  # the tokens in the KV cache that it does not share with the calls before it

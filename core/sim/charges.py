@@ -37,7 +37,8 @@ class Charges:
         new_tokens = max(0, min(chunk, computed - call.computed))
         call.computed = max(call.computed, computed)
         prompt_tokens = call.spec.prompt_tokens
-        call.computed_tokens += max(0, min(computed, prompt_tokens) - min(computed - new_tokens, prompt_tokens))
+        before = max(call.known_tokens, min(computed - new_tokens, prompt_tokens))
+        call.computed_tokens += max(0, min(computed, prompt_tokens) - before)
         self._charge(
             call, steps_s if self._token_s is None else new_tokens * self._token_s, now_s, recomputed=call.resumed
         )

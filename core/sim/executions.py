@@ -78,7 +78,9 @@ class Executions:
         if call.resumed:
             counts.recomputed += max(0, call.computed - call.swapped)
         elif spec.parents:
-            counts.again += max(0, self._known_tokens(call) - call.swapped)
+            known = self._known_tokens(call)
+            call.known_tokens = known if self._settings.shares_prefixes else 0
+            counts.again += max(0, known - call.swapped)
         self._kv.unfilled += 0 if self._settings.unit_steps else call.tokens_to_compute(hit)
         if self._settings.shares_prefixes:
             call.segment = self._kv.reserve_call(call, segment, hit, tokens)

@@ -20,7 +20,7 @@ from weft.engine.vllm_compat.names import Request, SchedulerOutput
 class PromptPart(NamedTuple):
     """What a step computes for a call whose known tokens are not all in the KV cache yet."""
 
-    prompt_tokens: int  # of the prompt, computed for the first time
+    prompt_tokens: int  # of the prompt, computed for the first time by the program
     new_tokens: int  # computed for the first time
     is_last: bool  # the step also generates a token
 
@@ -82,7 +82,7 @@ class StepCharges:
         """The step that is being formed computes known tokens of a request. vLLM counts them as computed already."""
         computed = request.num_computed_tokens
         before = max(entry.computed_tokens, computed - scheduled_tokens)
-        prompt_tokens = max(0, min(computed, entry.call.prompt_tokens) - before)
+        prompt_tokens = max(0, min(computed, entry.call.prompt_tokens) - max(before, entry.known_tokens))
         part = PromptPart(prompt_tokens, max(0, computed - before), not request.is_prefill_chunk)
         self._prompts[request.request_id] = part
         entry.computed_tokens = max(computed, entry.computed_tokens)

@@ -37,6 +37,7 @@ class KvAccounts:
             # vLLM computes the last token of a prompt again in any case, and with it its block.
             most = (request.num_prompt_tokens - 1) // self._block_tokens
             lost = min(self._before.blocks(program, request.block_hashes), most) * self._block_tokens
+            entry.known_tokens = lost
             entry.ledger.fetched_tokens += loaded
         again = max(0, lost - found_tokens)
         entry.ledger.recomputed_tokens += again

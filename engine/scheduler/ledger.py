@@ -97,6 +97,7 @@ class Entry:
     stalled: bool = False  # it runs, and calls of better rank use up the tokens of the step
     output_tokens: int = 0  # when the request last started
     computed_tokens: int = 0  # the most tokens that the request ever had in the KV cache
+    known_tokens: int = 0  # of its prompt, that an earlier call of its program has computed
     lost_tokens: int = 0  # tokens that the request had in the KV cache when it was last preempted
     next_tool: str | None = None  # that begins when the call has ended, if the client knows it already
     is_next_soon: bool = False  # the client has announced the program's next call

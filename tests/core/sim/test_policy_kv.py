@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig, Memory
 from weft.core.kv_cache.retention import Retention
-from weft.core.policies import PolicyConfig
-from weft.core.sim import SimSettings, simulate
+from weft.core.policies import Policy, PolicyConfig
+from weft.core.sim import SimSettings, StepTime, simulate
 from weft.core.sim.calls import SimCall, SimProgram
 from weft.core.sim.policy_kv import PolicyKvCache
 from weft.core.trace.format import TraceCall, TraceProgram
@@ -100,3 +102,32 @@ def test_expecting_the_next_use_finds_more() -> None:
     )
     assert next_use.prefix_hit_rate > lru.prefix_hit_rate
     assert next_use.mean_latency < lru.mean_latency
+
+
+class _Kept(PolicyConfig):
+    """A configuration that keeps the policy objects that it has made."""
+
+    made: ClassVar[list[Policy]] = []
+
+    def make(self) -> Policy:
+        self.made.append(super().make())
+        return self.made[-1]
+
+
+@pytest.mark.parametrize("kv_policy", [None, "lru"])
+def test_what_is_computed_again_is_no_work_of_a_program(kv_policy: str | None) -> None:
+    """Where contexts evict each other, a policy learns the same work of each program as where all of them fit.
+
+    Otherwise programs would look the longer the more the KV cache thrashes, and those that have lost most go last.
+    """
+    steps = StepTime(fixed_s=0.0)  # a prompt token then weighs the same, however many calls run at once
+    config = KvPolicyConfig(kv_policy) if kv_policy is not None else None
+    work, again = [], []
+    for kv_tokens in (49_152, math.inf):
+        settings = SimSettings(
+            _Kept("learned", gate=False), step_time=steps, kv_tokens=kv_tokens, kv_policy=config, block_tokens=1
+        )
+        again.append(simulate(programs_of("tools", 40), settings).counts.again)
+        work.append(sorted((end.name, end.work_tokens) for end in _Kept.made.pop().take_ends()))
+    assert again[0] > 0 == again[1]
+    assert work[0] == work[1]

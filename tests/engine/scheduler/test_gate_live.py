@@ -218,3 +218,17 @@ def test_the_scheduler_counts_a_calls_work(make: Make) -> None:
     second = h.scheduler._entries["second"].call
     h.run()
     assert (second.computed_tokens, second.output_tokens) == (3, 4)
+
+
+def test_what_its_program_computes_again_is_no_work_of_a_call(make: Make) -> None:
+    """Another program has evicted the context, so the engine computes it again. The call's work is its new tokens."""
+    h = make({"name": "learned"}, slots=1, prefix_caching=True, batched_tokens=64, blocks=13)
+    prompt = list(range(100, 180))
+    for key, tokens, program in (("a1", prompt, "a"), ("b1", list(range(300, 470)), "b")):
+        h.add(key, prompt=tokens, max_tokens=3, program_id=program)
+        h.run()
+    h.add("a2", prompt=[*prompt, 7, 8, 9], max_tokens=4, program_id="a")
+    second = h.scheduler._entries["a2"].call
+    h.run()
+    assert h.accounts["a2"]["recomputed_tokens"] > 0
+    assert (second.computed_tokens, second.output_tokens) == (3, 4)
