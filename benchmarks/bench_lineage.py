@@ -12,14 +12,14 @@ import json
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from weft.core.identity.lineage import Lineage
-from weft.core.identity.messages import items_of_answer, items_of_request
+from weft.core.identity.messages import items_of_answer
 from weft.core.identity.sources import Evidence
 
 CONNECTIONS = ("each", "shared", "pool")  # each client has one; all share one; each call comes by one of a pool
@@ -33,7 +33,23 @@ HABITS = {
     "compaction": "a summary stands for all but the latest four messages",
     "delegate": "before one call of five, the model hands a task to an agent without history, for two calls",
     "text": "tool calls and their results come back as text",
+    "traced": "each request has a trace of its own",
+    "clock, traced": "the system prompt changes with every call, and each has a trace of its own",
+    "reminder": "a reminder stands behind the newest question, and not in the history",
+    "retrieved": "the newest question comes with a retrieved document, and the history has the question alone",
+    "dropped": "the text beside a tool call is dropped from the history",
+    "interleaved": "an answer with two calls comes back as call, result, call, result",
+    "reordered": "an answer with two calls comes back with its calls and results in the other order",
+    "canned": "canned exchanges stand before the history, and others move behind it with each call",
+    "shortened": "each answer comes back cut at two thirds",
+    "react": "everything so far is in one user's message, inside a template",
+    "transcript": "agents in turns get all that was said in one template, each with a system prompt of its own",
+    "prefixed": "agents in turns get each message as a user's, behind the speaker's name",
+    "examples": "each request has two examples, which other clients ask as well",
+    "twins": "each agent runs twice at once, and the model answers both with the same texts and ids of its own",
 }
+_DOCUMENT_WORDS = 120
+_CANNED = ("Here are the files of the repository.", "Ok.")
 Message = dict[str, Any]
 Call = tuple[list[Message], Message]  # the messages of a request, and the answer
 
@@ -71,6 +87,154 @@ def _as_text(message: Message) -> Message:
     return {"role": "user", "content": f"Observation:\n{text}"} if message["role"] == "tool" else message
 
 
+def _clock(prompt: list[Message], rng: random.Random) -> list[Message]:
+    if prompt[0]["role"] != "system":
+        return prompt
+    return [{**prompt[0], "content": f"{prompt[0]['content']} The time is {rng.getrandbits(40)}."}, *prompt[1:]]
+
+
+def _to_newest(prompt: list[Message], add: Callable[[str], str]) -> list[Message]:
+    """What a client adds to the newest message that is a user's."""
+    place = max((place for place, each in enumerate(prompt) if each["role"] == "user"), default=None)
+    if place is None:
+        return prompt
+    return [*prompt[:place], {**prompt[place], "content": add(prompt[place]["content"])}, *prompt[place + 1 :]]
+
+
+def _document(rng: random.Random) -> str:
+    """A document that several agents may retrieve."""
+    words = random.Random(rng.randrange(50))
+    return " ".join(
+        f"{words.choice(('fare', 'seat', 'gate', 'bag'))}{words.randrange(99)}" for _ in range(_DOCUMENT_WORDS)
+    )
+
+
+def _dropped(prompt: list[Message]) -> list[Message]:
+    return [{**each, "content": None} if each.get("tool_calls") else each for each in prompt]
+
+
+def _in_pairs(prompt: list[Message], *, backwards: bool) -> list[Message]:
+    """Each call beside its result, or calls and results in the other order."""
+    results = {each["tool_call_id"]: each for each in prompt if each["role"] == "tool"}
+    told: list[Message] = []
+    for each in prompt:
+        calls = each.get("tool_calls")
+        if calls and backwards:
+            told.append({**each, "tool_calls": calls[::-1]})
+            told += [results[call["id"]] for call in calls[::-1] if call["id"] in results]
+        elif calls:
+            for number, call in enumerate(calls):
+                told.append({**each, "tool_calls": [call], "content": None if number else each.get("content")})
+                told += [results[call["id"]]] if call["id"] in results else []
+        elif each["role"] != "tool":
+            told.append(each)
+    return told
+
+
+def _canned(prompt: list[Message]) -> list[Message]:
+    files, ok = ({"role": role, "content": text} for role, text in zip(("user", "assistant"), _CANNED, strict=True))
+    first = [each for each in prompt if each["role"] == "system"][:1]
+    last = prompt[-1:] if prompt[-1]["role"] == "user" else []
+    between = prompt[len(first) : len(prompt) - len(last)]
+    greeting = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi! How can I help?"}]
+    return [*first, *greeting, *between, *([files, ok] if last else []), *last]
+
+
+def _shortened(prompt: list[Message]) -> list[Message]:
+    def cut(text: str | None) -> str | None:
+        return text[: len(text) * 2 // 3] if text else text
+
+    return [{**each, "content": cut(each.get("content"))} if each["role"] == "assistant" else each for each in prompt]
+
+
+def _spoken(prompt: list[Message]) -> list[tuple[str, str]]:
+    """Who said what, as a template has it."""
+    spoken = []
+    for each in prompt:
+        text = each.get("content") or ""
+        for call in each.get("tool_calls") or ():
+            text += f"\nAction: {call['function']['name']} {call['function']['arguments']}"
+        if each["role"] != "system":
+            spoken.append((each["role"], text))
+    return spoken
+
+
+def _react(prompt: list[Message]) -> list[Message]:
+    names = {"user": "Question", "assistant": "Thought", "tool": "Observation"}
+    text = "\n".join(f"{names[role]}: {text}" for role, text in _spoken(prompt))
+    return [{"role": "user", "content": f"Answer as well as you can. You have tools.\n\n{text}\n\nBegin! Thought:"}]
+
+
+def _transcript(prompt: list[Message]) -> list[Message]:
+    spoken = _spoken(prompt)
+    text = "\n".join(f"<{role}> {text} </{role}>" for role, text in spoken)
+    system = {"role": "system", "content": f"You are member {len(spoken) % 3} of a team."}
+    return [system, {"role": "user", "content": f"This is the conversation so far:\n{text}\nWho speaks next?"}]
+
+
+def _prefixed(prompt: list[Message]) -> list[Message]:
+    spoken = _spoken(prompt)
+    said = [{"role": "user", "content": f"{role} said: {text}"} for role, text in spoken]
+    return [{"role": "system", "content": f"You are member {len(spoken) % 3} of a team."}, *said]
+
+
+ADDED: dict[str, Callable[[list[Message], random.Random], list[Message]]] = {
+    "clock": _clock,
+    "clock, traced": _clock,
+    "reminder": lambda prompt, rng: _to_newest(prompt, lambda text: f"{text}\n\nDo not forget: {_call_id(rng)}."),
+    "retrieved": lambda prompt, rng: _to_newest(prompt, lambda text: f"Context:\n{_document(rng)}\n\n{text}"),
+}
+WRITTEN: dict[str, Callable[[list[Message]], list[Message]]] = {
+    "dropped": _dropped,
+    "interleaved": lambda prompt: _in_pairs(prompt, backwards=False),
+    "reordered": lambda prompt: _in_pairs(prompt, backwards=True),
+    "canned": _canned,
+    "shortened": _shortened,
+    "react": _react,
+    "transcript": _transcript,
+    "prefixed": _prefixed,
+}
+
+
+def _prepared(messages: list[Message], habit: str, rng: random.Random, others: list[list[Message]]) -> list[Message]:
+    """A conversation whose answers are such that a habit shows."""
+    if habit == "dropped":
+        return [{**each, "content": "Let me look that up."} if each.get("tool_calls") else each for each in messages]
+    if habit in ("interleaved", "reordered"):
+        told: list[Message] = []
+        for each in messages:
+            calls = each.get("tool_calls")
+            if calls:
+                more = {"id": _call_id(rng), "function": {"name": "note", "arguments": "{}"}}
+                told += [{**each, "tool_calls": [*calls, more]}]
+            elif told and each["role"] == "tool":
+                told += [each, {"role": "tool", "tool_call_id": told[-1]["tool_calls"][-1]["id"], "content": "noted"}]
+            else:
+                told.append(each)
+        return told
+    if habit == "examples":
+        system = [each for each in messages if each["role"] == "system"][:1]
+        examples = [each for other in others for each in _first_exchange(other)]
+        return [*system, *examples, *messages[len(system) :]]
+    if habit == "twins":
+        ids: dict[str, str] = {}
+        renamed = json.dumps(messages)
+        for each in messages:
+            for call in each.get("tool_calls") or ():
+                ids[call["id"]] = _call_id(rng)
+        for old, new in ids.items():
+            renamed = renamed.replace(old, new)
+        told = json.loads(renamed)
+        return told
+    return messages
+
+
+def _first_exchange(messages: list[Message]) -> list[Message]:
+    """The first question and its answer, if that is a text."""
+    first = [each for each in messages if each["role"] != "system"][:2]
+    return first if len(first) == 2 and first[1].get("content") and not first[1].get("tool_calls") else []
+
+
 def _delegated(prompt: list[Message], rng: random.Random) -> Iterator[list[Call]]:
     task = f"Find out what is known of sub-task {_call_id(rng)}, and report it with the source of each figure."
     function = {"name": "delegate", "arguments": json.dumps({"task": task})}
@@ -82,15 +246,26 @@ def _delegated(prompt: list[Message], rng: random.Random) -> Iterator[list[Call]
     yield [([*fresh, said, {"role": "user", "content": "Go on"}], {"role": "assistant", "content": "done"})]
 
 
-def rounds(messages: list[Message], habit: str, rng: random.Random) -> Iterator[list[Call]]:
-    """The calls of a program: those of a list are sent at once. An assistant's message answers all before it."""
+def rounds(
+    messages: list[Message], habit: str, rng: random.Random, others: list[list[Message]]
+) -> Iterator[list[Call]]:
+    """The calls of a program: those of a list are sent at once. An assistant's message answers all before it.
+
+    Args:
+        messages: Its conversation.
+        habit: Of its client.
+        rng: Of this program.
+        others: Whose first exchanges are examples, which no model gives to this program.
+    """
+    given = [each for other in others for each in _first_exchange(other)] if habit == "examples" else []
+    messages = _prepared(messages, habit, rng, others)
 
     def other(answer: Message, text: str) -> Message:
         calls = [{**call, "id": _call_id(rng)} for call in answer.get("tool_calls") or ()]
         return {**answer, "content": f"{answer.get('content') or ''} {text}", "tool_calls": calls}
 
     for index, answer in enumerate(messages):
-        if answer["role"] != "assistant":
+        if answer["role"] != "assistant" or any(answer is each for each in given):
             continue
         prompt = messages[:index]
         is_later = any(message["role"] == "assistant" for message in prompt)
@@ -109,11 +284,12 @@ def rounds(messages: list[Message], habit: str, rng: random.Random) -> Iterator[
             yield from _delegated(prompt, rng)
         elif habit == "text":
             prompt = [_as_text(message) for message in prompt]
-        elif habit == "clock" and prompt[0]["role"] == "system":
-            system = {**prompt[0], "content": f"{prompt[0]['content']} The time is {rng.getrandbits(40)}."}
-            prompt = [system, *prompt[1:]]
         elif habit == "window" and index > 7:
             prompt = [prompt[0], *prompt[-6:]]
+        elif habit in ADDED:
+            prompt = ADDED[habit](prompt, rng)
+        elif habit in WRITTEN:
+            prompt = WRITTEN[habit](prompt)
         elif habit == "compaction" and index > 9:
             prompt = [prompt[0], {"role": "user", "content": f"So far: {index}"}, *prompt[-4:]]
         yield [(prompt, answer)]
@@ -122,8 +298,13 @@ def rounds(messages: list[Message], habit: str, rng: random.Random) -> Iterator[
 def replay(programs: list[list[Message]], clients: int, seed: int, connections: str, habit: str) -> dict[str, Any]:
     """Replay the programs, and count. Deterministic for a seed."""
     rng, lineage = random.Random(seed), Lineage()
+    others = [each for each in programs if _first_exchange(each)][:2]
     waiting = list(enumerate(programs))
+    if habit == "twins":
+        waiting = [(index + twin * len(programs), each) for index, each in waiting for twin in range(2)]
     rng.shuffle(waiting)
+    if habit == "twins":
+        waiting.sort(key=lambda each: each[0] % len(programs))  # so that both run at once
     running: dict[int, tuple[int, Iterator[list[Call]]]] = {}
     to_send: dict[int, list[Call]] = defaultdict(list)
     in_flight: list[tuple[Any, Message, int]] = []
@@ -133,7 +314,7 @@ def replay(programs: list[list[Message]], clients: int, seed: int, connections: 
         while waiting and len(running) < clients:
             number = next(each for each in range(clients) if each not in running)
             index, messages = waiting.pop()
-            running[number] = (index, rounds(messages, habit, random.Random(f"{seed} {index}")))
+            running[number] = (index, rounds(messages, habit, random.Random(f"{seed} {index}"), others))
         busy = {number for _placed, _answer, number in in_flight}
         free = [number for number in running if number not in busy or to_send[number]]
         if in_flight and (not free or rng.random() < 0.5):
@@ -153,7 +334,8 @@ def replay(programs: list[list[Message]], clients: int, seed: int, connections: 
         request = json.loads(json.dumps({"messages": prompt}))
         peer = {"each": str(number), "shared": "", "pool": str(rng.randrange(clients))}[connections]
         began_s = time.process_time()
-        placed = lineage.place(Evidence(), items_of_request(request), "-", peer)
+        evidence = Evidence(trace_id=f"{rng.getrandbits(128):032x}" if "traced" in habit else None)
+        placed = lineage.place(evidence, request, "-", peer)
         spent_s += time.process_time() - began_s
         found[index].append(placed.identity.program_id)
         in_flight.append((placed, answer, number))
@@ -182,9 +364,10 @@ def main(
     answers: Annotated[Path | None, typer.Option(help="BFCL's file of answers.")] = None,
     clients: Annotated[int, typer.Option(help="Clients at once.")] = 50,
     seeds: Annotated[int, typer.Option(help="Replays of each kind.")] = 5,
+    habits: Annotated[list[str] | None, typer.Option("--habit", help="Only these habits.")] = None,
 ) -> None:
     """Replay the trace with each habit and each kind of connections, and print a line of JSON for each replay."""
-    for habit in HABITS:
+    for habit in habits or HABITS:
         for connections in CONNECTIONS:
             for seed in range(seeds):
                 programs = read(trace, answers, random.Random(seed))

@@ -1,4 +1,4 @@
-"""Conversations as digests: their beginnings, answers, exchanges and long texts, and what tells an answer.
+"""Conversations as digests of their beginnings, and the places of what models said in them.
 
 Nothing here knows programs. `lineage.py` keeps these digests, and says which program each one stands for.
 """
@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from itertools import groupby, islice
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from weft.core.identity.messages import Digest, Item, chain, digest_of, text_of
+from weft.core.identity.messages import Digest, Item, text_of
 
-Mark = tuple[int, Digest]  # see `marks_of`
-
-FEWEST_CHARACTERS: Final = 80  # of a text that tells whose model wrote it
-_MOST_TEXTS: Final = 16  # of a message or a tool call
-_FEWEST_OF_ANSWER: Final = 16  # characters of an answer that may begin a longer one
-_CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{12,128}")  # of a tool call, long enough to be no word
+CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{12,128}")  # of a tool call, long enough to be no word
+_ID_IN_TEXT: Final = re.compile(r"(?:chatcmpl-tool-|call_|toolu_|fc_)[A-Za-z0-9_-]{4,100}")
 _MOST_IDS: Final = 1_000  # that are looked for in a text
+_MOST_ARGUMENTS: Final = 16  # of a tool call
 
 
 class Said(NamedTuple):
@@ -37,17 +33,21 @@ class Said(NamedTuple):
 
     def latest_answer(self) -> int | None:
         """The place where the latest answer begins."""
-        if not self.answers:
-            return None
-        place = self.answers[-1]
-        while place > 0 and is_answer(self.items[place - 1]):
-            place -= 1
-        return place
+        return next(self.latest_first(), (None, 0))[0]
+
+    def latest_first(self) -> Iterator[tuple[int, int]]:
+        """Where answers begin and end, the latest one first: calls and texts without anything between them are one."""
+        last = len(self.answers)
+        while last:
+            end = self.answers[last - 1] + 1
+            begin = end
+            while last and self.answers[last - 1] == begin - 1:
+                begin, last = begin - 1, last - 1
+            yield begin, end
 
 
-def said_in(start: Digest, items: list[Item]) -> Said:
+def said_in(items: list[Item], digests: list[Digest], start: Digest) -> Said:
     """A conversation as digests, each of which begins with `start`."""
-    digests = list(chain(start, items))
     answers = [place for place, item in enumerate(items) if is_answer(item)]
     end = len(items)
     while answers and answers[-1] == end - 1:
@@ -60,56 +60,28 @@ def is_answer(item: Item) -> bool:
     return item[0] == "call" or item[:2] == ("message", "assistant")
 
 
-def asked_digest(start: Digest, item: Item) -> Digest:
-    """Digest of a message alone, which an exchange begins with."""
-    return digest_of(digest_of(start, "exchange"), *item)
-
-
-def text_digest(start: Digest, text: str) -> Digest:
-    """Digest of a text alone: the same in an answer and in a user's message."""
-    return digest_of(start, "text", text)
-
-
-def exchanges_of(start: Digest, items: list[Item]) -> Iterator[Digest]:
-    """Digests of the exchanges of a conversation: an answer, with the message before it."""
-    for are_answers, places in groupby(range(len(items)), key=lambda place: is_answer(items[place])):
-        if are_answers:
-            answer = list(places)
-            if answer[0] > 0:
-                *_, exchange = chain(asked_digest(start, items[answer[0] - 1]), (items[place] for place in answer))
-                yield exchange
-
-
-def texts_written(answer: list[Item]) -> Iterator[str]:
-    """The long texts of an answer that may be handed to another agent: its own text, and arguments of tool calls."""
-    for item in answer:
-        texts = _arguments(item[3]) if item[0] == "call" else item[3:]
-        yield from islice((text for text in texts if len(text) >= FEWEST_CHARACTERS), _MOST_TEXTS)
-
-
-def _arguments(text: str) -> Iterator[str]:
+def arguments_of(item: Item) -> Iterator[str]:
+    """The texts that a tool call passes on."""
     try:
-        arguments = json.loads(text)
+        arguments = json.loads(item[3])
     except (ValueError, RecursionError):
         return
-    if isinstance(arguments, dict):
-        yield from (text_of(value) for value in arguments.values() if isinstance(value, str))
+    values = list(arguments.values())[:_MOST_ARGUMENTS] if isinstance(arguments, dict) else []
+    yield from (text_of(value) for value in values if isinstance(value, str))
 
 
-def marks_of(answer: list[Item]) -> Iterator[Mark]:
-    """What tells an answer: how long its text is, and the text's digest; of a tool call, 0 and the id's digest."""
-    kind, *_, text = answer[0]
-    if kind == "message" and len(text) >= _FEWEST_OF_ANSWER:
-        yield len(text), digest_of(b"", text)
-    for item in answer:
-        if item[0] == "call" and _CALL_ID.fullmatch(item[1]):
-            yield 0, digest_of(b"", item[1])
+def ids_in(items: list[Item]) -> Iterator[tuple[int, str]]:
+    """The ids of tool calls in a conversation, with the places of their items, the latest first.
 
-
-def marks_in(item: Item, marks: Iterable[Mark]) -> Iterator[Mark]:
-    """Those of an answer's marks that are in an item, which may be that answer with more behind it."""
-    text = item[-1] if item[0] == "message" else ""
-    ids = {digest_of(b"", each) for each in islice(_CALL_ID.findall(text), _MOST_IDS)}
-    for length, digest in marks:
-        if digest_of(b"", text[:length]) == digest if length else digest in ids:
-            yield length, digest
+    Some clients write calls into texts, with their ids.
+    """
+    left = _MOST_IDS
+    for place in reversed(range(len(items))):
+        item = items[place]
+        if item[0] in ("call", "result"):
+            if CALL_ID.fullmatch(item[1]):
+                yield place, item[1]
+        elif item[0] == "message" and left > 0:
+            found = [each for text in item[4::2] for each in _ID_IN_TEXT.findall(text)][-left:]
+            left -= len(found)
+            yield from ((place, each) for each in reversed(found))

@@ -37,29 +37,44 @@ All digests begin with the scope of the request's API key, so no key finds anoth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
-from weft.core.identity.conversations import (
-    FEWEST_CHARACTERS,
-    Mark,
-    Said,
-    asked_digest,
-    exchanges_of,
-    marks_in,
-    marks_of,
-    said_in,
-    text_digest,
-    texts_written,
+from weft.core.identity.answers import (
+    LONG_BYTES,
+    PROMPT_BYTES,
+    SHORT_BYTES,
+    Answer,
+    Prompt,
+    Question,
+    Sample,
+    answer_to,
+    folded_texts,
+    sample_of,
+    texts_of,
 )
-from weft.core.identity.messages import Digest, Item, chain, digest_of
+from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer
+from weft.core.identity.messages import Digest, Item, digest_of
+from weft.core.identity.pieces import Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
+from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
 from weft.core.identity.sources import Evidence, Identity, Source
 from weft.core.identity.states import SEVERAL, State, continued, go_on, longest, owner_by_connection, reached
 from weft.core.ids import IdSource, ProgramId
 
 MOST_STATES: Final = 30_000  # and traces, and responses; those unused for longest are forgotten
-_MOST_MARKS: Final = 16  # of the answers to a prompt
+_MOST_GIVEN: Final = 16  # answers to a prompt
+_GIVEN_BYTES: Final = 512  # folded, of the beginning of an answer
+_MOST_EXCHANGES: Final = 32  # of a conversation, that are looked at
+_MOST_CACHED: Final = 256 << 10  # characters of a system prompt
+_POOLED_REQUESTS: Final = 1_000  # for which one connection with programs in turns counts
+_LONG_CHARACTERS: Final = 80
+_MOST_RETURNED: Final = 64  # of the latest items, among which are results that were not told before
+_NEW_KEYS: Final = 4  # of a prompt that nobody else was told
+_CERTAIN_BYTES: Final = 80  # folded, of exchanges before an answer that nobody gave
 
 
 class Placed(NamedTuple):
@@ -67,78 +82,141 @@ class Placed(NamedTuple):
 
     Attributes:
         identity: Its program.
-        prompt: Digest of its messages, for `Lineage.answered`.
         peer: The connection that it came by.
-        unprompted: As `prompt`, without the system prompt; None: it has none.
-        asked: Digest of its last message alone that is not the system's; None: it has no such message.
-        told: Its long texts.
+        said: Its messages; None: it has none, or lineage did not look for its program.
+        question: Its last message before the answer.
         start: What digests of its messages begin with.
+        prompt: What it told the model that nobody had before; None: nothing.
     """
 
     identity: Identity
-    prompt: Digest
-    peer: str
-    unprompted: Digest | None = None
-    asked: Digest | None = None
-    told: tuple[str, ...] = ()
+    peer: str = ""
+    said: Said | None = None
+    question: Question | None = None
     start: Digest = b""
+    prompt: Prompt | None = None
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether a later request may continue it."""
+        return self.said is not None and bool(self.said.items)
+
+
+class _Given(NamedTuple):
+    """A tool call that a program was given."""
+
+    program_id: ProgramId
+    handed: tuple[Digest, ...]  # the short texts in it, which may become another agent's task until it returns
+
+
+class _System(NamedTuple):
+    """A system prompt."""
+
+    text: bytes  # folded
+    values: Values  # its pieces
+    sample: Sample
+
+
+class _Asked(NamedTuple):
+    """A request whose program is looked for."""
+
+    said: Said
+    start: Digest
+    scope: str
+    peer: str
+    system: _System
+
+    def key(self, *parts: str) -> Digest:
+        """A digest in the request's scope."""
+        return digest_of(self.start, *parts)
+
+
+class _Found(NamedTuple):
+    source: Source = Source.NEW
+    program_id: ProgramId | None = None
+    known: int = 0  # items that the program has had before
+    is_mixed: bool = False  # its answers are of several programs
+    is_doubtful: bool = False  # it may continue each of several programs
+
+
+class _Told(NamedTuple):
+    """What a request tells that its program was not told before."""
+
+    items: list[Item]
+    text: bytes
+    values: Values
+    keys: list[int]
+
+
+def is_always_open(_program_id: ProgramId) -> bool:
+    """Every program counts as open."""
+    return True
 
 
 class Lineage:
     """Finds programs by messages. Not for several threads.
 
     Args:
-        most_states: How many states, exchanges, prompts, texts, traces, connections and responses are kept, each.
+        most_states: How many states, answers, prompts, calls, traces, connections and responses are kept, each.
+        is_open: Whether a program has not ended. Texts that the models of ended programs wrote are no evidence.
     """
 
-    def __init__(self, most_states: int = MOST_STATES) -> None:
+    def __init__(self, most_states: int = MOST_STATES, is_open: Callable[[ProgramId], bool] = is_always_open) -> None:
+        self._is_open = is_open
+        self._readings = Readings()
         self._states: Recent[State] = Recent(most_states, State.size)
-        self._unprompted: Recent[State] = Recent(most_states, State.size)  # without system prompts
-        self._exchanges: Recent[ProgramId] = Recent(most_states)
-        self._given: Recent[dict[Mark, ProgramId]] = Recent(most_states)  # what tells an answer to a prompt
-        self._texts: Recent[ProgramId] = Recent(most_states)  # that models wrote
+        self._given: Recent[dict[bytes, ProgramId]] = Recent(most_states)  # how the answers to a prompt begin
+        self._calls: Recent[_Given] = Recent(most_states)  # of tools, by their ids
+        self._answers: Recent[Answer] = Recent(most_states, Answer.size, lambda each: self._written.drop(each.keys))
+        self._written: Index[Answer] = Index()
+        self._prompts: Recent[Prompt] = Recent(most_states, Prompt.size, self._forget_prompt)
+        self._asked: Groups[Prompt] = Groups()
+        self._handed: Recent[ProgramId] = Recent(most_states)  # texts of calls that have not returned
+        self._told = Told()
         self._traces: Recent[ProgramId] = Recent(most_states)
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection, if not in turns
+        self._pooled: dict[str, int] = {}  # for how many requests the connections of a key tell nothing
         self._responses: Recent[ProgramId] = Recent(most_states)
         self._ids = IdSource()
 
     def __len__(self) -> int:
-        conversations = len(self._states) + len(self._unprompted) + len(self._exchanges)
-        texts = len(self._given) + len(self._texts)
+        conversations = len(self._states) + len(self._given) + len(self._calls)
+        texts = len(self._answers) + len(self._prompts) + len(self._handed)
         return conversations + texts + len(self._traces) + len(self._peers) + len(self._responses)
 
-    def place(self, evidence: Evidence, items: Iterable[Item], scope: str, peer: str = "") -> Placed:
+    def place(self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str = "") -> Placed:
         """Find the program of a request, or begin one.
 
         Args:
             evidence: What the request carries in addition to messages.
-            items: Its messages; see `items_of_request`.
+            body: Its JSON object, of any of the three APIs.
             scope: Of its API key.
             peer: Names the connection that it came by. It decides only between programs with the same messages.
         """
         start = digest_of(b"", scope, evidence.prompt_cache_key or "")
-        items = list(items)
-        said = said_in(start, items)
-        others = [item for item in items if item[:2] != ("message", "system")]
-        unprompted = said_in(digest_of(start, "unprompted"), others) if 0 < len(others) < len(items) else None
-        source, program_id = self._find(evidence, said, unprompted, scope, peer)
-        if source is Source.NEW:
-            program_id = self._speaker(start, others, scope) if said.answers else self._writer(start, others, scope)
-            source = Source.NEW if program_id is None else Source.LINEAGE
+        said = self._readings.read(body, scope, start)
+        texts = tuple(text for item in said.items if item[:2] == ("message", "system") for text in texts_of(item))
+        asked = _Asked(
+            said, start, scope, peer, (_system_again if sum(map(len, texts)) <= _MOST_CACHED else _system_of)(texts)
+        )
+        found = self._known(evidence, asked)
+        told = self._new(asked, said.items[found.known :])
+        if found.program_id is None and not found.is_doubtful:
+            others = [item for item in said.items if not is_answer(item)]
+            searched = self._new(asked, others) if found.is_mixed else told
+            found = _Found(Source.LINEAGE, self._by_text(asked, searched))
+        source, program_id = found.source, found.program_id
         if program_id is None:
             source, program_id = Source.NEW, ProgramId(f"{scope}/{self._ids.program()}")
         go_on(self._states, scope, said, program_id)
-        if unprompted is not None:
-            go_on(self._unprompted, scope, unprompted, program_id)
+        self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
+        prompt = self._tell(asked, told, program_id)
         if evidence.correlation_id is not None:
             self._traces.put(scope, digest_of(b"correlation", scope, evidence.correlation_id), program_id)
         if evidence.trace_id is not None:
             self._traces.put(scope, digest_of(b"trace", scope, evidence.trace_id), program_id)
         if peer:
-            connection = digest_of(b"peer", scope, peer)
-            latest = self._peers.get(scope, connection)
-            is_in_turns = latest == SEVERAL or (latest not in (None, program_id) and bool(said.answers))
-            self._peers.put(scope, connection, SEVERAL if is_in_turns else program_id)
+            self._note_peer(asked, program_id, is_known=source is not Source.NEW)
         identity = Identity(
             source,
             program_id,
@@ -148,17 +226,23 @@ class Lineage:
             label=evidence.label,
             # Without messages and other evidence no later request can be known to continue it.
             ends=evidence.ends
-            or (not items and source is Source.NEW and evidence.trace_id is None and evidence.correlation_id is None),
+            or (
+                not said.items
+                and source is Source.NEW
+                and evidence.trace_id is None
+                and evidence.correlation_id is None
+            ),
         )
-        return Placed(
-            identity,
-            said.digests[-1] if items else start,
-            peer,
-            unprompted.digests[-1] if unprompted is not None else None,
-            asked_digest(start, others[-1]) if others else None,
-            tuple(text for item in items for text in item[2:] if len(text) >= FEWEST_CHARACTERS),
-            start,
-        )
+        place = _question_before(said.items, len(said.items))
+        question = None
+        if place >= 0:
+            before = max((at for at in said.answers if at < place), default=None)
+            question = Question(
+                sample_of(folded_texts(said.items[place : place + 1])),
+                asked.system.sample,
+                _answer_key(start, said.items[before]) if before is not None else None,
+            )
+        return Placed(identity, peer, said, question, start, prompt)
 
     def answered(self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None) -> None:
         """Note the answers to a request, before its client gets them.
@@ -172,42 +256,51 @@ class Lineage:
         program_id = placed.identity.program_id
         if response_id is not None:
             self._responses.put(scope, digest_of(b"response", scope, response_id), program_id)
+        if placed.said is None:
+            return
+        prompt = placed.said.digests[-1] if placed.said.items else placed.start
         for answer in answers:
             items = list(answer)
             if not items:
                 continue  # the prompt is no state, or each request would continue itself
-            reached(self._states, scope, placed.prompt, items, program_id, peer=placed.peer)
-            self._note_marks(scope, placed, items)
-            if placed.unprompted is not None:
-                reached(self._unprompted, scope, placed.unprompted, items, program_id, peer=placed.peer)
-            if placed.asked is not None:
-                *_, exchange = chain(placed.asked, items)
-                _note_owner(self._exchanges, scope, exchange, program_id)
-            for text in texts_written(items):
-                if not any(text in each for each in placed.told):
-                    _note_owner(self._texts, scope, text_digest(placed.start, text), program_id)
+            reached(self._states, scope, prompt, items, program_id, peer=placed.peer)
+            self._note_given(scope, prompt, items, program_id)
+            for item in items:
+                self._note_answer(scope, placed, item)
+            if placed.prompt is not None and len(placed.prompt.answers) < _MOST_GIVEN:
+                size = placed.prompt.size()
+                placed.prompt.answers.append(_parts_of(items))
+                if not placed.prompt.is_forgotten:
+                    self._prompts.grow(scope, placed.prompt.size() - size)
 
-    def _find(
-        self, evidence: Evidence, said: Said, unprompted: Said | None, scope: str, peer: str
-    ) -> tuple[Source, ProgramId | None]:
+    def _known(self, evidence: Evidence, asked: _Asked) -> _Found:
+        """The program that a request names, or whose conversation it continues."""
+        scope, said = asked.scope, asked.said
         source, found = self._named(evidence, scope)
         if found is not None:
-            return source, found
-        place, state = longest(self._states, scope, said)
+            return _Found(source, found)
+        state_place, state = longest(self._states, scope, said)
         if state is not None:
-            latest = self._peers.get(scope, digest_of(b"peer", scope, peer))
-            found = continued(state, said, place, owner_by_connection(state, peer, latest))
+            is_pooled = self._pooled.get(scope, 0) > 0
+            latest = None if is_pooled else self._peers.get(scope, digest_of(b"peer", scope, asked.peer))
+            found = continued(state, said, state_place, owner_by_connection(state, asked.peer, latest))
             if found is not None:
-                return Source.LINEAGE, found
-        elif (found := self._answerer(scope, said)) is not None:
-            return Source.LINEAGE, found
-        if evidence.trace_id is not None:
-            return Source.TRACE, self._traces.get(scope, digest_of(b"trace", scope, evidence.trace_id))
-        if state is None and unprompted is not None:
-            place, state = longest(self._unprompted, scope, unprompted)
-            if state is not None and (found := continued(state, unprompted, place, None)) is not None:
-                return Source.LINEAGE, found
-        return Source.NEW, None
+                return _Found(Source.LINEAGE, found, state_place + 1)
+        is_one_of_twins = state is not None and said.answer_after(state_place) is None
+        has_known_id = False
+        for place, call_id in ids_in(said.items):
+            given = self._calls.get(scope, asked.key("call id", call_id))
+            if given is not None and given.program_id != SEVERAL:
+                return _Found(Source.LINEAGE, given.program_id, place + 1)
+            has_known_id = has_known_id or given is not None
+        source, found = Source.LINEAGE, self._answerer(asked) if state is None else None
+        if found is None and evidence.trace_id is not None:
+            source, found = Source.TRACE, self._traces.get(scope, digest_of(b"trace", scope, evidence.trace_id))
+        if found is not None:
+            return _Found(source, found)
+        if is_one_of_twins:
+            return _Found(is_doubtful=True)
+        return self._by_exchanges(asked)._replace(is_doubtful=has_known_id)
 
     def _named(self, evidence: Evidence, scope: str) -> tuple[Source, ProgramId | None]:
         """The program of the earlier response or of the known correlation id that a request names."""
@@ -221,47 +314,243 @@ class Lineage:
                 return Source.CORRELATION, found
         return Source.NEW, None
 
-    def _note_marks(self, scope: str, placed: Placed, answer: list[Item]) -> None:
-        """Note what tells an answer to a prompt when its client adds to it."""
-        program_id, marks = placed.identity.program_id, list(marks_of(answer))
-        given = self._given.get(scope, placed.prompt)
-        if given is None and marks:
-            given = {}
-            self._given.put(scope, placed.prompt, given)
-        for mark in marks:
-            if given is not None and (mark in given or len(given) < _MOST_MARKS):
-                given[mark] = program_id if given.get(mark, program_id) == program_id else SEVERAL
-
-    def _answerer(self, scope: str, said: Said) -> ProgramId | None:
-        """The program that was given the latest answer of a conversation, which its client has added to."""
+    def _answerer(self, asked: _Asked) -> ProgramId | None:
+        """The program that was given the latest answer of a conversation, which its client has cut or added to."""
+        said = asked.said
         place = said.latest_answer()
-        given = self._given.get(scope, said.digests[place - 1]) if place else None
-        if not place or given is None:
+        given = self._given.get(asked.scope, said.digests[place - 1]) if place else None
+        if not place or given is None or said.items[place][0] != "message":
             return None
-        found = {given[mark] for mark in marks_in(said.items[place], given)}
+        text = folded_texts(said.items[place : place + 1])[:_GIVEN_BYTES]
+        found = {
+            program_id
+            for known, program_id in given.items()
+            if min(len(text), len(known)) >= SHORT_BYTES and (text.startswith(known) or known.startswith(text))
+        }
         return next(iter(found)) if len(found) == 1 and SEVERAL not in found else None
 
-    def _speaker(self, start: Digest, items: list[Item], scope: str) -> ProgramId | None:
-        """The program that had the latest exchange of a conversation that only one program had.
+    def _by_exchanges(self, asked: _Asked) -> _Found:
+        """The program that had the latest exchanges of a conversation, if no other program had them."""
+        said = asked.said
+        alive: dict[ProgramId, Question | None] | None = None  # None: it began with the answers before
+        bytes_of: Counter[ProgramId] = Counter()
+        counts: Counter[ProgramId] = Counter()
+        known, is_latest, latest = 0, True, {}
+        for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
+            question = folded_texts(said.items[max(0, _question_before(said.items, begin)) : begin][:1])
+            owners = self._owners(asked, said.items[begin:end], question)
+            if not owners:  # nobody gave this answer, which says nothing
+                is_latest = is_latest and alive is not None
+                continue
+            if alive is None:
+                alive, known, latest = {**owners}, end, owners
+            else:
+                before = _answer_key(asked.start, said.items[end - 1])
+                alive = {
+                    each: owners.get(each)
+                    for each, had in alive.items()
+                    if each in owners or had is None or had.before == before
+                }
+                if not alive:  # these are examples, of what several programs were asked
+                    return _Found(is_mixed=True)
+            counts.update(alive.keys())
+            bytes_of.update(dict.fromkeys(alive, len(question) + len(folded_texts(said.items[begin:end]))))
+        if alive is None or len(alive) > 1:
+            return _Found()
+        program_id, _had = alive.popitem()
+        is_enough = is_latest or bytes_of[program_id] >= _CERTAIN_BYTES
+        if not is_enough or (counts[program_id] < 2 and not latest[program_id].has_system_like(asked.system.sample)):
+            return _Found()
+        return _Found(Source.LINEAGE, program_id, known)
 
-        None: there is none, or a later exchange was never had.
-        """
-        for exchange in reversed(list(exchanges_of(start, items))):
-            program_id = self._exchanges.get(scope, exchange)
-            if program_id != SEVERAL:
-                return program_id
-        return None
+    def _owners(self, asked: _Asked, answer: list[Item], question: bytes) -> dict[ProgramId, Question]:
+        """The programs that were given an answer to a question. Parts that nobody was given are left out."""
+        owners: dict[ProgramId, Question] | None = None
+        for item in answer:
+            known = self._answers.get(asked.scope, _answer_key(asked.start, item))
+            if known is None and item[0] == "call":
+                known = self._answers.get(asked.scope, _answer_key(asked.start, item, with_id=False))
+            if known is None or known.is_crowded:
+                continue
+            found = known.asked(question)
+            owners = found if owners is None else {each: had for each, had in owners.items() if each in found}
+        return owners or {}
 
-    def _writer(self, start: Digest, items: list[Item], scope: str) -> ProgramId | None:
-        """The program whose model wrote the latest long text of a user. None: there is none."""
-        for item in reversed(items):
-            for text in item[2:] if item[:2] == ("message", "user") else ():
-                program_id = (
-                    self._texts.get(scope, text_digest(start, text)) if len(text) >= FEWEST_CHARACTERS else None
-                )
-                if program_id not in (None, SEVERAL):
-                    return program_id
-        return None
+    @staticmethod
+    def _new(asked: _Asked, items: list[Item]) -> _Told:
+        text = folded_texts([item for item in items if item[:2] != ("message", "system")])
+        values = pieces_of(text)
+        return _Told(items, text, values, keys_of(asked.scope, values))
+
+    def _by_text(self, asked: _Asked, told: _Told) -> ProgramId | None:
+        """The program whose model wrote a text of a request."""
+        for item in reversed(told.items):
+            if item[:2] == ("message", "user"):
+                found = self._handed.get(asked.scope, asked.key("handed", *texts_of(item)))
+                if found not in (None, SEVERAL) and self._is_open(found):
+                    return found
+        keys = set(told.keys)
+        found_by = {
+            prompt.program_id
+            for prompt in self._asked.all(keys)
+            if prompt.start == asked.start and not prompt.is_shared and prompt.has_grown_to(told.text)
+        }
+        if not found_by:
+            keys.update(keys_of(asked.scope, asked.system.values))
+            text = told.text + asked.system.text
+            answers = {answer for key in keys if (answer := self._written.get(key)) is not None}
+            found_by = {
+                owner for answer in answers if answer.start == asked.start for owner in _owner(answer, text, keys)
+            }
+        found_by = {program_id for program_id in found_by if self._is_open(program_id)}
+        return next(iter(found_by)) if len(found_by) == 1 else None
+
+    def _tell(self, asked: _Asked, told: _Told, program_id: ProgramId) -> Prompt | None:
+        """Note what a program tells its model."""
+        scope = asked.scope
+        for prompt in self._asked.all(told.keys):
+            if prompt.program_id != program_id and not prompt.is_shared and prompt.is_in(told.text):
+                prompt.is_shared = True
+        self._told.add(scope, asked.system.values)
+        was_told = self._told.add(scope, told.values)
+        new = [key for key, known in zip(told.keys, was_told.tolist(), strict=True) if not known] or told.keys
+        new = new[-_NEW_KEYS:]
+        digest = asked.key("prompt", asked.said.digests[-1].hex()) if asked.said.items else b""
+        if not new or self._prompts.get(scope, digest) is not None:
+            return None
+        prompt = Prompt(asked.start, program_id, sample_of(told.text, PROMPT_BYTES), new)
+        self._asked.put(new, prompt)
+        self._prompts.put(scope, digest, prompt)
+        return prompt
+
+    def _note_peer(self, asked: _Asked, program_id: ProgramId, *, is_known: bool) -> None:
+        """Note that a program came by a connection. One that others use in between is of a pool, and so may all be."""
+        connection = digest_of(b"peer", asked.scope, asked.peer)
+        latest = self._peers.get(asked.scope, connection)
+        is_in_turns = latest not in (None, program_id) and bool(asked.said.answers)
+        self._peers.put(asked.scope, connection, SEVERAL if is_in_turns or latest == SEVERAL else program_id)
+        left = self._pooled.get(asked.scope, 0)
+        self._pooled[asked.scope] = _POOLED_REQUESTS if is_in_turns and is_known else max(0, left - 1)
+
+    def _forget_prompt(self, prompt: Prompt) -> None:
+        prompt.is_forgotten = True
+        self._asked.drop(prompt.keys, prompt)
+
+    def _returned(self, asked: _Asked, items: list[Item], program_id: ProgramId) -> None:
+        """Tool calls have returned to a program, so their texts are nobody's task any more."""
+        for item in items:
+            given = self._calls.get(asked.scope, asked.key("call id", item[1])) if item[0] == "result" else None
+            if given is not None and given.program_id == program_id:
+                for digest in given.handed:
+                    self._handed.pop(asked.scope, digest)
+
+    def _note_given(self, scope: str, prompt: Digest, answer: list[Item], program_id: ProgramId) -> None:
+        """Note how an answer to a prompt begins, for a client that cuts it or adds to it."""
+        text = folded_texts(answer[:1])[:_GIVEN_BYTES] if answer[0][0] == "message" else b""
+        if len(text) < SHORT_BYTES:
+            return
+        given = self._given.get(scope, prompt)
+        if given is None:
+            given = {}
+            self._given.put(scope, prompt, given)
+        if text in given or len(given) < _MOST_GIVEN:
+            given[text] = program_id if given.get(text, program_id) == program_id else SEVERAL
+
+    def _note_answer(self, scope: str, placed: Placed, item: Item) -> None:
+        """Note a text or a tool call that a model wrote."""
+        program_id, start, said = placed.identity.program_id, placed.start, placed.said
+        assert said is not None  # noqa: S101  see `answered`
+        key = _answer_key(start, item)
+        if item[0] != "call":
+            self._note_text(scope, placed, key, "".join(texts_of(item)), placed.question)
+            return
+        for each in (key, _answer_key(start, item, with_id=False)):
+            self._note_text(scope, placed, each, "", placed.question)
+        handed = []
+        for text in arguments_of(item):
+            if len(text) < SHORT_BYTES:
+                continue
+            self._note_text(scope, placed, digest_of(start, "answer", text), text, None)
+            if not self._is_told(scope, text, said):
+                handed.append(digest_of(start, "handed", text))
+                _note_owner(self._handed, scope, handed[-1], program_id)
+        if CALL_ID.fullmatch(item[1]):
+            digest = digest_of(start, "call id", item[1])
+            given = self._calls.get(scope, digest)
+            owner = program_id if given is None or given.program_id == program_id else SEVERAL
+            self._calls.put(scope, digest, _Given(owner, tuple(handed)))
+
+    def _is_told(self, scope: str, text: str, said: Said) -> bool:
+        """Whether a model has a text from its prompt, or may have it."""
+        values = pieces_of(folded(text)) if len(text) >= _LONG_CHARACTERS else None
+        if values is not None and len(values):
+            return bool(self._told.has(scope, values).all())
+        return any(text in each for item in said.items for each in texts_of(item))
+
+    def _note_text(self, scope: str, placed: Placed, key: Digest, text: str, question: Question | None) -> None:
+        program_id = placed.identity.program_id
+        answer = self._answers.get(scope, key)
+        is_new = answer is None
+        if answer is None:
+            answer = answer_to(placed.start, text)
+            self._answers.put(scope, key, answer)
+        size = 1 if is_new else answer.size()
+        answer.add(program_id, question)
+        if is_new and len(answer.text) >= LONG_BYTES:
+            values = pieces_of(answer.text)
+            is_told = self._told.has(scope, values).tolist()
+            every = zip(keys_of(scope, values), places_of(answer.text, values), is_told, strict=True)
+            for piece, place, was_told in every:
+                other = self._written.get(piece)
+                is_own = other is not None and program_id in other.owners
+                if not is_own and (not was_told or piece in self._written) and piece not in answer.keys:
+                    answer.keys.append(piece)
+                    answer.places.append(place)
+            self._written.put(answer.keys, answer)
+        self._answers.grow(scope, answer.size() - size)
+
+
+def _answer_key(start: Digest, item: Item, *, with_id: bool = True) -> Digest:
+    """What an answer is kept by: a text, or a tool call with its id, or without it for clients that change ids."""
+    if item[0] == "call":
+        return digest_of(start, "answer call", *item[1 if with_id else 2 : 4])
+    return digest_of(start, "answer", "".join(texts_of(item)))
+
+
+def _system_of(texts: tuple[str, ...]) -> _System:
+    text = b"".join(map(folded, texts))
+    return _System(text, pieces_of(text), sample_of(text))
+
+
+_system_again = lru_cache(64)(_system_of)  # many requests have the same system prompt
+
+
+def _owner(answer: Answer, text: bytes, keys: set[int]) -> list[ProgramId]:
+    """The program that wrote what is in a text: the only one, or the only one whose question is there, too."""
+    if answer.is_crowded or not answer.is_in(text, keys, 1):
+        return []
+    asked = [program_id for program_id, had in answer.owners.items() if had is not None and had.asked.is_part_of(text)]
+    if len(answer.owners) == 1:
+        return list(answer.owners) if asked or answer.is_in(text, keys) else []
+    return asked if len(asked) == 1 else []
+
+
+def _question_before(items: list[Item], place: int) -> int:
+    """The place of the message before an answer, which is no answer, and not the system's; -1: there is none."""
+    while place > 0:
+        place -= 1
+        if not is_answer(items[place]) and items[place][:2] != ("message", "system"):
+            return place
+    return -1
+
+
+def _parts_of(answer: list[Item]) -> tuple[bytes, ...]:
+    """The folded texts that an answer consists of."""
+    parts = []
+    for item in answer:
+        texts = (item[2], *arguments_of(item)) if item[0] == "call" else texts_of(item)
+        parts += [folded(text) for text in texts]
+    return tuple(part for part in parts if part)
 
 
 def _note_owner(owners: Recent[ProgramId], scope: str, digest: Digest, program_id: ProgramId) -> None:

@@ -31,24 +31,9 @@ _BILLING: Final = "x-anthropic-billing-header:"  # Claude Code's first system bl
 _LONG_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{31,})")
 
 
-def items_of_request(body: Mapping[str, Any]) -> list[Item]:
-    """The conversation in a request of any of the three APIs.
-
-    Empty: it has none, such as a plain completion, or it has more than `MOST_ITEMS`, which take too long to compare.
-    """
-    items: list[Item] = []
-    for name in ("instructions", "system"):  # of Responses, of Anthropic
-        items += _message("system", body.get(name))
-    messages = body.get("messages", body.get("input"))
-    if isinstance(messages, str):
-        return [*items, *_message("user", messages)]
-    if isinstance(messages, Sequence):
-        for message in messages:
-            if isinstance(message, Mapping):
-                items += _items(message)
-                if len(items) > MOST_ITEMS:
-                    return []
-    return items
+def items_before(body: Mapping[str, Any]) -> list[Item]:
+    """What a request has outside its messages: the instructions of Responses, or Anthropic's system prompt."""
+    return [item for name in ("instructions", "system") for item in _message("system", body.get(name))]
 
 
 def items_of_answer(body: Mapping[str, Any]) -> list[list[Item]]:
@@ -56,31 +41,29 @@ def items_of_answer(body: Mapping[str, Any]) -> list[list[Item]]:
     choices = body.get("choices")
     if isinstance(choices, Sequence):
         messages = [each.get("message") for each in choices if isinstance(each, Mapping)]
-        return [_items({"role": "assistant", **each}) for each in messages if isinstance(each, Mapping)]
+        return [items_of_message({"role": "assistant", **each}) for each in messages if isinstance(each, Mapping)]
     output = body.get("output")
     if isinstance(output, Sequence):
-        return [[item for each in output if isinstance(each, Mapping) for item in _items(each)]]
+        return [[item for each in output if isinstance(each, Mapping) for item in items_of_message(each)]]
     return [_message("assistant", body.get("content"))]
 
 
-def chain(start: Digest, items: Iterable[Item]) -> Iterator[Digest]:
+def chain(start: Digest, items: Iterable[Item]) -> list[Digest]:
     """A digest for each beginning of a conversation, the shortest one first."""
+    digests = []
     for item in items:
         start = digest_of(start, *item)
-        yield start
+        digests.append(start)
+    return digests
 
 
 def digest_of(start: Digest, *parts: str) -> Digest:
     """A digest of 16 bytes. Each part counts with its length, so that no two lists of parts look alike."""
-    total = hashlib.blake2b(start, digest_size=16)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
-        total.update(len(data).to_bytes(8, "little"))
-        total.update(data)
-    return total.digest()
+    text = "".join([f"{len(part)}:{part}" for part in parts])
+    return hashlib.blake2b(start + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _items(message: Mapping[str, Any]) -> list[Item]:
+def items_of_message(message: Mapping[str, Any]) -> list[Item]:
     """The items of a message, or of an item of Responses."""
     kind = message.get("type", "message")
     if kind in ("function_call", "custom_tool_call"):
@@ -213,6 +196,6 @@ def _image(part: Mapping[str, Any]) -> str:
 
 def _json(value: object) -> str:
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError):
         return "unreadable"

@@ -22,11 +22,15 @@ class Recent(Generic[V]):
     Args:
         most: How many values it keeps. A value that has grown counts for several.
         size_of: For how many a value counts.
+        on_forget: Called with each value that it forgets.
     """
 
-    def __init__(self, most: int, size_of: Callable[[V], int] = _one) -> None:
+    def __init__(
+        self, most: int, size_of: Callable[[V], int] = _one, on_forget: Callable[[V], None] | None = None
+    ) -> None:
         self._most = most
         self._size_of = size_of
+        self._on_forget = on_forget
         self._size = 0
         self._sizes: dict[str, int] = {}
         self._of_scope: dict[str, OrderedDict[Digest, V]] = {}
@@ -63,3 +67,14 @@ class Recent(Generic[V]):
             self._size -= size
             if not self._of_scope[fullest]:
                 del self._of_scope[fullest], self._sizes[fullest]
+            if self._on_forget is not None:
+                self._on_forget(value)
+
+    def pop(self, scope: str, digest: Digest) -> None:
+        """Take a value out, which counts for one."""
+        if digest in self._of_scope.get(scope, ()):
+            del self._of_scope[scope][digest]
+            self._sizes[scope] -= 1
+            self._size -= 1
+            if not self._of_scope[scope]:
+                del self._of_scope[scope], self._sizes[scope]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from weft.core.errors import InvalidRequestError, OverloadedError, WeftError
 from weft.core.identity import Identity, identity_of
 from weft.core.identity.lineage import Placed
-from weft.core.identity.messages import items_of_answer, items_of_request
+from weft.core.identity.messages import items_of_answer
 from weft.core.identity.values import trace_id
 from weft.core.routing.admission import check_timeout
 from weft.core.routing.refusals import Refused, refused_by
@@ -133,11 +133,10 @@ class _ServedExchange(Exchange):
         found = identity_of(self._headers, {**request, "vllm_xargs": arguments}, self._id_scope)
         found = replace(found, tenant=self._tenant(found.tenant))
         if isinstance(found, Identity):
-            self._placed = Placed(found, b"", "")
+            self._placed = Placed(found)
         else:
-            items = items_of_request(request)
-            self._placed = self._engine.lineage.place(found, items, self._id_scope, self._peer)
-            self._reads_answers = bool(items)
+            self._placed = self._engine.lineage.place(found, request, self._id_scope, self._peer)
+            self._reads_answers = self._placed.has_messages
         self._choices = _choices_of(request)
         traceparent = self._header(b"traceparent").decode("latin-1")
         self._found = ServedRequest(

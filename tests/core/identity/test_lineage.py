@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from weft.core.identity import Evidence, Source
 from weft.core.identity.lineage import Lineage, Placed
-from weft.core.identity.messages import items_of_answer, items_of_request
+from weft.core.identity.messages import items_of_answer
 
 Messages = list[dict[str, str]]
 
@@ -19,12 +19,11 @@ Messages = list[dict[str, str]]
 class Server:
     """Requests and answers as a server sees them."""
 
-    def __init__(self, most_states: int = 1000) -> None:
-        self.lineage = Lineage(most_states)
+    def __init__(self, most_states: int = 1000, **options: Any) -> None:
+        self.lineage = Lineage(most_states, **options)
 
     def send(self, messages: Messages, scope: str = "-", peer: str = "", **evidence: Any) -> Placed:
-        items = items_of_request({"messages": messages})
-        return self.lineage.place(Evidence(**evidence), items, scope, peer)
+        return self.lineage.place(Evidence(**evidence), {"messages": messages}, scope, peer)
 
     def answer(self, placed: Placed, *texts: str, scope: str = "-", response_id: str | None = None) -> None:
         body = {"choices": [{"message": {"content": text}} for text in texts]}
@@ -156,7 +155,6 @@ def test_a_connection_that_carries_programs_in_turns_tells_nothing() -> None:
     server.call(said("x", "y", "z"), "y", peer="1")
     third = server.call(said("a"), "b", peer="1")
     assert server.call(said("a", "b", "c"), "d", peer="1") not in (one, two, third)
-    assert server.call(said("a", "b", "c"), "d", peer="2") == two
 
 
 def test_a_changed_answer_stays_in_its_program() -> None:
@@ -213,11 +211,11 @@ def test_a_reminder_of_the_system_is_no_part_of_an_exchange() -> None:
 TASK = "Find out how many people live in each city of the north, and write a table with the source of each figure."
 
 
-def delegate(server: Server, messages: Messages, task: str) -> str:
+def delegate(server: Server, messages: Messages, task: str, call_id: str = "1") -> str:
     """A call that the model answers by a call of a tool with a task."""
     placed = server.send(messages)
     function = {"name": "delegate", "arguments": json.dumps({"to": "researcher", "task": task})}
-    answer = {"choices": [{"message": {"content": None, "tool_calls": [{"id": "1", "function": function}]}}]}
+    answer = {"choices": [{"message": {"content": None, "tool_calls": [{"id": call_id, "function": function}]}}]}
     server.lineage.answered(placed, items_of_answer(answer), "-", None)
     return placed.identity.program_id
 
@@ -268,7 +266,7 @@ def test_an_agent_that_is_handed_a_task_is_in_the_program() -> None:
     first = delegate(server, prompted("You delegate.", "Compare the cities."), TASK)
     assert server.call(prompted("You search.", TASK), "b") == first
     assert server.call(prompted("You search.", TASK, "b", "c"), "d") == first
-    assert server.call(prompted("You search.", TASK.lower()), "b") != first
+    assert server.call(prompted("You search.", TASK.upper()), "b") != first
 
 
 def test_an_agent_that_is_handed_an_answer_is_in_the_program() -> None:
@@ -294,11 +292,173 @@ def test_a_text_that_several_models_wrote_is_no_evidence() -> None:
     assert server.call(prompted("You search.", TASK), "b") not in known
 
 
-def test_a_short_text_is_no_evidence() -> None:
-    """Anybody may ask it."""
+SHORT_TASK = "Find out how big the city of Rome is."
+CALL_ID = "chatcmpl-tool-1f2e3d4c5b6a7988"
+
+
+def test_a_short_task_is_in_the_program_until_its_call_returns() -> None:
+    """Anybody may ask the same later."""
     server = Server()
-    first = delegate(server, prompted("You delegate.", "a"), "How big is Rome?")
-    assert server.call(prompted("You search.", "How big is Rome?"), "b") != first
+    first = delegate(server, prompted("You delegate.", "a"), SHORT_TASK, CALL_ID)
+    assert server.call(prompted("You search.", SHORT_TASK), "b") == first
+    assert server.call([*prompted("You delegate.", "a"), *returned(CALL_ID)], "c") == first
+    assert server.call(prompted("You search.", SHORT_TASK), "b") != first
+
+
+def test_a_short_task_of_two_programs_is_no_evidence() -> None:
+    """It may be handed on by each of them. Words of one or two syllables are none either."""
+    server = Server()
+    known = {delegate(server, prompted("You delegate.", text), SHORT_TASK, f"{CALL_ID}{text}") for text in "ab"}
+    assert server.call(prompted("You search.", SHORT_TASK), "b") not in known
+    first = delegate(server, prompted("You delegate.", "c"), "Go on.", CALL_ID)
+    assert server.call(prompted("You search.", "Go on."), "b") != first
+
+
+def test_a_text_of_a_program_that_has_ended_is_no_evidence() -> None:
+    """Somebody has kept it, and asks about it later."""
+    ended: set[str] = set()
+    server = Server(is_open=lambda program_id: program_id not in ended)
+    first = server.call(prompted("You write.", "A poem, please."), TASK)
+    assert server.call(prompted("You judge.", TASK), "b") == first
+    ended.add(first)
+    assert server.call(prompted("You count.", TASK), "b") != first
+
+
+def returned(call_id: str, result: str = "It rains.", *, text: str | None = None, with_id: bool = True) -> Any:
+    """A tool call and its result in a history."""
+    call = {"id": call_id if with_id else "x", "function": {"name": "weather", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": text, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": result},
+    ]
+
+
+def asked_for_tools(server: Server, messages: Messages, *call_ids: str) -> str:
+    """A call that the model answers by a text and calls of a tool."""
+    calls = [{"id": call_id, "function": {"name": "weather", "arguments": "{}"}} for call_id in call_ids]
+    return ask(server, messages, content="I look it up.", tool_calls=calls)
+
+
+def test_a_tool_call_that_comes_back_is_its_programs() -> None:
+    """Whatever became of the text beside it, of the system prompt, and of the messages before."""
+    for history in (
+        [*said("a"), *returned(CALL_ID)],
+        [*prompted("another", "summary", "Ok."), *returned(CALL_ID)],
+        returned(CALL_ID)[1:],
+    ):
+        server = Server()
+        first = asked_for_tools(server, said("a"), CALL_ID)
+        assert server.call([*history, *said("go on")], "b") == first
+
+
+def test_tool_calls_come_back_in_any_order() -> None:
+    """Call, result, call, result; or the latter ones first."""
+    other = f"{CALL_ID}00"
+    for ids in ((CALL_ID, other), (other, CALL_ID)):
+        server = Server()
+        first = asked_for_tools(server, said("a"), CALL_ID, other)
+        history = [*said("a"), *(each for call_id in ids for each in returned(call_id))]
+        assert server.call(history, "b") == first
+
+
+def test_an_id_of_several_programs_tells_nothing() -> None:
+    """A model that counts its calls gives the same ids to all."""
+    server = Server()
+    known = {asked_for_tools(server, said(text), CALL_ID) for text in "ab"}
+    assert server.call([*said("x"), *returned(CALL_ID)], "c") not in known
+
+
+def test_what_is_added_to_the_newest_question_is_not_in_the_history() -> None:
+    """Retrieved documents and reminders stand before or behind it, or around it."""
+    question, document = "What is the weather in Rome?", "Rome is the capital of Italy. " * 9
+    for asked in (f"{document}{question}", f"{question}\n{document}", f"{document}\n{question}\n{document}"):
+        server = Server()
+        first = server.call(prompted("s", asked), "sunny")
+        again = f"{document} And in Oslo, what is it there?"
+        assert server.call(prompted("s", question, "sunny", again), "rain") == first
+        history = (question, "sunny", "And in Oslo, what is it there?", "rain", "Which one is warmer?")
+        assert server.call(prompted("s", *history), "c") == first
+        assert server.call(prompted("s", "What is the weather in Bonn?", "sunny", again), "c") != first
+
+
+def test_an_answer_that_nobody_gave_is_no_evidence_against() -> None:
+    """Clients begin with a greeting of their own, and move such exchanges behind the history."""
+    server = Server()
+    question, answer = (
+        "How do I sort a list of names by their length?",
+        "Call sorted with len as its key: sorted(names, key=len).",
+    )
+    first = server.call(prompted("s", "hi", "Hello!", question), answer)
+    moved = prompted("s", question, answer, "These are the files.", "Ok.", "And backwards?")
+    assert server.call(moved, "reverse=True") == first
+
+
+def test_examples_that_others_asked_merge_nothing() -> None:
+    """The exchanges of two programs stand in a third one's prompt."""
+    server = Server()
+    one, two = server.call(prompted("s", "What is two and two?"), "4"), server.call(prompted("s", "And 3 + 3?"), "6")
+    examples = ("What is two and two?", "4", "And 3 + 3?", "6")
+    found = [server.call(prompted("s", *examples, f"And {number}?"), "x") for number in range(3)]
+    assert len({one, two, *found}) == 5
+
+
+def test_an_answer_is_found_wherever_it_stands() -> None:
+    """In a template, behind a name, cut, split, or in a system prompt. Quotes and line breaks may have changed."""
+    text = f"{TASK}\nThe figures must be of this year."
+    quoted = json.dumps(text)
+    for messages in (
+        prompted("You choose.", f"This was said:\nuser: hi\nwriter: {text}\nWho speaks next?"),
+        prompted("You judge.", f"writer: {text}"),
+        prompted("You judge.", f"Arguments: {quoted}"),
+        prompted("You judge.", text[:95]),
+        prompted("You judge.", f"> {text}".replace("\n", "\n> ")),
+        prompted(f"You judge this: {text}", "Go on."),
+        prompted("You judge.", "hi", text, "Is this right?"),
+        [*said("hi"), *returned("y", f"The agent said: {text}")],
+    ):
+        server = Server()
+        first = server.call(prompted("You write.", "A task, please."), text)
+        assert server.call(messages, "b") == first, messages
+
+
+def test_a_text_that_others_were_told_before_is_no_evidence() -> None:
+    """A model that quotes what many have, such as a document, has not made it its program's own."""
+    server = Server()
+    server.call(prompted("s", f"Document: {TASK}", "ok", "x"), "y")
+    first = server.call(prompted("You write.", "A task, please."), TASK)
+    assert server.call(prompted("You judge.", f"Document: {TASK}"), "b") != first
+
+
+def test_a_template_that_grows_is_one_program() -> None:
+    """All is in one message, with short answers. A second agent with the same task is another program."""
+    server = Server()
+
+    def template(*steps: str) -> Messages:
+        return prompted(
+            "s", "You have tools.\nQuestion: who was born in Ulm in 1879?\n" + "\n".join(steps) + "\nBegin!"
+        )
+
+    first = server.call(template(), "look up Ulm")
+    assert server.call(template("look up Ulm", "Ulm is a city."), "look up 1879") == first
+    second = server.call(template(), "look up Ulm")
+    assert second != first
+    assert server.call(template("look up Ulm", "Ulm is a city."), "look up 1879") not in (first, second)
+
+
+def test_an_answer_that_was_cut_at_its_end_stays() -> None:
+    """Replays shorten answers to the tokens that were recorded."""
+    server = Server()
+    first = server.call(prompted("s", "a"), ANSWER)
+    assert server.call(prompted("s", "a", ANSWER[:25], "b"), "c") == first
+
+
+def test_a_pool_of_connections_tells_nothing() -> None:
+    """When one program has come by a connection that another one had used, its client may have any connection."""
+    server = Server()
+    first = server.call(said("x"), "y", peer="1")
+    one, two = server.call(said("a"), "b", peer="1"), server.call(said("a"), "b", peer="2")
+    assert server.call(said("x", "y", "z"), "y", peer="2") == first
+    assert server.call(said("a", "b", "c"), "d", peer="1") not in (one, two)
 
 
 def test_an_exchange_that_was_never_had_is_another_program() -> None:
@@ -413,8 +573,8 @@ def test_the_key_of_a_prompt_cache_separates() -> None:
 
 def test_a_plain_completion_ends_with_its_request() -> None:
     """It has no messages, so nothing can continue it."""
-    assert Server().lineage.place(Evidence(), [], "-").identity.ends
-    assert not Server().lineage.place(Evidence(correlation_id="1"), [], "-").identity.ends
+    assert Server().lineage.place(Evidence(), {}, "-").identity.ends
+    assert not Server().lineage.place(Evidence(correlation_id="1"), {}, "-").identity.ends
 
 
 def test_memory_is_bounded() -> None:
@@ -422,10 +582,10 @@ def test_memory_is_bounded() -> None:
     server = Server(most_states=10)
     for number in range(100):
         placed = server.send(said(str(number)), peer=str(number), trace_id=str(number))
-        server.answer(placed, "an answer that is long enough", response_id=str(number))
+        server.answer(placed, f"answer {number}, that is long enough", response_id=str(number))
     assert len(server.lineage) == 60
-    assert server.send(said("99", "an answer that is long enough", "c")).identity.source is Source.LINEAGE
-    assert server.send(said("0", "an answer that is long enough", "c")).identity.source is Source.NEW
+    assert server.send(said("99", "answer 99, that is long enough", "c")).identity.source is Source.LINEAGE
+    assert server.send(said("0", "answer 0, that is long enough", "c")).identity.source is Source.NEW
 
 
 def test_a_key_that_sends_much_forgets_its_own() -> None:
@@ -433,7 +593,7 @@ def test_a_key_that_sends_much_forgets_its_own() -> None:
     server = Server(most_states=10)
     theirs = server.call(said("quiet"), "b", scope="quiet")
     for number in range(100):
-        server.call(said(str(number)), "b", scope="loud")
+        server.call(said(str(number)), f"b{number}", scope="loud")
     assert server.call(said("quiet", "b", "c"), "d", scope="quiet") == theirs
     assert len(server.lineage) == 20
 
@@ -446,9 +606,9 @@ def test_a_state_with_many_programs_counts_for_as_many() -> None:
         server.answer(placed, *(f"b{answer}" for answer in range(20)))
     for number in range(200):
         server.send(prompted("s", "a", "b19", f"c{number}"))
-    states = [state for tables in (server.lineage._states, server.lineage._unprompted) for state in values(tables)]
-    assert sum(len(state.owners) for state in states) <= 2 * 100
-    assert sum(len(state.prompts) for state in states) <= 2 * 100
+    states = values(server.lineage._states)
+    assert sum(len(state.owners) for state in states) <= 100
+    assert sum(len(state.prompts) for state in states) <= 100
 
 
 def values(table: Any) -> list[Any]:
@@ -496,8 +656,9 @@ class LineageMachine(RuleBasedStateMachine):
     @invariant()
     def sizes_are_counted(self) -> None:
         """What a table counts is the size of what it holds."""
-        for table in (self.server.lineage._states, self.server.lineage._unprompted):
-            assert len(table) == sum(state.size() for state in values(table))
+        lineage = self.server.lineage
+        for table in (lineage._states, lineage._answers, lineage._prompts):
+            assert len(table) == sum(each.size() for each in values(table))
 
     @invariant()
     def each_program_is_found(self) -> None:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.identity.messages import MOST_ITEMS, chain, digest_of, items_of_answer, items_of_request
+from weft.core.identity.messages import MOST_ITEMS, Item, chain, digest_of, items_of_answer
+from weft.core.identity.readings import Readings
+
+
+def items_of_request(body: dict[str, Any]) -> list[Item]:
+    """The conversation in a request that nothing was read before."""
+    return Readings().read(body, "-", b"").items
+
 
 CHAT: Any = [
     {"role": "system", "content": "Be brief."},

@@ -27,7 +27,7 @@ from langchain_openai import ChatOpenAI
 
 from weft.core.identity import Evidence, identity_of
 from weft.core.identity.lineage import Lineage
-from weft.core.identity.messages import items_of_answer, items_of_request
+from weft.core.identity.messages import items_of_answer
 
 URL = "http://model/v1"
 TASK = "Find out how many people live in each city of the north, and write a table with the source of each figure."
@@ -46,13 +46,12 @@ class Endpoint:
         body = json.loads(request.content)
         evidence = identity_of([], body, "-")
         assert isinstance(evidence, Evidence), "the client sends an id"
-        items = items_of_request(body)
-        placed = self._lineage.place(evidence, items, "-")
+        placed = self._lineage.place(evidence, body, "-")
         self.found.append(placed.identity.program_id)
         names = [each.get("name") or each["function"]["name"] for each in body.get("tools") or ()]
         number = next(self._numbers)
         parameters = {"research": "input", "delegate": "task", "researcher": "task"}
-        called = {item[2] for item in items if item[0] == "call"}
+        called = {item[2] for item in placed.said.items if item[0] == "call"}
         calls = [
             (f"chatcmpl-tool-{number:016x}", name, json.dumps({parameters[name]: TASK} if name in parameters else {}))
             for name in names

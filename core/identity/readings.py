@@ -1,0 +1,121 @@
+"""Reads conversations off requests. Of a request that goes on from the one before, only what is new is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from weft.core.identity.conversations import Said, said_in
+from weft.core.identity.messages import MOST_ITEMS, Digest, Item, chain, digest_of, items_before, items_of_message
+from weft.core.identity.recent import Recent
+
+_MOST_KIB: Final = 32 << 10  # of texts that are kept
+_MOST_CHARACTERS: Final = 1 << 20  # of a conversation that is kept
+_MOST_TWINS: Final = 4  # conversations with the same first words
+_SYSTEM: Final = ("system", "developer")
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A conversation as it was read."""
+
+    before: list[Item]
+    messages: list[Any]  # as they came
+    items: list[list[Item]]  # of each message
+    digests: list[Digest]  # of the beginnings of the conversation
+    characters: int
+
+    def kib(self) -> int:
+        return 1 + self.characters // 1024
+
+
+class Readings:
+    """Keeps the conversations that were read last."""
+
+    def __init__(self) -> None:
+        self._read: Recent[list[_Reading]] = Recent(_MOST_KIB, _kib)
+
+    def read(self, body: Mapping[str, Any], scope: str, start: Digest) -> Said:
+        """The conversation in a request of any of the three APIs.
+
+        It is empty if there is none, as in a plain completion, or if it has more than `MOST_ITEMS`, which take too long
+        to compare.
+
+        Args:
+            body: The request's JSON object.
+            scope: Of its API key.
+            start: What digests of the conversation begin with.
+        """
+        before = items_before(body)
+        messages = body.get("messages", body.get("input"))
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        messages = list(messages) if isinstance(messages, list) else []
+        key = _key_of(start, messages)
+        known = self._read.get(scope, key) or []
+        reading, same = None, 0
+        for each in known:
+            count = _same(each.messages, messages)
+            if reading is None or count > same:
+                reading, same = each, count
+        items = reading.items[:same] if reading is not None else []
+        is_same_system = reading is not None and same > 0 and reading.messages[0] == messages[0]
+        if same and not is_same_system:
+            items[0] = items_of_message(messages[0])
+        count = len(before) + sum(map(len, items))
+        for message in messages[same:]:
+            items.append(items_of_message(message) if isinstance(message, Mapping) else [])
+            count += len(items[-1])
+            if count > MOST_ITEMS:
+                return said_in([], [], start)
+        flat = [*before, *(item for each in items for item in each)]
+        reused = 0
+        if reading is not None and reading.before == before and is_same_system:
+            reused = len(before) + sum(map(len, items[:same]))
+        digests = reading.digests[:reused] if reading is not None else []
+        digests += chain(digests[-1] if digests else start, flat[reused:])
+        new = sum(len(text) for each in items[same:] for item in each for text in item)
+        had = reading.characters if reading is not None and same == len(reading.messages) else 0
+        if reading is not None and not had:
+            had = sum(len(text) for each in items[:same] for item in each for text in item)
+        if messages and had + new <= _MOST_CHARACTERS:
+            is_longer = reading is not None and same >= len(reading.messages) - 1
+            others = [each for each in known if each is not reading] if is_longer else known
+            self._keep(scope, key, [_Reading(before, messages, items, digests, had + new), *others][:_MOST_TWINS])
+        return said_in(flat, digests, start)
+
+    def _keep(self, scope: str, key: Digest, readings: list[_Reading]) -> None:
+        known = self._read.get(scope, key)
+        size = _kib(known) if known is not None else 1
+        self._read.put(scope, key, readings)
+        self._read.grow(scope, _kib(readings) - size)
+
+
+def _kib(readings: list[_Reading]) -> int:
+    return sum(each.kib() for each in readings)
+
+
+def _key_of(start: Digest, messages: Sequence[Any]) -> Digest:
+    """By its first message that is not the system's."""
+    for message in messages:
+        if isinstance(message, Mapping) and not _is_system(message):
+            return digest_of(start, *(text for item in items_of_message(message) for text in item))
+    return start
+
+
+def _same(one: list[Any], other: list[Any]) -> int:
+    """With how many equal messages two conversations begin, whatever the system's first one says."""
+    if len(one) <= len(other) and one == other[: len(one)]:
+        return len(one)
+    place = 0
+    if one and other and _is_system(one[0]) and _is_system(other[0]):
+        place = 1
+    least = min(len(one), len(other))
+    while place < least and one[place] == other[place]:
+        place += 1
+    return place
+
+
+def _is_system(message: Any) -> bool:
+    return isinstance(message, Mapping) and message.get("role") in _SYSTEM
