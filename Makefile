@@ -8,6 +8,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 LOCK   := requirements/cpu.txt requirements/torch-cpu.txt
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+# Another vLLM than that of requirements/cpu.txt, for `make test`: 0.31 or 0.33.
+VLLM   ?=
 # What the test targets run: `make test T=tests/core/policies`, or several paths in quotes.
 T      ?=
 TORCH_HINT := The CPU build of torch is not on PyPI. Name an index or a folder that has it, such as PyTorch's own: \
@@ -33,6 +35,7 @@ help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
 	@echo "make demo-serve serve the embedded model over HTTP, to OpenAI's SDK, curl and Anthropic's SDK, seen by weft top"
 	@echo "make test       set up, then run the tests, real vLLM included (15 minutes on two cores)"
+	@echo "                VLLM=0.31 or VLLM=0.33: what tests another vLLM, in an environment of its own"
 	@echo "make test-slow  those that take most of a minute each: a Ray cluster, servers of their own, Ctrl-C in the demo (CI runs both)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-clients  real clients from PyPI and npm against the scripted server; skips what cannot be installed"
@@ -93,9 +96,32 @@ demo: model
 demo-serve: model
 	@$(BIN)/python examples/serve_clients.py
 
+ifeq ($(VLLM),)
 test: model
 	@echo "==> $(or $(T),all tests); those marked 'engine' start a real vLLM engine once and share it"
 	@$(BIN)/python -m pytest $(T)
+else
+# No real engine runs on 0.33, which has no CPU wheel.
+OTHER := $(VENV)-$(VLLM)
+OTHER_TESTS := tests/engine/vllm_compat tests/engine/scheduler tests/engine/kv_cache tests/test_imports.py
+OTHER_0.31 := tests/test_processes.py::test_the_demo_answers_and_compares_two_policies tests/engine/server/test_standalone.py \
+  tests/engine/serve/test_options.py tests/engine/serve/test_answers.py
+OTHER_0.33 := --ignore tests/engine/scheduler/test_exactness.py --ignore tests/engine/kv_cache/test_swap_engine.py
+
+# An environment over that of `make setup`. What is installed here comes first.
+$(OTHER)/.installed: requirements/vllm-$(VLLM).txt $(VENV)/.built
+	@echo "==> vLLM $(VLLM) in $(OTHER), over the packages in $(VENV)"
+	@rm -rf $(OTHER) && $(BIN)/python -m venv --without-pip $(OTHER)
+	@$(BIN)/python -m pip --python $(OTHER) install --disable-pip-version-check --quiet --no-deps --require-hashes \
+	  --only-binary :all: -r $<
+	@under=$$(cd $(BIN)/../lib/python*/site-packages && pwd); cd $(OTHER)/lib/python*/site-packages; \
+	  if test -d vllm-*.dist-info; then find vllm -name '*.so' -delete; cp $$under/vllm/*.so vllm/; fi; \
+	  echo "import os, site; os.environ.setdefault('VLLM_TARGET_DEVICE', 'cpu'); site.addsitedir('$$under')" > under.pth
+	@touch $@
+
+test: model $(OTHER)/.installed
+	@$(OTHER)/bin/python -m pytest $(or $(T),$(OTHER_TESTS) $(OTHER_$(VLLM)))
+endif
 
 test-core: setup
 	@$(BIN)/python -m pytest -m "not engine and not slow and not soak and not package and not clients" $(T)
@@ -202,4 +228,4 @@ lock:
 	uv pip compile --quiet --project requirements requirements/pyproject.toml -o requirements/cpu.txt >/dev/null
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-0.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

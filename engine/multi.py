@@ -39,6 +39,7 @@ from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.served_model import ServedModel, resolved
 from weft.engine.vllm_compat.engine_args import VllmArgs, check_engine_args
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
+from weft.engine.vllm_compat.untested import check_members
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.group import ReplicaGroup
@@ -183,6 +184,7 @@ class AsyncMultiLLMEngine(FrontEnd):
     def _start_group(self, wanted: ServedModel, common: Mapping[str, Any], started: list[ReplicaGroup]) -> ReplicaGroup:
         """Start the replicas of a model, one after the other."""
         with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES, quiet()):
+            check_members()
             from weft.engine.replicas.group import ReplicaGroup
             from weft.engine.vllm_compat.tool_parsers import check_tool_call_parser
 

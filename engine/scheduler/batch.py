@@ -55,11 +55,12 @@ class BatchFormer:
             scheduler.need_mamba_block_aligned_split or scheduler.scheduler_config.long_prefill_token_threshold
         )
 
-    def form(self, *, may_preempt: bool, has_prompts: bool) -> list[Request]:
+    def form(self, *, admits: bool, may_preempt: bool, has_prompts: bool) -> list[Request]:
         """Find the running requests that waiting calls of higher queues outrank (Alg. 1 lines 32-39), and divide the
         step's tokens among prompts in rank order. The running requests must be in rank order.
 
         Args:
+            admits: Whether vLLM admits waiting requests in this step. If not, none displaces a running one.
             may_preempt: Whether running requests may be preempted.
             has_prompts: Whether running requests still compute their prompts.
 
@@ -71,7 +72,8 @@ class BatchFormer:
         self.shares, self._awaited = {}, []
         self._has_prompts = has_prompts
         free_slots = scheduler.max_num_active_reqs - len(running) - scheduler.num_waiting_for_streaming_input
-        outranks = policy.preempts and len(policy.waiting) > 0 and self._outranks(policy.waiting.peek(), free_slots)
+        is_contested = admits and policy.preempts and len(policy.waiting) > 0
+        outranks = is_contested and self._outranks(policy.waiting.peek(), free_slots)
         if not (outranks and may_preempt) and not has_prompts:
             return []
         entries = [(request, self._entries[request.request_id]) for request in running]

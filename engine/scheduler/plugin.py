@@ -39,6 +39,7 @@ from weft.engine.scheduler.ledger import Entry, Ledger
 from weft.engine.scheduler.live import LiveView
 from weft.engine.scheduler.queue import PolicyQueue
 from weft.engine.scheduler.take_back import not_begun
+from weft.engine.vllm_compat.held_prompts import holds_prompts
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
     EngineCoreOutput,
@@ -49,6 +50,7 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
+from weft.engine.vllm_compat.untested import check_members
 from weft.engine.wire.control import CallKey, TakeBack, UseHistory, decode_control
 from weft.engine.wire.reports import attach_account, attach_swap
 from weft.engine.wire.scheduler_config import decode_config
@@ -69,6 +71,8 @@ class WeftScheduler(AsyncScheduler):
         self._model = config.model
         if self._has_own_client:  # behind a server, the server ends its processes
             end_with_parent()
+        else:  # an engine's host has done it
+            check_members()
         self._policy = policy = PolicyConfig.from_dict(config.policy).check_live()
         self._decide_every = policy.decide_every
         self._token_s = policy.token_s
@@ -258,9 +262,10 @@ class WeftScheduler(AsyncScheduler):
         # order, as they do in the simulator.
         if self._charges.take_rank_changed() or any(self._entries[call.key].running for call in changed):
             self.running.sort(key=self._rank_of)
-        if self.pause_state == PauseState.UNPAUSED:
-            for request in self._former.form(may_preempt=decides, has_prompts=len(self._inflight_prefills) > 0):
-                self.force_out(request)
+        admits = self.pause_state == PauseState.UNPAUSED and not holds_prompts(self, throttle_prefills)
+        has_prompts = len(self._inflight_prefills) > 0
+        for request in self._former.form(admits=admits, may_preempt=decides, has_prompts=has_prompts):
+            self.force_out(request)
         self._kv_order.before_step(self._former, now_s)
         output = super().schedule(throttle_prefills)
         started = len(output.scheduled_new_reqs) + len(output.scheduled_cached_reqs.resumed_req_ids)

@@ -14,6 +14,7 @@ from weft.core.policies import PolicyConfig
 from weft.core.routing.placement import share_gpus
 from weft.engine.serve.keys import KeyRing, make_key_ring
 from weft.engine.vllm_compat.engine_args import VllmArgs
+from weft.engine.vllm_compat.untested import check_members
 
 EMBEDDED_NAME: Final = "smollm2-135m-instruct"
 _DRAIN_S: Final = 30  # as long as Kubernetes waits
@@ -49,6 +50,7 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
             f"with {_MULTIPROCESS} the route /metrics would serve files of other processes and nothing of Weft, which "
             "has one server process; unset the variable."
         )
+    check_members()
     from weft.engine.vllm_compat.server_names import (
         FlexibleArgumentParser,
         make_arg_parser,
@@ -62,7 +64,7 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
     defaults = parser.parse_args([])
     options = parser.parse_args(list(arguments))
     for name, instead in _OTHERS.items():
-        if getattr(options, name) != getattr(defaults, name):
+        if getattr(options, name, None) != getattr(defaults, name, None):  # versions of vLLM differ in what they have
             raise EngineStartError(f"weft serve takes no --{name.replace('_', '-')}: {instead}.")
     try:
         validate_parsed_serve_args(options)

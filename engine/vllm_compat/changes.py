@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -10,8 +11,14 @@ import textwrap
 from enum import Enum
 from functools import cache
 from types import FunctionType, ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from weft.engine.vllm_compat.version import is_older
+
+# Modules by their older names, and where later versions have them.
+MOVED: Final = {"vllm.entrypoints.launchers.cli_args": "vllm.entrypoints.common.cli_args"}  # since 0.33
+
+Signature = str | tuple[str, ...] | None  # one for each form that versions have; None: the member is not callable
 Use = Literal["overridden", "imitated", "called", "read", "written", "passed"]
 
 
@@ -21,7 +28,8 @@ class Member(NamedTuple):
     owner: str  # the full name of the class or module
     name: str
     use: Use
-    signature: str | None = None  # None: the member is not callable
+    signature: Signature = None
+    since: str | None = None  # the first minor version that has it; None: each version that Weft supports
 
     @property
     def label(self) -> str:
@@ -32,6 +40,8 @@ class Member(NamedTuple):
 
 def change_of(member: Member) -> str | None:
     """A sentence that begins with the member's label and says how the installed vLLM differs; None if it does not."""
+    if member.since is not None and is_older(member.since):
+        return None
     try:
         owner = _resolve(member.owner)
     except (ImportError, AttributeError) as error:
@@ -43,6 +53,9 @@ def change_of(member: Member) -> str | None:
 
 @cache
 def _resolve(owner: str) -> Any:
+    for name, later in MOVED.items():
+        if owner.startswith(name) and importlib.util.find_spec(name) is None:
+            return pkgutil.resolve_name(owner.replace(name, later, 1))
     return pkgutil.resolve_name(owner)
 
 
@@ -54,7 +67,9 @@ def _difference(owner: Any, member: Member) -> str | None:
         return "is missing"
     found = inspect.getattr_static(owner, member.name, None)
     if member.signature is not None:
-        return _signature_difference(member.signature, found)
+        forms = (member.signature,) if isinstance(member.signature, str) else member.signature
+        differences = [_signature_difference(form, found, is_called=member.use == "called") for form in forms]
+        return None if None in differences else differences[-1]
     if member.use in ("read", "written") and not isinstance(owner, ModuleType):
         return _attribute_difference(owner, found, is_written=member.use == "written")
     return None
@@ -100,7 +115,7 @@ def _attribute_difference(owner: Any, found: Any, *, is_written: bool) -> str | 
     return None
 
 
-def _signature_difference(expected: str, found: Any) -> str | None:
+def _signature_difference(expected: str, found: Any, *, is_called: bool) -> str | None:
     function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
     if not callable(function):
         return "is not callable any more"
@@ -109,7 +124,7 @@ def _signature_difference(expected: str, found: Any) -> str | None:
     parameters, _, returned = expected.partition(" -> ")
     if not returned:
         signature = signature.replace(return_annotation=signature.empty)
-    if parameters.endswith(", ...)"):
+    if is_called or parameters.endswith(", ...)"):  # optional parameters that Weft does not name are no difference
         named = set(re.findall(r"\w+", parameters))
         used = [each for each in signature.parameters.values() if each.name in named or not _is_optional(each)]
         signature = signature.replace(parameters=used)

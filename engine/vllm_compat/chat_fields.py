@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from weft.core.errors import InvalidRequestError
+from weft.engine.vllm_compat.version import lacking
 
+_SINCE: Final = {"mm_payload": "0.32", "return_mm_kwargs": "0.32", "return_weight_versions": "0.33"}
 CHAT_FIELDS: Final = frozenset(
     {
         "add_generation_prompt",
@@ -57,6 +59,7 @@ CHAT_FIELDS: Final = frozenset(
         "return_token_ids",
         "return_token_offsets",
         "return_tokens_as_token_ids",
+        "return_weight_versions",
         "routed_experts_prompt_start",
         "seed",
         "session_id",
@@ -82,7 +85,7 @@ CHAT_FIELDS: Final = frozenset(
         "vllm_xargs",
         "watermarking",
     }
-)
+) - lacking(_SINCE)
 
 # The front end fills these in. Of another value it would make no use.
 FILLED_IN: Final = frozenset({"messages", "request_id", "session_id", "stream"})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from inspect import signature
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from weft.core.errors import EngineStartError
+from weft.engine.vllm_compat.version import lacking
 
 
 class VllmArgs(TypedDict, total=False):
-    """The fields of vLLM's `AsyncEngineArgs`, less the model. vLLM's own documentation describes them.
+    """The fields of `AsyncEngineArgs` in all versions of vLLM that Weft is tested with, less the model. vLLM's own
+    documentation describes them.
 
     `Any` stands for vLLM's configuration objects.
     """
@@ -151,7 +153,7 @@ class VllmArgs(TypedDict, total=False):
     mamba_backend: Any
     mamba_block_size: int | None
     mamba_cache_dtype: str
-    mamba_cache_mode: str
+    mamba_cache_mode: str | None
     mamba_cache_philox_rounds: int
     mamba_config: Any
     mamba_ssm_cache_dtype: str
@@ -194,6 +196,7 @@ class VllmArgs(TypedDict, total=False):
     model_loader_extra_config: dict[str, Any]
     model_weights: str
     moe_backend: str
+    monokernel: bool
     nnodes: int
     node_rank: int
     num_gpu_blocks_override: int | None
@@ -242,6 +245,7 @@ class VllmArgs(TypedDict, total=False):
     shutdown_timeout: int
     skip_mm_profiling: bool
     skip_tokenizer_init: bool
+    sleep_mode_backend: str
     sleep_mode_offload_cudagraph: bool
     sleep_preserve_parameter_names: list[str]
     sparse_indexer_topk_backend: str
@@ -265,11 +269,25 @@ class VllmArgs(TypedDict, total=False):
     use_tqdm_on_load: bool
     video_pruning_method: str
     video_pruning_rate: float | None
+    watchdog_config: Any
     watermark: float
     watermark_config: dict[str, Any] | None
     weight_transfer_config: Any
     worker_cls: str
     worker_extension_cls: str
+
+
+_SINCE: Final = {
+    **dict.fromkeys(
+        ("custom_histogram_buckets", "enable_hc_sp", "enable_shm_tensor_arena", "sleep_mode_offload_cudagraph"), "0.32"
+    ),
+    **dict.fromkeys(("monokernel", "sleep_mode_backend", "watchdog_config"), "0.33"),
+}
+
+
+def known_engine_args() -> frozenset[str]:
+    """The arguments that the installed vLLM has."""
+    return frozenset(VllmArgs.__annotations__) - lacking(_SINCE)
 
 
 def check_engine_args(names: Iterable[str], function: Callable[..., Any]) -> None:
@@ -282,7 +300,7 @@ def check_engine_args(names: Iterable[str], function: Callable[..., Any]) -> Non
     Raises:
         EngineStartError: vLLM has no argument of a name. The message has the name nearest to it.
     """
-    known = VllmArgs.__annotations__
+    known = known_engine_args()
     wrong = [name for name in names if name not in known]
     if not wrong:
         return

@@ -1,18 +1,19 @@
 """The members of vLLM's classes that Weft overrides, imitates, calls, reads, writes or passes.
 
 vLLM promises none of them, least of all those with a leading underscore, so `changed_members` looks for each of them in
-the installed vLLM. To add a member, add its line to the table. A signature is written as vLLM 0.32 has it: without the
-types of the parameters, and with the returned type where Weft depends on it. In a signature, `...` stands for optional
-parameters that Weft leaves at their defaults.
+the installed vLLM. To add a member, add its line to the table. A signature is written as vLLM has it: without the types
+of the parameters, and with the returned type where Weft depends on it; a tuple has one for each form that versions
+have. Of a called function, optional parameters that Weft leaves at their defaults may be left out. For an overridden or
+imitated one, `...` stands for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
-from weft.engine.vllm_compat.changes import Member, change_of
+from weft.engine.vllm_compat.changes import Member, Signature, Use, change_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +28,29 @@ class Uses:
         read: attributes, properties, fields and enum members.
         written: attributes that Weft assigns, and may read too.
         passed: keyword arguments of the constructor.
+        since: the members among these that older versions lack, each with the first minor version that has it.
     """
 
-    overridden: Mapping[str, str | None] = field(default_factory=dict)
-    imitated: Mapping[str, str | None] = field(default_factory=dict)
-    called: Mapping[str, str | None] = field(default_factory=dict)
+    overridden: Mapping[str, Signature] = field(default_factory=dict)
+    imitated: Mapping[str, Signature] = field(default_factory=dict)
+    called: Mapping[str, Signature] = field(default_factory=dict)
     read: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    since: Mapping[str, str] = field(default_factory=dict)
 
     def members(self, owner: str) -> Iterator[Member]:
         """Each of them, as a member of the class or module with the full name `owner`."""
-        for name, signature in self.overridden.items():
-            yield Member(owner, name, "overridden", signature)
-        for name, signature in self.imitated.items():
-            yield Member(owner, name, "imitated", signature)
-        for name, signature in self.called.items():
-            yield Member(owner, name, "called", signature)
-        yield from (Member(owner, name, "read") for name in self.read)
-        yield from (Member(owner, name, "written") for name in self.written)
-        yield from (Member(owner, name, "passed") for name in self.passed)
+        callables: dict[Use, Mapping[str, Signature]] = {
+            "overridden": self.overridden,
+            "imitated": self.imitated,
+            "called": self.called,
+        }
+        for use, signatures in callables.items():
+            yield from (Member(owner, name, use, form, self.since.get(name)) for name, form in signatures.items())
+        others: dict[Use, tuple[str, ...]] = {"read": self.read, "written": self.written, "passed": self.passed}
+        for use, names in others.items():
+            yield from (Member(owner, name, use, None, self.since.get(name)) for name in names)
 
 
 MEMBERS: Final[Mapping[str, Uses]] = {
@@ -79,14 +83,18 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "kv_cache_config",
             "kv_cache_manager",
             "kv_holding_waiting",
+            "last_prefill_step",
+            "local_prefill_interval",
             "max_num_active_reqs",
             "max_num_scheduled_tokens",
             "need_mamba_block_aligned_split",
+            "num_executed_steps",
             "num_lookahead_tokens",
             "num_prefill_lookahead",
             "num_spec_tokens",
             "num_waiting_for_streaming_input",
             "pause_state",
+            "prefill_capacity_bound",
             "prev_step_scheduled_req_ids",
             "requests",
             "running",
@@ -94,6 +102,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "vllm_config",
         ),
         written=("waiting",),
+        since=dict.fromkeys(("last_prefill_step", "local_prefill_interval", "num_executed_steps"), "0.33"),
     ),
     "vllm.v1.core.sched.scheduler.Scheduler": Uses(
         called={
@@ -229,12 +238,14 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "save_kv_layer": "(self, layer_name, kv_layer, attn_metadata, **kwargs) -> None",
             "shutdown": "(self)",
             "start_load_kv": "(self, forward_context, **kwargs) -> None",
+            "supports_sleep_mode": "(cls, kv_transfer_config) -> bool",
             "update_connector_output": "(self, connector_output)",
             "update_state_after_alloc": "(self, request, blocks, num_external_tokens)",
             "wait_for_layer_load": "(self, layer_name) -> None",
             "wait_for_save": "(self)",
         },
         read=("_connector_metadata",),
+        since={"supports_sleep_mode": "0.33"},
     ),
     "vllm.distributed.kv_transfer.kv_connector.v1.base.SupportsHMA": Uses(
         overridden={"request_finished_all_groups": "(self, request, block_ids) -> tuple[bool, dict[str, Any] | None]"},
@@ -245,17 +256,17 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read=("SCHEDULER",)),
     "vllm.distributed.kv_transfer.kv_transfer_state": Uses(written=("_KV_CONNECTOR_AGENT",)),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": Uses(
-        called={"get_block_ids": "(self, ...) -> tuple[list[int], ...] | None"},
+        called={"get_block_ids": "(self) -> tuple[list[int], ...] | None"},
         read=("blocks",),
     ),
     "vllm.v1.outputs.KVConnectorOutput": Uses(read=("invalid_block_ids", "kv_connector_worker_meta")),
     "vllm.v1.outputs.ModelRunnerOutput": Uses(read=("kv_connector_output",)),
     "vllm.v1.kv_cache_interface.KVCacheConfig": Uses(
-        called={"__init__": "(self, num_blocks, kv_cache_tensors, kv_cache_groups, ...) -> None"},
+        called={"__init__": "(self, num_blocks, kv_cache_tensors, kv_cache_groups) -> None"},
         read=("kv_cache_groups", "num_blocks"),
     ),
     "vllm.v1.kv_cache_interface.KVCacheGroupSpec": Uses(
-        called={"__init__": "(self, layer_names, kv_cache_spec, ...) -> None"},
+        called={"__init__": "(self, layer_names, kv_cache_spec) -> None"},
         read=("kv_cache_spec", "layer_names"),
     ),
     "vllm.v1.kv_cache_interface.FullAttentionSpec": Uses(
@@ -270,7 +281,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         },
         called={
             "from_vllm_config": (
-                "(cls, vllm_config, stat_loggers=None, enable_log_requests=False, disable_log_stats=False, ...)"
+                "(cls, vllm_config, stat_loggers=None, enable_log_requests=False, disable_log_stats=False)"
             ),
             "get_supported_tasks": "(self)",
             "shutdown": "(self, timeout=None) -> None",
@@ -323,17 +334,17 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.v1.engine.input_processor.InputProcessor": Uses(
         called={
-            "__init__": "(self, vllm_config, renderer=None, ...) -> None",
+            "__init__": "(self, vllm_config, renderer=None) -> None",
             "assign_request_id": "(request)",
-            "process_inputs": "(self, request_id, prompt, params, supported_tasks, ...) -> EngineCoreRequest",
+            "process_inputs": "(self, request_id, prompt, params, supported_tasks) -> EngineCoreRequest",
         }
     ),
     "vllm.v1.engine.output_processor.OutputProcessor": Uses(
         called={
-            "__init__": "(self, tokenizer, *, log_stats, ...)",
+            "__init__": "(self, tokenizer, *, log_stats)",
             "abort_requests": "(self, request_ids, internal) -> list[str]",
             "add_request": "(self, request, prompt, parent_req=None, request_index=0, queue=None) -> None",
-            "process_outputs": "(self, engine_core_outputs, ...) -> OutputProcessorOutput",
+            "process_outputs": "(self, engine_core_outputs) -> OutputProcessorOutput",
         },
         passed=("log_stats",),
     ),
@@ -344,7 +355,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         }
     ),
     "vllm.v1.engine.FinishReason": Uses(read=("LENGTH", "STOP")),
-    "vllm.v1.engine.exceptions.EngineDeadError": Uses(called={"__init__": "(self, ...)"}),
+    "vllm.v1.engine.exceptions.EngineDeadError": Uses(called={"__init__": "(self)"}),
     "vllm.v1.engine.exceptions.EngineGenerateError": Uses(),
     "vllm.outputs.RequestOutput": Uses(
         read=("finished", "num_cached_tokens", "outputs", "prompt_token_ids", "request_id"),
@@ -371,7 +382,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat": Uses(
         called={
             "create_chat_completion": (
-                "(self, request, ...) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse"
+                "(self, request) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse"
             )
         },
         passed=(
@@ -387,7 +398,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         ),
     ),
     "vllm.entrypoints.openai.models.serving.OpenAIServingModels": Uses(
-        called={"__init__": "(self, engine_client, base_model_paths, ...)"}
+        called={"__init__": "(self, engine_client, base_model_paths)"}
     ),
     "vllm.entrypoints.openai.models.protocol.BaseModelPath": Uses(passed=("model_path", "name")),
     "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest": Uses(
@@ -419,22 +430,20 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     ),
     "vllm.renderers.base.BaseRenderer": Uses(
         called={
-            "render_chat_async": "(self, conversations, chat_params, tok_params=None, ...)",
-            "render_cmpl": "(self, prompts, ...)",
-            "render_cmpl_async": "(self, prompts, ...)",
+            "render_chat_async": "(self, conversations, chat_params, tok_params=None)",
+            "render_cmpl": "(self, prompts)",
+            "render_cmpl_async": "(self, prompts)",
             "shutdown": "(self) -> None",
         },
         read=("tokenizer",),
     ),
-    "vllm.renderers": Uses(called={"renderer_from_config": "(config, ...)"}),
-    "vllm.renderers.params.ChatParams": Uses(
-        called={"with_defaults": "(self, default_chat_template_kwargs=None, ...)"}
-    ),
+    "vllm.renderers": Uses(called={"renderer_from_config": "(config)"}),
+    "vllm.renderers.params.ChatParams": Uses(called={"with_defaults": "(self, default_chat_template_kwargs=None)"}),
     "vllm.renderers.params.TokenizeParams": Uses(read=("max_total_tokens",)),
     "vllm.inputs.engine.TokensInput": Uses(read=("prompt_token_ids",)),
     # -- starting an engine
     "vllm.engine.arg_utils.AsyncEngineArgs": Uses(
-        called={"create_engine_config": "(self, ...) -> VllmConfig"},
+        called={"create_engine_config": "(self) -> VllmConfig"},
         read=(
             "disable_log_stats",
             "enable_log_requests",
@@ -455,7 +464,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         ),
     ),
     "vllm.engine.arg_utils.EngineArgs": Uses(
-        called={"create_engine_config": "(self, ...) -> VllmConfig"},
+        called={"create_engine_config": "(self) -> VllmConfig"},
         passed=(
             "additional_config",
             "block_size",
@@ -555,7 +564,8 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "tool_call_parser",
             "uds",
             "uvicorn_log_level",
-        )
+        ),
+        since={"grpc_port": "0.32"},
     ),
     "vllm.entrypoints.launchers.launcher": Uses(called={"setup_server": "(args, *, reuse_port)"}),
     "vllm.entrypoints.launchers.utils.server_utils": Uses(called={"get_uvicorn_log_config": "(args) -> dict | None"}),
@@ -573,9 +583,9 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     # -- an engine in this process, for `weft bench`
     "vllm.v1.engine.llm_engine.LLMEngine": Uses(
         called={
-            "add_request": "(self, request_id, prompt, params, arrival_time=None, priority=0, ...) -> str",
-            "from_engine_args": "(cls, engine_args, ...)",
-            "reset_prefix_cache": "(self, ...) -> bool",
+            "add_request": "(self, request_id, prompt, params, arrival_time=None, priority=0) -> str",
+            "from_engine_args": "(cls, engine_args)",
+            "reset_prefix_cache": "(self) -> bool",
             "step": "(self) -> list[RequestOutput | PoolingRequestOutput]",
         },
         read=("engine_core", "renderer"),
@@ -588,12 +598,13 @@ def members(table: Mapping[str, Uses]) -> list[Member]:
     return [member for owner, uses in table.items() for member in uses.members(owner)]
 
 
-def changed_members(table: Mapping[str, Uses] = MEMBERS) -> list[str]:
+def changed_members(table: Mapping[str, Uses] = MEMBERS, *, uses: Collection[Use] = get_args(Use)) -> list[str]:
     """One sentence for each member that the installed vLLM lacks or has in another form.
 
     Importing vLLM takes seconds, so this is not done when the module is imported.
 
     Args:
         table: the members to look for, by the full name of their class or module.
+        uses: the uses to look for.
     """
-    return [change for member in members(table) if (change := change_of(member)) is not None]
+    return [change for each in members(table) if each.use in uses and (change := change_of(each)) is not None]

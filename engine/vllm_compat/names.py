@@ -1,6 +1,6 @@
 """The names of vLLM that Weft, its tests and its benchmarks use. No module outside this package imports vLLM.
 
-Importing this module takes seconds, and fails if vLLM is missing or has another version than Weft was tested with. The
+Importing this module takes seconds, and fails if vLLM is missing or older than those that Weft is tested with. The
 members of vLLM's classes are listed in `weft.engine.vllm_compat.members`.
 """
 

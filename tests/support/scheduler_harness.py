@@ -221,6 +221,7 @@ class SchedulerHarness:
         self.swaps = swap_blocks > 0
         self.in_flight = in_flight
         self.step_s = 1.0
+        self.throttles = False  # prompts, as vLLM does while other ranks compute none
         self.asks_meanwhile = True  # for a grammar while a step runs, as vLLM does
         self.tokens: dict[str, list[int]] = {}
         self.accounts: dict[str, dict[str, Any]] = {}
@@ -270,7 +271,7 @@ class SchedulerHarness:
         Returns:
             The ids of the requests that were scheduled.
         """
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(self.throttles)
         copied = None
         if self.swaps:
             self._check_owners(output.kv_connector_metadata.plan)

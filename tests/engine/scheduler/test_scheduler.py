@@ -68,6 +68,35 @@ def test_a_higher_queue_preempts_and_the_victim_ends_with_the_same_tokens(make: 
     assert h.accounts["a"]["preemptions"] + h.accounts["b"]["preemptions"] == 1
 
 
+def test_no_call_is_forced_out_for_one_that_vllm_holds_back(make: Make) -> None:
+    """vLLM admits no prompt while other ranks compute none. Until it does, both long calls decode in each step."""
+    h = make(slots=2)
+    h.add("a", max_tokens=20, program_id="a", service_s=5.0)
+    h.add("b", max_tokens=20, program_id="b", service_s=5.0)
+    h.step()
+    h.add("short", max_tokens=3, program_id="c")
+    h.throttles = True
+    assert [h.step() for _ in range(5)] == [{"a", "b"}] * 5
+    h.throttles = False
+    assert "short" in h.step()
+    h.run()
+    assert h.accounts["a"]["preemptions"] + h.accounts["b"]["preemptions"] == 1
+
+
+def test_an_interval_between_prompts_costs_no_slot(make: Make) -> None:
+    """With `--prefill-schedule-interval`, which acts without data parallelism from vLLM 0.33 on, each step fills both
+    slots for as long as two calls are there."""
+    h = make(slots=2, prefill_schedule_interval=8)
+    h.add("a", max_tokens=20, program_id="a", service_s=5.0)
+    h.add("b", max_tokens=20, program_id="b", service_s=5.0)
+    h.step()
+    h.add("short", max_tokens=3, program_id="c")
+    steps = []
+    while not h.finished:
+        steps.append(h.step())
+    assert all(len(step) == 2 for step in steps)
+
+
 def test_scarce_kv_blocks_are_taken_from_calls_of_lower_queues(make: Make) -> None:
     """A short program finds a free slot but no KV block: the long call is preempted, and still ends with its tokens."""
     from scheduler_harness import expected_output

@@ -146,7 +146,8 @@ def test_an_attribute_that_cannot_be_assigned_is_reported() -> None:
         ("grown", "(self, request, *, priority=0, ...) -> None"),
         ("grown", "(self, request, ...)"),
         ("unpacked", "(self, *args, **kwargs) -> Callable[[], Base]"),
-        ("unpacked", "(self, ...)"),
+        ("grown", "(self, request)"),
+        ("unpacked", "(self)"),
         ("quoted", "(self) -> Base | None"),
         ("defaults", "(self, status=Status.RUNNING, marker=<object>) -> None"),
         ("make", "(cls, size) -> Scheduler"),
@@ -179,6 +180,30 @@ def test_a_changed_signature_is_reported_with_both(name: str, expected: str) -> 
     assert change is not None
     assert change.startswith(f"Scheduler.{name} (overridden) has the signature (self, request, ")
     assert change.endswith(f"; Weft expects {expected}.")
+
+
+@pytest.mark.parametrize("how", ["overridden", "called"])
+def test_one_of_several_forms_is_enough(how: Use) -> None:
+    """Versions of vLLM differ; each form that they have is listed."""
+    forms = "(self, request)", "(self, request, at_s, drop=False)"
+    assert change_of(Member(f"{__name__}.Scheduler", "preempt", how, forms)) is None
+    change = change_of(Member(f"{__name__}.Scheduler", "preempt", how, ("(self)", "(self, other)")))
+    assert change is not None
+    assert change.endswith("Weft expects (self, other).")
+
+
+@pytest.mark.parametrize(("since", "is_missed"), [("0.31", True), ("99.1", False)])
+def test_a_member_is_missed_only_where_the_version_has_it(since: str, is_missed: bool) -> None:
+    """Weft reads some members only where they are."""
+    table = {f"{__name__}.Scheduler": Uses(read=("first", "third"), since={"third": since})}
+    assert bool(changed_members(table)) == is_missed
+
+
+def test_the_uses_that_matter_can_be_asked_for() -> None:
+    """A change of what Weft overrides or writes is worse than one of what it reads."""
+    table = {f"{__name__}.Scheduler": Uses(overridden={"preempt": "(self)"}, read=("third",), written=("fixed",))}
+    found = changed_members(table, uses=("overridden", "written"))
+    assert [change.split(" ")[0] for change in found] == ["Scheduler.preempt", "Scheduler.fixed"]
 
 
 def test_a_method_that_became_an_attribute_is_reported() -> None:
