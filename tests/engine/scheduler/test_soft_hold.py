@@ -397,9 +397,9 @@ def moves_in_steps(h: Any, steps: int) -> tuple[int, int]:
     """The blocks that `schedule()` moves in so many steps, and those that are moved while the steps run."""
     order, schedule, waited = h.scheduler._kv_order, h.scheduler.schedule, [0]
 
-    def counted() -> Any:
+    def counted(*arguments: Any) -> Any:
         before = order.moves
-        output = schedule()
+        output = schedule(*arguments)
         waited[0] += order.moves - before
         return output
 
