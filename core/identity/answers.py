@@ -11,12 +11,12 @@ from weft.core.identity.pieces import PIECE, folded
 from weft.core.ids import ProgramId
 
 LONG_BYTES: Final = 64  # folded, of a text that tells by itself whose model wrote it: about 80 characters
+NEW_BYTES: Final = 32  # of these, in pieces that nobody else has: more than a piece at the edge of what others have
 SHORT_BYTES: Final = 16  # folded, of a text that tells something beside another one
 MOST_OWNERS: Final = 64  # of an answer
 _KEPT_BYTES: Final = 2048  # folded, of a text
 PROMPT_BYTES: Final = 16 << 10  # folded, of a prompt that is kept
 _KEYS_A_SIZE: Final = 32
-_FEWEST_KEYS: Final = 2  # of a text that is found in another one
 _SEPARATOR: Final = b"\0"
 
 
@@ -128,24 +128,33 @@ class Answer:
             if known is not None and known.asked.is_related_to(question)
         }
 
-    def is_in(self, text: bytes, found: set[int], fewest: int = _FEWEST_KEYS) -> bool:
-        """Whether so much of it is in a folded text that nothing else explains it.
+    def bytes_in(self, text: bytes, found: set[int]) -> tuple[int, int]:
+        """How many bytes of it are in a folded text, and how many of these are in pieces that nobody else has.
 
         Args:
             text: The other text.
             found: The keys of the other text's pieces.
-            fewest: How many of them the texts must have in common.
         """
-        known = [place for key, place in zip(self.keys, self.places, strict=True) if key in found]
-        return len(known) >= fewest and any(self._run(text, place) >= LONG_BYTES for place in known)
+        total, pieces, end, piece_end = 0, 0, 0, 0
+        for key, place in sorted(zip(self.keys, self.places, strict=True), key=lambda each: each[1]):
+            if key not in found:
+                continue
+            if text.find(self.text[place : place + PIECE]) >= 0:
+                pieces += place + PIECE - max(place, piece_end)
+                piece_end = place + PIECE
+            if place + PIECE > end:
+                begin, after = self._run(text, place)
+                total += max(0, after - max(begin, end))
+                end = max(end, after)
+        return total, pieces
 
-    def _run(self, text: bytes, place: int) -> int:
-        """How many bytes around a piece are in another text."""
+    def _run(self, text: bytes, place: int) -> tuple[int, int]:
+        """Where the bytes around a piece begin and end that another text has, too."""
         at = text.find(self.text[place : place + PIECE])
         if at < 0:
-            return 0
+            return place, place
         after = _common(self.text[place:], text[at : at + len(self.text)])
-        return after + _common(self.text[:place][::-1], text[max(0, at - place) : at][::-1])
+        return place - _common(self.text[:place][::-1], text[max(0, at - place) : at][::-1]), place + after
 
 
 def answer_to(start: Digest, text: str) -> Answer:
@@ -191,7 +200,13 @@ class Prompt:
         before, after = self.text.common_with(text)
         before = min(before, self.text.length)
         inserted = text[before : len(text) - min(after, max(0, self.text.length - before))]
-        return any(all(part in inserted for part in parts) for parts in self.answers)
+        return any(_are_in(parts, inserted) for parts in self.answers)
+
+
+def _are_in(parts: tuple[bytes, ...], text: bytes) -> bool:
+    """Whether the texts of an answer are in another text, or a long part of them."""
+    runs = (part[place : place + PIECE] for part in parts for place in range(0, len(part) - PIECE + 1, PIECE // 4))
+    return all(part in text for part in parts) or any(run in text for run in runs)
 
 
 def texts_of(item: Item) -> Iterator[str]:

@@ -45,6 +45,7 @@ from typing import Any, Final, NamedTuple
 
 from weft.core.identity.answers import (
     LONG_BYTES,
+    NEW_BYTES,
     PROMPT_BYTES,
     SHORT_BYTES,
     Answer,
@@ -58,7 +59,7 @@ from weft.core.identity.answers import (
 )
 from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer
 from weft.core.identity.messages import Digest, Item, digest_of
-from weft.core.identity.pieces import Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
+from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
 from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
 from weft.core.identity.sources import Evidence, Identity, Source
@@ -390,18 +391,19 @@ class Lineage:
                 if found not in (None, SEVERAL) and self._is_open(found):
                     return found
         keys = set(told.keys)
-        found_by = {
-            prompt.program_id
-            for prompt in self._asked.all(keys)
-            if prompt.start == asked.start and not prompt.is_shared and prompt.has_grown_to(told.text)
-        }
+        prompts = [each for each in self._asked.all(keys) if each.start == asked.start]
+        found_by = {each.program_id for each in prompts if not each.is_shared and each.has_grown_to(told.text)}
         if not found_by:
             keys.update(keys_of(asked.scope, asked.system.values))
             text = told.text + asked.system.text
             answers = {answer for key in keys if (answer := self._written.get(key)) is not None}
-            found_by = {
-                owner for answer in answers if answer.start == asked.start for owner in _owner(answer, text, keys)
-            }
+            known = {each.program_id for each in prompts}
+            found_by = _owners_in(
+                text,
+                keys,
+                [answer for answer in answers if answer.start == asked.start],
+                known.pop() if len(known) == 1 else None,
+            )
         found_by = {program_id for program_id in found_by if self._is_open(program_id)}
         return next(iter(found_by)) if len(found_by) == 1 else None
 
@@ -496,7 +498,7 @@ class Lineage:
             self._answers.put(scope, key, answer)
         size = 1 if is_new else answer.size()
         answer.add(program_id, question)
-        if is_new and len(answer.text) >= LONG_BYTES:
+        if is_new and len(answer.text) >= PIECE:
             values = pieces_of(answer.text)
             is_told = self._told.has(scope, values).tolist()
             every = zip(keys_of(scope, values), places_of(answer.text, values), is_told, strict=True)
@@ -525,14 +527,27 @@ def _system_of(texts: tuple[str, ...]) -> _System:
 _system_again = lru_cache(64)(_system_of)  # many requests have the same system prompt
 
 
-def _owner(answer: Answer, text: bytes, keys: set[int]) -> list[ProgramId]:
-    """The program that wrote what is in a text: the only one, or the only one whose question is there, too."""
-    if answer.is_crowded or not answer.is_in(text, keys, 1):
-        return []
-    asked = [program_id for program_id, had in answer.owners.items() if had is not None and had.asked.is_part_of(text)]
-    if len(answer.owners) == 1:
-        return list(answer.owners) if asked or answer.is_in(text, keys) else []
-    return asked if len(asked) == 1 else []
+def _owners_in(text: bytes, keys: set[int], answers: list[Answer], teller: ProgramId | None) -> set[ProgramId]:
+    """The programs whose models wrote so much of a text that nothing else explains it.
+
+    What several programs' models wrote is that one's whose question is in the text, too. Half as much is enough for the
+    program that is the only one to have told its model other parts of the text.
+    """
+    bytes_of: Counter[ProgramId] = Counter()
+    new_of: Counter[ProgramId] = Counter()
+    for answer in answers:
+        count, new = (0, 0) if answer.is_crowded else answer.bytes_in(text, keys)
+        if count:
+            questions = [each for each, had in answer.owners.items() if had is not None and had.asked.is_part_of(text)]
+            owners = list(answer.owners) if len(answer.owners) == 1 else questions
+            if len(owners) == 1:
+                bytes_of[owners[0]] += count
+                new_of[owners[0]] += new
+    return {
+        each
+        for each, count in bytes_of.items()
+        if count >= (LONG_BYTES // 2 if each == teller else LONG_BYTES) and new_of[each] >= NEW_BYTES
+    }
 
 
 def _question_before(items: list[Item], place: int) -> int:

@@ -52,7 +52,7 @@ class ServedEngine(EngineClient):
             )
         self.has_keys = has_keys
         self.programs = OpenPrograms(engine.now_s)
-        self.lineage = Lineage()
+        self.lineage = Lineage(is_open=self.programs.__contains__)
         self.live = LiveReader(engine)
         self.timelines = Timelines(engine.row, engine.now_s)
         engine.observe(self.timelines)
