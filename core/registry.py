@@ -120,9 +120,6 @@ class Registry(Generic[T]):
         kind = self.registration(name).parameters
         allowed = [each.name for each in fields(kind)]
         unknown = [key for key in given if key not in allowed]
-        removed: Mapping[str, str] = getattr(kind, "REMOVED", {})  # old parameters, and what replaces each
-        if unknown and unknown[0] in removed:
-            raise self.error(f"{self.what} {name!r} has lost the parameter {unknown[0]!r}: {removed[unknown[0]]}.")
         if unknown:
             known = ", ".join(allowed) or "no parameters"
             raise self.error(f"{self.what} {name!r} has no parameter {unknown[0]!r}; it has {known}.")

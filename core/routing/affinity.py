@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, ProgramId, SessionId
@@ -29,11 +29,6 @@ class AffinityParameters:
     Raises:
         BalancerError: the threshold is 0 or less or not a number, or `by` is neither.
     """
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "load_ratio": "2.0 is SAGA's ratio for stealing; give `threshold`, a share of an engine's capacity (SAGA: "
-        "0.8), and the ratio as weft.StealingConfig(load_ratio=...)"
-    }
 
     threshold: float = _THRESHOLD
     by: By = "session"

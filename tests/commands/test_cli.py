@@ -9,10 +9,9 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import weft
@@ -248,16 +247,6 @@ def test_policies_are_listed(command: str, names: tuple[str, ...]) -> None:
     assert wrong.exit_code == 2
     assert "'lifo' is not one of" in wrong.stderr
     assert all(f"'{name}'" in wrong.stderr for name in names)
-
-
-def test_the_former_name_of_an_option(main: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    """`weft bench --baselines` is accepted under its former name as well."""
-    command: Any = typer.main.get_command(cli.app)
-    (option,) = [option for option in command.commands["bench"].params if option.name == "baselines"]
-    assert len(option.opts) == 2
-    for name in option.opts:
-        assert main("bench", "chat", "--out", "nowhere", name, "lifo") == 1
-        assert "lifo" in capsys.readouterr().err
 
 
 def test_bench_reads_the_trace_first(

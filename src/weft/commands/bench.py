@@ -38,8 +38,6 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     baselines: Annotated[
         str,
         typer.Option(
-            "--baselines",
-            "--rivals",  # the option's former name, still accepted
             help="Schedulers to compare. The first is the base of all ratios. There are also "
             f"{', '.join(name for name in BASELINES if name not in DEFAULT_BASELINES)}.",
         ),

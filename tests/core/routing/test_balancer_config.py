@@ -64,10 +64,6 @@ def test_the_default_is_the_balancer_that_was_best_in_measurements() -> None:
         ({"name": "affinity", "threshold": None}, "threshold must be a number, not None"),
         ({"name": "affinity", "by": "user"}, 'by must be "program" or "session", not \'user\''),
         (
-            {"name": "affinity", "load_ratio": 2.0},
-            r"balancer 'affinity' has lost the parameter 'load_ratio': .* give `threshold`, .* weft.StealingConfig",
-        ),
-        (
             {"name": "locality", "load_ratio": 3.0},
             "balancer 'locality' has no parameter 'load_ratio'; it has threshold_tokens",
         ),
