@@ -1,51 +1,29 @@
-"""`weft bench` on real vLLM, by its command: the files that it writes, that results repeat, and that it resumes."""
+"""`weft bench` on real vLLM, by its command: the files that it writes, that results repeat, and that it resumes.
+
+`tests/support/bench_commands.py` runs one complete session, and one whose journal has lost its last round.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from background import CommandResult, script
+from background import CommandResult
+from bench_commands import bench_commands, printed
 
-OPTIONS = (
-    "chat --programs 10 --scale 0.03 --rates 3 --closed --rounds 2 --seed 5 --batch-size 2 --kv-tokens 600 "
-    "--baselines stock-fcfs,atlas,stock-again,atlas+next-use,stock-plain"
-)
 LOADS = ("3", "closed")
 
-# One complete session, and one whose journal has lost its last round.
-SESSIONS = script(f"""
-import shutil, subprocess, sys
-from pathlib import Path
-
-bench = [sys.executable, "-m", "weft", "bench", *"{OPTIONS}".split(), "--out"]
-subprocess.run([*bench, "results"], check=True)
-shutil.copytree("results", "again")
-journal = Path("again/rounds.jsonl")
-journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:-1]))
-sys.exit(subprocess.run([*bench, "again"]).returncode)
-""")
-
-pytestmark = [pytest.mark.engine, pytest.mark.background.with_args(SESSIONS)]
-
-
-def bench(out: Path, options: str = OPTIONS) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, because it runs vLLM's engines in its process."""
-    command = [sys.executable, "-m", "weft", "bench", *options.split(), "--out", str(out)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+pytestmark = [pytest.mark.engine, bench_commands]
 
 
 @pytest.fixture
 def out(command_result: CommandResult) -> Path:
     """The folder of the complete session."""
-    assert [line for line in command_result.printed().splitlines() if "report" in line] == [
-        "results/report.md",
-        "again/report.md",
-    ]
+    for name, folder in (("bench", "results"), ("again", "again")):
+        lines = printed(command_result, name).splitlines()
+        assert [line for line in lines if "report" in line] == [f"{folder}/report.md"]
     return command_result.folder / "results"
 
 
@@ -134,8 +112,8 @@ def test_a_session_resumes(out: Path) -> None:
 
 def test_other_settings_are_refused(out: Path) -> None:
     """The error shows the difference and what to do. No engine is started."""
-    done = bench(out, OPTIONS.replace("--seed 5", "--seed 6"))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "seed: 5 there, 6 now" in done.stderr
-    assert "Choose another --out" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, error = json.loads(out.with_name("refused.json").read_text())
+    assert (code, out.with_name("refused.txt").read_text()) == (1, "")
+    assert "seed: 5 there, 6 now" in error
+    assert "Choose another --out" in error
+    assert "Traceback" not in error

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from background import CommandResult, script
+from background import CommandResult
+from bench_commands import bench_commands, printed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.bench.profile import DECODE_STEPS, Crowd, crowds, medians
 from weft.core.sim.engine_profile import EngineProfile
 from weft.core.sim.step_time import StepSample
-
-PROFILE = script("""
-import json, subprocess, sys
-
-weft = [sys.executable, "-m", "weft"]
-sizes = ["--max-num-seqs", "4", "--kv-tokens", "8192"]
-subprocess.run([*weft, "profile", "tiny", "--out", "engine.json", *sizes], check=True)
-with open("trace.jsonl", "w") as trace:
-    for n in range(6):
-        calls = [{"id": f"c{k}", "prompt_tokens": 200 * (k + 1), "output_tokens": 30} for k in range(3)]
-        print(json.dumps({"program": f"p{n}", "calls": calls}), file=trace)
-sys.exit(subprocess.run([*weft, "advise", "trace.jsonl", "--engine", "engine.json", "--host-kv-gib", "1"]).returncode)
-""")
 
 
 @given(st.integers(1, 300), st.integers(64, 10_000), st.integers(64, 50_000), st.integers(64, 500_000))
@@ -54,15 +40,14 @@ def test_a_step_takes_the_median_of_its_repeats() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.background.with_args(PROFILE)
+@bench_commands
 def test_a_profile_of_the_tiny_model(command_result: CommandResult) -> None:
     """The file has the engine's sizes and step times, and `weft advise` says that they were measured."""
-    printed = command_result.printed()
-    folder: Path = command_result.folder
-    found = EngineProfile.read(folder / "engine.json")
+    found = EngineProfile.read(command_result.folder / "engine.json")
     assert (found.kv_tokens, found.batch_size) == (8192, 4)
     assert found.kv_token_bytes == 4 * 2 * 64 * 4  # layers, keys and values, their width, bytes of a number
     assert found.step_time.step_s(1, 0, 64) > 0
-    assert "steps were measured; their fitted time is off by" in printed
-    assert "The step times are measured on a CPU" in printed
-    assert "with tiny by weft profile." in printed
+    assert "steps were measured; their fitted time is off by" in printed(command_result, "profile")
+    advice = printed(command_result, "advise")
+    assert "The step times are measured on a CPU" in advice
+    assert "with tiny by weft profile." in advice

@@ -44,7 +44,7 @@ _BLOCK_BYTES = 2 * BLOCK_TOKENS * 2  # key and value of one layer, one head and 
 
 def next_token(context: list[int]) -> int:
     """The token with which the worker continues a context."""
-    return zlib.crc32(b",".join(b"%d" % token for token in context)) % 900 + 50
+    return zlib.crc32(",".join(map(str, context)).encode()) % 900 + 50
 
 
 def expected_output(prompt: list[int], count: int) -> list[int]:
@@ -66,7 +66,7 @@ class FakeWorker:
     def __init__(self, blocks: int, swap_blocks: int) -> None:
         pieces = np.array([[1 << 30, _BLOCK_BYTES, _BLOCK_BYTES]])  # addresses that nobody reads
         self._kernel = _csrc.SwapLayout(pieces, blocks, 1 << 40, _BLOCK_BYTES, max(1, swap_blocks))
-        self._slots: dict[tuple[int, int], int] = {}
+        self._kv: list[list[int | None]] = [[None] * BLOCK_TOKENS for _ in range(blocks)]  # tokens by block
         self._tokens: dict[str, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
         self.host: dict[int, list[int | None]] = {}
@@ -93,7 +93,7 @@ class FakeWorker:
                 lost.add(slot)
                 self.host[slot] = [-1] * BLOCK_TOKENS
             else:
-                self.host[slot] = self.content(block)
+                self.host[slot] = list(self._kv[block])
         self._lost = (self._lost - set(plan.out.slots)) | lost
         for copies in (*plan.loads, plan.fetch):
             for block, slot in zip(copies.blocks, copies.slots, strict=True):
@@ -102,17 +102,14 @@ class FakeWorker:
                     unread.add(slot)
                     if copies is not plan.fetch:
                         invalid.add(block)
-                for offset, token in enumerate(self.host[slot]):
-                    self._slots.pop((block, offset), None)
-                    if token is not None:
-                        self._slots[block, offset] = -1 if is_bad else token
+                self._kv[block] = [-1 if is_bad and token is not None else token for token in self.host[slot]]
         self.failures += len(lost) + len(unread)
         report = WorkerReport(executed=Executed(plan.number, tuple(lost), tuple(unread)))
         return KVConnectorOutput(invalid_block_ids=invalid, kv_connector_worker_meta=report)
 
     def content(self, block: int) -> list[int | None]:
         """The tokens whose KV a block of the device holds."""
-        return [self._slots.get((block, offset)) for offset in range(BLOCK_TOKENS)]
+        return self._kv[block]
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in output.finished_req_ids:
@@ -143,11 +140,11 @@ class FakeWorker:
         tokens, blocks = self._tokens[request_id], self._blocks[request_id]
         end, marked = start + count, _MARK * self.isolation.get(request_id, 0)
         for position in range(start, end):
-            self._slots[blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = tokens[position] + marked
+            self._kv[blocks[position // BLOCK_TOKENS]][position % BLOCK_TOKENS] = tokens[position] + marked
         if end < len(tokens):  # a chunk of a prefill
             return []
-        context = [self._slots[blocks[p // BLOCK_TOKENS], p % BLOCK_TOKENS] - marked for p in range(end)]
-        tokens.append(next_token(context))
+        read: Any = [token for block in blocks[: -(-end // BLOCK_TOKENS)] for token in self._kv[block]]
+        tokens.append(next_token([token - marked for token in read[:end]]))  # None was never written
         return [tokens[-1]]
 
 
