@@ -19,9 +19,9 @@ from weft.core.prediction import ReturnTimes, ReusedPart
 from weft.core.prediction.names import SamplesByName
 from weft.core.prediction.samples import Samples
 
-# Without foresight, programs open until their contexts take this part of the KV cache; the rest is for their growth.
+# Programs open until their contexts take this part of the KV cache; the rest is for what nobody expects.
 FILL: Final = 0.92
-# With foresight, the cache has room for what so many further calls of each open program are expected to add, times the
+# With foresight, the cache also has room for what so many further calls of each open program are expected to add, times the
 # share of a call's time that its prompt takes. Where prompts take most of the time, more open programs only evict each
 # other. Where outputs do, they make larger batches.
 CALLS_AHEAD: Final = 3
@@ -238,12 +238,8 @@ class AdmissionGate:
 
     # -- what is expected of a program
 
-    @property
-    def _knows_growth(self) -> bool:
-        return self._foresight and len(self._growth_of_all) >= _KNOWN_FROM
-
     def _expected_growth_tokens(self, resident: Resident) -> int:
-        if not self._knows_growth:
+        if not self._foresight or len(self._growth_of_all) < _KNOWN_FROM:
             return 0
         prompt_s = self.costs.prefill_token_s * self._mean_computed_tokens
         output_s = self.costs.token_s * self._mean_output_tokens
@@ -298,9 +294,8 @@ class AdmissionGate:
     def fits(self, resident: Resident) -> bool:
         """Whether a closed program may open next to those that are open."""
         needed = self.used_tokens + resident.tokens
-        if not self._knows_growth:
-            return needed <= FILL * self.kv_tokens
-        return needed + self.growth_tokens + self._expected_growth_tokens(resident) <= self.kv_tokens
+        grown = needed + self.growth_tokens + self._expected_growth_tokens(resident)
+        return needed <= FILL * self.kv_tokens and grown <= self.kv_tokens
 
     def is_exceeded(self) -> bool:
         """Whether several programs are open and need more than the KV cache holds."""

@@ -239,6 +239,18 @@ def test_room_is_left_for_what_contexts_will_grow(name: str, result: int, output
     policy.check_integrity()
 
 
+@pytest.mark.parametrize("name", ["learned", "fcfs"])
+def test_a_part_of_the_cache_is_left_for_what_nobody_expects(name: str) -> None:
+    """Calls have added a token each until now. Still only four contexts of 190 tokens open, because five take 950."""
+    policy = gated(name)
+    loop(policy, "past", [1.0] * 24, result=0, output=1)
+    for number in range(6):
+        view = ProgramView(f"p{number}", "agent", arrival_s=100.0, arrival_order=number)
+        arrive(policy, f"p{number}", 189, 100.0, view)
+    assert len(passing(policy)) == 4
+    policy.check_integrity()
+
+
 def test_an_idle_program_keeps_its_place_for_as_long_as_its_kind_takes_to_return() -> None:
     """Behind a policy that learns: of some programs most return within 2 s and the others never, so they keep their
     places for 2 s, though to compute the cache again takes 10. Programs that return after 60 s lose theirs at once."""
