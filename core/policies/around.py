@@ -27,6 +27,7 @@ class PolicyAround(Policy):
         self.evicts_ended_first = inner.evicts_ended_first
         self.ranks_follow_steps = inner.ranks_follow_steps
         self.ranks_follow_prompts = inner.ranks_follow_prompts
+        self.ranks_follow_time = inner.ranks_follow_time
         self.order_follows_clock = inner.order_follows_clock
 
     @property

@@ -32,6 +32,9 @@ class Policy(Registered, ABC):
     ranks_follow_steps: bool = False
     # Whether a rank depends on how much of a prompt is computed. If not, the simulator skips steps of long prompts.
     ranks_follow_prompts: bool = True
+    # Whether a rank depends on the time that calls have run. If not, an engine charges prompts, and outputs from
+    # `charge_at_tokens` on.
+    ranks_follow_time: bool = True
     # Whether the order of waiting calls changes with the times that the driver reports, without any other event.
     order_follows_clock: bool = False
     # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.

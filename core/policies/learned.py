@@ -56,6 +56,7 @@ class Learned(Policy):
 
     evicts_ended_first = True
     learns = True
+    ranks_follow_time = False
     branch_of_new: ClassVar[Branch] = Branch.ALL
 
     def __init__(self) -> None:
@@ -121,8 +122,7 @@ class Learned(Policy):
             program.calls.pop(call, None)
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del now_s, recomputed
-        call.model_time_s += model_time_s
+        del model_time_s, now_s, recomputed
         if 0 < call.output_tokens < call.charge_at_tokens:  # the prompt is computed: most steps of most calls
             return
         program = self._programs.get(call.program)

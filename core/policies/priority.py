@@ -20,6 +20,7 @@ class Priority(Policy):
     """
 
     ranks_follow_prompts = False
+    ranks_follow_time = False
     preempts = False
 
     def __init__(self) -> None:
@@ -32,5 +33,4 @@ class Priority(Policy):
         self.waiting.push(call)
 
     def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
-        del now_s, recomputed
-        call.model_time_s += model_time_s
+        """Nothing depends on it."""

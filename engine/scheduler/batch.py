@@ -14,6 +14,7 @@ from weft.engine.scheduler.room import StepRoom
 from weft.engine.vllm_compat.names import AsyncScheduler, Request, SchedulerOutput
 
 _MANY: Final = 64  # calls that start in one step
+_FEW: Final = 4  # calls that are each compared with the running one of worst rank
 
 
 class BatchFormer:
@@ -38,6 +39,7 @@ class BatchFormer:
         swap: HostStore | None,
         can_start: Callable[[Request], bool],
     ) -> None:
+        self.is_settled = False  # whether a step finds nothing to do either, as long as nothing happens
         self.shares: dict[str, int] = {}  # by running request with a prompt, the most tokens that it gets in the step
         self._scheduler = scheduler
         self._policy = policy
@@ -69,12 +71,14 @@ class BatchFormer:
         """
         scheduler, policy = self._scheduler, self._policy
         running = scheduler.running
-        self.shares, self._awaited = {}, []
+        self.shares, self._awaited, self.is_settled = {}, [], False
         self._has_prompts = has_prompts
         free_slots = scheduler.max_num_active_reqs - len(running) - scheduler.num_waiting_for_streaming_input
-        is_contested = admits and policy.preempts and len(policy.waiting) > 0
-        outranks = is_contested and self._outranks(policy.waiting.peek(), free_slots)
+        outranks = admits and policy.preempts and len(policy.waiting) > 0 and self._outranks(free_slots)
         if not (outranks and may_preempt) and not has_prompts:
+            # A running call that computes again what it has had may be displaced once it has done so.
+            last = ((request, self._entries[request.request_id]) for request in running[-1:])
+            self.is_settled = admits and not (outranks or any(recomputes(request, entry) for request, entry in last))
             return []
         entries = [(request, self._entries[request.request_id]) for request in running]
         room = StepRoom(
@@ -97,16 +101,20 @@ class BatchFormer:
             self.shares = room.shares()
         return [scheduler.requests[call.key] for call in victims]
 
-    def _outranks(self, first: Call, free_slots: int) -> bool:
-        """Whether a waiting call may outrank a running one. Usually the first one outranks none. Then no other does."""
+    def _outranks(self, free_slots: int) -> bool:
+        """Whether a waiting call may outrank a running one. Usually the first ones outrank none. Then no other does."""
         running = self._scheduler.running
         if not running or self._policy.is_settled(self._entries[running[-1].request_id].call.rank):
             return False
-        if free_slots > 0 or not self._is_ready(first):  # others may start, or may outrank
+        if free_slots > (0 if self._has_prompts else _FEW):  # calls that start take tokens from prompts of worse rank
             return True
         entries = ((request, self._entries[request.request_id]) for request in reversed(running))
         last = next((entry.call for request, entry in entries if not recomputes(request, entry)), None)
-        return last is not None and self._policy.outranks(first, last)
+        if last is None:
+            return False
+        # Those before need no other's slot. One that is not ready is passed over, and others after these may outrank.
+        first_calls = itertools.islice(self._policy.waiting, max(0, free_slots) + 1)
+        return any(not self._is_ready(call) or self._policy.outranks(call, last) for call in first_calls)
 
     def _is_ready(self, call: Call) -> bool:
         """Whether a waiting call may displace others in this step.

@@ -35,6 +35,9 @@ class Step(NamedTuple):
 class StepCharges:
     """Charges each call of a step with the step's time, and the policy with the work.
 
+    Where ranks do not follow the time that calls have run, steps that decode the same calls as the step before are
+    charged together once anything else happens (`settle`).
+
     Steps overlap under asynchronous scheduling. A step's time therefore runs from its schedule or from the end of the
     step before it, whichever is later.
 
@@ -49,6 +52,7 @@ class StepCharges:
         costs: What steps cost, as last fitted.
         levels: Wait and service by queue.
         rank_changed: Whether a charge has changed the rank of a call, and nobody has asked since.
+        has_charged: Whether the policy was told of work or costs, and nobody has asked since.
     """
 
     def __init__(
@@ -68,15 +72,25 @@ class StepCharges:
         self._prompts: dict[str, PromptPart] = {}  # of the step that is being formed
         self._updated_at_s = -math.inf
         self._steps = 0
+        self._latest: dict[str, int] = {}  # the tokens of the latest step by request, if further steps may repeat it
+        self._repeats: float = 0  # how many may, before the policy has to be told of a call's work
+        self._repeated = 0  # how many did since it was told
+        self._owed_s = 0.0  # the service of these
         self._fit = StepCostFit()
         self.costs = StepCosts()
         self.levels = Levels()
         self.rank_changed = False
+        self.has_charged = False
 
     def take_rank_changed(self) -> bool:
         """Whether the rank of a call has changed since the last question."""
         changed, self.rank_changed = self.rank_changed, False
         return changed
+
+    def take_has_charged(self) -> bool:
+        """Whether the policy was told of work or costs since the last question."""
+        charged, self.has_charged = self.has_charged, False
+        return charged
 
     def note_prompt(self, request: Request, entry: Entry, scheduled_tokens: int) -> None:
         """The step that is being formed computes known tokens of a request. vLLM counts them as computed already."""
@@ -101,13 +115,21 @@ class StepCharges:
         self._updated_at_s = now_s
         self._steps += 1
         self._observe(output, step, step_s)
+        if self._repeats > 0 and not step.prompts and output.num_scheduled_tokens == self._latest:
+            self._repeats -= 1
+            self._repeated += 1
+            self._owed_s += step_s if self._token_s is None else self._token_s
+            return
+        self.settle()
         served: defaultdict[int, float] = defaultdict(float)  # seconds, by queue
         # This is done for each call in each step, so what does not change is read once.
         entry_of, requests, prompts, token_s = self._entries.get, self._requests, step.prompts, self._token_s
-        charge = self._policy.charge
+        charge, follows_time = self._policy.charge, self._policy.ranks_follow_time
+        repeats: float = math.inf
         for request_id, scheduled_tokens in output.num_scheduled_tokens.items():
             entry = entry_of(request_id)
             if entry is None:  # aborted while the step ran
+                repeats = 0
                 continue
             request, part = requests[request_id], prompts.get(request_id) if prompts else None
             call, ledger, service_s = entry.call, entry.ledger, step_s
@@ -123,6 +145,11 @@ class StepCharges:
                 call.computed_tokens += part.prompt_tokens
             else:
                 call.output_tokens = request.num_output_tokens + 1
+                if not follows_time and call.output_tokens < call.charge_at_tokens:
+                    repeats = min(repeats, call.charge_at_tokens - call.output_tokens - 1)
+                    continue
+            repeats = 0
+            self.has_charged = True
             rank = call.rank
             recomputed = request.num_preemptions > 0 and recomputes(request, entry)
             charge(call, service_s, now_s, recomputed=recomputed)
@@ -132,6 +159,22 @@ class StepCharges:
                 call.output_tokens = request.num_output_tokens + 1
         for level, level_s in served.items():
             self.levels.served(level, level_s)
+        if repeats > 0 and output.total_num_scheduled_tokens == len(output.num_scheduled_tokens):
+            self._latest, self._repeats = output.num_scheduled_tokens, repeats
+
+    def settle(self) -> None:
+        """Charge the calls of the latest steps for what is owed. Call it before a call leaves the batch, and before
+        anybody reads what calls have had."""
+        owing, owed_s = self._latest if self._repeated else {}, self._owed_s
+        self._latest, self._repeats, self._repeated, self._owed_s = {}, 0, 0, 0.0
+        settled: set[int] = set()  # ledgers that several requests share
+        for request_id in owing:
+            entry = self._entries[request_id]
+            entry.call.output_tokens = self._requests[request_id].num_output_tokens
+            if self._token_s is not None or id(entry.ledger) not in settled:
+                settled.add(id(entry.ledger))
+                entry.ledger.service_s += owed_s
+                self.levels.served(entry.call.rank.level, owed_s)
 
     def _observe(self, output: SchedulerOutput, step: Step, step_s: float) -> None:
         scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
@@ -141,4 +184,5 @@ class StepCharges:
         self._fit.observe(len(scheduled) - len(step.prompts), prompt_tokens, step_s)
         if self._steps % FIT_STEPS == 0 and (costs := self._fit.costs()) is not None:
             self.costs = costs
+            self.has_charged = True
             self._policy.use_costs(costs)

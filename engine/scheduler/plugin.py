@@ -93,6 +93,8 @@ class WeftScheduler(AsyncScheduler):
         """Schedule by a policy from now on, and forget all programs. No request may be under way."""
         self.weft_policy = policy
         self._steps_to_decision = 0
+        self._has_changed = True  # something has happened since the policy was asked last
+        self._next_change_s = -math.inf  # when it should be asked again though nothing happens
         self._kv_order = self._make_kv_order(policy)
         policy.use_kv(self._kv_tokens() + self._kv_order.host_tokens)
         if isinstance(self.connector, SwapConnector):
@@ -192,6 +194,7 @@ class WeftScheduler(AsyncScheduler):
     # -- arrival, departure, control
 
     def add_request(self, request: Request) -> None:
+        self._has_changed = True
         if request.request_id not in self._entries:  # otherwise it is the next input of a streaming session
             header = self._headers.read(request)
             now_s = self._clock()
@@ -201,10 +204,12 @@ class WeftScheduler(AsyncScheduler):
         super().add_request(request)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        self._former.batch_changed()
+        self._batch_changed()
         entry = self._entries.get(request.request_id)
         if entry is not None:
             entry.call.output_tokens = request.num_output_tokens
+            if entry.running and not self.weft_policy.ranks_follow_time:  # the others were charged in each step
+                self.weft_policy.charge(entry.call, 0.0, self._clock())
             self._kv_order.call_left(self._kv_of(request, entry), self._clock())
             self._kv_accounts.call_left(request, entry.call.program)
         self._note_left(request)
@@ -217,6 +222,11 @@ class WeftScheduler(AsyncScheduler):
                 self._aborted.add((ledger.program_id, ledger.call_id), ledger.encode())
         return super()._free_request(request, delay_free_blocks)
 
+    def _batch_changed(self) -> None:
+        self._has_changed = True
+        self._charges.settle()
+        self._former.batch_changed()
+
     def _kv_of(self, request: Request, entry: Entry) -> CallKv:
         call = entry.call
         manager = self.kv_cache_manager
@@ -228,6 +238,8 @@ class WeftScheduler(AsyncScheduler):
         Returns:
             The calls that were given back, or what `ControlHandler.receive` returns.
         """
+        self._has_changed = True
+        self._charges.settle()
         match decode_control(message):
             case UseHistory(history):
                 self._use_history(history)
@@ -257,15 +269,9 @@ class WeftScheduler(AsyncScheduler):
         # Between decisions vLLM still gives the slot of a call that ends to the first that waits.
         decides = self._steps_to_decision == 0
         self._steps_to_decision = (self._decide_every if decides else self._steps_to_decision) - 1
-        changed = self.weft_policy.decide(now_s) if decides else ()
-        # vLLM preempts running[-1] when KV blocks run out inside the step. Calls that end in the same step end in this
-        # order, as they do in the simulator.
-        if self._charges.take_rank_changed() or any(self._entries[call.key].running for call in changed):
-            self.running.sort(key=self._rank_of)
-        admits = self.pause_state == PauseState.UNPAUSED and not holds_prompts(self, throttle_prefills)
-        has_prompts = len(self._inflight_prefills) > 0
-        for request in self._former.form(admits=admits, may_preempt=decides, has_prompts=has_prompts):
-            self.force_out(request)
+        if self._charges.take_has_charged() or self._has_changed or now_s >= self._next_change_s:
+            admits = self.pause_state == PauseState.UNPAUSED and not holds_prompts(self, throttle_prefills)
+            self._rank_and_preempt(now_s, admits=admits, decides=decides)
         self._kv_order.before_step(self._former, now_s)
         output = super().schedule(throttle_prefills)
         started = len(output.scheduled_new_reqs) + len(output.scheduled_cached_reqs.resumed_req_ids)
@@ -274,6 +280,19 @@ class WeftScheduler(AsyncScheduler):
         self._former.step_formed(output, now_s)
         self._charges.step_formed(output, now_s)
         return output
+
+    def _rank_and_preempt(self, now_s: float, *, admits: bool, decides: bool) -> None:
+        changed = self.weft_policy.decide(now_s) if decides else ()
+        # vLLM preempts running[-1] when KV blocks run out inside the step. Calls that end in the same step end in this
+        # order, as they do in the simulator.
+        if self._charges.take_rank_changed() or any(self._entries[call.key].running for call in changed):
+            self.running.sort(key=self._rank_of)
+        has_prompts = len(self._inflight_prefills) > 0
+        for request in self._former.form(admits=admits, may_preempt=decides, has_prompts=has_prompts):
+            self.force_out(request)
+        # Most steps only decode. Then nothing is to be done until something happens.
+        self._has_changed = not (decides and self._former.is_settled)
+        self._next_change_s = self.weft_policy.next_change_s()
 
     def _note_prompts(self, output: SchedulerOutput, now_s: float) -> None:
         started: list[Request] = []
@@ -303,7 +322,7 @@ class WeftScheduler(AsyncScheduler):
         return bitmask
 
     def _start(self, request: Request, entry: Entry, output: SchedulerOutput, now_s: float) -> None:
-        self._former.batch_changed()
+        self._batch_changed()
         entry.running = entry.computes_prompt = True
         entry.output_tokens = request.num_output_tokens
         found = request.num_computed_tokens - output.num_scheduled_tokens.get(request.request_id, 0)
@@ -342,6 +361,8 @@ class WeftScheduler(AsyncScheduler):
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         entry = self._entries[request.request_id]
         now_s = self._clock()
+        self._has_changed = True
+        self._charges.settle()
         self._former.preempted()
         if entry.running:
             self._table.set_stalled(entry, now_s, stalled=False)
@@ -389,6 +410,8 @@ class WeftScheduler(AsyncScheduler):
     def _handle_stopped_request(self, request: Request) -> bool:
         entry = self._entries.get(request.request_id)
         if request.resumable and entry is not None and entry.running:  # it goes on when its client sends more input
+            self._batch_changed()
+            self._to_tell.add(request.request_id)
             self._table.set_stalled(entry, self._clock(), stalled=False)
             entry.running = False
             entry.ledger.stop(self._clock())
@@ -408,7 +431,7 @@ class WeftScheduler(AsyncScheduler):
             self._void_loads(self._swap, copied.invalid_block_ids)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         to_tell = self._to_tell
-        for client_outputs in outputs.values():
+        for client_outputs in outputs.values() if to_tell or self._left else ():
             for output in client_outputs.outputs:
                 if output.finish_reason is not None or output.request_id in to_tell:
                     self._attach_account(output)
@@ -441,6 +464,7 @@ class WeftScheduler(AsyncScheduler):
         entry, request = self._entries.get(key), self.requests.get(key)
         ledger = entry.ledger if entry is not None else self._left.get(key)
         if ledger is not None:
+            self._charges.settle()
             output.kv_transfer_params = attach_account(output.kv_transfer_params, ledger.encode())
         params = request.sampling_params if request is not None else None
         if params is None or not params.stop:
