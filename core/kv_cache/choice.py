@@ -48,12 +48,13 @@ class SwapChoice:
         self._prefill: deque[float] = deque(maxlen=_WINDOW_STEPS)  # seconds a token
         self.copy_speed: CopySpeed | None = None
         self._min_tokens: float | None = None
+        self._prefill_tokens_per_s: float | None = None
 
     def observe_step(self, tokens: int, step_s: float) -> None:
         """A step that computed `tokens` tokens has taken `step_s` seconds."""
         if tokens >= _MIN_PREFILL_TOKENS and step_s > 0:
             self._prefill.append(step_s / tokens)
-            self._min_tokens = None
+            self._min_tokens = self._prefill_tokens_per_s = None
 
     def observe_copy(self, speed: CopySpeed) -> None:
         """The workers have measured how fast they copy."""
@@ -63,7 +64,9 @@ class SwapChoice:
     @property
     def prefill_tokens_per_s(self) -> float | None:
         """Median over the latest steps of many tokens; None before the first such step."""
-        return 1 / statistics.median(self._prefill) if self._prefill else None
+        if self._prefill_tokens_per_s is None and self._prefill:
+            self._prefill_tokens_per_s = 1 / statistics.median(self._prefill)
+        return self._prefill_tokens_per_s
 
     @property
     def min_tokens(self) -> float:

@@ -136,9 +136,10 @@ class Contexts(ABC):
     def _decide(self, context: Context, now_s: float) -> None:
         context.ask_s = -math.inf
         context.decision = self.policy.decide(context, self.memory, now_s) if self.policy.decides else LEAVE
-        own_tokens = self._own_tokens(context)
-        if own_tokens is not None:
-            self._count_held(context, own_tokens)
+        if context.decision.action is Action.KEEP or context in self._held:
+            own_tokens = self._own_tokens(context)
+            if own_tokens is not None:
+                self._count_held(context, own_tokens)
         self._after_decision(context, now_s)
 
     def _count_held(self, context: Context, own_tokens: int) -> None:

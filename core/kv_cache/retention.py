@@ -7,7 +7,7 @@ while, but no token is ever wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -260,29 +260,21 @@ class Retention(Pauses):
         self.order.memory = self.memory
 
     def observe_queue(self, waiting_calls: Iterable[tuple[Hashable, int]], now_s: float) -> None:
-        """The queue's order has changed. O(n) for n waiting calls, up to the last one that has a context.
+        """The queue's order has changed. O(n) for n waiting calls.
 
         Args:
             waiting_calls: For each waiting call its program and the level of its queue; the call that starts next
                 comes first.
             now_s: The time.
         """
-        called_of: dict[Hashable, list[Context]] = {}
-        for context in self.contexts_anywhere():
-            if context.called_s is not None:
-                called_of.setdefault(context.program, []).append(context)
-        waiting = sum(map(len, called_of.values()))
-        seen: set[Context] = set()
+        called_of: dict[Hashable, Iterator[Context]] = {}
         calls: list[tuple[Context | None, int]] = []
-        for program, level in waiting_calls if waiting else ():
-            called = called_of.get(program, [])
-            if len(called) > 1:
-                called = [context for context in self.contexts_of(program) if context.called_s is not None]
-            needed = next((context for context in called if context not in seen), None)
-            calls.append((needed, level))
-            seen.update(called[:1] if needed is None else [needed])
-            if len(seen) == waiting:
-                break
+        for program, level in waiting_calls:
+            called = called_of.get(program)
+            if called is None:
+                found = [context for context in self.contexts_of(program) if context.called_s is not None]
+                called = called_of[program] = iter(found)
+            calls.append((next(called, None), level))
         self._set_turns(calls, now_s)
 
     def check_integrity(self) -> None:

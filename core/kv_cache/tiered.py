@@ -76,8 +76,8 @@ class TieredRetention(Retention):
         self.host.order.memory = self.memory
 
     def contexts_of(self, program: Hashable) -> list[Context]:
-        away = [each for each in self.host.tree.contexts_of(program) if self.tree.end_of(each) is None]
         found = super().contexts_of(program)
+        away = [each for each in self.host.tree.contexts_of(program) if each not in found]
         return sorted(found + away, key=lambda context: context.used_s) if away else found
 
     def contexts_anywhere(self) -> list[Context]:

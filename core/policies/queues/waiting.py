@@ -57,7 +57,7 @@ class RankHeap(Generic[T]):
         """
         while self._heap:
             entry, member = self._heap[0]
-            if self._entries.get(member) == entry:
+            if self._entries.get(member) is entry:
                 return member
             heapq.heappop(self._heap)
         raise IndexError("the queue is empty")
@@ -114,7 +114,7 @@ class RankHeap(Generic[T]):
         seen = [(heap[0], 0)] if heap else []
         while seen:
             (entry, member), index = heapq.heappop(seen)
-            if self._entries.get(member) == entry:
+            if self._entries.get(member) is entry:
                 yield member
             for child in (2 * index + 1, 2 * index + 2):
                 if child < len(heap):
