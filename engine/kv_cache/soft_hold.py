@@ -25,6 +25,7 @@ from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 
 _EPOCH_S: Final = 1.0
+_MOST_REVISITS_A_S: Final = 1000  # contexts and blocks that are ranked again; of more, each is less often
 _CHECK_S: Final = 10.0
 _QUEUE_S: Final = 0.1
 _MOST_TOOLS: Final = 100  # in the figures
@@ -73,7 +74,9 @@ class SoftHold(KvOrder):
         self._moved: list[tuple[Hashable, _Cached]] = []  # those of them that can be found
         self._is_best = False  # whether no block of these is of use to anybody
         self._has_changed = False  # the order, since then, in a way that matters to these
-        self._to_revisit = Rotation(self.retention.to_revisit, _EPOCH_S)
+        self._is_stale = False  # whether blocks elsewhere are worth less than these now
+        self._moved_s = -math.inf  # when the front was made
+        self._to_revisit = Rotation(self.retention.to_revisit, _EPOCH_S, _MOST_REVISITS_A_S)
         self._to_check = Rotation[Hashable](lambda: self._cached, _CHECK_S)  # whether they are still there
         self._next_queue_s = self._next_epoch_s = -math.inf
         self._programs_moved: set[Hashable] = set()  # whose blocks these are
@@ -148,7 +151,7 @@ class SoftHold(KvOrder):
         self._moved.clear()
         self._front.clear()
         self._at_front = 0
-        self._is_best, self._has_changed = False, True
+        self._is_best, self._has_changed, self._is_stale = False, True, False
 
     @property
     def held_blocks(self) -> int:
@@ -199,7 +202,7 @@ class SoftHold(KvOrder):
         most = min(self._most_blocks, self._pool.get_num_free_blocks())
         if most <= 0:
             return
-        if not self._has_changed:
+        if not (self._has_changed or (self._is_stale and now_s >= self._moved_s + _QUEUE_S)):
             if self._at_front < most:
                 self._at_front = self._count_front()
             if self._at_front >= most:
@@ -207,7 +210,8 @@ class SoftHold(KvOrder):
         self._forget_all([key for key, at in self._moved if not at.is_there and self._cached.get(key) is at], now_s)
         self._move(max(times * most, LEAST_MOVED), now_s)
         self._at_front = len(self._front)
-        self._has_changed = False
+        self._has_changed = self._is_stale = False
+        self._moved_s = now_s
 
     def _count_front(self) -> int:
         """How many blocks of the front are there yet, up to what the step can take. vLLM takes the first ones first."""
@@ -236,8 +240,8 @@ class SoftHold(KvOrder):
         self._has_changed = self._has_changed or program in self._programs_moved
 
     def _order_changed(self) -> None:
-        """Some block is worth less than before. That matters if the front has blocks that somebody may need."""
-        self._has_changed = self._has_changed or not self._is_best
+        """Some block is worth less than before. A front with blocks that somebody may need is made again soon."""
+        self._is_stale = self._is_stale or not self._is_best
 
     def _move(self, count: int, now_s: float) -> None:
         """Make empty blocks, spare ones and the policy's next ones the first `count` of the free list."""

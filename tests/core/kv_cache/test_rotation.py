@@ -27,3 +27,12 @@ def test_a_question_after_a_whole_period_gets_all_items() -> None:
     rotation.due(0.0)
     assert rotation.due(0.5) == []
     assert rotation.due(5.0) == list(range(10))
+
+
+def test_many_items_take_longer_than_a_period() -> None:
+    """At most so many a second come, and each comes once."""
+    rotation = Rotation(lambda: range(50), 1.0, most_a_s=10)
+    rotation.due(0.0)
+    parts = [rotation.due(step / 10) for step in range(1, 101)]
+    assert max(map(len, parts)) <= 2
+    assert [item for part in parts for item in part] == list(range(50))
