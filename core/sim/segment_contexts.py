@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from weft.core.kv_cache.contexts import Contexts
 from weft.core.kv_cache.eviction_order import Rank, rank_of
-from weft.core.kv_cache.policies import Context, KvPolicy, Memory
+from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.rotation import Rotation
 from weft.core.prediction import KnownPause
 from weft.core.sim.block_tree import BlockNode
@@ -78,7 +78,8 @@ class SegmentContexts(Contexts):
         for context in self._to_decide.due(now_s) if self.policy.decides else ():
             if context in self._where:
                 context.decision = self.policy.decide(context, self.refresh(), now_s)
-                self._count_held(context, self._own_tokens(context) or 0)
+                is_kept = context.decision.action is Action.KEEP
+                self._count_held(context, (self._own_tokens(context) or 0) if is_kept else 0)
                 self._cache.decided(context)
 
     # -- calls and programs

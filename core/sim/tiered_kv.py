@@ -145,8 +145,10 @@ class TieredKvCache(PolicyKvCache):
     def _see_host(self, context: Context) -> None:
         """Note what host memory has of a context."""
         call = self._contexts.call_of[context]
-        held = self._host.held(call, context.tokens)
-        context.on_host = self._host.held(call) >= max(1, context.tokens)
+        held = self._host.held(call)
+        context.on_host = held >= max(1, context.tokens)
+        if held < context.tokens:  # there is a gap before its end, or its end is not there
+            held = self._host.held(call, context.tokens)
         context.host_tokens = held if held > context.tokens or context.on_host else 0
 
     # -- copies out
