@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from weft.core.policies import Policy
 from weft.core.policies.queues.levels import Levels
@@ -15,6 +16,8 @@ from weft.engine.kv_cache.store import HostStore
 from weft.engine.scheduler.batch import recomputes
 from weft.engine.scheduler.ledger import Entry
 from weft.engine.vllm_compat.names import Request, SchedulerOutput
+
+_MOST_LEFT: Final = 64  # entries of a heap that are out of date
 
 
 class PromptPart(NamedTuple):
@@ -35,8 +38,8 @@ class Step(NamedTuple):
 class StepCharges:
     """Charges each call of a step with the step's time, and the policy with the work.
 
-    Where ranks do not follow the time that calls have run, steps that decode the same calls as the step before are
-    charged together once anything else happens (`settle`).
+    Where ranks do not follow the time that calls have run, most steps of most calls only decode and tell the policy
+    nothing. A call is charged for these together when it is due (`Call.charge_at_tokens`), or leaves (`settle`).
 
     Steps overlap under asynchronous scheduling. A step's time therefore runs from its schedule or from the end of the
     step before it, whichever is later.
@@ -72,10 +75,12 @@ class StepCharges:
         self._prompts: dict[str, PromptPart] = {}  # of the step that is being formed
         self._updated_at_s = -math.inf
         self._steps = 0
-        self._latest: dict[str, int] = {}  # the tokens of the latest step by request, if further steps may repeat it
-        self._repeats: float = 0  # how many may, before the policy has to be told of a call's work
-        self._repeated = 0  # how many did since it was told
-        self._owed_s = 0.0  # the service of these
+        # The requests whose steps are charged together: by request, the service in decoding steps when that began, and
+        # its number. When each is due, as a heap: the decoding step, the number, and the request.
+        self._decoding: dict[str, tuple[float, int]] = {}
+        self._due: list[tuple[float, int, str]] = []
+        self._decoding_steps = self._begun = 0
+        self._decoding_s = 0.0  # the service of a call that was in all of these steps
         self._fit = StepCostFit()
         self.costs = StepCosts()
         self.levels = Levels()
@@ -115,22 +120,19 @@ class StepCharges:
         self._updated_at_s = now_s
         self._steps += 1
         self._observe(output, step, step_s)
-        if self._repeats > 0 and not step.prompts and output.num_scheduled_tokens == self._latest:
-            self._repeats -= 1
-            self._repeated += 1
-            self._owed_s += step_s if self._token_s is None else self._token_s
-            return
-        self.settle()
+        scheduled, decoding = output.num_scheduled_tokens, self._decoding
+        self._settle_due(scheduled, has_drafts=bool(output.scheduled_spec_decode_tokens))
+        others = [request_id for request_id in scheduled if request_id not in decoding]
+        self._decoding_s += step_s if self._token_s is None else self._token_s
         served: defaultdict[int, float] = defaultdict(float)  # seconds, by queue
         # This is done for each call in each step, so what does not change is read once.
         entry_of, requests, prompts, token_s = self._entries.get, self._requests, step.prompts, self._token_s
         charge, follows_time = self._policy.charge, self._policy.ranks_follow_time
-        repeats: float = math.inf
-        for request_id, scheduled_tokens in output.num_scheduled_tokens.items():
+        for request_id in others:
             entry = entry_of(request_id)
             if entry is None:  # aborted while the step ran
-                repeats = 0
                 continue
+            scheduled_tokens = scheduled[request_id]
             request, part = requests[request_id], prompts.get(request_id) if prompts else None
             call, ledger, service_s = entry.call, entry.ledger, step_s
             if token_s is not None:
@@ -146,9 +148,9 @@ class StepCharges:
             else:
                 call.output_tokens = request.num_output_tokens + 1
                 if not follows_time and call.output_tokens < call.charge_at_tokens:
-                    repeats = min(repeats, call.charge_at_tokens - call.output_tokens - 1)
+                    if scheduled_tokens == 1 and ledger.sequences == 1:
+                        self._charge_later(request_id, call.charge_at_tokens - call.output_tokens)
                     continue
-            repeats = 0
             self.has_charged = True
             rank = call.rank
             recomputed = request.num_preemptions > 0 and recomputes(request, entry)
@@ -159,22 +161,46 @@ class StepCharges:
                 call.output_tokens = request.num_output_tokens + 1
         for level, level_s in served.items():
             self.levels.served(level, level_s)
-        if repeats > 0 and output.total_num_scheduled_tokens == len(output.num_scheduled_tokens):
-            self._latest, self._repeats = output.num_scheduled_tokens, repeats
 
-    def settle(self) -> None:
-        """Charge the calls of the latest steps for what is owed. Call it before a call leaves the batch, and before
-        anybody reads what calls have had."""
-        owing, owed_s = self._latest if self._repeated else {}, self._owed_s
-        self._latest, self._repeats, self._repeated, self._owed_s = {}, 0, 0, 0.0
-        settled: set[int] = set()  # ledgers that several requests share
-        for request_id in owing:
-            entry = self._entries[request_id]
-            entry.call.output_tokens = self._requests[request_id].num_output_tokens
-            if self._token_s is not None or id(entry.ledger) not in settled:
-                settled.add(id(entry.ledger))
-                entry.ledger.service_s += owed_s
-                self.levels.served(entry.call.rank.level, owed_s)
+    def _charge_later(self, request_id: str, steps: float) -> None:
+        """Charge a request for its next steps together, after so many of them at the latest."""
+        self._begun += 1
+        self._decoding[request_id] = self._decoding_s, self._begun
+        if steps < math.inf:
+            heapq.heappush(self._due, (self._decoding_steps + steps, self._begun, request_id))
+        if len(self._due) > 2 * len(self._decoding) + _MOST_LEFT:  # many have left before they were due
+            self._due = [each for each in self._due if self._is_decoding(each)]
+            heapq.heapify(self._due)
+
+    def _is_decoding(self, due: tuple[float, int, str]) -> bool:
+        _, number, request_id = due
+        return request_id in self._decoding and self._decoding[request_id][1] == number
+
+    def _settle_due(self, scheduled: Mapping[str, int], *, has_drafts: bool) -> None:
+        """A step has ended. Settle the requests that were not in it, and those that it is to charge on its own."""
+        self._decoding_steps += 1
+        for request_id in [each for each in self._decoding if has_drafts or each not in scheduled]:
+            self.settle(request_id)
+        while self._due and self._due[0][0] <= self._decoding_steps:
+            due = heapq.heappop(self._due)
+            if self._is_decoding(due):
+                self.settle(due[-1])
+
+    def settle(self, request_id: str) -> None:
+        """Charge a request for the steps that were to be charged together. Call it before the request leaves the batch,
+        and before anybody reads what its call has had."""
+        began = self._decoding.pop(request_id, None)
+        if began is None:
+            return
+        entry, owed_s = self._entries[request_id], self._decoding_s - began[0]
+        entry.call.output_tokens = self._requests[request_id].num_output_tokens
+        entry.ledger.service_s += owed_s
+        self.levels.served(entry.call.rank.level, owed_s)
+
+    def settle_all(self) -> None:
+        """Settle all requests."""
+        for request_id in list(self._decoding):
+            self.settle(request_id)
 
     def _observe(self, output: SchedulerOutput, step: Step, step_s: float) -> None:
         scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens

@@ -207,6 +207,9 @@ class WeftScheduler(AsyncScheduler):
         self._batch_changed()
         entry = self._entries.get(request.request_id)
         if entry is not None:
+            self._charges.settle(request.request_id)
+            if entry.ledger.ends_program:  # the policy counts what its other calls have done as well
+                self._charges.settle_all()
             entry.call.output_tokens = request.num_output_tokens
             if entry.running and not self.weft_policy.ranks_follow_time:  # the others were charged in each step
                 self.weft_policy.charge(entry.call, 0.0, self._clock())
@@ -224,7 +227,6 @@ class WeftScheduler(AsyncScheduler):
 
     def _batch_changed(self) -> None:
         self._has_changed = True
-        self._charges.settle()
         self._former.batch_changed()
 
     def _kv_of(self, request: Request, entry: Entry) -> CallKv:
@@ -239,7 +241,7 @@ class WeftScheduler(AsyncScheduler):
             The calls that were given back, or what `ControlHandler.receive` returns.
         """
         self._has_changed = True
-        self._charges.settle()
+        self._charges.settle_all()
         match decode_control(message):
             case UseHistory(history):
                 self._use_history(history)
@@ -362,7 +364,7 @@ class WeftScheduler(AsyncScheduler):
         entry = self._entries[request.request_id]
         now_s = self._clock()
         self._has_changed = True
-        self._charges.settle()
+        self._charges.settle(request.request_id)
         self._former.preempted()
         if entry.running:
             self._table.set_stalled(entry, now_s, stalled=False)
@@ -411,6 +413,7 @@ class WeftScheduler(AsyncScheduler):
         entry = self._entries.get(request.request_id)
         if request.resumable and entry is not None and entry.running:  # it goes on when its client sends more input
             self._batch_changed()
+            self._charges.settle(request.request_id)
             self._to_tell.add(request.request_id)
             self._table.set_stalled(entry, self._clock(), stalled=False)
             entry.running = False
@@ -464,7 +467,7 @@ class WeftScheduler(AsyncScheduler):
         entry, request = self._entries.get(key), self.requests.get(key)
         ledger = entry.ledger if entry is not None else self._left.get(key)
         if ledger is not None:
-            self._charges.settle()
+            self._charges.settle(key)
             output.kv_transfer_params = attach_account(output.kv_transfer_params, ledger.encode())
         params = request.sampling_params if request is not None else None
         if params is None or not params.stop:

@@ -339,6 +339,28 @@ def test_a_call_whose_input_comes_in_pieces_goes_on_among_others(make: Make) -> 
     assert (h.scheduler._table._programs, h.scheduler._entries) == ({}, {})
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "auto"])
+def test_a_call_is_charged_for_each_step_whatever_happens_beside_it(make: Make, policy: str) -> None:
+    """Some policies are told of most steps only when a call leaves. Its account has them all."""
+    h = make({"name": policy}, slots=3)
+    h.add("long", program_id="a", max_tokens=30)
+    h.add("short", program_id="b", max_tokens=5)
+    for _ in range(8):
+        h.step()
+    h.add("late", program_id="c", max_tokens=12)
+    h.add("gone", program_id="d", max_tokens=40)
+    for _ in range(4):
+        h.step()
+    h.abort("gone")
+    h.run()
+    assert {name: h.accounts[name]["service_s"] for name in ("long", "short", "late")} == {
+        "long": 30.0,
+        "short": 5.0,
+        "late": 12.0,
+    }
+    assert h.scheduler._charges._decoding == {}
+
+
 def test_programs_may_choose_the_same_call_id(make: Make) -> None:
     """Clients choose the ids: two programs that use the same call id keep accounts of their own, and both end."""
     h = make(slots=2)
