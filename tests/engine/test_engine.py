@@ -11,7 +11,8 @@ from typing import Any
 
 import anyio
 import pytest
-from background import TINY, CommandResult
+from background import CommandResult
+from hung_engine import hung_engine
 from observers import cancel_while_generating, output_tokens, vllm_requests, wait_until_generating, wait_until_idle
 from polling import until
 from tiny_engine import ENDLESS_TOKENS
@@ -561,7 +562,7 @@ def test_an_unsupported_vllm_is_a_typed_error(
         compat.require_vllm()
 
 
-@pytest.mark.background(Path(__file__).parents[1] / "support" / "hung_engine.py", TINY)
+@hung_engine
 def test_an_engine_that_hung_and_died_and_one_that_was_shut_down(command_result: CommandResult) -> None:
     """Weft kills an engine whose process is stopped. The call in flight and later calls raise EngineDiedError. After
     the shutdown they raise EngineClosedError. The log has the death in one line, which names the reason."""

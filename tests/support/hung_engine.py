@@ -1,13 +1,19 @@
-"""An engine of its own that hangs and dies, and is shut down: `hung_engine.py MODEL`. It fails where it is wrong."""
+"""An engine without host memory that hangs and dies, and is shut down: `hung_engine.py MODEL`.
+
+It prints what its KV cache has, and fails where something is wrong.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from background import TINY
 from observers import vllm_requests
 from polling import until
 from tiny_engine import ENDLESS_TOKENS, ENGINE_ARGS
@@ -15,6 +21,7 @@ from tiny_engine import ENDLESS_TOKENS, ENGINE_ARGS
 import weft
 from weft.core.errors import EngineClosedError, EngineDiedError
 
+hung_engine = pytest.mark.background(Path(__file__), TINY)
 HANG_TIMEOUT_S = 15.0  # next to other tests an engine that works may be silent for some seconds
 
 
@@ -26,7 +33,10 @@ async def call(engine: weft.Engine, program: weft.Program) -> dict[str, Any]:
 
 async def main(model: str) -> None:
     """Stop the processes of an engine with a call in flight, and shut it down."""
-    engine = await weft.Engine.create(model, hang_timeout_s=HANG_TIMEOUT_S, **ENGINE_ARGS)
+    engine = await weft.Engine.create(model, swap=None, hang_timeout_s=HANG_TIMEOUT_S, **ENGINE_ARGS)
+    stats = engine.kv_stats
+    assert stats is not None
+    sys.stdout.write(json.dumps([stats.policy, stats.host_capacity_bytes, engine.host_kv_gib]))
     tops = [psutil.Process(child.pid) for child in engine._children]
     processes = [*tops, *(process for top in tops for process in top.children(recursive=True))]
     try:
