@@ -21,9 +21,9 @@ from weft.core.prediction.samples import Samples
 
 # Programs open until their contexts take this part of the KV cache; the rest is for what nobody expects.
 FILL: Final = 0.92
-# With foresight, the cache also has room for what so many further calls of each open program are expected to add, times the
-# share of a call's time that its prompt takes. Where prompts take most of the time, more open programs only evict each
-# other. Where outputs do, they make larger batches.
+# With foresight, the cache also has room for what so many further calls of each open program are expected to add, times
+# the share of a call's time that its prompt takes. Where prompts take most of the time, more open programs only evict
+# each other. Where outputs do, they make larger batches.
 CALLS_AHEAD: Final = 3
 _KNOWN_FROM: Final = 8  # calls from which on it is known what a call adds to a context
 _LATEST: Final = 0.05  # weight of the latest call in the mean output, and in the mean of computed prompt tokens
