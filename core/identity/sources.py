@@ -5,6 +5,7 @@ Agents send ids under many names. `identity_of` tries them in the order of `docs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,7 @@ from weft.core.errors import InvalidIdError
 from weft.core.identity.values import Found, baggage_of, foreign_id, object_in, session_of_user, trace_id
 from weft.core.ids import ProgramId, SessionId, ThreadId, check_id
 
+_VENDOR: Final = re.compile(r"x-(?!parent-)([a-z0-9]{1,32})-session-id")
 HTTPHeaders = Iterable[tuple[bytes, bytes]]
 
 
@@ -23,6 +25,8 @@ class Source(StrEnum):
     WEFT = "weft"
     CLAUDE_CODE = "claude-code"
     CODEX = "codex"
+    THUNDERAGENT = "thunderagent"
+    OPENCODE = "opencode"
     SESSION = "session"
     DYNAMO = "dynamo"
     AFFINITY = "affinity"
@@ -30,6 +34,8 @@ class Source(StrEnum):
     BAGGAGE = "baggage"
     CONVERSATION = "conversation"
     METADATA = "metadata"
+    VENDOR = "vendor"  # any x-NAME-session-id
+    GATEWAY = "gateway"  # the keys by which gateways of SGLang and AIBrix keep a session in one place
     PREVIOUS_RESPONSE = "previous-response"
     CORRELATION = "correlation"
     LINEAGE = "lineage"
@@ -46,11 +52,13 @@ class Identity:
     thread_id: ThreadId | None = None
     parent_thread_id: ThreadId | None = None
     parent_program_id: ProgramId | None = None  # the program that started this one
+    starter_id: ProgramId | None = None  # the session that started this one, of which it is a thread; see `Families`
     session_id: SessionId | None = None
     program_name: str | None = None
     tenant: str | None = None
     label: str | None = None  # the call's name, such as that of the agent that makes it
     ends: bool = False  # this is the program's last call
+    flow: str | None = None  # what gateways share an engine fairly by: a tenant, if the key may name one
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ class Evidence:
     session_id: SessionId | None = None
     label: str | None = None
     ends: bool = False
+    flow: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ class _Ids:
     thread: Found | None = None
     parent_thread: Found | None = None
     parent_program: Found | None = None
+    starter: Found | None = None
 
 
 def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Identity | Evidence:
@@ -107,6 +117,7 @@ def identity_of(headers: HTTPHeaders, body: Mapping[str, Any], scope: str) -> Id
         "session_id": SessionId(f"{scope}/{session}") if session else None,
         "label": _own(request, "label"),
         "ends": _ends(request),
+        "flow": foreign_id(request.headers.get("x-llm-d-inference-fairness-id")),
     }
     program = _own(request, "program-id")
     if program:
@@ -137,6 +148,7 @@ def _foreign(source: Source, scope: str, program: str, ids: _Ids, fields: dict[s
     thread = foreign_id(ids.thread.value) if ids.thread else None
     parent_thread = foreign_id(ids.parent_thread.value) if ids.parent_thread else None
     parent = foreign_id(ids.parent_program.value) if ids.parent_program else None
+    starter = foreign_id(ids.starter.value) if ids.starter else None
     return Identity(
         source,
         ProgramId(f"{scope}/{source}:{program}"),
@@ -144,6 +156,7 @@ def _foreign(source: Source, scope: str, program: str, ids: _Ids, fields: dict[s
         parent_thread_id=ThreadId(parent_thread) if parent_thread else None,
         # An agent at the root may name itself as its parent.
         parent_program_id=ProgramId(f"{scope}/{source}:{parent}") if parent and parent != program else None,
+        starter_id=ProgramId(f"{scope}/{source}:{starter}") if starter and starter != program else None,
         **fields,
     )
 
@@ -174,7 +187,7 @@ def _session(request: _Request) -> str | None:
 
 
 def _ends(request: _Request) -> bool:
-    for name in ("weft-program-end", "x-dynamo-session-final"):
+    for name in ("weft-program-end", "x-dynamo-session-final", "x-dynamo-trajectory-final"):
         value = request.headers.get(name, "").lower()
         if name.startswith("weft-") and value not in ("", "0", "1", "true", "false"):
             raise InvalidIdError(f"{name} must be true or false, not {value!r:.80}.")
@@ -202,22 +215,47 @@ def _codex(request: _Request) -> Iterator[_Ids]:
             yield _Ids(program, thread=thread, parent_thread=parent)
 
 
+def _opencode(request: _Request) -> Iterator[_Ids]:
+    session = _header(request, "x-opencode-session")
+    if session:
+        yield _Ids(session, starter=_header(request, "x-parent-session-id"))
+
+
 def _vllm_session(request: _Request) -> Iterator[_Ids]:
     session = _own(request, "session-id") or _session(request)
     if session:
-        yield _Ids(Found("X-Session-ID", session), parent_program=_header(request, "x-parent-session-id"))
+        yield _Ids(Found("X-Session-ID", session), starter=_header(request, "x-parent-session-id"))
 
 
 def _dynamo(request: _Request) -> Iterator[_Ids]:
-    session = _header(request, "x-dynamo-session-id")
-    if session:
-        yield _Ids(session, parent_program=_header(request, "x-dynamo-parent-session-id"))
+    for kind in ("session", "trajectory"):
+        session = _header(request, f"x-dynamo-{kind}-id")
+        if session:
+            names = (f"x-dynamo-parent-{kind}-id", f"x-dynamo-{kind}-parent", f"x-dynamo-{kind}-parent-id")
+            yield _Ids(session, starter=_header(request, *names))
 
 
 def _affinity(request: _Request) -> Iterator[_Ids]:
     session = _header(request, "x-session-affinity")
     if session:
-        yield _Ids(session)
+        yield _Ids(session, starter=_header(request, "x-parent-session-id"))
+
+
+def _thunderagent(request: _Request) -> Iterator[_Ids]:
+    yield _Ids(Found("program_id", request.body.get("program_id")))
+
+
+def _vendor(request: _Request) -> Iterator[_Ids]:
+    for name, value in request.headers.items():
+        if value and (found := _VENDOR.fullmatch(name)):
+            parent = _header(request, f"x-{found[1]}-parent-session-id", "x-parent-session-id")
+            yield _Ids(Found(name, value), starter=parent)
+
+
+def _gateway(request: _Request) -> Iterator[_Ids]:
+    for name in ("x-smg-routing-key", "x-aibrix-session-key"):
+        if found := _header(request, name):
+            yield _Ids(found)
 
 
 def _agentic_context(request: _Request) -> Iterator[_Ids]:
@@ -251,6 +289,8 @@ def _metadata(request: _Request) -> Iterator[_Ids]:
 _SOURCES: Final[tuple[tuple[Source, Callable[[_Request], Iterator[_Ids]]], ...]] = (
     (Source.CLAUDE_CODE, _claude_code),
     (Source.CODEX, _codex),
+    (Source.THUNDERAGENT, _thunderagent),
+    (Source.OPENCODE, _opencode),
     (Source.SESSION, _vllm_session),
     (Source.DYNAMO, _dynamo),
     (Source.AFFINITY, _affinity),
@@ -258,4 +298,6 @@ _SOURCES: Final[tuple[tuple[Source, Callable[[_Request], Iterator[_Ids]]], ...]]
     (Source.BAGGAGE, _baggage),
     (Source.CONVERSATION, _conversation),
     (Source.METADATA, _metadata),
+    (Source.VENDOR, _vendor),
+    (Source.GATEWAY, _gateway),
 )

@@ -15,6 +15,7 @@ from weft.core.errors import (
     ReplicaError,
     WeftError,
 )
+from weft.core.identity.families import Families
 from weft.core.identity.lineage import Lineage
 from weft.core.log import get_logger
 from weft.core.routing.refusals import Refused, refused_by
@@ -53,6 +54,7 @@ class ServedEngine(EngineClient):
         self.has_keys = has_keys
         self.programs = OpenPrograms(engine.now_s)
         self.lineage = Lineage(is_open=self.programs.__contains__)
+        self.families = Families()
         self.live = LiveReader(engine)
         self.timelines = Timelines(engine.row, engine.now_s)
         engine.observe(self.timelines)

@@ -131,9 +131,10 @@ class _ServedExchange(Exchange):
             return False  # vLLM refuses it
         check_shown(arguments or {})
         found = identity_of(self._headers, {**request, "vllm_xargs": arguments}, self._id_scope)
-        found = replace(found, tenant=self._tenant(found.tenant))
+        flow = found.flow if self._client.tenant is None else None
+        found = replace(found, tenant=self._tenant(found.tenant) or flow)
         if isinstance(found, Identity):
-            self._placed = Placed(found)
+            self._placed = Placed(self._engine.families.joined(found, self._id_scope))
         else:
             self._placed = self._engine.lineage.place(found, request, self._id_scope, self._peer)
             self._reads_answers = self._placed.has_messages
@@ -148,7 +149,7 @@ class _ServedExchange(Exchange):
             deadline_s=self._seconds(_DEADLINE),
             traceparent=traceparent if trace_id(traceparent) else "",
         )
-        holder[name] = {**(arguments or {}), REQUEST: self._key}
+        holder[name] = {**_hints(request), **(arguments or {}), REQUEST: self._key}
         return True
 
     def _tenant(self, named: str | None) -> str | None:
@@ -317,6 +318,14 @@ class _ServedExchange(Exchange):
             raise InvalidRequestError(
                 f"{name.decode()} must be a number of seconds above 0, not {text!r:.80}."
             ) from None
+
+
+def _hints(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What Dynamo's `nvext.agent_hints` say of a call that the engine can use: that the next one comes soon."""
+    extension = request.get("nvext")
+    hints = extension.get("agent_hints") if isinstance(extension, Mapping) else None
+    is_soon = isinstance(hints, Mapping) and hints.get("speculative_prefill") is True
+    return {"prefetch": 1} if is_soon else {}
 
 
 def _choices_of(request: Mapping[str, Any]) -> int:

@@ -8,6 +8,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from weft.core.errors import InvalidIdError
+from weft.core.identity import Source
+from weft.core.identity.values import foreign_id
 from weft.core.ids import ProgramId
 from weft.core.program import Program
 from weft.engine.page.routes import page_routes
@@ -39,24 +41,45 @@ def add_routes(app: FastAPI, served: ServedEngine) -> None:
             openai_error(404, f"no program {program_id!r:.80} of this key is open.", "program_not_open"), 404
         )
 
+    @app.post("/programs/release")
+    async def release_program(request: Request, key: RequestKey) -> Response:
+        """End a program of the request's key, as clients of ThunderAgent do."""
+        message = await _object_in(request)
+        if isinstance(message, Response):
+            return message
+        name = foreign_id(message.get("program_id"))
+        if name is None:
+            return JSONResponse(openai_error(400, "program_id is missing or no id.", "invalid_request"), 400)
+        ids = (f"{key.scope}/{Source.THUNDERAGENT}:{name}", f"{key.scope}/{name}")
+        released = any(served.programs.end(ProgramId(each)) for each in ids)
+        return JSONResponse({"program_id": message["program_id"], "released": released})
+
     @app.post("/weft/events")
     async def note_events(request: Request, key: RequestKey) -> Response:
         """Hear of tools, ends and signs of life of the programs of the request's key, as `weft.connect` sends them."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # pages of other sites may send other kinds without asking
-            wrong = f"events have the content type application/json, not {kind!r:.80}."
-            return JSONResponse(openai_error(415, wrong, "invalid_request"), 415)
-        try:
-            message = await request.json()
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            return JSONResponse(openai_error(400, "events are a JSON object.", "invalid_request"), 400)
+        message = await _object_in(request)
+        if isinstance(message, Response):
+            return message
         try:
             served.note(key.scope, message)
         except InvalidIdError as error:
             return JSONResponse(openai_error(400, str(error), "invalid_request"), 400)
         return Response(status_code=204)
+
+
+async def _object_in(request: Request) -> dict[str, Any] | Response:
+    """The JSON object in a request, or the answer that there is none."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # pages of other sites may send other kinds without asking
+        wrong = f"this path takes the content type application/json, not {kind!r:.80}."
+        return JSONResponse(openai_error(415, wrong, "invalid_request"), 415)
+    try:
+        message = await request.json()
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        return JSONResponse(openai_error(400, "this path takes a JSON object.", "invalid_request"), 400)
+    return message
 
 
 def _scope_of(request: Request) -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from weft.core.errors import InvalidIdError
 from weft.core.identity import Evidence, Identity, Source, identity_of
+from weft.core.identity.families import Families
 
 SCOPE = "-"
 SESSION = "3f1e2d4c-0000-4000-8000-123456789abc"
@@ -35,6 +36,13 @@ def found(body: dict[str, Any] | None = None, **headers: str) -> Identity | Evid
         ({}, {"session_id": "a"}, Source.SESSION, "session:a"),
         ({"weft_session_id": "a"}, {}, Source.SESSION, "session:a"),
         ({"x_dynamo_session_id": "a"}, {}, Source.DYNAMO, "dynamo:a"),
+        ({"x_dynamo_trajectory_id": "a"}, {}, Source.DYNAMO, "dynamo:a"),
+        ({"x_opencode_session": "a"}, {}, Source.OPENCODE, "opencode:a"),
+        ({}, {"program_id": "a"}, Source.THUNDERAGENT, "thunderagent:a"),
+        ({"x_litellm_session_id": "a"}, {}, Source.VENDOR, "vendor:a"),
+        ({"x_acme_session_id": "a"}, {}, Source.VENDOR, "vendor:a"),
+        ({"x_smg_routing_key": "a"}, {}, Source.GATEWAY, "gateway:a"),
+        ({"x_aibrix_session_key": "a"}, {}, Source.GATEWAY, "gateway:a"),
         ({"x_session_affinity": "a"}, {}, Source.AFFINITY, "affinity:a"),
         (
             {},
@@ -108,20 +116,56 @@ def test_a_conversation_of_aiperf_is_a_program() -> None:
     assert identity.program_id == f"-/affinity:{AIPERF_SESSION}"
     child = found(**AIPERF, x_dynamo_session_id=AIPERF_SESSION, x_dynamo_parent_session_id=AIPERF_PARENT)
     assert isinstance(child, Identity)
-    assert (child.program_id, child.parent_program_id) == (
-        f"-/dynamo:{AIPERF_SESSION}",
-        f"-/dynamo:{AIPERF_PARENT}",
-    )
+    assert (child.program_id, child.starter_id) == (f"-/dynamo:{AIPERF_SESSION}", f"-/dynamo:{AIPERF_PARENT}")
 
 
-def test_a_session_may_name_the_session_that_started_it() -> None:
-    """Dynamo's parent is a program of its own; one that names itself is the root."""
-    identity = found(x_dynamo_session_id="child", x_dynamo_parent_session_id="root")
-    assert isinstance(identity, Identity)
-    assert identity.parent_program_id == "-/dynamo:root"
-    root = found(x_dynamo_session_id="root", x_dynamo_parent_session_id="root")
-    assert isinstance(root, Identity)
-    assert root.parent_program_id is None
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("x_dynamo_session_id", "x_dynamo_parent_session_id"),
+        ("x_dynamo_trajectory_id", "x_dynamo_trajectory_parent"),
+        ("x_session_id", "x_parent_session_id"),
+        ("x_opencode_session", "x_parent_session_id"),
+        ("x_session_affinity", "x_parent_session_id"),
+        ("x_litellm_session_id", "x_parent_session_id"),
+    ],
+)
+def test_a_session_that_another_one_started_is_a_thread_of_it(names: tuple[str, str]) -> None:
+    """Also if that one was started itself, and if a later request names no parent. It does not end the program."""
+    families = Families()
+
+    def joined(session: str, parent: str | None = None, **headers: str) -> tuple[str, str | None, str | None, bool]:
+        identity = found(**{names[0]: session}, **({names[1]: parent} if parent else {}), **headers)
+        assert isinstance(identity, Identity)
+        identity = families.joined(identity, SCOPE)
+        return identity.program_id, identity.thread_id, identity.parent_thread_id, identity.ends
+
+    root = joined("root", "root")[0]
+    assert root.endswith(":root")
+    assert joined("child", "root") == (root, "child", None, False)
+    assert joined("grandchild", "child") == (root, "grandchild", "child", False)
+    assert joined("grandchild") == (root, "grandchild", None, False)
+    assert joined("child", "root", x_dynamo_session_final="true") == (root, "child", None, False)
+    assert joined("root") == (root, None, None, False)
+    assert joined("other")[0] != root
+
+
+def test_sessions_that_started_each_other_end_nowhere() -> None:
+    """Nonsense is bounded, and each request has a program of its own key."""
+    families = Families(most=10)
+    for number in range(100):
+        for session, parent in ((number, number + 1), (number + 1, number)):
+            identity = found(x_session_id=f"s{session}", x_parent_session_id=f"s{parent}")
+            assert isinstance(identity, Identity)
+            assert families.joined(identity, SCOPE).program_id.startswith("-/session:s")
+    assert len(families) <= 10
+
+
+def test_what_gateways_share_an_engine_by_is_no_program() -> None:
+    """llm-d's header names a tenant."""
+    evidence = found(x_llm_d_inference_fairness_id="team")
+    assert isinstance(evidence, Evidence)
+    assert evidence.flow == "team"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +220,7 @@ def test_what_says_less_than_an_id_is_evidence() -> None:
     [
         ({"weft_program_end": "true"}, {}),
         ({"x_dynamo_session_final": "true"}, {}),
+        ({"x_dynamo_trajectory_final": "1"}, {}),
         ({}, {"vllm_xargs": {"program_end": 1}}),
     ],
 )
@@ -189,13 +234,14 @@ def test_the_last_call_says_so(headers: dict[str, str], body: dict[str, Any]) ->
         st.sampled_from(
             [
                 *("x_claude_code_session_id", "baggage", "traceparent", "thread_id", "x_dynamo_session_id"),
-                *("x_session_affinity", "x_correlation_id"),
+                *("x_session_affinity", "x_correlation_id", "x_parent_session_id", "x_acme_session_id"),
+                *("x_opencode_session", "x_smg_routing_key", "x_llm_d_inference_fairness_id"),
             ]
         ),
         st.text(st.characters(max_codepoint=255)),
     ),
     st.dictionaries(
-        st.sampled_from(["metadata", "conversation", "previous_response_id", "prompt_cache_key"]),
+        st.sampled_from(["metadata", "conversation", "previous_response_id", "prompt_cache_key", "program_id"]),
         st.recursive(st.none() | st.integers() | st.text(), lambda each: st.dictionaries(st.text(), each)),
     ),
 )

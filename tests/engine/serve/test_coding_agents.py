@@ -221,17 +221,39 @@ def test_a_session_is_served_as_one_program(
 @pytest.mark.engine
 @pytest.mark.parametrize("prefix", ["x-dynamo-", "x-"])
 def test_a_session_names_the_session_that_started_it(served: Served, prefix: str) -> None:
-    """Dynamo's clients and vLLM's start a session for a sub-agent: a program of its own, shown with its parent."""
+    """Dynamo's clients, vLLM's and opencode start one for a sub-agent, which is a thread of the program then."""
     call = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
-    child = {f"{prefix}session-id": "child", f"{prefix}parent-session-id": "root"}
-    program_ids = []
-    for headers in ({f"{prefix}session-id": "root"}, child):
+    sessions = (("root", None), ("child", "root"), ("grandchild", "child"), ("root", None))
+    program_ids = set()
+    for session, parent in sessions:
+        headers = {f"{prefix}session-id": session, **({f"{prefix}parent-session-id": parent} if parent else {})}
         response = served.client.post("/v1/chat/completions", json=call, headers=headers)
-        program_ids.append(response.headers["weft-program-id"])
-    root, sub = program_ids
-    programs = served.client.get("/weft/state").json()["programs"]
-    parents = {each["program_id"]: each["parent_program_id"] for each in programs}
-    assert (parents[root], parents[sub]) == (None, root)
-    assert served.client.get(f"/weft/programs/{sub}/timeline").json()["parent_program_id"] == root
-    for program_id in program_ids:
-        assert served.client.delete(f"/weft/programs/{program_id}").status_code == 204
+        assert response.status_code == 200, response.text
+        program_ids.add(response.headers["weft-program-id"])
+    (program,) = program_ids
+    timeline = served.client.get(f"/weft/programs/{program}/timeline").json()
+    assert [call["lane"] for call in timeline["calls"]] == [0, 1, 2, 0]
+    assert [lane["thread_id"] for lane in timeline["lanes"]][1:] == ["child", "grandchild"]
+    first, sub, nested, again = timeline["calls"]
+    ids = [[parent["call_id"] for parent in call["parents"]] for call in (first, sub, nested, again)]
+    assert ids == [[], [first["call_id"]], [sub["call_id"]], [nested["call_id"]]]
+    assert served.client.delete(f"/weft/programs/{program}").status_code == 204
+
+
+@pytest.mark.engine
+def test_clients_of_thunderagent_name_and_release_their_programs(served: Served) -> None:
+    """In the body and on a path of its own. Dynamo's hint that the next call comes soon is taken along."""
+    call = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 2,
+        "program_id": "job-1",
+        "nvext": {"agent_hints": {"priority": 3, "osl": 10, "speculative_prefill": True}},
+    }
+    programs = [served.client.post("/v1/chat/completions", json=call).headers["weft-program-id"] for _turn in range(2)]
+    assert programs == ["thunderagent:job-1"] * 2
+    for released in (True, False):
+        answer = served.client.post("/programs/release", json={"program_id": "job-1"})
+        assert answer.json() == {"program_id": "job-1", "released": released}
+    assert served.client.post("/programs/release", json={}).status_code == 400
+    assert served.client.post("/programs/release", content="{}").status_code == 415
