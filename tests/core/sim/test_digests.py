@@ -94,7 +94,7 @@ ROWS: Final = tuple(name + gate for name in SIMULATED_POLICIES for gate in ("", 
 
 @pytest.mark.parametrize("policy", ROWS)
 def test_results_are_the_same_to_the_digit(policy: str) -> None:
-    """All times and counts of a policy, under every KV policy, are those of the table."""
+    """All times and counts of a policy, under every KV policy, are those of the table. So nothing is random either."""
     expected = read().get(policy)
     assert expected is not None, f"{policy} is new; write the table again: python {Path(__file__).name}"
     changed = {column for column, found in row(policy).items() if found != expected.get(column)}

@@ -38,11 +38,7 @@ def test_every_policy_serves_all_programs_with_little_host_memory(name: str, sch
     settings = SimSettings(
         PolicyConfig(scheduling), kv_tokens=20_480, kv_policy=KvPolicyConfig(name), host_kv_tokens=24_000
     )
-    programs = programs_of("mixed", 6)
-    result = simulate(programs, settings)
-    assert len(result.programs) == 6
-    if scheduling == "atlas":
-        assert simulate(programs, settings).to_dict() == result.to_dict()  # nothing is random
+    assert len(simulate(programs_of("mixed", 6), settings).programs) == 6
 
 
 @pytest.mark.parametrize("name", ["next-use", "lru", "ended-first"])

@@ -29,9 +29,7 @@ def test_every_policy_serves_all_programs(name: str, scheduling: str) -> None:
     """In a cache so small that calls are preempted, nothing hangs and no token is lost from the counts."""
     programs = programs_of("mixed", 6)
     settings = SimSettings(PolicyConfig(scheduling), kv_tokens=20_480, kv_policy=KvPolicyConfig(name))
-    result = simulate(programs, settings)
-    assert len(result.programs) == 6
-    assert simulate(programs, settings).to_dict() == result.to_dict()  # nothing is random
+    assert len(simulate(programs, settings).programs) == 6
 
 
 def test_without_eviction_the_policy_does_not_matter() -> None:
