@@ -81,6 +81,7 @@ $(VENV)/.installed: $(LOCK)
 
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@echo "==> building weft (compiled part in csrc/)"
+	@$(BIN)/python -m pip uninstall --quiet --yes weft 2>/dev/null || true  # its former name
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
 	  --no-build-isolation --editable .
 	@touch $@

@@ -60,17 +60,17 @@ def test_the_lock_is_complete(python: str, machine: str) -> None:
     """
     excluded = set(SETTINGS["exclude-dependencies"])
     missing = []
-    for name in ("weft", *LOCKED):
+    for name in ("vllm-weft", *LOCKED):
         where = environment(python, machine)
-        if name != "weft" and not applies(LOCKED[name].requirement, where):
+        if name != "vllm-weft" and not applies(LOCKED[name].requirement, where):
             continue
         try:
-            if name != "weft" and importlib.metadata.version(name) != LOCKED[name].version:
+            if name != "vllm-weft" and importlib.metadata.version(name) != LOCKED[name].version:
                 continue  # installed from elsewhere
             requires = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:  # only for other Pythons or machines
             continue
-        extras = ("cpu", "langchain", "autogen", "ray", "otel", "docs", "dev") if name == "weft" else ("",)
+        extras = ("cpu", "langchain", "autogen", "ray", "otel", "docs", "dev") if name == "vllm-weft" else ("",)
         for text in requires:
             requirement = Requirement(text)
             package = canonicalize_name(requirement.name)

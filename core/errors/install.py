@@ -1,4 +1,4 @@
-"""The commands that install what is missing. Weft's own name is no use in them: on PyPI it is another project's."""
+"""The commands that install what is missing. `weft` is no name for them: on PyPI it is another project's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pip_install(*distributions: str) -> str:
 def _requirements() -> dict[str, str]:
     """By name, each distribution that Weft or one of its extras requires, quoted for a shell."""
     try:
-        found = importlib.metadata.requires("weft") or []
+        found = importlib.metadata.requires("vllm-weft") or []
     except importlib.metadata.PackageNotFoundError:  # Weft is imported from a folder that is not installed
         return {}
     texts = [text.partition(";")[0].strip() for text in found]  # without the extra

@@ -254,6 +254,9 @@ MEMBERS: Final[Mapping[str, Uses]] = {
         overridden={"aggregate": "(self, other) -> KVConnectorWorkerMetadata"},
     ),
     "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read=("SCHEDULER",)),
+    "vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory": Uses(
+        called={"register_connector": "(cls, name, module_path, class_name) -> None"}
+    ),
     "vllm.distributed.kv_transfer.kv_transfer_state": Uses(written=("_KV_CONNECTOR_AGENT",)),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": Uses(
         called={"get_block_ids": "(self) -> tuple[list[int], ...] | None"},

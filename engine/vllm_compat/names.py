@@ -124,6 +124,7 @@ _FOR_TESTS: Final = {
     "EngineCoreProc": "vllm.v1.engine.core.EngineCoreProc",
     "EngineCoreRequestType": "vllm.v1.engine.EngineCoreRequestType",
     "EngineShutdownState": "vllm.v1.engine.core.EngineShutdownState",
+    "KVConnectorFactory": "vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory",
     "MsgpackDecoder": "vllm.v1.serial_utils.MsgpackDecoder",
     "MsgpackEncoder": "vllm.v1.serial_utils.MsgpackEncoder",
     "OffloadingConnectorMetadata": f"{_OFFLOADING}.OffloadingConnectorMetadata",
@@ -132,6 +133,7 @@ _FOR_TESTS: Final = {
     "cpu_worker": "vllm.v1.worker.cpu_worker",
     "get_request_block_hasher": "vllm.v1.core.kv_cache_utils.get_request_block_hasher",
     "init_none_hash": "vllm.v1.core.kv_cache_utils.init_none_hash",
+    "load_general_plugins": "vllm.plugins.load_general_plugins",
     "sha256": "vllm.utils.hashing.sha256",
 }
 

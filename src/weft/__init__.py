@@ -10,6 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+try:
+    from vllm_weft import other_weft
+except ModuleNotFoundError:  # a copy of this folder need not be installed
+    pass
+else:
+    if (_line := other_weft()) is not None:
+        raise ImportError(_line)
+
 from weft.core.accounts import Account
 from weft.core.errors import WeftError
 from weft.core.kv_cache.config import SwapConfig

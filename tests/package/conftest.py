@@ -25,12 +25,12 @@ def built(pattern: str) -> Path:
 
 @pytest.fixture(scope="session")
 def sdist() -> Path:
-    return built("weft-*.tar.gz")
+    return built("vllm_weft-*.tar.gz")
 
 
 @pytest.fixture(scope="session")
 def wheel() -> Path:
-    return built("weft-*.whl")
+    return built("vllm_weft-*.whl")
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def pip_install(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]
 def without_engine(
     tmp_path_factory: pytest.TempPathFactory, wheel: Path, pip_install: Callable[..., None]
 ) -> Environment:
-    """`pip install weft` in a clean environment: the wheel and what it requires, no vLLM, no model."""
+    """`pip install vllm-weft` in a clean environment: the wheel and what it requires, no vLLM, no model."""
     folder = tmp_path_factory.mktemp("without")
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)

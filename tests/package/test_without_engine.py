@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from installed import Environment
 
@@ -78,3 +84,38 @@ def test_the_missing_package_is_a_typed_error(without_engine: Environment, code:
     assert done.printed.startswith(f"{error} True ")
     assert install in done.output
     assert not [file for file in (without_engine.folder.parent / "cache").rglob("*") if file.stat().st_size > 10_000]
+
+
+def fake_weft(folder: Path) -> Path:
+    """A wheel of the other project: a distribution `weft` with a package of that name."""
+    wheel = folder / "weft-0.9.118-py3-none-any.whl"
+    files = {
+        "weft/__init__.py": "",
+        "weft-0.9.118.dist-info/METADATA": "Metadata-Version: 2.1\nName: weft\nVersion: 0.9.118\n",
+        "weft-0.9.118.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in (*files, "weft-0.9.118.dist-info/RECORD"))
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in {**files, "weft-0.9.118.dist-info/RECORD": record}.items():
+            archive.writestr(name, text)
+    return wheel
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["the other first", "the other last"])
+def test_the_other_weft_in_the_same_environment_is_named_in_one_line(
+    tmp_path: Path, wheel: Path, pip_install: Callable[..., None], is_first: bool
+) -> None:
+    """The command and the doctor end with it. So does the import, unless it finds the other project's package."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
+    for each in (fake_weft(tmp_path), wheel) if is_first else (wheel, fake_weft(tmp_path)):
+        pip_install(venv, "--no-deps", "--no-index", each)
+    environment = Environment(venv, tmp_path)
+    for arguments in ((), ("doctor",)):
+        done = environment.run("weft", *arguments)
+        assert done.code == 1
+        (line,) = done.output.splitlines()
+        assert line.startswith("weft 0.9.118, another project, is installed beside vllm-weft")
+        assert "Run `pip uninstall weft vllm-weft`, then install vllm-weft again" in line
+    done = environment.run("python", "-c", "import weft")
+    assert ("ImportError: weft 0.9.118, another project" in done.errors) == is_first

@@ -49,6 +49,10 @@ TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.core.sched.output.CachedRequestData": Uses(read=("all_token_ids", "new_block_ids", "resumed_req_ids")),
     "vllm.v1.engine.EngineCoreOutput": Uses(read=("new_token_ids",)),
     "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorRole": Uses(read=("WORKER",)),
+    "vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory": Uses(
+        called={"get_connector_class": "(cls, kv_transfer_config)"}
+    ),
+    "vllm.plugins": Uses(called={"load_general_plugins": "()"}),
     "vllm.v1.outputs.KVConnectorOutput": Uses(
         passed=("finished_recving", "invalid_block_ids", "kv_connector_worker_meta")
     ),

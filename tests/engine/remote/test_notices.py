@@ -159,7 +159,7 @@ async def test_a_program_inside_another_names_it(server: CannedServer, remote: R
 
 
 def test_neither_vllm_nor_a_framework_is_needed(server: CannedServer) -> None:
-    """`pip install weft` is enough: the packages of its extras cannot be imported here."""
+    """`pip install vllm-weft` is enough: the packages of its extras cannot be imported here."""
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({ABSENT!r}))  # importing one fails
