@@ -80,6 +80,7 @@ class Question(NamedTuple):
     asked: Sample  # the message before it
     system: Sample  # the system prompt
     before: Digest | None = None  # the answer before
+    call_id: str = ""  # of the tool call whose result was asked about
 
     def has_system_like(self, other: Sample) -> bool:
         """Whether another system prompt is mostly the same, such as one with another time of day."""
@@ -120,12 +121,17 @@ class Answer:
         else:
             self.is_crowded = True
 
-    def asked(self, question: bytes) -> dict[ProgramId, Question]:
-        """The programs that were given it as an answer to a question, or to one that was more or less of it."""
+    def asked(self, question: bytes, call_id: str) -> dict[ProgramId, Question]:
+        """The programs that were given it as an answer to a question, or to one that was more or less of it.
+
+        Args:
+            question: The folded text before the answer.
+            call_id: The id of the tool call if it is the call's result, or "".
+        """
         return {
             program_id: known
             for program_id, known in self.owners.items()
-            if known is not None and known.asked.is_related_to(question)
+            if known is not None and known.call_id == call_id and known.asked.is_related_to(question)
         }
 
     def bytes_in(self, text: bytes, found: set[int]) -> tuple[int, int]:

@@ -242,6 +242,7 @@ class Lineage:
                 sample_of(folded_texts(said.items[place : place + 1])),
                 asked.system.sample,
                 _answer_key(start, said.items[before]) if before is not None else None,
+                _call_id_of(said.items[place]),
             )
         return Placed(identity, peer, said, question, start, prompt)
 
@@ -338,7 +339,7 @@ class Lineage:
         counts: Counter[ProgramId] = Counter()
         known, is_latest, latest = 0, True, {}
         for begin, end in islice(said.latest_first(), _MOST_EXCHANGES):
-            question = folded_texts(said.items[max(0, _question_before(said.items, begin)) : begin][:1])
+            question = said.items[max(0, _question_before(said.items, begin))]
             owners = self._owners(asked, said.items[begin:end], question)
             if not owners:  # nobody gave this answer, which says nothing
                 is_latest = is_latest and alive is not None
@@ -355,7 +356,7 @@ class Lineage:
                 if not alive:  # these are examples, of what several programs were asked
                     return _Found(is_mixed=True)
             counts.update(alive.keys())
-            bytes_of.update(dict.fromkeys(alive, len(question) + len(folded_texts(said.items[begin:end]))))
+            bytes_of.update(dict.fromkeys(alive, len(folded_texts([question, *said.items[begin:end]]))))
         if alive is None or len(alive) > 1:
             return _Found()
         program_id, _had = alive.popitem()
@@ -364,8 +365,9 @@ class Lineage:
             return _Found()
         return _Found(Source.LINEAGE, program_id, known)
 
-    def _owners(self, asked: _Asked, answer: list[Item], question: bytes) -> dict[ProgramId, Question]:
+    def _owners(self, asked: _Asked, answer: list[Item], question: Item) -> dict[ProgramId, Question]:
         """The programs that were given an answer to a question. Parts that nobody was given are left out."""
+        text, call_id = folded_texts([question]), _call_id_of(question)
         owners: dict[ProgramId, Question] | None = None
         for item in answer:
             known = self._answers.get(asked.scope, _answer_key(asked.start, item))
@@ -373,7 +375,7 @@ class Lineage:
                 known = self._answers.get(asked.scope, _answer_key(asked.start, item, with_id=False))
             if known is None or known.is_crowded:
                 continue
-            found = known.asked(question)
+            found = known.asked(text, call_id)
             owners = found if owners is None else {each: had for each, had in owners.items() if each in found}
         return owners or {}
 
@@ -548,6 +550,11 @@ def _owners_in(text: bytes, keys: set[int], answers: list[Answer], teller: Progr
         for each, count in bytes_of.items()
         if count >= (LONG_BYTES // 2 if each == teller else LONG_BYTES) and new_of[each] >= NEW_BYTES
     }
+
+
+def _call_id_of(item: Item) -> str:
+    """The id of the tool call that an item is the result of; "" if it is none."""
+    return item[1] if item[0] == "result" else ""
 
 
 def _question_before(items: list[Item], place: int) -> int:
