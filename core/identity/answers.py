@@ -11,6 +11,7 @@ from weft.core.identity.pieces import PIECE, folded
 from weft.core.ids import ProgramId
 
 LONG_BYTES: Final = 64  # folded, of a text that tells by itself whose model wrote it: about 80 characters
+SEARCHED: Final = 256 << 10  # characters of a request
 NEW_BYTES: Final = 32  # of these, in pieces that nobody else has: more than a piece at the edge of what others have
 SHORT_BYTES: Final = 16  # folded, of a text that tells something beside another one
 MOST_OWNERS: Final = 64  # of an answer
@@ -227,3 +228,29 @@ def texts_of(item: Item) -> Iterator[str]:
 def folded_texts(items: list[Item]) -> bytes:
     """All texts of items in one, folded."""
     return _SEPARATOR.join(folded(text) for item in items for text in texts_of(item))
+
+
+def searched_texts(items: list[Item]) -> tuple[bytes, bool]:
+    """The texts of items in one, folded, or of very long ones the beginning and the end. Returns whether it is all.
+
+    A search takes 15 ms a MiB, during which a server does nothing else.
+    """
+    texts = [text for item in items for text in texts_of(item)]
+    if sum(map(len, texts)) <= SEARCHED:
+        return _SEPARATOR.join(map(folded, texts)), True
+    first, last = (
+        _until(texts, SEARCHED // 2),
+        _until([text[-SEARCHED // 2 :] for text in reversed(texts)], SEARCHED // 2),
+    )
+    return _SEPARATOR.join(map(folded, [*first, *reversed(last)])), False
+
+
+def _until(texts: list[str], most: int) -> list[str]:
+    """Texts until they have so many characters."""
+    found = []
+    for text in texts:
+        if most <= 0:
+            break
+        found.append(text[:most])
+        most -= len(text)
+    return found

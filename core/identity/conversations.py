@@ -14,7 +14,9 @@ from weft.core.identity.messages import Digest, Item, text_of
 
 CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{12,128}")  # of a tool call, long enough to be no word
 _ID_IN_TEXT: Final = re.compile(r"(?:chatcmpl-tool-|call_|toolu_|fc_)[A-Za-z0-9_-]{4,100}")
-_MOST_IDS: Final = 1_000  # that are looked for in a text
+_ID_MARKS: Final = ("chatcmpl-tool-", "call_", "toolu_", "fc_")
+_MOST_IDS: Final = 1_000  # that are looked for in texts
+_MOST_CHARACTERS: Final = 256 << 10  # of texts that are searched for ids
 _MOST_ARGUMENTS: Final = 16  # of a tool call
 
 
@@ -75,13 +77,15 @@ def ids_in(items: list[Item]) -> Iterator[tuple[int, str]]:
 
     Some clients write calls into texts, with their ids.
     """
-    left = _MOST_IDS
+    left, unread = _MOST_IDS, _MOST_CHARACTERS
     for place in reversed(range(len(items))):
         item = items[place]
         if item[0] in ("call", "result"):
             if CALL_ID.fullmatch(item[1]):
                 yield place, item[1]
-        elif item[0] == "message" and left > 0:
-            found = [each for text in item[4::2] for each in _ID_IN_TEXT.findall(text)][-left:]
+        elif item[0] == "message" and left > 0 and unread > 0:
+            texts = [text for text in item[4::2] if any(mark in text for mark in _ID_MARKS)]
+            unread -= sum(map(len, texts))
+            found = [each for text in texts for each in _ID_IN_TEXT.findall(text)][-left:]
             left -= len(found)
             yield from ((place, each) for each in reversed(found))

@@ -55,6 +55,7 @@ from weft.core.identity.answers import (
     answer_to,
     folded_texts,
     sample_of,
+    searched_texts,
     texts_of,
 )
 from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer
@@ -116,6 +117,7 @@ class _System(NamedTuple):
     text: bytes  # folded
     values: Values  # its pieces
     sample: Sample
+    is_whole: bool  # it was short enough for all of it
 
 
 class _Asked(NamedTuple):
@@ -147,6 +149,7 @@ class _Told(NamedTuple):
     text: bytes
     values: Values
     keys: list[int]
+    is_whole: bool  # it was short enough for all of it
 
 
 def is_always_open(_program_id: ProgramId) -> bool:
@@ -174,6 +177,9 @@ class Lineage:
         self._asked: Groups[Prompt] = Groups()
         self._handed: Recent[ProgramId] = Recent(most_states)  # texts of calls that have not returned
         self._told = Told()
+        self._unknown: Recent[ProgramId] = Recent(
+            most_states
+        )  # told more than was read, so what they write is no evidence
         self._traces: Recent[ProgramId] = Recent(most_states)
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection, if not in turns
         self._pooled: dict[str, int] = {}  # for how many requests the connections of a key tell nothing
@@ -381,9 +387,10 @@ class Lineage:
 
     @staticmethod
     def _new(asked: _Asked, items: list[Item]) -> _Told:
-        text = folded_texts([item for item in items if item[:2] != ("message", "system")])
+        others = [item for item in items if item[:2] != ("message", "system")]
+        text, is_whole = searched_texts(others)
         values = pieces_of(text)
-        return _Told(items, text, values, keys_of(asked.scope, values))
+        return _Told(items, text, values, keys_of(asked.scope, values), is_whole)
 
     def _by_text(self, asked: _Asked, told: _Told) -> ProgramId | None:
         """The program whose model wrote a text of a request."""
@@ -415,6 +422,8 @@ class Lineage:
         for prompt in self._asked.all(told.keys):
             if prompt.program_id != program_id and not prompt.is_shared and prompt.is_in(told.text):
                 prompt.is_shared = True
+        if not (told.is_whole and asked.system.is_whole):
+            self._unknown.put(scope, digest_of(b"unknown", program_id), program_id)
         self._told.add(scope, asked.system.values)
         was_told = self._told.add(scope, told.values)
         new = [key for key, known in zip(told.keys, was_told.tolist(), strict=True) if not known] or told.keys
@@ -500,7 +509,8 @@ class Lineage:
             self._answers.put(scope, key, answer)
         size = 1 if is_new else answer.size()
         answer.add(program_id, question)
-        if is_new and len(answer.text) >= PIECE:
+        is_unknown = self._unknown.get(scope, digest_of(b"unknown", program_id)) is not None
+        if is_new and not is_unknown and len(answer.text) >= PIECE:
             values = pieces_of(answer.text)
             is_told = self._told.has(scope, values).tolist()
             every = zip(keys_of(scope, values), places_of(answer.text, values), is_told, strict=True)
@@ -522,8 +532,8 @@ def _answer_key(start: Digest, item: Item, *, with_id: bool = True) -> Digest:
 
 
 def _system_of(texts: tuple[str, ...]) -> _System:
-    text = b"".join(map(folded, texts))
-    return _System(text, pieces_of(text), sample_of(text))
+    text, is_whole = searched_texts([("message", "system", "", "text", each) for each in texts])
+    return _System(text, pieces_of(text), sample_of(text), is_whole)
 
 
 _system_again = lru_cache(64)(_system_of)  # many requests have the same system prompt
