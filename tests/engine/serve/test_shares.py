@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 # Clients of each key. The engine has 4 places: 3 for the heavy key and 1 for the light one. Even when all 4 calls end
 # at once, calls of both keys wait, so a client that sends its next call late changes nothing.
 CLIENTS = {HEAVY_KEY: 7, LIGHT_KEY: 3}
-TOKENS = 128  # of a call
+TOKENS = 64  # of a call
 FIRST, COUNTED = 20, 60  # calls until the policy knows how long calls are, and calls whose shares are compared
 
 
