@@ -281,7 +281,8 @@ def test_jumping_changes_nothing_with_a_full_kv_cache(
 
 @pytest.mark.parametrize("policy", [PolicyConfig("atlas", (1.0, 2.0, 4.0), 2.0), PolicyConfig("plas"), "srpt"])
 def test_the_same_seed_gives_the_same_schedule(policy: PolicyConfig) -> None:
-    """A seeded workload on three engines has the same result ten times, call by call. Another seed changes it."""
+    """A seeded workload on three engines has the same result three times, call by call. Another seed changes it. The
+    table of `test_digests.py` has it from process to process."""
 
     def schedule(seed: int) -> object:
         trace = generate("mixed", 12, poisson(random.Random(seed), 4.0), random.Random(seed))
@@ -289,7 +290,7 @@ def test_the_same_seed_gives_the_same_schedule(policy: PolicyConfig) -> None:
         return simulate(trace, configuration, runs=True)
 
     first = schedule(1)
-    assert all(schedule(1) == first for _ in range(9))
+    assert all(schedule(1) == first for _ in range(2))
     assert schedule(2) != first
 
 
