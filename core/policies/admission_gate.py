@@ -48,6 +48,7 @@ class Resident:
     growth_tokens: int = 0  # what the gate leaves free for its growth
     idle_since_s: float = math.nan  # when its last call left; counts while it has no call in progress
     keep_until_s: float = math.inf  # when its place may be given away; counts while it is open without a call
+    is_given_up: bool = False  # it has not called again while its place was kept
     shut_since_s: float = math.nan  # since when calls of it have been held back; nan while none is
     reused_part: float = 1.0  # the part of its context that its next call is expected to use, 0 to 1
     resuming: Call | None = None  # the first call after it had none, until that call starts
@@ -138,6 +139,9 @@ class AdmissionGate:
         if not resident.calls:
             resident.resuming = call if resident.is_open and resident.shared_tokens >= 0 else None
             if not math.isnan(resident.idle_since_s):
+                if resident.is_given_up:
+                    resident.is_given_up = False
+                    self._returns.came_back(resident.name)
                 self._returns.observe(resident.name, max(0.0, now_s - resident.idle_since_s))
         with _Recount(self, resident):
             trunk = min(call.prompt_tokens, resident.context_tokens)
@@ -227,7 +231,7 @@ class AdmissionGate:
         if resident is not None:
             resident.has_ended = True
             if not resident.calls:
-                if not is_known:
+                if not is_known and not resident.is_given_up:
                     self._returns.observe(resident.name, math.inf)
                 self._forget(resident)
 
@@ -290,6 +294,15 @@ class AdmissionGate:
             del self._open_in_turn[resident]
             self._take_place(resident)
             resident.is_open = False
+
+    def give_up(self, resident: Resident) -> None:
+        """Shut out an idle program that has not called again while its place was kept.
+
+        Until it does, it counts as gone for good. Where nobody tells that programs have ended, nothing else would.
+        """
+        resident.is_given_up = True
+        self._returns.observe(resident.name, math.inf)
+        self.close(resident)
 
     def fits(self, resident: Resident) -> bool:
         """Whether a closed program may open next to those that are open."""

@@ -174,7 +174,10 @@ class Gated(PolicyAround):
     def _makes_room(self, resident: Resident, now_s: float) -> bool:
         """Close idle programs whose places may be given away. Returns whether the program can open now."""
         while (idle := self.gate.first_place()) is not None and (now_s >= idle.keep_until_s or not self.gate.is_busy()):
-            self._close(idle)
+            if now_s >= idle.keep_until_s:
+                self.gate.give_up(idle)
+            else:
+                self.gate.close(idle)
             if self.gate.fits(resident):
                 return True
         return not self.gate.is_busy()

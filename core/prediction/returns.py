@@ -40,6 +40,11 @@ class _Gaps:
             self.ordered.remove(self.latest.popleft())
         self.unfitted += 1
 
+    def retract(self) -> None:
+        if self.ordered and self.ordered[-1] == math.inf:
+            self.ordered.pop()
+            self.latest.remove(math.inf)
+
 
 class ReturnTimes:
     """The gaps between the calls of programs, by name. The names that were used longest ago are forgotten."""
@@ -57,6 +62,11 @@ class ReturnTimes:
         gaps.add(gap_s)
         if len(self._names) > _MOST_NAMES:
             self._names.popitem(last=False)
+
+    def came_back(self, name: Hashable) -> None:
+        """A program of this name that was observed to have gone for good has called again."""
+        if (gaps := self._names.get(name)) is not None:
+            gaps.retract()
 
     def best_wait_s(self, name: Hashable, price_s: float) -> float:
         """The seconds to wait for a program of this name before its place is given away.

@@ -270,6 +270,23 @@ def test_an_idle_program_keeps_its_place_for_as_long_as_its_kind_takes_to_return
         policy.program_ended(program)
 
 
+def test_where_nobody_tells_of_ends_idle_programs_make_way_sooner() -> None:
+    """Programs call again within a second, or have ended, and nobody tells. The first ones keep their places for 10 s.
+    Once one has lost its place in this way, later ones keep theirs for a second."""
+    policy = gated("learned")
+    loop(policy, "past", [1.0] * 24)
+    first, second, third = (ProgramView(name, "agent", arrival_s=100.0) for name in "abc")
+    run(policy, arrive(policy, "a1", 500, 100.0, first), 1, 100.0)
+    assert policy.gate[first].keep_until_s == pytest.approx(110.0)
+    policy.start(arrive(policy, "busy", 300, 111.0, ProgramView("busy", "other", arrival_s=111.0)), 111.0)
+    loop(policy, "later", [1.0] * 8)
+    policy.start(arrive(policy, "b1", 500, 111.0, second), 111.0)
+    assert not policy.gate[first].is_open
+    loop(policy, "more", [1.0] * 8)
+    run(policy, arrive(policy, "c1", 10, 111.0, third), 1, 111.0)
+    assert policy.gate[third].keep_until_s == pytest.approx(112.0)
+
+
 def test_a_plain_gate_does_not_learn_when_programs_return() -> None:
     """Behind a policy that does not learn, each program keeps its place for as long as the cache takes to fill."""
     policy = gated("fcfs")

@@ -55,6 +55,21 @@ def test_until_eight_gaps_are_known_the_price_counts() -> None:
     assert returns.best_wait_s("b", 5.0) == 5.0
 
 
+def test_a_program_that_came_back_is_not_gone_for_good() -> None:
+    """Its gap takes the place of the one that never ended, and a return that nobody waits for changes nothing."""
+    returns = ReturnTimes()
+    for gap_s in [1.0] * 8 + [math.inf] * 8:
+        returns.observe("a", gap_s)
+    assert returns.best_wait_s("a", 5.0) == 1.0  # half of them never return, so nobody waits for longer
+    for _ in range(9):
+        returns.came_back("a")
+        returns.came_back("unknown")
+        returns.observe("a", 1.0)
+    assert returns.best_wait_s("a", 5.0) == 5.0
+    (gaps,) = returns._names.values()
+    assert list(gaps.latest) == gaps.ordered == [1.0] * 17
+
+
 def test_names_and_gaps_are_bounded() -> None:
     """A client that makes up names drives out those that were used longest ago, and memory stays."""
     returns = ReturnTimes()
