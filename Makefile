@@ -19,7 +19,7 @@ HOURS  ?= 4
 MINUTES ?= 30
 SEED   ?= 0
 SECONDS ?= 600
-# Of `make results`: a folder with recorded programs (benchmarks/bench_leaderboard.py), and SMALL=1 for a third of the settings.
+# Of `make results`: a folder with recorded programs (docs/results/leaderboard.md), and SMALL=1 for a third of the settings.
 TRACES ?= build/traces
 SMALL  ?=
 # Of `make gpu-check`: build, tests, sanitizer, benchmark, or several in quotes; without it, all of them.

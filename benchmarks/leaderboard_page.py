@@ -1,8 +1,9 @@
-"""The tables and the picture of the page "leaderboard" in docs/results, from the cells of `bench_leaderboard.py`."""
+"""The tables and the picture of docs/results/leaderboard.md, from the cells of `bench_leaderboard.py`."""
 
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -11,7 +12,7 @@ from common import pyplot
 from leaderboard_settings import Setting
 from result_ages import RESULTS, ROOT
 
-from weft.core.sim.leaderboard import DEFAULT, Rival
+from weft.core.sim.leaderboard import DEFAULT, Rival, rivals
 
 PAGE: Final = ROOT / RESULTS / "leaderboard.md"
 BEGIN: Final = "<!-- make results writes from here -->"
@@ -30,6 +31,7 @@ TIMES: Final = {
     "per token worst": "token_worst_s",
 }
 LOSS: Final = 1.02  # a ratio above this is a loss
+_NO_ORACLES: Final = {each for each in rivals(host=True) if not each.is_oracle}
 _TICKS: Final = (0.5, 0.7, 1, 1.5, 2, 3, 5)
 
 
@@ -94,9 +96,17 @@ def write_page(path: Path, cells: Cells, commit: str, wanted: int) -> None:
         return
     text = path.read_text(encoding="utf-8") if path.exists() else f"{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)
-    made = "\n".join(_lines(complete, commit, sum(map(len, cells.values())), wanted, path.stem))
+    lines = _lines(complete, commit, sum(map(len, cells.values())), wanted, path.stem)
+    made = "\n".join(line if line.startswith(("|", "#", "!")) else _wrapped(line) for line in lines)
     path.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
     plot(complete, path.with_suffix(".svg"))
+
+
+def _wrapped(text: str) -> str:
+    """Prose in lines of 125 characters, with an empty line before and after it where it had one."""
+    filled = textwrap.fill(text.strip(), 125, break_on_hyphens=False)
+    before, after = ("\n" * found for found in (text.startswith("\n"), text.endswith("\n")))
+    return f"{before}{filled}{after}"
 
 
 def _lines(cells: Cells, commit: str, known: int, wanted: int, name: str) -> Iterator[str]:
@@ -122,7 +132,8 @@ def _lines(cells: Cells, commit: str, known: int, wanted: int, name: str) -> Ite
         ("source", "settings", "÷ best plain", "worst", "÷ best of all", "worst", "no host ÷ best plain", "worst"),
         _source_rows(cells),
     )
-    yield f"\nMade at {commit}. ![The default ÷ the best plain rival, by source]({name}.svg)\n"
+    yield f"\nMade at {commit}.\n"
+    yield f"![The default ÷ the best plain rival, by source]({name}.svg)\n"
     yield "## By rival\n"
     yield (
         "Each rival ÷ the default in the settings in which it was run: geometric means. Above 1 the default is ahead. "
@@ -171,7 +182,7 @@ def _source_rows(cells: Cells) -> Iterator[Sequence[str]]:
         rows = [each for (setting, _), each in cells.items() if source in {setting.source, "all"}]
         columns = [
             [to_best(each, "mean_s", is_plain) for each in rows],
-            [to_best(each, "mean_s", knows_no_future) for each in rows],
+            [to_best(each, "mean_s", knows_no_future) for each in rows if each.keys() >= _NO_ORACLES],
             [
                 to_best(each, "mean_s", has_no_host, DEFAULT.without_host())
                 for each in rows
@@ -181,12 +192,12 @@ def _source_rows(cells: Cells) -> Iterator[Sequence[str]]:
         yield (
             source,
             str(len(rows)),
-            *(
-                text
-                for column in columns
-                for text in (f"{statistics.geometric_mean(column):.2f}", f"{max(column):.2f}")
-            ),
+            *(text for column in columns for text in _mean_and_worst(column)),
         )
+
+
+def _mean_and_worst(ratios: Sequence[float]) -> tuple[str, str]:
+    return (f"{statistics.geometric_mean(ratios):.2f}", f"{max(ratios):.2f}") if ratios else ("not run", "")
 
 
 def _rival_rows(cells: Cells) -> Iterator[Sequence[str]]:

@@ -41,6 +41,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "How well the times of tools are covered": ("core/prediction",),
         "Host memory on a real engine": ("engine/scheduler", "engine/kv_cache", "engine/swap", "core/kv_cache"),
     },
+    "leaderboard.md": {"": (*SIMULATED, "core/prediction")},
     "learned.md": {"": SIMULATED},
     "real-engine.md": {"": LIVE, "Over HTTP": ("engine/serve", "engine/scheduler", "benchmarks/bench_http.py")},
     "reproduction.md": {"": SIMULATED, "Where the time of a call goes": LIVE},
