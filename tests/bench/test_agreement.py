@@ -81,7 +81,7 @@ def test_host_memory_gets_as_many_copies_as_on_the_scheduler(name: str, tmp_path
         assert found.copied_out == pytest.approx(played.copied_out, rel=0.01)
         back.append((found.copied_back, played.copied_back))
     found_back, played_back = map(sum, zip(*back, strict=True))
-    assert found_back == pytest.approx(played_back, rel=0.15 if name.startswith("fcfs") else 0.25)
+    assert found_back == pytest.approx(played_back, rel=0.25)
     assert played_back > 10_000
 
 
