@@ -70,7 +70,7 @@ def test_a_command_that_needs_an_engine_says_what_to_install(
         ("weft.AsyncMultiLLMEngine(replicas=2)", "VllmUnavailableError", INSTALL),
         ("weft.openai_client", "MissingPackageError", "pip install openai"),
         ("import weft.integrations.langchain", "MissingPackageError", "pip install 'langchain-core<"),
-        ("import weft.integrations.autogen", "MissingPackageError", "pip install 'autogen-core<"),
+        ("import weft.integrations.autogen", "MissingPackageError", "pip install 'autogen-core>="),
     ],
 )
 def test_the_missing_package_is_a_typed_error(without_engine: Environment, code: str, error: str, install: str) -> None:
