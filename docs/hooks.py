@@ -5,15 +5,18 @@ A comment in a page is replaced by generated Markdown:
 - `<!-- registry: PACKAGE -->`: the policies or balancers that are registered in PACKAGE, with their parameters.
 - `<!-- cli -->`: every command of `weft` with its arguments and options.
 - `<!-- metrics -->`: the metrics for Prometheus.
+- `<!-- clients -->`: what the server saw of real clients, from docs/results/clients.json.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -26,6 +29,7 @@ from weft.engine.telemetry.metrics import METRICS
 _REGISTRY = re.compile(r"<!-- registry: ([\w.]+) -->")
 _CLI = "<!-- cli -->"
 _METRICS = "<!-- metrics -->"
+_CLIENTS = "<!-- clients -->"
 _LOADED = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?https?:|<link[^>]+href=\"?https?:[^>]+rel=\"?stylesheet")
 
 
@@ -34,6 +38,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = _REGISTRY.sub(lambda found: registry_table(found[1]), markdown)
     if _METRICS in markdown:
         markdown = markdown.replace(_METRICS, metrics_table())
+    if _CLIENTS in markdown:
+        markdown = markdown.replace(_CLIENTS, clients_table())
     return markdown.replace(_CLI, cli_reference()) if _CLI in markdown else markdown
 
 
@@ -60,6 +66,19 @@ def metrics_table() -> str:
         for each in METRICS
     )
     return "\n".join(("| name | kind | labels | what it says |", "|---|---|---|---|", *rows))
+
+
+def clients_table() -> str:
+    """What the server saw of real clients as a table, the wrong cells first."""
+    found = json.loads((Path(__file__).parent / "results/clients.json").read_text())
+    lines = ["| client | case | API | identified by | expected | seen |", "|---|---|---|---|---|---|"]
+    for each in sorted(found["cases"], key=lambda case: (case["expected"] == case["seen"], case["client"])):
+        expected, seen = ("<br>".join(f"`{program}`" for program in each[name]) for name in ("expected", "seen"))
+        verdict = "as expected" if each["expected"] == each["seen"] else f"**wrong**: {seen}<br>{each['why_wrong']}"
+        name = f"{each['client']} {each['version']}"
+        lines.append(f"| {name} | {each['case']} | {each['api']} | {each['identified_by']} | {expected} | {verdict} |")
+    right = sum(case["expected"] == case["seen"] for case in found["cases"])
+    return "\n".join([f"{right} of {len(found['cases'])} cases are as expected, at {found['commit']}.", "", *lines])
 
 
 def registry_table(package: str) -> str:

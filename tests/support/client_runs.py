@@ -93,7 +93,7 @@ def run(case: Case, folder: Path) -> Seen:
 
 
 def _app(case: Case) -> Path:
-    return APPS / f"{case.package.name.replace('-', '_')}.py"
+    return APPS / f"{case.package.name.replace('-', '_')}_app.py"
 
 
 def _run_all(case: Case, commands: Sequence[Sequence[str]], url: str, folder: Path) -> None:

@@ -1,0 +1,53 @@
+"""AutoGen: teams by selector, swarm and Magentic-One."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.conditions import MaxMessageTermination, TextMentionTermination
+from autogen_agentchat.teams import MagenticOneGroupChat, SelectorGroupChat, Swarm
+from autogen_core.models import ModelFamily
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+MODEL = OpenAIChatCompletionClient(
+    model="scripted",
+    base_url=os.environ["OPENAI_BASE_URL"],
+    api_key="none",
+    model_info={
+        "vision": False,
+        "function_calling": True,
+        "json_output": True,
+        "structured_output": True,
+        "family": ModelFamily.UNKNOWN,
+    },
+)
+
+
+async def weather(city: str) -> str:
+    """Look up the weather of a city."""
+    return f"{city}: warm"
+
+
+def team(kind: str) -> SelectorGroupChat | Swarm | MagenticOneGroupChat:
+    end = TextMentionTermination("THE END") | MaxMessageTermination(12)
+    if kind == "swarm":
+        desk = AssistantAgent("desk", MODEL, handoffs=["reporter"], system_message="You are the desk.")
+        reporter = AssistantAgent("reporter", MODEL, tools=[weather], system_message="You are the reporter.")
+        return Swarm([desk, reporter], termination_condition=end)
+    writer = AssistantAgent("writer", MODEL, description="Writes.", system_message="You are the writer.")
+    editor = AssistantAgent("editor", MODEL, description="Edits.", system_message="You are the editor.")
+    if kind == "magentic":
+        return MagenticOneGroupChat([writer, editor], MODEL, termination_condition=end)
+    return SelectorGroupChat([writer, editor], MODEL, termination_condition=end, allow_repeated_speaker=True)
+
+
+async def main(case: str) -> None:
+    kind, _, how = case.partition(" ")
+    cities = ["Rome", "Oslo"] if how == "two at once" else ["Rome"]
+    await asyncio.gather(*(team(kind).run(task=f"Write about ships in {city}.") for city in cities))
+
+
+asyncio.run(main(sys.argv[1]))

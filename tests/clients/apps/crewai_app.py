@@ -1,0 +1,34 @@
+"""CrewAI: a crew, one after the other and with a manager."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["CREWAI_DISABLE_TELEMETRY"] = os.environ["OTEL_SDK_DISABLED"] = "true"
+os.environ["CREWAI_TRACING_ENABLED"] = "false"
+from crewai import LLM, Agent, Crew, Process, Task
+from crewai.tools import tool
+
+model = LLM(model="openai/scripted", base_url=os.environ["OPENAI_BASE_URL"], api_key="none")
+
+
+@tool("weather")
+def weather(city: str) -> str:
+    """Look up the weather of a city."""
+    return f"{city}: warm"
+
+
+def agent(role: str, tools: list[object]) -> Agent:
+    return Agent(role=role, goal=f"To be the {role}.", backstory=f"You are the {role}.", tools=tools, llm=model)
+
+
+reporter, editor = agent("reporter", [weather]), agent("editor", [])
+report = Task(description="Find the weather in Rome.", expected_output="A sentence.", agent=reporter)
+if sys.argv[1] == "hierarchical":
+    report = Task(description="Find the weather in Rome.", expected_output="A sentence.")
+    crew = Crew(agents=[reporter, editor], tasks=[report], process=Process.hierarchical, manager_llm=model)
+else:
+    edit = Task(description="Make it shorter.", expected_output="A sentence.", agent=editor, context=[report])
+    crew = Crew(agents=[reporter, editor], tasks=[report, edit])
+crew.kickoff()

@@ -1,0 +1,29 @@
+"""DSPy: a ReAct agent with a tool."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import dspy
+
+
+def weather(city: str) -> str:
+    """Look up the weather of a city."""
+    return f"{city}: warm"
+
+
+model = dspy.LM("openai/scripted", api_base=os.environ["OPENAI_BASE_URL"], api_key="none", cache=False)
+
+
+def ask(question: str) -> str:
+    with dspy.context(lm=model):
+        return str(dspy.ReAct("question -> answer", tools=[weather])(question=question).answer)
+
+
+if sys.argv[1].endswith("two at once"):
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(ask, ["How is the weather in Rome?", "How is the weather in Oslo?"]))
+else:
+    ask("How is the weather in Rome?")

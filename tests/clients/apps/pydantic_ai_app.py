@@ -1,0 +1,44 @@
+"""pydantic-ai: an agent whose tool asks another agent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+model = OpenAIChatModel("scripted", provider=OpenAIProvider(base_url=os.environ["OPENAI_BASE_URL"], api_key="none"))
+reporter = Agent(model, system_prompt="You are the reporter.")
+chief = Agent(model, system_prompt="You are the chief.")
+
+
+@chief.tool_plain
+async def ask_reporter(question: str) -> str:
+    """Ask the reporter."""
+    return (await reporter.run(question)).output
+
+
+@reporter.tool_plain
+def weather(city: str) -> str:
+    """Look up the weather of a city."""
+    return f"{city}: warm"
+
+
+async def main(case: str) -> None:
+    question = "How is the weather in Rome?"
+    if case == "two at once":
+        await asyncio.gather(chief.run(question), chief.run("How is the weather in Oslo?"))
+    elif case == "abort":
+        async with reporter.run_stream("Talk for ever.") as result:
+            async for _text in result.stream_text(debounce_by=None):
+                break
+    else:
+        first = await chief.run(question)
+        if case == "resume":
+            await chief.run("And tomorrow?", message_history=first.all_messages())
+
+
+asyncio.run(main(sys.argv[1]))
