@@ -24,7 +24,7 @@ class ProgramState(StrEnum):
 
     IDLE = "idle"  # no call is in flight: before the first call, or during an interception (a tool, a human's answer)
     ACTIVE = "active"  # at least one call waits or runs on an engine
-    FINISHED = "finished"  # the entrypoint returned
+    FINISHED = "finished"  # the entrypoint returned, or a client over HTTP has its last answer and asks no more
     FAILED = "failed"  # the entrypoint raised
     CANCELLED = "cancelled"  # the entrypoint was cancelled or its generator closed early
     ABANDONED = "abandoned"  # nothing happened for the program's idle time-out, and nobody reported its end
@@ -153,6 +153,7 @@ class ProgramRow(ShownAsTable):
     folded: FoldedThreads = field(default_factory=FoldedThreads)
     last_arrival_s: float = math.nan  # identifies stale programs; nan before the first call
     last_completion_s: float = math.nan  # identifies long interceptions; nan before the first call has left
+    answered_s: float = math.nan  # when its last answer asked for nothing more; NaN: it has not, or goes on since
     interception_s: float = 0.0  # time between calls, with none in flight: tools, humans, the program's own code
     end_s: float = math.nan
     calls: int = 0  # calls that have arrived so far

@@ -6,6 +6,7 @@ Times are seconds of the caller's monotonic clock; durations are seconds. Every 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
@@ -89,6 +90,7 @@ class ProcessTable(ShownAsTable):
             call = CallRow(identity, engine_id, arrival_s=now_s, inherited=replace(row.attained))
             row.enter(call, now_s)
             row.last_arrival_s = now_s
+            row.answered_s = math.nan
             row.state = ProgramState.ACTIVE
             if engine_id is not None:
                 self.assign(call, engine_id)
@@ -192,7 +194,8 @@ class ProcessTable(ShownAsTable):
             now_s: the time.
 
         Returns:
-            The program's last row, or None if it has no row.
+            The program's last row, or None if it has no row. It has ended with its last answer, if that is known: what
+            came after is the time in which nobody said that it had ended.
         """
         with self._lock:
             row = self._rows.get(program_id)
@@ -203,7 +206,7 @@ class ProcessTable(ShownAsTable):
             row.end_tools([*row._tools])  # noqa: SLF001  of this module
             del self._rows[program_id]
             row.state = state
-            row.end_s = now_s
+            row.end_s = now_s if math.isnan(row.answered_s) else max(row.answered_s, row.last_completion_s)
             self._ended.appendleft(row)
             return row
 

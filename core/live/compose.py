@@ -113,7 +113,8 @@ def _program(row: ProgramRow, known: _Known, now_s: float) -> LiveProgram:
     accounts = [_account(call, known) for call in calls]
     chains_s = [call.inherited.service_s + each.service_s for call, each in zip(calls, accounts, strict=True)]
     has_ended = not math.isnan(row.end_s)
-    pause_s = now_s - row.last_completion_s if row.calls and not calls and not has_ended else 0.0
+    waits = row.calls > 0 and not calls and not has_ended and math.isnan(row.answered_s)
+    pause_s = now_s - row.last_completion_s if waits else 0.0
     return LiveProgram(
         program_id=info.shown(info.program_id),
         name=cut(info.name),

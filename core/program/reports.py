@@ -441,16 +441,21 @@ class Reports:
 
     # -- the end of programs whose end may not be reported
 
-    def end_when_idle(self, timeout_s: float, on_abandoned: Callable[[], None]) -> None:
-        """End the program as abandoned once nothing is reported of it, and no call is in flight, for `timeout_s`.
+    def end_when_idle(
+        self, timeout_s: float, on_abandoned: Callable[[], None], has_answered: Callable[[], bool] = bool
+    ) -> None:
+        """End the program once nothing is reported of it, and no call is in flight, for `timeout_s`.
 
         An engine checks the programs that have made a call on it. A program without a call ends by `abandon` only.
 
         Args:
             timeout_s: seconds, above 0.
             on_abandoned: called when the program ends that way. It must not use the program.
+            has_answered: returns whether the program had nothing left to do, so that it ends as finished. Otherwise it
+                ends as abandoned.
         """
         with self.shared.lock:
+            self.shared.has_answered = has_answered
             self.shared.idle_timeout_s = timeout_s
             self.shared.on_abandoned = on_abandoned
 
@@ -465,7 +470,7 @@ class Reports:
         return self.shared.reports
 
     def abandon(self, reports: int) -> bool:
-        """End the program as abandoned, unless it has got more than `reports` reports.
+        """End the program as abandoned or finished, unless it has got more than `reports` reports.
 
         Returns:
             Whether the program ended now.
@@ -473,10 +478,11 @@ class Reports:
         with self.shared.lock:
             if self.shared.state is not ProgramState.IDLE or self.shared.reports != reports:
                 return False
-            self.shared.state = ProgramState.ABANDONED
+            state = ProgramState.FINISHED if self.shared.has_answered() else ProgramState.ABANDONED
+            self.shared.state = state
             self.shared.on_abandoned()  # before a late call can find the program ended
             self.shared.on_abandoned = nothing
-        self._leave_backend(ProgramState.ABANDONED)
+        self._leave_backend(state)
         return True
 
     def _check_running(self) -> None:

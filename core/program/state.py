@@ -72,6 +72,7 @@ class SharedState:
         self.until_call: deque[Hashable] = deque(maxlen=_MOST_PAUSES)  # what ends with the next call
         self.idle_timeout_s: float | None = None
         self.on_abandoned: Callable[[], None] = nothing
+        self.has_answered: Callable[[], bool] = bool  # False
         self._edges: tuple[Calls, tuple[Edge, ...]] = ((), ())  # of the latest call
 
     def edges(self, parents: Calls, inexact: Calls) -> tuple[Edge, ...]:

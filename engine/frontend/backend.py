@@ -163,7 +163,7 @@ class ProgramBackend(ABC):
             self._program_ended(row.info, state, session_ended=self._sessions.end(row.info))
             if self._recorder is not None:
                 self._recorder.end(program_id)
-            self._observers.program_ended(row, state, now_s)
+            self._observers.program_ended(row, state, row.end_s)
         return row or self.table.last(program_id)
 
     def end_program(self, program_id: ProgramId) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,6 +41,9 @@ from weft.engine.server.http_errors import (
 from weft.engine.server.identity import without_scope
 from weft.engine.wire.calls import check_shown
 
+# In an answer of any of the APIs, whole or as a stream, that asks its client to call a tool. In a text, its quotes are
+# escaped.
+_ASKS: Final = re.compile(rb'"(?:finish|stop)_reason": ?"tool_(?:calls|use)"|"type": ?"function_call"')
 _TOKENS: Final = "/inference/v1/generate"
 # These make one call at least.
 _ADMITTED: Final = frozenset(
@@ -120,6 +124,7 @@ class _ServedExchange(Exchange):
         self._held: Message | None = None  # the start of a whole response, until its length is known
         self._whole = bytearray()
         self._events = 0  # of a stream, until now
+        self._asks = False  # the answer calls a tool
 
     def identify(self, request: dict[str, Any]) -> bool:
         if self._path not in _ADMITTED:
@@ -226,12 +231,16 @@ class _ServedExchange(Exchange):
             self._held = message
             return
         if message["type"] == "http.response.body":
+            body = message.get("body", b"")
+            self._asks = self._asks or _ASKS.search(body) is not None
+            is_over = not (message.get("more_body", False) or self._asks)
+            if is_over and request is not None and request.call is not None and request.failure is None:
+                self._engine.programs.answered(request.call.identity)
             if self._answers is not None:
-                self._note(self._answers.take(message.get("body", b""), is_last=not message.get("more_body", False)))
+                self._note(self._answers.take(body, is_last=not message.get("more_body", False)))
             if self._held is not None:
                 await self._send_whole(self._held, message, request)
                 return
-            body = message.get("body", b"")
             self._events += body.count(b"\ndata: ")
             if request is not None and (reported := self._reported(body, request)) is not body:
                 message = {**message, "body": reported}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -10,8 +11,8 @@ from typing import Final
 from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity
 from weft.core.identity.idle import IdleTimes
-from weft.core.ids import IdSource, ProgramId, SessionId
-from weft.core.process_rows import ProgramState
+from weft.core.ids import IdSource, ProgramId, SessionId, ThreadId
+from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program import Program
 
 MOST_PROGRAMS: Final = 10_000  # open at once; beyond them the longest idle ones end. And ended ones that are remembered
@@ -33,6 +34,7 @@ class OpenPrograms:
         self._of_scope: dict[str, OrderedDict[ProgramId, None]] = {}  # the open ones of a key, the longest unused first
         self._calls: dict[ProgramId, int] = {}  # in flight
         self._ending: set[ProgramId] = set()  # with their calls in flight
+        self._unanswered: dict[ProgramId, set[ThreadId]] = {}  # the threads whose last call has no final answer
 
     def __len__(self) -> int:
         return len(self._open)
@@ -61,6 +63,7 @@ class OpenPrograms:
         program = self._open.get(program_id)
         if program is not None:
             program.reports.note_alive()
+            self._goes_on(program)
         return program is not None
 
     def enter(
@@ -100,7 +103,9 @@ class OpenPrograms:
             )
             if identity.parent_program_id is not None:
                 program.reports.note_parent(identity.parent_program_id)
-            program.reports.end_when_idle(self._times.timeout_s(kind), partial(self.abandon, program_id))
+            program.reports.end_when_idle(
+                self._times.timeout_s(kind), partial(self.abandon, program_id), partial(self._has_answered, program_id)
+            )
             if limit is not None and len(self._of_scope.get(scope, ())) >= limit:
                 self._end_unused(scope)
             self._open[program_id] = program
@@ -110,6 +115,28 @@ class OpenPrograms:
         self._of_scope[scope].move_to_end(program_id)
         self._calls[program_id] = self._calls.get(program_id, 0) + 1
         return program
+
+    def asked(self, identity: CallIdentity) -> None:
+        """A call has begun, whose answer its client waits for."""
+        self._unanswered.setdefault(identity.program_id, set()).add(identity.thread_id)
+
+    def answered(self, identity: CallIdentity) -> None:
+        """The client has the whole answer of a call, which asks for no tool. If no thread waits for one, the program
+        may be over."""
+        unanswered = self._unanswered.get(identity.program_id)
+        if unanswered is not None:
+            unanswered.discard(identity.thread_id)
+        program = self._open.get(identity.program_id)
+        if program is not None and program.row is not None and self._has_answered(identity.program_id):
+            program.row.answered_s = self._clock()
+
+    @staticmethod
+    def _goes_on(program: Program) -> None:
+        if program.row is not None:
+            program.row.answered_s = math.nan
+
+    def _has_answered(self, program_id: ProgramId) -> bool:
+        return self._unanswered.get(program_id) == set()
 
     def leave(self, program: Program) -> None:
         """A call has left, or was refused."""
@@ -137,17 +164,19 @@ class OpenPrograms:
         program = self._forget(program_id)
         self._left_s.pop(program_id, None)
         if program is not None:
+            self._goes_on(program)  # until now, whatever its last answer was
             program.end(state)
         return program is not None
 
     def end_all(self) -> None:
         """End all programs, because the server stops."""
         for program_id in list(self._open):
-            self.end(program_id, ProgramState.CANCELLED)
+            self.end(program_id, ProgramState.FINISHED if self._has_answered(program_id) else ProgramState.CANCELLED)
 
     def _forget(self, program_id: ProgramId) -> Program | None:
         self._calls.pop(program_id, None)
         self._ending.discard(program_id)
+        self._unanswered.pop(program_id, None)
         scope = _scope_of(program_id)
         of_scope = self._of_scope.get(scope)
         if of_scope is not None:
@@ -164,7 +193,7 @@ class OpenPrograms:
         """End the longest idle program of a key, if one is idle. The calls in flight bound the number of the others."""
         idle = next((each for each in self._of_scope[scope] if each not in self._calls), None)
         if idle is not None:
-            self.end(idle, ProgramState.ABANDONED)
+            self.end(idle, ProgramState.FINISHED if self._has_answered(idle) else ProgramState.ABANDONED)
 
 
 def _scope_of(program_id: ProgramId) -> str:

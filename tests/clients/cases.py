@@ -74,6 +74,8 @@ def claude(_url: str, *arguments: str) -> list[str]:
 
 
 CLAUDE_ENVIRONMENT: Final = {
+    "ANTHROPIC_BASE_URL": "{url}",
+    "ANTHROPIC_API_KEY": "none",
     "DISABLE_TELEMETRY": "1",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "ANTHROPIC_SMALL_FAST_MODEL": "scripted",
@@ -162,7 +164,7 @@ def opencode_files(url: str, folder: Path) -> None:
 
 
 def opencode(_url: str, *arguments: str) -> list[str]:
-    return [OPENCODE.program, "run", "--auto", *arguments]
+    return [OPENCODE.program, "run", "--auto", "--model", "local/scripted", *arguments]
 
 
 def qwen(url: str, *arguments: str) -> list[str]:
@@ -359,12 +361,12 @@ def coding(
         case("one run", coding_agent, lambda url, folder: [run(url, question(folder))], "a a0"),
         case("two at once", coding_agent, lambda url, folder: twice(run(url, question(folder))), "a a0", "a a0"),
         replace(
-            case("abort", long_answer, lambda url, _folder: [killed(15, *run(url, "Talk."))], "a"), expects_exit=None
+            case("abort", long_answer, lambda url, _folder: [killed(30, *run(url, "Talk."))], "a"), expects_exit=None
         ),
     ]
     if helper is not None:
         answer = sub_agent(*helper)
-        cases.append(case("sub-agent", answer, lambda url, folder: [run(url, question(folder))], "a b0 b1 a0,2"))
+        cases.append(case("sub-agent", answer, lambda url, folder: [run(url, question(folder))], "a b0 b1 a2"))
     if resume:
 
         def commands(url: str, folder: Path) -> list[Any]:

@@ -42,7 +42,7 @@ class Case:
         names: The programs' names, in any order.
         command: Of the client's process, from the server's address and a folder of the case's own; () for the script in
             `apps` with the package's name.
-        environment: Variables for it, from the address.
+        environment: Variables for it; {url} is the address.
         prepare: Writes the client's files into the folder, given the address.
         wrong: Why the server does not see it so yet; "" if it does.
         api: The API that it uses.
@@ -103,11 +103,8 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], url: str, folder: Pa
         "HOME": str(folder),
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": "none",
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": "none",
-        "SERVER_URL": url,
         "PYTHONWARNINGS": "ignore",
-        **case.environment,
+        **{name: value.format(url=url) for name, value in case.environment.items()},
     }
     environment.pop("PYTHONPATH", None)
     for command in commands:
@@ -127,6 +124,7 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], url: str, folder: Pa
         try:
             for process in processes:
                 output, _ = process.communicate(timeout=_RUN_S)
+                (folder / f"{process.pid}.log").write_text(output)
                 assert case.expects_exit in (None, process.returncode), output[-4000:]
         finally:
             for process in processes:

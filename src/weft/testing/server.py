@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 _LAST_ANSWERS_S: Final = 5.0  # for the errors of calls that were aborted at the end
 
 
-class _Parents(ProgramObserver):
-    """Notes the parents of calls."""
+class _Identities(ProgramObserver):
+    """Notes the ids of calls."""
 
     def __init__(self) -> None:
-        self.of: dict[CallId, tuple[CallId, ...]] = {}
+        self.of: dict[CallId, CallIdentity] = {}
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
         del graph, now_s
-        self.of[identity.call_id] = identity.parents
+        self.of[identity.call_id] = identity
 
 
 class ScriptedServer:
@@ -64,15 +64,18 @@ class ScriptedServer:
 
     def __init__(self, replies: Replies, *arguments: str) -> None:
         self._script = Script(replies)
-        self._parents = _Parents()
+        self._identities = _Identities()
         self._arguments = arguments
         self._open = ExitStack()
 
     @property
     def calls(self) -> list[ScriptedCall]:
         """The calls that have arrived, in order."""
-        parents = self._parents.of  # they do not travel to replicas, and the script has none
-        return [call._replace(parents=parents[call.call_id]) for call in self._script.calls]
+        known = self._identities.of  # threads and parents do not travel to replicas, and the script has none
+        return [
+            call._replace(thread_id=known[call.call_id].thread_id, parents=known[call.call_id].parents)
+            for call in self._script.calls
+        ]
 
     @property
     def programs(self) -> list[ProgramRow]:
@@ -97,7 +100,7 @@ class ScriptedServer:
                     models=[ServedModel(options.model, 1, names[0])], backend=self._script, swap=None, **engine_args
                 )
             )
-            self.engine.observe(self._parents)
+            self.engine.observe(self._identities)
             bound = stack.enter_context(create_server(("127.0.0.1", 0)))
             served, server = self.engine.submit(make_server(self.engine, options, make_key_ring([], None))).result()
             running = self.engine.submit(server.serve(sockets=[bound]))

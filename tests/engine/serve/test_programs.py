@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from weft.core.accounts import Account
 from weft.core.errors import KeyLimitError
 from weft.core.identity import Identity, Source
 from weft.core.identity.idle import LONGEST_S, SHORTEST_S
 from weft.core.ids import ProgramId
-from weft.core.process_rows import ProgramState
-from weft.core.testing import FakeClock
+from weft.core.process_rows import ProgramRow, ProgramState
+from weft.core.program.idle import IdlePrograms
+from weft.core.testing import FakeClock, RecordingBackend
 from weft.engine.serve import programs
 from weft.engine.serve.programs import OpenPrograms
 
@@ -131,3 +134,72 @@ def test_a_gap_that_was_too_long_is_learned() -> None:
     clock.advance(100.0)
     opened.leave(opened.enter(identity("q")))
     assert opened.enter(identity("r")).reports.idle_timeout_s == 400.0
+
+
+# -- programs whose client falls silent
+
+
+def silent(answers: list[bool]) -> ProgramRow:
+    """The last row of a program that makes a call a second, each answered finally or not, and then none for an hour."""
+    clock = FakeClock()
+    backend, opened, idle = RecordingBackend(clock), OpenPrograms(clock), IdlePrograms()
+    for run, is_final in enumerate(answers):
+        program = opened.enter(identity())
+        call = backend.begin(program, run)
+        opened.asked(call.identity)
+        clock.advance(1)
+        backend.finish(program, run, call, Account())
+        opened.leave(program)
+        if is_final:
+            opened.answered(call.identity)
+        idle.watch(program, clock())
+    idle.check(clock(), lambda _program: False)
+    clock.advance(3600)
+    idle.check(clock(), lambda _program: False)
+    (row,) = backend.table.ended()
+    return row
+
+
+def test_a_program_whose_client_falls_silent_after_its_last_answer_is_finished() -> None:
+    """Clients over HTTP report no end. It ended with the answer, so the time after that is no tool's."""
+    row = silent([False, True])
+    assert (row.state, row.end_s) == ("finished", 2.0)
+
+
+def test_a_program_whose_client_falls_silent_before_is_abandoned() -> None:
+    """The model asked for a tool, and nobody sent its result: perhaps the tool ran until the client died."""
+    row = silent([True, False])
+    assert (row.state, row.end_s) == ("abandoned", 3602.0)
+
+
+def test_a_program_that_a_client_ends_has_ended_then() -> None:
+    """Whatever it did after its last answer is a part of it."""
+    clock = FakeClock()
+    backend, opened = RecordingBackend(clock), OpenPrograms(clock)
+    program = opened.enter(identity())
+    call = backend.begin(program, "run")
+    opened.asked(call.identity)
+    backend.finish(program, "run", call, Account())
+    opened.leave(program)
+    opened.answered(call.identity)
+    clock.advance(5)
+    opened.end(program.program_id)
+    (row,) = backend.table.ended()
+    assert (row.state, row.end_s) == ("finished", 5.0)
+
+
+def test_one_thread_that_waits_keeps_its_program_unfinished() -> None:
+    """A sub-agent's last answer is not that of the agent that has asked it."""
+    clock = FakeClock()
+    backend, opened = RecordingBackend(clock), OpenPrograms(clock)
+    program = opened.enter(identity())
+    chief, helper = backend.begin(program, "chief"), backend.begin(program, "helper")
+    assert chief.identity.thread_id != helper.identity.thread_id
+    for call in (chief, helper):
+        opened.asked(call.identity)
+        opened.answered(helper.identity)
+    row = backend.table.get(program.program_id)
+    assert row is not None
+    assert math.isnan(row.answered_s)
+    opened.answered(chief.identity)
+    assert row.answered_s == 0.0

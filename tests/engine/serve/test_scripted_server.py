@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import openai
 import pytest
 
 from weft.core.errors import CallFailedError, OverloadedError
+from weft.core.process_rows import ProgramRow
 from weft.testing import Reply, ScriptedServer
 
 pytestmark = pytest.mark.engine
@@ -88,6 +90,7 @@ def test_programs_threads_and_parents_are_the_real_servers(scripted_server: Serv
     assert (one.program_id, one.thread_id) == (two.program_id, two.thread_id)
     assert two.parents == (one.call_id,)
     assert other.program_id != one.program_id
+    assert other.thread_id != one.thread_id
     assert [row.calls for row in server.programs] == [2, 1]
 
 
@@ -105,6 +108,34 @@ def test_an_error_of_the_script_has_the_servers_form(scripted_server: Servers) -
             for chunk in stream:
                 seen += [choice.delta.content for choice in chunk.choices if choice.delta.content]
     assert "".join(seen) == "It is"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_server_knows_which_answers_are_the_last_ones(scripted_server: Servers, stream: bool) -> None:
+    """A program whose answer asks for a tool is not over, whichever API it came by."""
+    server = scripted_server(lambda request: CALL if request["tools"] else 'It said "finish_reason":"tool_calls".')
+    user: Any = [{"role": "user", "content": "Hi"}]
+    tool: Any = {"name": "weather", "description": "", "input_schema": SCHEMA}
+    flat: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        anthropic.Anthropic(base_url=server.url, api_key="none") as other,
+    ):
+
+        def rows(*tools: Any) -> list[ProgramRow]:
+            before = len(server.programs)
+            chat, messages, responses = tools or ((), (), ())
+            more: Any = {"model": "scripted", "stream": stream}
+            for answer in (
+                client.chat.completions.create(messages=user, tools=chat or openai.NOT_GIVEN, **more),
+                other.messages.create(messages=user, tools=messages or anthropic.NOT_GIVEN, max_tokens=300, **more),
+                client.responses.create(input="Hi", tools=responses or openai.NOT_GIVEN, **more),
+            ):
+                list(answer) if stream else None
+            return server.programs[before:]
+
+        assert [math.isnan(row.answered_s) for row in rows()] == [False] * 3
+        assert [math.isnan(row.answered_s) for row in rows([WEATHER], [tool], [flat])] == [True] * 3
 
 
 def test_limits_and_stop_strings_cut_an_answer(scripted_server: Servers) -> None:
