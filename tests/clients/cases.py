@@ -535,3 +535,9 @@ CASES: Final[list[Case]] = [
     framework(AGENT_FRAMEWORK, "concurrent", shorter, "a b"),
     framework(AGENT_FRAMEWORK, "magentic", magentic, "a a0 a1 b2 a3 a4"),
 ]
+
+# Why the server does not see a case as it is.
+WRONG: Final = {
+    ("dspy", "one run"): "each call is a fresh template, with the model's earlier thoughts in other fields",
+    ("dspy", "two at once"): "each call is a fresh template, with the model's earlier thoughts in other fields",
+}
