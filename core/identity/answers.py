@@ -80,7 +80,7 @@ class Question(NamedTuple):
 
     asked: Sample  # the message before it
     system: Sample  # the system prompt
-    before: Digest | None = None  # the answer before
+    before: Digest | None = None  # the answer before that a model gave
     call_id: str = ""  # of the tool call whose result was asked about
 
     def has_system_like(self, other: Sample) -> bool:

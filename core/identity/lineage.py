@@ -43,6 +43,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from weft.core.identity.answers import (
     LONG_BYTES,
     NEW_BYTES,
@@ -243,11 +245,12 @@ class Lineage:
         place = _question_before(said.items, len(said.items))
         question = None
         if place >= 0:
-            before = max((at for at in said.answers if at < place), default=None)
+            earlier = (_answer_key(start, said.items[at]) for at in reversed(said.answers) if at < place)
+            given = (each for each in islice(earlier, _MOST_EXCHANGES) if self._answers.get(scope, each) is not None)
             question = Question(
                 sample_of(folded_texts(said.items[place : place + 1])),
                 asked.system.sample,
-                _answer_key(start, said.items[before]) if before is not None else None,
+                next(given, None),
                 _call_id_of(said.items[place]),
             )
         return Placed(identity, peer, said, question, start, prompt)
@@ -422,6 +425,7 @@ class Lineage:
         for prompt in self._asked.all(told.keys):
             if prompt.program_id != program_id and not prompt.is_shared and prompt.is_in(told.text):
                 prompt.is_shared = True
+        self._told.add(scope, self._examples(asked, told.items))
         if not (told.is_whole and asked.system.is_whole):
             self._unknown.put(scope, digest_of(b"unknown", program_id), program_id)
         self._told.add(scope, asked.system.values)
@@ -444,6 +448,16 @@ class Lineage:
         self._peers.put(asked.scope, connection, SEVERAL if is_in_turns or latest == SEVERAL else program_id)
         left = self._pooled.get(asked.scope, 0)
         self._pooled[asked.scope] = _POOLED_REQUESTS if is_in_turns and is_known else max(0, left - 1)
+
+    def _examples(self, asked: _Asked, items: list[Item]) -> Values:
+        """Exchanges of a request with answers that nobody gave: if a model gives one later, it is no evidence."""
+        found = []
+        for place, item in enumerate(items):
+            if item[:2] == ("message", "assistant") and place:
+                key = _answer_key(asked.start, item)
+                if self._answers.get(asked.scope, key) is None:
+                    found.append(_exchange(key, items[place - 1]))
+        return np.array(found[-_MOST_EXCHANGES:], np.uint32)
 
     def _forget_prompt(self, prompt: Prompt) -> None:
         prompt.is_forgotten = True
@@ -475,7 +489,9 @@ class Lineage:
         assert said is not None  # noqa: S101  see `answered`
         key = _answer_key(start, item)
         if item[0] != "call":
-            self._note_text(scope, placed, key, "".join(texts_of(item)), placed.question)
+            asked = said.items[place] if (place := _question_before(said.items, len(said.items))) >= 0 else item
+            is_example = self._told.has(scope, np.array([_exchange(key, asked)], np.uint32)).any()
+            self._note_text(scope, placed, key, "".join(texts_of(item)), None if is_example else placed.question)
             return
         for each in (key, _answer_key(start, item, with_id=False)):
             self._note_text(scope, placed, each, "", placed.question)
@@ -560,6 +576,11 @@ def _owners_in(text: bytes, keys: set[int], answers: list[Answer], teller: Progr
         for each, count in bytes_of.items()
         if count >= (LONG_BYTES // 2 if each == teller else LONG_BYTES) and new_of[each] >= NEW_BYTES
     }
+
+
+def _exchange(answer: Digest, question: Item) -> int:
+    """Stands for a question and its answer among what was told."""
+    return int.from_bytes(digest_of(answer, *texts_of(question))[:4])
 
 
 def _call_id_of(item: Item) -> str:

@@ -402,6 +402,16 @@ def test_examples_that_others_asked_merge_nothing() -> None:
     assert len({one, two, *found}) == 5
 
 
+def test_an_example_that_is_asked_later_merges_nothing() -> None:
+    """All prompts have the same example, and then a client asks it, and gets the same answer."""
+    server = Server()
+    question, answer = "How far is it from here to the lighthouse?", "It is two hours on foot along the coast path."
+    found = [server.call(prompted("s", question, answer, "And 0?"), "x")]
+    found.append(server.call(prompted("s", question, answer, question), answer))
+    found += [server.call(prompted("s", question, answer, f"And {number}?"), "x") for number in (1, 2)]
+    assert len(set(found)) == 4
+
+
 def test_an_answer_is_found_wherever_it_stands() -> None:
     """In a template, behind a name, cut, split, or in a system prompt. Quotes and line breaks may have changed."""
     text = f"{TASK}\nThe figures must be of this year."
