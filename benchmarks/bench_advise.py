@@ -24,11 +24,10 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from common import machine, pyplot
 
-from weft.bench.load import CLOSED
-from weft.bench.rounds import EQUAL_STEPS, programs_of_round
+from weft.bench.load import CLOSED, EQUAL_STEPS, programs_of_round
 from weft.bench.settings import BenchSettings
-from weft.core.sim.engine_profile import EngineProfile
-from weft.core.sim.load import capacity
+from weft.core.sim.study.engine_profile import EngineProfile
+from weft.core.sim.study.load import capacity
 from weft.core.trace.format import write
 
 Clock = Literal["seconds", "steps"]

@@ -34,7 +34,7 @@ from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.execution_graph import Cost
 from weft.core.process_rows import CallIdentity
 from weft.core.sim import SimSettings, capacity, simulate
-from weft.core.sim.calls import SimCall
+from weft.core.sim.sim_programs import SimCall
 from weft.core.trace.workloads import generate, poisson
 
 KINDS = ("heavy", "medium", "light")

@@ -44,9 +44,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from weft.bench.load import CLOSED, Scaling, make_round, rate_name
-from weft.bench.measures import summarise
-from weft.bench.prompts import Prompts
+from weft.bench.load import CLOSED, Prompts, Scaling, make_round, rate_name
+from weft.bench.results.measures import summarise
 from weft.core.policies import POLICIES
 from weft.core.trace.workloads import WORKLOADS
 from weft.engine.models.tiny import make_tiny_llama

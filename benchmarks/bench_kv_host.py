@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from weft.bench.in_process import run_in_this_process
+from weft.bench.engines import run_in_this_process
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.engine.models.tiny import make_tiny_llama

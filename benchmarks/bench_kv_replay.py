@@ -24,7 +24,7 @@ from rich.table import Table
 
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, TraceProgram
-from weft.core.sim.replay import replay_all
+from weft.core.sim.kv_cache.kv_replay import replay_all
 from weft.core.trace.importers import TraceImport
 from weft.core.trace.workloads import generate, poisson
 

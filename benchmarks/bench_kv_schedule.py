@@ -38,11 +38,10 @@ from rich.progress import track
 from rich.table import Table
 
 from weft.core.ids import CallId, ProgramId, ThreadId
-from weft.core.kv_cache.choice import CopySpeed
-from weft.core.kv_cache.config import SwapConfig
+from weft.core.kv_cache.config import CopySpeed, SwapConfig
 from weft.core.process_rows import CallIdentity
 from weft.engine.kv_cache.connector import StepPlan, WorkerReport, transfer_config
-from weft.engine.kv_cache.plan import Executed
+from weft.engine.kv_cache.slot_plans import Executed
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (
@@ -57,7 +56,7 @@ from weft.engine.vllm_compat.names import (
     init_none_hash,
     sha256,
 )
-from weft.engine.wire.calls import CallHeader, encode_call
+from weft.engine.wire.call_header import CallHeader, encode_call
 
 BLOCK_TOKENS: Final = 16
 HEAD_SIZE: Final = 32 * 8 * 128  # 128 KiB of KV a token, as a Llama of 8 billion weights has

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from weft.core.sim import simulate
-from weft.core.sim.leaderboard import DEFAULT, Rival, rivals, score
+from weft.core.sim.study.leaderboard import DEFAULT, Rival, rivals, score
 
 MEASURED: Final = (*SIMULATED, "core/prediction", "benchmarks/leaderboard_settings.py")
 _ALL: Final = rivals(host=True)

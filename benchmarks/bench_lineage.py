@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Lineage
-from weft.core.identity.messages import items_of_answer
 from weft.core.identity.sources import Evidence
 
 CONNECTIONS = ("each", "shared", "pool")  # each client has one; all share one; each call comes by one of a pool

@@ -20,10 +20,10 @@ from typing import Annotated, Final, NamedTuple
 import typer
 from common import machine, pyplot
 
-from weft.commands.simulations import simulate_all
+from weft.commands.simulate.simulations import simulate_all
 from weft.core.sim import SimSettings
-from weft.core.sim.leaderboard import HOST_LRU, HOST_NEXT_USE, NO_HOST, Rival, alone, score
-from weft.core.sim.load import with_load
+from weft.core.sim.study.leaderboard import HOST_LRU, HOST_NEXT_USE, NO_HOST, Rival, alone, score
+from weft.core.sim.study.load import with_load
 from weft.core.trace.format import TraceProgram, read
 from weft.core.trace.workloads import poisson
 

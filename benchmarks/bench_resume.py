@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from weft.bench.in_process import run_in_this_process
-from weft.core.kv_cache.choice import SwapChoice
-from weft.core.kv_cache.config import SwapConfig
+from weft.bench.engines import run_in_this_process
+from weft.core.kv_cache.config import SwapChoice, SwapConfig
 from weft.engine.models.tiny import make_tiny_llama
 
 MIN_TOKENS = {"swap": 0, "recompute": 1 << 30}  # calls with at least so many tokens are swapped
@@ -129,7 +128,7 @@ def _resolve(model: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     if model == "tiny":
         longer = {"hf_overrides": {"max_position_embeddings": 16384}}  # The model's output does not matter.
         return make_tiny_llama(folder / "tiny"), {"kv_cache_memory_bytes": 256 << 20, **longer}
-    from weft.engine.frontend.start import resolve_model
+    from weft.engine.vllm.start import resolve_model
 
     return Path(resolve_model(None if model == "embedded" else model)), {"kv_cache_memory_bytes": 2 << 30}
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from http_servers import MODEL
 
-from weft.bench.prompts import Prompts
+from weft.bench.load import Prompts
 from weft.core.trace.format import TraceCall, TraceProgram, path_tokens
 
 Ids = Callable[[TraceProgram, str, bool], dict[str, Any]]  # of a call: its program, the program's id, whether it ends

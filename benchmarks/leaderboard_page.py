@@ -12,7 +12,7 @@ from common import pyplot
 from leaderboard_settings import Setting
 from result_ages import RESULTS, ROOT
 
-from weft.core.sim.leaderboard import DEFAULT, Rival, rivals
+from weft.core.sim.study.leaderboard import DEFAULT, Rival, rivals
 
 PAGE: Final = ROOT / RESULTS / "leaderboard.md"
 BEGIN: Final = "<!-- make results writes from here -->"

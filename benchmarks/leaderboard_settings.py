@@ -16,8 +16,8 @@ from typing import Final, Literal, NamedTuple, TypeVar
 from weft.core.errors import WeftError
 from weft.core.kv_cache.config import AUTO_TIMES
 from weft.core.sim import SimSettings
-from weft.core.sim.leaderboard import alone
-from weft.core.sim.load import with_load
+from weft.core.sim.study.leaderboard import alone
+from weft.core.sim.study.load import with_load
 from weft.core.trace.format import TraceProgram
 from weft.core.trace.format import read as read_trace
 from weft.core.trace.format import write as write_trace

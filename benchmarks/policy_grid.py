@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from arrival_rates import ALONE_PER_S, arriving, highest_rate
 
-from weft.bench.measures import summarise
+from weft.bench.results.measures import summarise
 from weft.core.errors import SimulationError
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, TraceProgram, simulate

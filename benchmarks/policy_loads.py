@@ -11,7 +11,7 @@ from typing import Any
 
 from arrival_rates import ALONE_PER_S, arriving, highest_rate
 
-from weft.bench.measures import summarise
+from weft.bench.results.measures import summarise
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimResult, SimSettings, TraceProgram, simulate
 from weft.core.trace.format import path_tokens

@@ -45,11 +45,11 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "learned.md": {"": SIMULATED},
     "real-engine.md": {"": LIVE, "Over HTTP": ("engine/serve", "engine/scheduler", "benchmarks/bench_http.py")},
     "reproduction.md": {"": SIMULATED, "Where the time of a call goes": LIVE},
-    "serve-overhead.md": {"": ("engine/serve", "engine/scheduler", "engine/telemetry")},
+    "serve-overhead.md": {"": ("engine/serve", "engine/scheduler", "engine/watch")},
     "simulation.md": {"": SIMULATED},
     "swap-kernel.md": {"": ("csrc", "engine/swap")},
     "where-atlas-loses.md": {"": SIMULATED},
-    "wide-programs.md": {"": ("core/program", "core/policies", "core/prediction", "engine/frontend")},
+    "wide-programs.md": {"": ("core/program", "core/policies", "core/prediction", "engine/host")},
 }
 # Sections of reproduction.md whose tables put the figures of other sections next to the papers' claims.
 SUMMARIES: Final = ("The papers' tables and figures", "Autellix", "Astraea", "SAGA")

@@ -16,8 +16,8 @@ from weft.core.accounts import Account
 from weft.core.ids import EngineId
 from weft.core.process_rows import CallIdentity, CallRow
 from weft.core.program.graph import CallState
-from weft.core.program.lineage import Content
-from weft.core.program.runs import RunKind
+from weft.core.program.structure.lineage import Content
+from weft.core.program.structure.runs import RunKind
 from weft.testing import RecordingBackend
 
 _ENGINE: Final = EngineId("engine")

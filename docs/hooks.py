@@ -24,7 +24,7 @@ import typer.main
 from mkdocs.exceptions import PluginError
 
 from weft.commands.cli import app
-from weft.engine.telemetry.metrics import METRICS
+from weft.engine.watch.metrics.export import METRICS
 
 _REGISTRY = re.compile(r"<!-- registry: ([\w.]+) -->")
 _CLI = "<!-- cli -->"

@@ -11,10 +11,10 @@ from weft.core.ids import EngineId
 from weft.core.routing.placement import share_cores
 from weft.core.testing.script import Script
 from weft.engine.replicas.launcher import CORES_VARIABLE, LocalLauncher, ScriptedLauncher
-from weft.engine.replicas.ray_launcher import RayLauncher
+from weft.engine.replicas.ray.launcher import RayLauncher
 
 if TYPE_CHECKING:  # the module imports vLLM, which takes seconds
-    from weft.engine.frontend.accounting import OnAccount
+    from weft.engine.vllm.accounting import OnAccount
 
 Launcher = LocalLauncher | RayLauncher | ScriptedLauncher
 

@@ -14,15 +14,15 @@ from weft.core.kv_cache.stats import SwapStats
 from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
-from weft.engine.frontend.calls import ModelEndpoint
-from weft.engine.frontend.create import Create
-from weft.engine.frontend.frontend import FrontEnd
-from weft.engine.frontend.progress import StartProgress
-from weft.engine.frontend.start import DEFAULT_SWAP, open_log, resolve_model, start_vllm
-from weft.engine.frontend.weak import weakly
+from weft.engine.host.create import Create
+from weft.engine.host.frontend import FrontEnd
+from weft.engine.host.in_flight import ModelEndpoint
+from weft.engine.host.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import shut_down
-from weft.engine.vllm_compat.engine_args import VllmArgs, check_engine_args
+from weft.engine.vllm.start import DEFAULT_SWAP, open_log, resolve_model, start_vllm
+from weft.engine.vllm.start_progress import StartProgress
+from weft.engine.vllm_compat.options.engine_args import VllmArgs, check_engine_args
 
 _engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()  # of this process
 
@@ -135,7 +135,7 @@ class Engine(FrontEnd):
                 raise
             self.host_kv_gib = self._measured_host_kv()
             progress.ready(self.model, self.host_kv_gib)
-        from weft.engine.frontend.liveness import kill_if_stuck, report_death  # imports vLLM, as only a launch may
+        from weft.engine.vllm.watchdog import kill_if_stuck, report_death  # imports vLLM, as only a launch may
 
         self._only_endpoint = ModelEndpoint(chat, Admission(lambda: max_calls), self.engine_id, self.model)
         self._children = launch.processes

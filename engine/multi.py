@@ -26,20 +26,20 @@ from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.core.testing.script import Script
 from weft.engine.backends import Launcher, make_launcher
-from weft.engine.frontend.calls import ModelEndpoint
-from weft.engine.frontend.create import Create
-from weft.engine.frontend.frontend import FrontEnd
-from weft.engine.frontend.progress import StartProgress
-from weft.engine.frontend.start import DEFAULT_SWAP, engine_arguments, most_host_gib, start_error, wait_unless
-from weft.engine.frontend.weak import weakly
-from weft.engine.live import WatchedReplica
+from weft.engine.host.create import Create
+from weft.engine.host.frontend import FrontEnd
+from weft.engine.host.in_flight import ModelEndpoint
+from weft.engine.host.weak import weakly
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.served_model import ServedModel, resolved
-from weft.engine.vllm_compat.engine_args import VllmArgs, check_engine_args
+from weft.engine.vllm.start import DEFAULT_SWAP, engine_arguments, most_host_gib, start_error, wait_unless
+from weft.engine.vllm.start_progress import StartProgress
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
-from weft.engine.vllm_compat.untested import check_members
+from weft.engine.vllm_compat.options.engine_args import VllmArgs, check_engine_args
+from weft.engine.vllm_compat.versions.untested import check_members
+from weft.engine.watch import WatchedReplica
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.replicas.group import ReplicaGroup
@@ -186,7 +186,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES, quiet()):
             check_members()
             from weft.engine.replicas.group import ReplicaGroup
-            from weft.engine.vllm_compat.tool_parsers import check_tool_call_parser
+            from weft.engine.vllm_compat.options.tool_parsers import check_tool_call_parser
 
         check_tool_call_parser(wanted.tool_call_parser)
         name, model, table, launcher = str(wanted.name), str(wanted.model), self.table, self._launcher

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.core.errors import ReplicaError
-from weft.engine.frontend.start import resolve_model
+from weft.engine.vllm.start import resolve_model
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import weft
 from weft.core.policies import DEFAULT_POLICY, POLICIES
 from weft.core.process_table import ProcessTable
 from weft.core.tables import Table
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 from weft.examples._run import QUICK, Model, console, play, tell
 from weft.integrations.langchain import ChatWeft
 

@@ -1,10 +1,12 @@
-"""Checks of the engines and programs that users pass to the integrations, so that mistakes are found at once."""
+"""What the integrations share: the checks of their arguments, and of answers that should be JSON."""
 
 from __future__ import annotations
 
+import json
+
 from weft.core.errors import ArgumentTypeError
 from weft.core.program import Program
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 
 
 def check_engine(function: str, engine: object) -> None:
@@ -28,3 +30,12 @@ def check_program(function: str, program: object) -> None:
     """
     if not isinstance(program, Program):
         raise ArgumentTypeError(function, "program", program, "the weft.Program that @weft.program passes in")
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is one JSON value. JSON that was cut off hardly ever is."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.core.errors import WeftError
-from weft.engine.server.http_errors import error_body, error_headers, error_status, openai_error
+from weft.engine.http.http_errors import error_body, error_headers, error_status, openai_error
 
 __all__ = ["AbortOnDisconnect", "error_response", "event_stream"]
 

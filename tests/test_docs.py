@@ -22,11 +22,11 @@ from snippets import whole_files
 
 import weft
 from weft.commands.cli import app
-from weft.engine.vllm_compat.engine_args import VllmArgs
+from weft.engine.vllm_compat.options.engine_args import VllmArgs
 
 DOCS = ROOT / "docs"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-# In tests/engine/server/test_standalone.py, against vLLM's server, and in tests/engine/serve/test_connect.py.
+# In tests/engine/http/test_standalone.py, against vLLM's server, and in tests/engine/serve/test_connect.py.
 RUN_ELSEWHERE = {"how-to/vllm-server.md", "how-to/connect.md"}
 
 

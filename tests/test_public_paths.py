@@ -11,8 +11,8 @@ import weft
 MOVED = {
     "weft.core.sim": ("weft.core.trace", ["TraceCall", "TraceProgram"]),
     "weft.core.program": ("weft.core.program.handle", ["Program", "register_adapter"]),
-    "weft.engine.wire": ("weft.engine.wire.calls", ["CallHeader"]),
-    "weft.engine.http": ("weft.engine.server.check_ids", ["CheckIds"]),
+    "weft.engine.wire": ("weft.engine.wire.call_header", ["CallHeader"]),
+    "weft.engine.http": ("weft.engine.http.check_ids", ["CheckIds"]),
 }
 MOVED_WITH_VLLM = {
     "weft.engine.scheduler": ("weft.engine.scheduler.plugin", ["WeftScheduler"]),

@@ -15,7 +15,7 @@ import pytest
 
 import weft
 from weft.core.errors import ContextLengthError, DeadlineError, InvalidRequestError, OverloadedError, ScriptError
-from weft.engine.wire.calls import decode_call
+from weft.engine.wire.call_header import decode_call
 from weft.testing import FakeClock, Reply, ScriptedEngine
 
 pytest_plugins = ["weft.testing.fixtures"]

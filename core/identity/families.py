@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from weft.core.identity.messages import digest_of
+from weft.core.identity.items import digest_of
 from weft.core.identity.recent import Recent
 from weft.core.identity.sources import Identity
 from weft.core.ids import ProgramId, ThreadId

@@ -45,12 +45,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from weft.core.identity.answers import (
+from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer
+from weft.core.identity.given import (
     LONG_BYTES,
     NEW_BYTES,
     PROMPT_BYTES,
     SHORT_BYTES,
-    Answer,
+    GivenAnswer,
     Prompt,
     Question,
     Sample,
@@ -60,8 +61,7 @@ from weft.core.identity.answers import (
     searched_texts,
     texts_of,
 )
-from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer
-from weft.core.identity.messages import Digest, Item, digest_of
+from weft.core.identity.items import Digest, Item, digest_of
 from weft.core.identity.pieces import PIECE, Groups, Index, Told, Values, folded, keys_of, pieces_of, places_of
 from weft.core.identity.readings import Readings
 from weft.core.identity.recent import Recent
@@ -173,8 +173,10 @@ class Lineage:
         self._states: Recent[State] = Recent(most_states, State.size)
         self._given: Recent[dict[bytes, ProgramId]] = Recent(most_states)  # how the answers to a prompt begin
         self._calls: Recent[_Given] = Recent(most_states)  # of tools, by their ids
-        self._answers: Recent[Answer] = Recent(most_states, Answer.size, lambda each: self._written.drop(each.keys))
-        self._written: Index[Answer] = Index()
+        self._answers: Recent[GivenAnswer] = Recent(
+            most_states, GivenAnswer.size, lambda each: self._written.drop(each.keys)
+        )
+        self._written: Index[GivenAnswer] = Index()
         self._prompts: Recent[Prompt] = Recent(most_states, Prompt.size, self._forget_prompt)
         self._asked: Groups[Prompt] = Groups()
         self._handed: Recent[ProgramId] = Recent(most_states)  # texts of calls that have not returned
@@ -555,7 +557,7 @@ def _system_of(texts: tuple[str, ...]) -> _System:
 _system_again = lru_cache(64)(_system_of)  # many requests have the same system prompt
 
 
-def _owners_in(text: bytes, keys: set[int], answers: list[Answer], teller: ProgramId | None) -> set[ProgramId]:
+def _owners_in(text: bytes, keys: set[int], answers: list[GivenAnswer], teller: ProgramId | None) -> set[ProgramId]:
     """The programs whose models wrote so much of a text that nothing else explains it.
 
     What several programs' models wrote is that one's whose question is in the text, too. Half as much is enough for the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from weft.core.identity.conversations import Said, said_in
-from weft.core.identity.messages import MOST_ITEMS, Digest, Item, chain, digest_of, items_before, items_of_message
+from weft.core.identity.items import MOST_ITEMS, Digest, Item, chain, digest_of, items_before, items_of_message
 from weft.core.identity.recent import Recent
 
 _MOST_KIB: Final = 32 << 10  # of texts that are kept

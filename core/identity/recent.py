@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from weft.core.identity.messages import Digest
+from weft.core.identity.items import Digest
 
 V = TypeVar("V")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from weft.core.identity.conversations import Said
-from weft.core.identity.messages import Digest, Item, chain
+from weft.core.identity.items import Digest, Item, chain
 from weft.core.identity.recent import Recent
 from weft.core.ids import ProgramId
 

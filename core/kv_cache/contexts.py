@@ -1,7 +1,7 @@
 """The contexts that open programs leave between two calls: what is expected of each, and what a KV policy decides.
 
 This part is the same for engines, where contexts lie in blocks (`weft.core.kv_cache.retention`), and for the simulator,
-where they lie in segments (`weft.core.sim.segment_contexts`).
+where they lie in segments (`weft.core.sim.kv_cache.segment_contexts`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Final
 
 from weft.core.kv_cache.policies import LEAVE, Action, Context, KvPolicy, Memory
 from weft.core.prediction import Reuse, TimeEstimate, ToolTimes, WaitsByLevel
-from weft.core.prediction.names import SamplesByName
-from weft.core.prediction.samples import Samples
-from weft.core.prediction.tool_times import pause_name
+from weft.core.prediction.samples import Samples, SamplesByName
+from weft.core.prediction.times import pause_name
 
 MOST_TURNS: Final = 1000  # in the queue, looked at in each epoch; later ones are too far away to tell
 NEXT_TURNS: Final = 100  # looked at between two epochs

@@ -1,22 +1,51 @@
-"""The order of eviction: which cached block goes next, by a KV policy's decisions and worths.
-
-Only leaves of the tree of prefixes can go. An event marks a few leaves, in O(1). Marked leaves are ranked when somebody
-asks what goes next, each in O(log n), so nothing is ranked while nothing has to be evicted. The epoch marks all leaves,
-for policies whose order changes with time. Naming the next k blocks takes O(k log n). A policy that compares each
-context with all others has all leaves ranked whenever somebody asks at a new time, in O(n log n).
-"""
+"""Spreads periodic work on many items evenly over the period."""
 
 from __future__ import annotations
 
 import enum
 import heapq
 import math
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from weft.core.kv_cache.policies import Action, Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
+
+T = TypeVar("T")
+
+
+class Rotation(Generic[T]):
+    """Hands out every item once in each period, a few at a time.
+
+    Args:
+        items: Returns all items. It is called at the start of each period.
+        period_s: The period in seconds of the caller's clock.
+        most_a_s: Of more items than so many for each second of the period, the period is longer.
+    """
+
+    def __init__(self, items: Callable[[], Iterable[T]], period_s: float, most_a_s: float = math.inf) -> None:
+        self._make = items
+        self._least_s = self._period_s = period_s
+        self._most_a_s = most_a_s
+        self._items: list[T] = []
+        self._done = 0
+        self._began_s = self._asked_s = -math.inf
+
+    def due(self, now_s: float) -> list[T]:
+        """The items whose turn has come since the previous call; all items if that was a period ago or more."""
+        is_late, self._asked_s = now_s >= self._asked_s + self._period_s, now_s
+        rest: list[T] = []
+        if is_late or now_s >= self._began_s + self._period_s:
+            rest = [] if is_late else self._items[self._done :]
+            self._items, self._done, self._began_s = list(self._make()), 0, now_s
+            self._period_s = max(self._least_s, len(self._items) / self._most_a_s)
+        share = 1.0 if is_late else (now_s - self._began_s) / self._period_s
+        until = math.ceil(share * len(self._items))
+        part = self._items[self._done : until]
+        self._done = max(self._done, until)
+        return rest + part
+
 
 LEAST_MOVED: Final = 32  # blocks that are named at a time, so that steps that take one each do not each ask
 _MOST_STALE: Final = 64  # entries that a heap or a set may have beyond a multiple of those that are current
@@ -31,7 +60,7 @@ class Group(enum.IntEnum):
     HELD = 3  # the policy holds it
 
 
-class Rank(NamedTuple):
+class EvictionRank(NamedTuple):
     """A leaf's place in the order of eviction; the lowest goes first."""
 
     group: int
@@ -39,7 +68,7 @@ class Rank(NamedTuple):
     depth: int  # negative, so that the longer of two contexts of equal worth is shortened first
 
 
-_LAST: Final = Rank(Group.HELD + 1, 0.0, 0)
+_LAST: Final = EvictionRank(Group.HELD + 1, 0.0, 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -86,7 +115,7 @@ class EvictionOrder:
         self._tree = tree
         self._seen = math.inf, 0  # `oldest_s` and `largest_tokens` of all contexts when they were compared last
         self._compared_s = -math.inf  # when that was
-        self._heap: list[tuple[Rank, int, int, Block]] = []
+        self._heap: list[tuple[EvictionRank, int, int, Block]] = []
         self._expiries: list[tuple[float, int, int, Block]] = []
         self._unranked: dict[Block, None] = {}  # marked blocks, until somebody asks
         self._are_all_marked = False
@@ -149,7 +178,7 @@ class EvictionOrder:
                 return block
         return None
 
-    def peek(self, now_s: float) -> tuple[Rank, Block] | None:
+    def peek(self, now_s: float) -> tuple[EvictionRank, Block] | None:
         """The next block with its rank. None if every block is in use."""
         self._refresh(now_s)
         while self._heap:
@@ -161,8 +190,8 @@ class EvictionOrder:
     def next_blocks(self, count: int, now_s: float) -> list[Hashable]:
         """The keys of the blocks that would be evicted next, in this order, at most `count`. Nothing is evicted."""
         self._refresh(now_s)
-        taken: list[tuple[Rank, int, int, Block]] = []
-        opened: list[tuple[Rank, int, Leaf]] = []  # parents that would have become leaves
+        taken: list[tuple[EvictionRank, int, int, Block]] = []
+        opened: list[tuple[EvictionRank, int, Leaf]] = []  # parents that would have become leaves
         changed: dict[Block, Leaf] = {}
         found: list[Hashable] = []
         while len(found) < count:
@@ -181,7 +210,7 @@ class EvictionOrder:
             goes_on = rank[:2] < other[:2]
             while len(found) < count and (before := leaf.parent_of_same_rank()) is not None:
                 leaf.block = before
-                if not goes_on and (rank := Rank(rank.group, rank.worth, -before.depth)) > other:
+                if not goes_on and (rank := EvictionRank(rank.group, rank.worth, -before.depth)) > other:
                     heapq.heappush(opened, (rank, len(found), leaf))
                     break
                 found.append(before.key)
@@ -195,7 +224,7 @@ class EvictionOrder:
         self,
         leaf: Leaf,
         changed: dict[Block, Leaf],
-        opened: list[tuple[Rank, int, Leaf]],
+        opened: list[tuple[EvictionRank, int, Leaf]],
         order: int,
         now_s: float,
     ) -> None:
@@ -221,7 +250,7 @@ class EvictionOrder:
         if len(current) != len(leaves) or set(current) != set(leaves):
             raise AssertionError(f"{len(current)} leaves are ranked, and there are {len(leaves)}")
 
-    def rank_of(self, leaf: Leaf, now_s: float) -> Rank:
+    def rank_of(self, leaf: Leaf, now_s: float) -> EvictionRank:
         """The rank of a leaf: that of its best contexts."""
         return rank_of(
             self._policy,
@@ -276,7 +305,7 @@ def rank_of(
     used_s: float,
     is_common: bool,
     depth: int,
-) -> Rank:
+) -> EvictionRank:
     """The rank of a leaf: that of its best contexts.
 
     Args:
@@ -290,11 +319,11 @@ def rank_of(
     """
     if not contexts:
         group = Group.LEFT if is_common or not policy.evicts_ended_first else Group.ENDED
-        return Rank(group, policy.worth_of_nobody(used_s, memory, now_s), -depth)
+        return EvictionRank(group, policy.worth_of_nobody(used_s, memory, now_s), -depth)
     groups = [group_of(context, now_s) for context in contexts]
     group = max(groups)
     worths = [policy.worth(each, memory, now_s) for each, of in zip(contexts, groups, strict=True) if of == group]
-    return Rank(group, policy.worth_together(worths), -depth)
+    return EvictionRank(group, policy.worth_together(worths), -depth)
 
 
 def group_of(context: Context, now_s: float) -> Group:

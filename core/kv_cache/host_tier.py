@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import ClassVar
 
-from weft.core.kv_cache.eviction_order import EvictionOrder, Group, Leaf, Rank
+from weft.core.kv_cache.eviction_order import EvictionOrder, EvictionRank, Group, Leaf
 from weft.core.kv_cache.policies import Context, KvPolicy, Memory
 from weft.core.kv_cache.prefix_tree import Block, PrefixTree
 
@@ -37,13 +37,13 @@ class _HostOrder(EvictionOrder):
         super().__init__(policy, tree, memory)
         self._unneeded = unneeded
 
-    def rank_of(self, leaf: Leaf, now_s: float) -> Rank:
+    def rank_of(self, leaf: Leaf, now_s: float) -> EvictionRank:
         needed = [context for context in leaf.contexts if context not in self._unneeded]
         depth = -leaf.block.depth
         if not needed:
-            return Rank(Group.SPILLED if leaf.contexts else Group.ENDED, leaf.used_s, depth)
+            return EvictionRank(Group.SPILLED if leaf.contexts else Group.ENDED, leaf.used_s, depth)
         worths = (self._policy.worth(context, self._memory, now_s) for context in needed)
-        return Rank(Group.LEFT, self._policy.worth_together(worths), depth)
+        return EvictionRank(Group.LEFT, self._policy.worth_together(worths), depth)
 
 
 class HostTier:
@@ -134,7 +134,7 @@ class HostTier:
             below += each.children
         self._trim(block)
 
-    def evict(self, count: int, rank: Rank | None, now_s: float) -> int:
+    def evict(self, count: int, rank: EvictionRank | None, now_s: float) -> int:
         """Give up blocks of rank below `rank` until `count` slots have become free. None: blocks of any rank.
 
         Returns:
@@ -150,11 +150,11 @@ class HostTier:
             self._trim(block.parent)
         return freed
 
-    def rank_of(self, context: Context, now_s: float) -> Rank:
+    def rank_of(self, context: Context, now_s: float) -> EvictionRank:
         """The rank of a context, comparable with that of blocks of other contexts."""
         block = self.tree.end_of(context)
         if block is None:
-            return Rank(Group.ENDED, 0.0, 0)
+            return EvictionRank(Group.ENDED, 0.0, 0)
         self.order.compare(now_s)
         return self.order.rank_of(Leaf(block, [context], now_s, is_common=False, children=0), now_s)
 

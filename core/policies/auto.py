@@ -15,13 +15,13 @@ from typing import Any
 from weft.core.class_rows import Branch
 from weft.core.policies.history import ModelHistory
 from weft.core.policies.learned import ANY_NAME, Learned
-from weft.core.policies.multilevel import DEFAULT_BOUNDS_S
+from weft.core.policies.papers.multilevel import DEFAULT_BOUNDS_S
 from weft.core.policies.queues.calibration import BoundsCalibration
 from weft.core.policies.registry import register
 from weft.core.policies.service.boost import UNKNOWN_TOKENS
 from weft.core.policies.service.classes import LEAST_ENDED, ServiceClass
-from weft.core.policies.service.live_program import LiveProgram
-from weft.core.policies.steps.costs import StepCosts
+from weft.core.policies.service.live_program import OpenProgramWork
+from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramView
 
 
@@ -71,7 +71,7 @@ class Auto(Learned):
         if not self._is_calibrated:
             self._set_queues(self._first_bounds())
 
-    def _add_program(self, view: ProgramView, now_s: float) -> LiveProgram:
+    def _add_program(self, view: ProgramView, now_s: float) -> OpenProgramWork:
         program = super()._add_program(view, now_s)
         self._first_class = self._first_class or program.named_class
         if not self._has_several_names and program.named_class is not self._first_class:
@@ -82,7 +82,7 @@ class Auto(Learned):
             self._set_key(program)
         return program
 
-    def _ranks_of(self, program: LiveProgram) -> tuple[float, ...]:
+    def _ranks_of(self, program: OpenProgramWork) -> tuple[float, ...]:
         ranked_by = program.ranked_by
         if ranked_by.ranks and not ranked_by.shape.startswith(ANY_NAME):
             return ranked_by.ranks
@@ -96,7 +96,7 @@ class Auto(Learned):
             found = self._new_shape_ranks[ranked_by] = self._explored(ranked_by.ranks)
         return found
 
-    def _ranked_by_all(self) -> Iterable[LiveProgram]:
+    def _ranked_by_all(self) -> Iterable[OpenProgramWork]:
         is_any = (each for each in self._programs.values() if each.ranked_by.shape.startswith(ANY_NAME))
         return itertools.chain(super()._ranked_by_all(), is_any)
 

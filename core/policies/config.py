@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from weft.core.errors import PolicyError
-from weft.core.policies.base import Policy
-from weft.core.policies.gated import Gated
+from weft.core.policies.gate.gated import Gated
+from weft.core.policies.policy import Policy
 from weft.core.policies.registry import registration
-from weft.core.registry import check_number
+from weft.core.registries import check_number
 
 DEFAULT_POLICY = "auto"
 

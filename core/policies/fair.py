@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from weft.core.errors import PolicyError
-from weft.core.policies.around import PolicyAround
-from weft.core.policies.base import Policy
 from weft.core.policies.config import DEFAULT_POLICY
-from weft.core.policies.fairness import Task, Tenant, demand, shares
+from weft.core.policies.gate.around import PolicyAround
+from weft.core.policies.policy import Policy
+from weft.core.policies.queues.fairness import Task, Tenant, demand, shares
 from weft.core.policies.queues.stride import ByTenant, TenantQueue
 from weft.core.policies.registry import register, registration
 from weft.core.policies.service.remaining import LearnedRemaining, RemainingWork
-from weft.core.policies.steps.costs import StepCosts
-from weft.core.policies.steps.room import Room, UnlimitedRoom
+from weft.core.policies.steps import Room, StepCosts, UnlimitedRoom
 from weft.core.policies.view import Call, ProgramView, Rank
-from weft.core.registry import check_number
+from weft.core.registries import check_number
 
 EPOCH_S: Final = 0.1  # shares are computed again so often
 PATIENCE_S: Final = 0.5  # a tenant whose calls have waited this long may preempt

@@ -6,10 +6,10 @@ computed. Its class is its tenant and name. With S for the work of a program of 
     r(a) = λ a + (1 - λ) G(a)        λ = min(1, n / (n + 8) Var log S)^1.5
 
 n programs of the class have ended. A few ends make the variance too large, which the factor n / (n + 8) corrects. G is
-the Gittins index (`weft.core.policies.service.gittins`). If all programs need the same work, G is constant, and they go
-first come, first served. If their work varies by orders of magnitude, λ is 1, which is least attained service. In
-between, a program that has had little work goes a little before those that have had much. That lowers the latency per
-token of short programs, and costs little completion time.
+the Gittins index (`weft.core.policies.service.distribution`). If all programs need the same work, G is constant, and
+they go first come, first served. If their work varies by orders of magnitude, λ is 1, which is least attained service.
+In between, a program that has had little work goes a little before those that have had much. That lowers the latency
+per token of short programs, and costs little completion time.
 
 The rank gives a program a bounded boost, by which it counts as having arrived earlier than it did
 (`weft.core.policies.service.boost`). docs/reference/policies.md#learned-ranks describes the policy for users.
@@ -25,13 +25,13 @@ from collections.abc import Iterable
 from typing import ClassVar, Final, cast
 
 from weft.core.class_rows import Branch, ClassRow
-from weft.core.policies.base import Policy
 from weft.core.policies.history import ClassHistory, ModelHistory, ProgramEnd
+from weft.core.policies.policy import Policy
 from weft.core.policies.registry import register
 from weft.core.policies.service.boost import Boost
 from weft.core.policies.service.classes import ServiceClass, ServiceTable
-from weft.core.policies.service.live_program import Counted, LiveProgram
-from weft.core.policies.steps.costs import StepCosts
+from weft.core.policies.service.live_program import Counted, OpenProgramWork
+from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 
 _MOST_ENDS: Final = 4096  # ended programs that wait until `take_ends` is called
@@ -68,11 +68,11 @@ class Learned(Policy):
         self._table = ServiceTable()
         self._all = ServiceClass()  # all programs, whatever their class
         self._classes: dict[ServiceClass, None] = {}  # classes with live programs
-        self._programs: dict[ProgramView, LiveProgram] = {}
+        self._programs: dict[ProgramView, OpenProgramWork] = {}
         self._ends: deque[ProgramEnd] = deque(maxlen=_MOST_ENDS)  # until `take_ends` is called
         self._numbers = itertools.count()
         self._due: dict[ServiceClass, None] = {}  # classes to fit again
-        self._pending: dict[LiveProgram, None] = {}  # programs to rank again
+        self._pending: dict[OpenProgramWork, None] = {}  # programs to rank again
         self._backlog_tokens = 0.0  # the work that all live programs have left
         self._boost = Boost()
         self._boost_changed = False  # since the latest decision
@@ -154,7 +154,7 @@ class Learned(Policy):
                 each.forgotten.append(gone.age)
                 each.has_changed = True
 
-    def _note_end(self, program: LiveProgram, *, is_known: bool) -> None:
+    def _note_end(self, program: OpenProgramWork, *, is_known: bool) -> None:
         view = program.view
         self._ends.append(ProgramEnd(view.tenant, view.name, math.ceil(program.age), is_known))
 
@@ -226,16 +226,16 @@ class Learned(Policy):
         self._ends.clear()
         return taken
 
-    def live_programs(self) -> Iterable[LiveProgram]:
+    def live_programs(self) -> Iterable[OpenProgramWork]:
         """The programs that have not ended."""
         return self._programs.values()
 
     # -- the classes and the age of a program
 
-    def _add_program(self, view: ProgramView, now_s: float) -> LiveProgram:
+    def _add_program(self, view: ProgramView, now_s: float) -> OpenProgramWork:
         arrival_s = now_s if math.isnan(view.arrival_s) else view.arrival_s
         named_class = self._table.get(view.tenant, view.name)
-        program = self._programs[view] = LiveProgram(
+        program = self._programs[view] = OpenProgramWork(
             view=view, named_class=named_class, ranked_by=named_class, arrival_s=arrival_s
         )
         self._all.live[program] = None
@@ -246,7 +246,7 @@ class Learned(Policy):
         self._set_key(program)
         return program
 
-    def _show_shape(self, program: LiveProgram, shape: str) -> None:
+    def _show_shape(self, program: OpenProgramWork, shape: str) -> None:
         """A program has shown a shape. It joins the programs of its name, and of all names, that have shown it, too."""
         tenant, name = program.view.tenant, program.view.name
         program.parts_of_all.append(self._table.get(tenant, "", ANY_NAME + shape))
@@ -254,7 +254,7 @@ class Learned(Policy):
         for each in (program.parts_of_all[-1], program.parts_of_name[-1]):
             self._join(program, each)
 
-    def _join(self, program: LiveProgram, service_class: ServiceClass) -> None:
+    def _join(self, program: OpenProgramWork, service_class: ServiceClass) -> None:
         # It changed while none of its programs lived.
         if service_class.ranks and service_class.has_changed and service_class not in self._classes:
             self._due[service_class] = None
@@ -262,7 +262,7 @@ class Learned(Policy):
         service_class.live[program] = None
         service_class.has_changed |= service_class.is_exceeded(program.age, self._all)
 
-    def _remove_program(self, view: ProgramView) -> LiveProgram | None:
+    def _remove_program(self, view: ProgramView) -> OpenProgramWork | None:
         """Remove a program that has ended or is forgotten. If it still has calls, they are being aborted."""
         program = self._programs.pop(view, None)
         if program is None:
@@ -286,10 +286,10 @@ class Learned(Policy):
             program.running -= 1
             self._count(program, call, counted)
 
-    def _count(self, program: LiveProgram, call: Call, counted: Counted) -> None:
+    def _count(self, program: OpenProgramWork, call: Call, counted: Counted) -> None:
         self._add_work(program, counted.count(call, self.costs.prompt_weight))
 
-    def _add_work(self, program: LiveProgram, work: float) -> None:
+    def _add_work(self, program: OpenProgramWork, work: float) -> None:
         program.age += work
         bucket = bisect_right(self._ages, program.age) - 1
         if bucket != program.bucket:
@@ -299,7 +299,7 @@ class Learned(Policy):
             self._set_left(program)
             self._pending[program] = None
 
-    def _set_charge(self, program: LiveProgram, call: Call) -> None:
+    def _set_charge(self, program: OpenProgramWork, call: Call) -> None:
         """Have a call charged at about the time when its program enters the next bucket of ages."""
         if program.bucket + 1 == len(self._ages):
             call.charge_at_tokens = math.inf
@@ -309,15 +309,15 @@ class Learned(Policy):
 
     # -- ranks
 
-    def _rank(self, program: LiveProgram, call: Call) -> Rank:
+    def _rank(self, program: OpenProgramWork, call: Call) -> Rank:
         """All calls of a program share its key; ties go to the program that arrived first, then to the earlier call."""
         return Rank(0, program.key, (program.view.arrival_order << 48) + program.calls[call].number)
 
-    def _set_key(self, program: LiveProgram) -> None:
+    def _set_key(self, program: OpenProgramWork) -> None:
         program.ranked_by = program.find_class()
         program.key, program.standing = self._key(program), self._key(program, at_gate=True)
 
-    def _key(self, program: LiveProgram, more_tokens: float = 0.0, *, at_gate: bool = False) -> float:
+    def _key(self, program: OpenProgramWork, more_tokens: float = 0.0, *, at_gate: bool = False) -> float:
         """The program's arrival less its boost, in seconds. The least key goes first.
 
         Args:
@@ -330,7 +330,7 @@ class Learned(Policy):
         bucket = 0 if at_gate and program.ranked_by.is_alike else program.bucket
         return program.arrival_s - self._boost.of((ranks[bucket] if ranks else 0.0) + more_tokens)
 
-    def _ranks_of(self, program: LiveProgram) -> tuple[float, ...]:
+    def _ranks_of(self, program: OpenProgramWork) -> tuple[float, ...]:
         """The ranks of a program by bucket of ages, in tokens. Empty: nothing is known of any program."""
         return program.ranked_by.ranks or self._all.ranks
 
@@ -345,13 +345,13 @@ class Learned(Policy):
         for program in ranked:
             self._set_left(program)
 
-    def _set_left(self, program: LiveProgram) -> None:
+    def _set_left(self, program: OpenProgramWork) -> None:
         """Set the work that a program is expected to have left, which follows from its age and its class."""
         before, remaining = program.left_tokens, program.named_class.remaining or self._all.remaining
         program.left_tokens = remaining[program.bucket] if remaining else 0.0
         self._backlog_tokens += program.left_tokens - before
 
-    def _ranked_by_all(self) -> Iterable[LiveProgram]:
+    def _ranked_by_all(self) -> Iterable[OpenProgramWork]:
         """The programs whose rank or work left follows from the distribution of all programs."""
         return (each for each in self._programs.values() if not (each.ranked_by.ranks and each.named_class.ranks))
 
@@ -362,5 +362,5 @@ class Learned(Policy):
             self._pending |= dict.fromkeys(self._programs.values())
 
 
-def _live(service_class: ServiceClass) -> list[LiveProgram]:
-    return cast("list[LiveProgram]", list(service_class.live))
+def _live(service_class: ServiceClass) -> list[OpenProgramWork]:
+    return cast("list[OpenProgramWork]", list(service_class.live))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from weft.core.errors import PolicyError
-from weft.core.policies.base import Policy
-from weft.core.registry import Registry
+from weft.core.policies.policy import Policy
+from weft.core.registries import Registry
 
 REGISTRY: Final = Registry[Policy]("policy", PolicyError)
 

@@ -1,23 +1,20 @@
 """Predictors of what comes next: times of tools, lengths of outputs, reuse of contexts, and execution graphs.
 
 Scheduling policies, KV policies and the forecasts of an engine use them. How long an engine takes for a token follows
-from `weft.core.policies.steps.costs`.
+from `weft.core.policies.steps`.
 """
 
 from __future__ import annotations
 
-from weft.core.prediction.estimate import KnownPause, KnownTime, TimeEstimate
 from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Node
+from weft.core.prediction.expectation import Estimate, Remaining
 from weft.core.prediction.foresight import ExecutionGraphs, ForecastRow
 from weft.core.prediction.output_lengths import OutputLengths
-from weft.core.prediction.remaining import Estimate, Remaining
-from weft.core.prediction.returns import ReturnTimes
 from weft.core.prediction.reuse import Reuse, ReusedPart
-from weft.core.prediction.samples import Samples
+from weft.core.prediction.samples import KnownPause, KnownTime, Samples, TimeEstimate
 from weft.core.prediction.static_graph import StaticGraph, read_static_graph
 from weft.core.prediction.template import Forecast, Successor, Tier
-from weft.core.prediction.tool_times import ToolTimes
-from weft.core.prediction.waits import Waits, WaitsByLevel
+from weft.core.prediction.times import ReturnTimes, ToolTimes, Waits, WaitsByLevel
 
 __all__ = [
     "Cost",

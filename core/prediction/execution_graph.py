@@ -67,7 +67,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(slots=True)
-class Edge:
+class Succession:
     """The counts of an edge."""
 
     first: float = 0.0
@@ -83,7 +83,7 @@ class Tally:
     ends: float = 0.0
     sums: list[float] = field(default_factory=lambda: [0.0] * len(Cost._fields))
     squares: list[float] = field(default_factory=lambda: [0.0] * len(Cost._fields))
-    edges: dict[Node, Edge] = field(default_factory=dict)
+    edges: dict[Node, Succession] = field(default_factory=dict)
 
     @property
     def mean(self) -> Cost:
@@ -183,10 +183,10 @@ class ExecutionGraph:
             edge.first += first
             edge.share += share
 
-    def _edge(self, tally: Tally, target: Node) -> Edge | None:
+    def _edge(self, tally: Tally, target: Node) -> Succession | None:
         edge = tally.edges.get(target)
         if edge is None and self.edges < MOST_EDGES:
-            edge = tally.edges[target] = Edge()
+            edge = tally.edges[target] = Succession()
             self.edges += 1
         return edge
 

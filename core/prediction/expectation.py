@@ -1,29 +1,55 @@
-"""What a program has left, solved from the execution graph of its name (SAGA eq. 9).
-
-Let m[s, t] be the expected number of calls of node t that follow a call of node s, w[t] the cost of a call of node t,
-and R[s] what is left after a call of node s. Then
-
-    R[s] = Σ_t m[s, t] (w[t] + R[t])
-
-SAGA sums the nodes that have not been executed. In a graph with loops, R is the expectation of that sum. The equation
-has a solution, because each program that was counted has ended. The second moment assumes that either all threads that
-may follow a call follow, or none. With q for the chance that any follows, B[s] = Σ_t m[s, t] / q threads follow, and
-
-    E[R²][s] = Σ_t m[s, t] B[s] E[(w[t] + R[t])²]
-
-This is exact for a chain, and too large if the threads are independent.
-"""
+"""What is left of a running program, expected over what its execution graph knows."""
 
 from __future__ import annotations
 
 import math
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.core.prediction.execution_graph import ExecutionGraph, Node
-from weft.core.prediction.remaining import Estimate, Left, Remaining
+
+
+class Estimate(NamedTuple):
+    """A mean and a standard deviation."""
+
+    mean: float
+    spread: float  # the standard deviation
+
+    def plus(self, other: Estimate) -> Estimate:
+        """The sum of two quantities. Their deviations add up, as if the quantities were fully correlated."""
+        return Estimate(self.mean + other.mean, self.spread + other.spread)
+
+    def toward(self, other: Estimate, weight: float) -> Estimate:
+        """This estimate, moved towards another one; weight 1: the other one."""
+        mean = self.mean + weight * (other.mean - self.mean)
+        return Estimate(mean, self.spread + weight * (other.spread - self.spread))
+
+
+class Remaining(NamedTuple):
+    """What is left of a program, or of a thread of it."""
+
+    calls: Estimate
+    service_s: Estimate  # seconds on the model executor
+    output_tokens: Estimate
+    prefill_tokens: Estimate  # prompt tokens to compute
+
+    def plus(self, other: Remaining) -> Remaining:
+        """The sum over two threads."""
+        return Remaining(*(mine.plus(theirs) for mine, theirs in zip(self, other, strict=True)))
+
+    def toward(self, other: Remaining, weight: float) -> Remaining:
+        """Each estimate, moved towards another one."""
+        return Remaining(*(mine.toward(theirs, weight) for mine, theirs in zip(self, other, strict=True)))
+
+
+class Left(NamedTuple):
+    """What is left of a thread at a node."""
+
+    after: Remaining  # after a call of the node
+    with_call: Remaining  # with that call included
+
 
 _COLUMNS: Final = len(Remaining._fields)  # the number of calls, then the costs without the pause
 

@@ -13,7 +13,7 @@ from weft.core.ids import CallId, ProgramId, ThreadId
 from weft.core.locks import fork_safe
 from weft.core.prediction.cursors import CallIds, Cursor, ProgramCursors
 from weft.core.prediction.execution_graph import Cost, ExecutionGraph
-from weft.core.prediction.remaining import Estimate, Remaining
+from weft.core.prediction.expectation import Estimate, Remaining
 from weft.core.prediction.static_graph import StaticGraph
 from weft.core.prediction.template import Forecast, Template, Tier
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from weft.core.prediction.names import SamplesByName
-from weft.core.prediction.samples import Samples
-from weft.core.prediction.tool_times import MOST_LETTERS
+from weft.core.prediction.samples import Samples, SamplesByName
+from weft.core.prediction.times import MOST_LETTERS
 
 _PRIOR_TOKENS: Final = 64.0
 _TRUST: Final = 4.0  # samples that the estimate of the coarser class is worth

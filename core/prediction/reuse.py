@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from weft.core.prediction.tool_times import MOST_LETTERS
+from weft.core.prediction.times import MOST_LETTERS
 
 _MOST_NAMES: Final = 256
 _AGES: Final = 12  # classes of ages, by powers of two

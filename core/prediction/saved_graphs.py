@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
-from weft.core.prediction.execution_graph import MOST_LETTERS, Cost, Edge, ExecutionGraph, Node, Tally
+from weft.core.prediction.execution_graph import MOST_LETTERS, Cost, ExecutionGraph, Node, Succession, Tally
 from weft.core.prediction.foresight import MOST_LETTERS as MOST_NAME_LETTERS
 from weft.core.prediction.foresight import MOST_NAMES, Templates
 
@@ -96,7 +96,7 @@ def _graph(rows: list[Any]) -> ExecutionGraph:
         nodes.append(node)
     for node, row in zip(nodes, rows, strict=True):
         for place, first, share in row[-1]:
-            graph.nodes[node].edges[nodes[_count(place)]] = Edge(_number(first), _number(share))
+            graph.nodes[node].edges[nodes[_count(place)]] = Succession(_number(first), _number(share))
         graph.edges += len(row[-1])
     graph.check_integrity()
     return graph

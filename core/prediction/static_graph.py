@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from weft.core.errors import ArgumentTypeError
-from weft.core.prediction.execution_graph import MOST_LETTERS, MOST_NODES, Edge, ExecutionGraph, Node, Tally
+from weft.core.prediction.execution_graph import MOST_LETTERS, MOST_NODES, ExecutionGraph, Node, Succession, Tally
 
 _MOST_TARGETS: Final = 64  # of a node
 _ENDS: Final = ("__end__",)
@@ -55,13 +55,13 @@ class StaticGraph:
         for name, targets in self.nodes.items():
             tally, choices = made.nodes[Node(name)], targets.one_of
             for each in targets.always:  # they begin at the same time, so each is as likely to be first
-                edge = tally.edges.setdefault(Node(each), Edge())
+                edge = tally.edges.setdefault(Node(each), Succession())
                 edge.first += 1 / len(targets.always)
                 edge.share += 1 / self._joining(name, each)
             for each in choices:
                 chance = 1 / len(choices)
                 if each:
-                    edge = tally.edges.setdefault(Node(each), Edge())
+                    edge = tally.edges.setdefault(Node(each), Succession())
                     edge.share += chance
                     edge.first += 0.0 if targets.always else chance
                 elif not targets.always:

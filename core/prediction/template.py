@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from weft.core.prediction.execution_graph import ANY, ExecutionGraph, Node
-from weft.core.prediction.remaining import Left
+from weft.core.prediction.expectation import Left
 from weft.core.prediction.static_graph import StaticGraph
 
 COLD_PROGRAMS: Final = 30  # SAGA §3.3: the first 30 tasks of a type are served as plain requests

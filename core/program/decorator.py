@@ -1,4 +1,4 @@
-"""`@program`: make a function the entrypoint of a program."""
+"""`@program`: an entrypoint whose calls are one program."""
 
 from __future__ import annotations
 
@@ -7,12 +7,94 @@ import inspect
 import re
 import types
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from typing import Any, Concatenate, ForwardRef, Union, cast, get_args, get_origin, overload
+from typing import (
+    Any,
+    Concatenate,
+    ForwardRef,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from weft.core.errors import ProgramParameterError
 from weft.core.prediction import read_static_graph
-from weft.core.program.entrypoint import A, B, C, D, Decorator, Entrypoint, P, R_co
 from weft.core.program.handle import Program
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+
+
+class Entrypoint(Protocol[P, R_co]):
+    """The result of `@program`: a function of the same kind as the decorated one, without the `Program` parameter.
+
+    Call it to run the function as a new program, or with `program=` as a branch of that program. Type checkers do not
+    look at the other arguments of a branch.
+    """
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: Any, program: Program, **kwargs: Any) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: Any, /) -> Self: ...
+    @overload
+    def __get__(self: Entrypoint[Concatenate[A, Q], R_co], instance: A, owner: Any, /) -> Entrypoint[Q, R_co]: ...
+
+    def options(
+        self,
+        *,
+        name: str | None = None,
+        session_id: str | None = None,
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+        deadline_s: float | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        graph: Any = None,
+    ) -> Self:
+        """Return the same entrypoint with other options, e.g. `answer.options(session_id=user)(question)`.
+
+        Options that are None stay as they are. For a method, use the class:
+        `Agent.answer.options(session_id=user)(agent, question)`.
+        """
+
+
+class Decorator(Protocol):
+    """`@program(...)` with options, which takes the function next."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Program, P], R_co], /) -> Entrypoint[P, R_co]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[A, Program, P], R_co], /
+    ) -> Entrypoint[Concatenate[A, P], R_co]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[A, B, Program, P], R_co], /
+    ) -> Entrypoint[Concatenate[A, B, P], R_co]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[A, B, C, Program, P], R_co], /
+    ) -> Entrypoint[Concatenate[A, B, C, P], R_co]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[A, B, C, D, Program, P], R_co], /
+    ) -> Entrypoint[Concatenate[A, B, C, D, P], R_co]: ...
+    @overload
+    def __call__(self, function: Callable[..., R_co], /) -> Entrypoint[..., R_co]: ...
+
 
 # For annotations that cannot be evaluated, e.g. because a name is imported for type checkers only.
 _UNION_TEXT = re.compile(r"(?:[\w.]+\.)?(?:Optional|Union)\[(.*)\]")

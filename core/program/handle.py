@@ -17,8 +17,8 @@ from weft.core.prediction import read_static_graph
 from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.graph import ProgramGraph
 from weft.core.program.reports import Reports
-from weft.core.program.run_tree import ROOT
 from weft.core.program.state import SharedState
+from weft.core.program.structure.run_tree import ROOT
 from weft.core.program.unused import warn_of_no_call
 from weft.core.routing.admission import check_timeout
 

@@ -15,12 +15,11 @@ from weft.core.ids import CallId, EngineId, ProgramId, ThreadId, plain_name
 from weft.core.log import get_logger
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program.graph import CallNode, CallState, Edge
-from weft.core.program.lineage import NOTHING, Content, Inputs
-from weft.core.program.run_tree import ROOT
-from weft.core.program.runs import RunKind
 from weft.core.program.state import Backend, SharedState, nothing
-from weft.core.program.surroundings import Position, innermost, positions
-from weft.core.program.tasks import running_task
+from weft.core.program.structure.lineage import NOTHING, Content, Inputs
+from weft.core.program.structure.run_tree import ROOT
+from weft.core.program.structure.runs import RunKind
+from weft.core.program.structure.surroundings import Position, innermost, positions, running_task
 
 MOST_PARENTS_SENT: Final = 64  # with a call to its engine, the newest; the graph has all of them
 _MOST_OUTER: Final = 100  # programs around a program whose ids it keeps, the innermost

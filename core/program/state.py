@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from weft.core.ids import IdSource, ProgramId
 from weft.core.locks import fork_safe
 from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
-from weft.core.program.ancestry import Calls
-from weft.core.program.code_runs import CodeRuns
 from weft.core.program.graph import Edge, ProgramGraph
-from weft.core.program.run_tree import RunTree
+from weft.core.program.structure.ancestry import Calls
+from weft.core.program.structure.run_tree import RunTree
+from weft.core.program.structure.runs import CodeRuns
 
 if TYPE_CHECKING:
-    from weft.core.program.surroundings import Position
+    from weft.core.program.structure.surroundings import Position
 
 
 class Backend(Protocol):

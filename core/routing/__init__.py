@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.core.routing.adaptive_locality import AdaptiveLocality
-from weft.core.routing.affinity import Affinity
 from weft.core.routing.balancer import Arrival, AssigningBalancer, Balancer, EngineLoad
-from weft.core.routing.config import DEFAULT_BALANCER, BalancerConfig
-from weft.core.routing.least_used import LeastUsed
-from weft.core.routing.locality import Locality
-from weft.core.routing.registry import register, registration, registrations
-from weft.core.routing.round_robin import RoundRobin
+from weft.core.routing.balancers import AdaptiveLocality, Affinity, LeastUsed, Locality, RoundRobinBalancer
+from weft.core.routing.registry import DEFAULT_BALANCER, BalancerConfig, register, registration, registrations
 from weft.core.routing.stealing import StealingConfig
 
 BALANCERS: Final = tuple(each.name for each in registrations())
@@ -31,7 +26,7 @@ __all__ = [
     "EngineLoad",
     "LeastUsed",
     "Locality",
-    "RoundRobin",
+    "RoundRobinBalancer",
     "StealingConfig",
     "register",
     "registration",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from weft.core.ids import EngineId, ProgramId, SessionId
-from weft.core.registry import Registered
+from weft.core.registries import Registered
 
 K = TypeVar("K", bound=str)  # `ProgramId` or `SessionId`
 

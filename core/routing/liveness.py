@@ -11,7 +11,7 @@ _BUSY: Final = 0.01
 _PERIODS: Final = 10  # observations in one time limit
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """What the processes of an engine have used so far."""
 
     cpu_s: float  # CPU time of all of them, in seconds
@@ -46,7 +46,7 @@ class Liveness:
         """Seconds from one observation to the next."""
         return self._timeout_s / _PERIODS
 
-    def observe(self, now_s: float, usage: Usage, *, answered: bool) -> bool:
+    def observe(self, now_s: float, usage: ProcessUsage, *, answered: bool) -> bool:
         """Take an observation.
 
         Args:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from weft.core.errors import BalancerError
 from weft.core.ids import EngineId, ProgramId
-from weft.core.registry import check_number
+from weft.core.registries import check_number
 from weft.core.routing.balancer import EngineLoad
 
 

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from weft.core.errors import SimulationError
-from weft.core.sim.load import capacity
 from weft.core.sim.result import Batch, Execution, ProgramResult, SimResult
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.simulator import simulate
 from weft.core.sim.step_time import StepSample, StepTime
+from weft.core.sim.study.load import capacity
 from weft.core.trace.format import TraceCall, TraceProgram
 
 __all__ = [

@@ -8,11 +8,11 @@ from typing import cast
 
 from weft.core.policies import Policy
 from weft.core.sim.batch import RunningBatch
-from weft.core.sim.calls import SimCall
 from weft.core.sim.charges import Charges
-from weft.core.sim.kv import KvCache, Segment
+from weft.core.sim.kv_cache.cache import KvCache, Segment
 from weft.core.sim.result import Counts, Execution
 from weft.core.sim.settings import SimSettings
+from weft.core.sim.sim_programs import SimCall
 
 
 class Executions:

@@ -12,24 +12,22 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final, cast
 
 from weft.core.policies import Call, Policy, StepTokens
-from weft.core.sim.batch import RunningBatch
-from weft.core.sim.calls import SimCall, SimProgram
-from weft.core.sim.charges import Charges
+from weft.core.sim.batch import Jump, RunningBatch
+from weft.core.sim.charges import Charges, KnownCosts
 from weft.core.sim.executions import Executions
-from weft.core.sim.jump import Jump
-from weft.core.sim.known_costs import KnownCosts
-from weft.core.sim.kv import Segment
-from weft.core.sim.make_kv import make_kv
+from weft.core.sim.kv_cache.cache import Segment
+from weft.core.sim.kv_cache.make_kv import make_kv
 from weft.core.sim.result import Batch, Counts, Execution
 from weft.core.sim.room import SimRoom
 from weft.core.sim.settings import SimSettings
+from weft.core.sim.sim_programs import SimCall, SimProgram
 
 # The share of the KV cache that stays free when a further call is admitted. Without it, a call would soon be preempted.
 _HEADROOM: Final = 0.01
 _MANY: Final = 64  # calls that start in one step
 
 
-class Replica:
+class SimReplica:
     """A simulated engine.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.core.sim.jump import Jump
+from weft.core.sim.batch import Jump
 from weft.core.sim.step_time import StepTime
 
 

@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from typing import cast
 
 from weft.core.policies import Call, StepTokens
-from weft.core.sim.calls import SimCall
-from weft.core.sim.kv import KvCache, Segment
+from weft.core.sim.kv_cache.cache import KvCache, Segment
 from weft.core.sim.settings import SimSettings
+from weft.core.sim.sim_programs import SimCall
 
 
 class SimRoom:

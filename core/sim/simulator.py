@@ -17,12 +17,11 @@ from weft.core.ids import EngineId, ProgramId, SessionId
 from weft.core.policies import registration
 from weft.core.routing.balancer import Arrival, EngineLoad
 from weft.core.routing.stealing import EngineQueue, Stealing
-from weft.core.sim.block_tree import block_ends
-from weft.core.sim.blocks import share_full_blocks
-from weft.core.sim.calls import SimCall, SimProgram
-from weft.core.sim.replica import Replica
+from weft.core.sim.kv_cache.blocks import block_ends, share_full_blocks
+from weft.core.sim.replica import SimReplica
 from weft.core.sim.result import Batch, Counts, Execution, ProgramResult, SimResult
 from weft.core.sim.settings import SimSettings
+from weft.core.sim.sim_programs import SimCall, SimProgram
 from weft.core.trace.format import TraceProgram
 
 # The order of events at one time: calls end, programs and calls arrive, idle programs count as ended, waiting calls
@@ -32,7 +31,7 @@ _REPORT_EVERY: Final = 64  # programs that end between two reports of progress
 
 # The subject of an event: a replica, a program that arrives, a call that arrives, by its program and its index there,
 # or a program that may still be idle, with the number of its pauses. None: look at the queues.
-_Subject: TypeAlias = Replica | SimProgram | tuple[SimProgram, int] | None
+_Subject: TypeAlias = SimReplica | SimProgram | tuple[SimProgram, int] | None
 
 
 class _Event(NamedTuple):
@@ -97,7 +96,7 @@ class _Simulation:
         self._batches: list[Batch] = []
         numbers = range(settings.replicas)
         self._replicas = [
-            Replica(
+            SimReplica(
                 number,
                 settings.policy.make(),
                 settings,
@@ -150,7 +149,7 @@ class _Simulation:
             if kind == _ABANDON:
                 self._abandon(*cast("tuple[SimProgram, int]", subject), now_s)
                 continue
-            replica = cast("Replica", subject)
+            replica = cast("SimReplica", subject)
             if kind == _SCHEDULE:
                 self._schedule(replica, now_s)
             elif self._end_event_of[replica.number] == sequence:  # otherwise an arrival has made the jump shorter
@@ -222,7 +221,7 @@ class _Simulation:
         self._give(call, self._replicas[self._choose_replica(program, spec.prompt_tokens)], now_s)
         self._look_later(now_s)
 
-    def _give(self, call: SimCall, replica: Replica, now_s: float) -> None:
+    def _give(self, call: SimCall, replica: SimReplica, now_s: float) -> None:
         if replica.arrive(call, now_s):
             self._add_jump_end(replica)
         elif replica.jump is None and replica.number not in self._to_schedule:
@@ -242,7 +241,7 @@ class _Simulation:
         load = self._loads[number]
         self._loads[number] = load._replace(calls=load.calls + calls)
 
-    def _call_ends(self, call: SimCall, replica: Replica) -> None:
+    def _call_ends(self, call: SimCall, replica: SimReplica) -> None:
         program, number = call.owner, replica.number
         program.calls_in_flight -= 1
         program.view.attained.fold(call.inherited, Account(call.total_service_s, call.total_wait_s))
@@ -321,7 +320,7 @@ class _Simulation:
                 stealing.moved(call.program.program_id, steal.thief, now_s)
         self._look_later(now_s)
 
-    def _move(self, call: SimCall, victim: Replica, thief: Replica, now_s: float) -> None:
+    def _move(self, call: SimCall, victim: SimReplica, thief: SimReplica, now_s: float) -> None:
         if victim.take_back(call, now_s):
             self._add_jump_end(victim)
         self._add_load(victim.number, -1)
@@ -331,18 +330,18 @@ class _Simulation:
 
     # -- replicas
 
-    def _schedule(self, replica: Replica, now_s: float) -> None:
+    def _schedule(self, replica: SimReplica, now_s: float) -> None:
         self._to_schedule.discard(replica.number)
         if replica.schedule(now_s) is not None:
             self._add_jump_end(replica)
 
-    def _add_jump_end(self, replica: Replica) -> None:
+    def _add_jump_end(self, replica: SimReplica) -> None:
         """Add the event that ends the replica's jump. An earlier such event is then ignored."""
         jump = replica.jump
         if jump is not None:
             self._end_event_of[replica.number] = self._add_event(jump.end_s, _END, replica.number, replica)
 
-    def _jump_ends(self, replica: Replica, now_s: float) -> None:
+    def _jump_ends(self, replica: SimReplica, now_s: float) -> None:
         self._to_schedule.add(replica.number)  # so that the calls that arrive now are scheduled once, together
         ended = replica.end_jump(now_s)
         for call in ended:

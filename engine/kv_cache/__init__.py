@@ -7,7 +7,6 @@ through vLLM; `plan` is what travels between them.
 
 from weft.engine.kv_cache.kernel import Swapper, Transfer
 from weft.engine.kv_cache.layout import CacheLayout, describe
-from weft.engine.kv_cache.pool import HostPool
-from weft.engine.kv_cache.slots import SlotTable, SlotUsage
+from weft.engine.kv_cache.pool import HostPool, SlotTable, SlotUsage
 
 __all__ = ["CacheLayout", "HostPool", "SlotTable", "SlotUsage", "Swapper", "Transfer", "describe"]

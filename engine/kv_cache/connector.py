@@ -22,10 +22,9 @@ from typing import Any, Final
 import torch
 
 from weft.core.errors import SwapArgumentError, SwapError
-from weft.core.kv_cache.choice import CopySpeed, SwapChoice
-from weft.core.kv_cache.config import SwapConfig, space_bytes
+from weft.core.kv_cache.config import CopySpeed, SwapChoice, SwapConfig, space_bytes
 from weft.core.log import get_logger
-from weft.engine.kv_cache.plan import Executed, SwapPlan
+from weft.engine.kv_cache.slot_plans import Executed, SwapPlan
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.kv_cache.worker import SwapWorker
 from weft.engine.vllm_compat.names import (

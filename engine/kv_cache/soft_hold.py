@@ -14,13 +14,12 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 from weft.core.kv_cache.contexts import MOST_TURNS, NEXT_TURNS
-from weft.core.kv_cache.eviction_order import LEAST_MOVED
+from weft.core.kv_cache.eviction_order import LEAST_MOVED, Rotation
 from weft.core.kv_cache.policies import Memory
 from weft.core.kv_cache.prefix_tree import Block
 from weft.core.kv_cache.retention import Retention, RunningCall
-from weft.core.kv_cache.rotation import Rotation
 from weft.core.kv_cache.stats import ToolStats
-from weft.core.policies.steps.costs import StepCosts
+from weft.core.policies.steps import StepCosts
 from weft.engine.kv_cache.order import CallKv, KvOrder, NextStep
 from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, Request
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from weft.core.kv_cache.choice import SwapChoice
+from weft.core.kv_cache.config import SwapChoice
 from weft.core.kv_cache.policies import Context
 from weft.core.kv_cache.stats import SwapStats
 from weft.core.prediction import KnownTime
-from weft.engine.kv_cache.plan import SwapBatch
-from weft.engine.kv_cache.slot_plans import SlotPlans
+from weft.engine.kv_cache.slot_plans import SlotPlans, SwapBatch
 
 
 @dataclass(slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
-from weft.core.kv_cache.policies import Memory
-from weft.core.kv_cache.retention import RunningCall
+from weft.core.kv_cache.policies import KvPolicy, Memory
+from weft.core.kv_cache.retention import Retention, RunningCall
 from weft.core.kv_cache.tiered import TieredRetention
-from weft.engine.kv_cache.fetches import Fetches
-from weft.engine.kv_cache.order import CallKv, NextStep
+from weft.core.policies.steps import StepCosts
+from weft.engine.kv_cache.ahead import Fetches, Spills
+from weft.engine.kv_cache.order import CallKv, EndedFirstOrder, KvOrder, NextStep
 from weft.engine.kv_cache.soft_hold import SoftHold
-from weft.engine.kv_cache.spills import Spills
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.vllm_compat.names import BlockPool
 
@@ -101,3 +101,25 @@ class TieredHold(SoftHold):
 
     def _memory(self) -> Memory:
         return super()._memory()._replace(copy_token_s=self._store.copy_token_s)
+
+
+def make_order(policy: KvPolicy, pool: BlockPool, block_tokens: int, store: HostStore | None = None) -> KvOrder:
+    """What carries out a KV policy on vLLM's blocks, of a model with one kind of attention.
+
+    Where vLLM computes hashes of parts of blocks, it keeps its order.
+
+    Args:
+        policy: A policy of its own.
+        pool: vLLM's blocks.
+        block_tokens: The tokens of a block.
+        store: Host memory. Without a policy that orders open programs' contexts it keeps preempted calls only.
+    """
+    if policy.follows_use:
+        return EndedFirstOrder(pool) if policy.evicts_ended_first else KvOrder()
+    if pool.hash_block_size != block_tokens:
+        return KvOrder()
+    memory = Memory(0.0, 0, StepCosts().prefill_token_s)
+    if store is None:
+        return SoftHold(pool, Retention(policy, block_tokens, memory))
+    store.use_policy(policy)
+    return TieredHold(pool, TieredRetention(policy, block_tokens, memory, store.tier), store)

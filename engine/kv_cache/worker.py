@@ -9,12 +9,12 @@ from typing import Final
 import torch
 
 from weft.core.errors import SwapArgumentError, SwapError
-from weft.core.kv_cache.choice import CopySpeed
+from weft.core.kv_cache.config import CopySpeed
 from weft.core.log import get_logger
 from weft.engine.kv_cache.kernel import Swapper
 from weft.engine.kv_cache.layout import describe
-from weft.engine.kv_cache.plan import SwapPlan
 from weft.engine.kv_cache.pool import HostPool
+from weft.engine.kv_cache.slot_plans import SwapPlan
 
 _PROBE_ROUNDS: Final = 5
 _PROBE_BYTES: Final = 32 << 20  # at most so much is copied each way to measure the speed

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import EngineDiedError
-from weft.core.routing.liveness import Liveness, Usage
+from weft.core.routing.liveness import Liveness, ProcessUsage
 from weft.engine.processes.tree import tree_of
 
 
-async def until_stuck(ping: Callable[[], Awaitable[Any]], usage: Callable[[], Usage], timeout_s: float) -> None:
+async def until_stuck(ping: Callable[[], Awaitable[Any]], usage: Callable[[], ProcessUsage], timeout_s: float) -> None:
     """Wait until a process is stuck (`weft.core.routing.liveness`).
 
     Args:
@@ -48,7 +48,7 @@ def can_read_usage() -> bool:
     return Path("/proc/self/stat").is_file()
 
 
-def usage_of(pids: Iterable[int]) -> Usage:
+def usage_of(pids: Iterable[int]) -> ProcessUsage:
     """What these processes and all processes below them have used. Processes that have ended are left out."""
     ticks, is_stopped = 0, False
     for pid in tree_of(pids):
@@ -57,4 +57,4 @@ def usage_of(pids: Iterable[int]) -> Usage:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             is_stopped |= fields[0] == "T"
             ticks += sum(map(int, fields[11:15]))  # user and system time, of children that have ended, too
-    return Usage(ticks / os.sysconf("SC_CLK_TCK"), is_stopped)
+    return ProcessUsage(ticks / os.sysconf("SC_CLK_TCK"), is_stopped)

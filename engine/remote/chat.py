@@ -12,9 +12,9 @@ from weft.core.ids import CallId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.remote.answers import CHUNK, COMPLETION, COUNT, TOKENS, account_of
-from weft.engine.remote.server import Server
-from weft.engine.wire.calls import MOST_TOOLS
+from weft.engine.remote.connection import Server
+from weft.engine.remote.parsing import CHUNK, COMPLETION, COUNT, TOKENS, account_of
+from weft.engine.wire.call_header import MOST_TOOLS
 
 _CHAT: Final = "/v1/chat/completions"
 _TOKENIZE: Final = "/tokenize"

@@ -20,8 +20,8 @@ from weft.core.errors import (
     WeftError,
     restored,
 )
-from weft.engine.remote.answers import parsed
-from weft.engine.server.http_errors import kind_of_code
+from weft.engine.http.http_errors import kind_of_code
+from weft.engine.remote.parsing import parsed
 
 # Where the code of the error says no more. What is missing is an error of the server.
 _BY_STATUS: Final[dict[int, type[WeftError]]] = {

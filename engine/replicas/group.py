@@ -8,13 +8,13 @@ from weft.core.ids import CallId, EngineId
 from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaSet
 from weft.core.routing.stealing import Stealing, StealingConfig
-from weft.engine.frontend.calls import ModelEndpoint
-from weft.engine.frontend.chat import ChatEndpoint
+from weft.engine.host.in_flight import ModelEndpoint
 from weft.engine.replicas.base import Replica
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.router import RoutedLLM
 from weft.engine.replicas.stealer import Stealer
 from weft.engine.replicas.supervisor import Supervisor
+from weft.engine.vllm.chat import ChatEndpoint
 
 
 class ReplicaGroup:

@@ -13,9 +13,9 @@ from weft.core.testing.script import Script
 from weft.engine.processes.logs import new_log, remove_log
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
-    from weft.engine.frontend.accounting import OnAccount
     from weft.engine.replicas.local import LocalReplica
     from weft.engine.replicas.scripted import ScriptedReplica
+    from weft.engine.vllm.accounting import OnAccount
     from weft.engine.vllm_compat.names import AsyncEngineArgs
 
 CORES_VARIABLE: Final = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM's variable for the cores of each rank, such as "0-3|4-7"

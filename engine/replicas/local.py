@@ -11,14 +11,14 @@ from typing import Any
 
 from weft.core.errors import EngineError, EngineStartError
 from weft.core.ids import EngineId
-from weft.engine.frontend.accounting import AccountingLLM, OnAccount
-from weft.engine.frontend.liveness import kill_if_stuck
-from weft.engine.frontend.start import calibrate, construct, make_config, start_error
 from weft.engine.processes.launch import SHUTDOWN_S, Launch, end_processes, launch_environment, launch_lock
 from weft.engine.processes.logs import START_MARK, cause
 from weft.engine.processes.loop_thread import in_thread, settled, unread
 from weft.engine.processes.tree import ProcessTree
 from weft.engine.replicas.base import Replica, ReplicaGoneError
+from weft.engine.vllm.accounting import AccountingLLM, OnAccount
+from weft.engine.vllm.start import calibrate, construct, make_config, start_error
+from weft.engine.vllm.watchdog import kill_if_stuck
 from weft.engine.vllm_compat.control import send_to_scheduler
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
 from weft.engine.vllm_compat.names import (

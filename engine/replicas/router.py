@@ -11,10 +11,10 @@ from typing import Any, Final
 from weft.core.errors import ReplicaLostError, WeftError
 from weft.core.ids import CallId, EngineId, SessionId
 from weft.core.routing.balancer import Arrival
-from weft.engine.frontend.accounting import OutputTokens
 from weft.engine.replicas.base import Replica, ReplicaGoneError
 from weft.engine.replicas.dispatch_queue import DispatchQueue
 from weft.engine.replicas.unanswered import CallMovedError, UnansweredCalls
+from weft.engine.vllm.accounting import OutputTokens
 from weft.engine.vllm_compat.names import (
     EngineDeadError,
     InputProcessor,
@@ -23,7 +23,7 @@ from weft.engine.vllm_compat.names import (
     VllmConfig,
     renderer_from_config,
 )
-from weft.engine.wire.calls import decode_key, sent_later, wire_id
+from weft.engine.wire.call_header import decode_key, sent_later, wire_id
 from weft.engine.wire.control import CallKey
 
 # A call that kills every engine it runs on must not go through all of them for ever.

@@ -13,7 +13,7 @@ from weft.core.accounts import Account
 from weft.core.errors import InvalidRequestError
 from weft.core.ids import EngineId
 from weft.core.testing.script import Reply, Script
-from weft.engine.models.scripted import THINK, THOUGHT, request_of
+from weft.engine.models.scripted_model import THINK, THOUGHT, request_of
 from weft.engine.replicas.base import Replica
 from weft.engine.vllm_compat.names import (
     EngineCoreOutput,
@@ -25,10 +25,10 @@ from weft.engine.vllm_compat.names import (
     SamplingParams,
     renderer_from_config,
 )
-from weft.engine.wire.calls import decode_call
+from weft.engine.wire.call_header import decode_call
 
 if TYPE_CHECKING:
-    from weft.engine.frontend.accounting import OnAccount
+    from weft.engine.vllm.accounting import OnAccount
     from weft.engine.vllm_compat.names import AsyncEngineArgs
 
 _MODEL: Final = ("generate",)

@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 
 from weft.core.policies import Policy
 from weft.core.policies.queues.levels import Levels
-from weft.core.policies.steps.cost_fit import StepCostFit
-from weft.core.policies.steps.costs import FIT_STEPS, StepCosts
+from weft.core.policies.steps import FIT_STEPS, StepCostFit, StepCosts
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.scheduler.batch import recomputes
 from weft.engine.scheduler.ledger import Entry

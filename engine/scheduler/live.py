@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from weft.core.live import MOST_CALLS, LiveCall, ProgramKv, SchedulerState
 from weft.core.policies import Policy, ProgramView
+from weft.core.show import MOST_CALLS, LiveCall, ProgramKv, SchedulerState
 from weft.engine.kv_cache.order import KvOrder
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.scheduler.call_table import CallTable

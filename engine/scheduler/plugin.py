@@ -7,7 +7,7 @@ It orders calls by a policy of `weft.core.policies` and leaves batching, KV bloc
         --additional-config '{"weft": {"name": "atlas", "bounds_s": [1, 4, 16], "beta": 8}}'
 
 A request names its program in `vllm_xargs`: `program_id`, and optionally the rest of a
-`weft.engine.wire.calls.CallHeader`, or by its `session_id`. A request that names none is a program of its own.
+`weft.engine.wire.call_header.CallHeader`, or by its `session_id`. A request that names none is a program of its own.
 `weft.engine.http.CheckIds` makes the server refuse malformed headers.
 """
 
@@ -23,22 +23,19 @@ from typing import Any, Final
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, Rank
 from weft.engine.kv_cache.connector import SwapConnector
-from weft.engine.kv_cache.make_order import make_order
 from weft.engine.kv_cache.order import CallKv, KvOrder
 from weft.engine.kv_cache.store import HostStore
+from weft.engine.kv_cache.tiered_hold import make_order
 from weft.engine.processes.host import end_with_parent
-from weft.engine.scheduler.aborted import AbortedAccounts
 from weft.engine.scheduler.batch import BatchFormer
-from weft.engine.scheduler.call_table import CallTable
+from weft.engine.scheduler.call_table import CallTable, HeaderReader
 from weft.engine.scheduler.charging import StepCharges
-from weft.engine.scheduler.control import ControlHandler
+from weft.engine.scheduler.control_handler import ControlHandler
 from weft.engine.scheduler.failed_loads import void_calls
-from weft.engine.scheduler.headers import HeaderReader
 from weft.engine.scheduler.kv_accounts import KvAccounts
-from weft.engine.scheduler.ledger import Entry, Ledger
+from weft.engine.scheduler.ledger import AbortedAccounts, Entry, Ledger
 from weft.engine.scheduler.live import LiveView
-from weft.engine.scheduler.queue import PolicyQueue
-from weft.engine.scheduler.take_back import not_begun
+from weft.engine.scheduler.queue import PolicyQueue, not_begun
 from weft.engine.vllm_compat.held_prompts import holds_prompts
 from weft.engine.vllm_compat.names import (
     AsyncScheduler,
@@ -50,7 +47,7 @@ from weft.engine.vllm_compat.names import (
     RequestStatus,
     SchedulerOutput,
 )
-from weft.engine.vllm_compat.untested import check_members
+from weft.engine.vllm_compat.versions.untested import check_members
 from weft.engine.wire.control import CallKey, TakeBack, UseHistory, decode_control
 from weft.engine.wire.reports import attach_account, attach_swap
 from weft.engine.wire.scheduler_config import decode_config

@@ -19,19 +19,18 @@ from weft.core.identity.families import Families
 from weft.core.identity.lineage import Lineage
 from weft.core.log import get_logger
 from weft.core.routing.refusals import Refused, refused_by
-from weft.core.timeline.keeper import Timelines
-from weft.engine.frontend.chat import said
-from weft.engine.live import LiveReader
+from weft.core.show.keeper import Timelines
+from weft.engine.http.http_errors import error_code, error_status
+from weft.engine.http.identity import without_scope
 from weft.engine.multi import AsyncMultiLLMEngine
-from weft.engine.serve.calls import REQUEST, ServedCalls
-from weft.engine.serve.events import note_events
 from weft.engine.serve.keys import ApiKey
-from weft.engine.serve.programs import OpenPrograms
+from weft.engine.serve.programs import OpenPrograms, note_events
 from weft.engine.serve.requests import ServedRequest, ServedRequests
-from weft.engine.server.http_errors import error_code, error_status
-from weft.engine.server.identity import without_scope
+from weft.engine.serve.served_calls import REQUEST, ServedCalls
+from weft.engine.vllm.chat import said
 from weft.engine.vllm_compat.names import EngineDeadError, EngineGenerateError, RequestOutput, SamplingParams
 from weft.engine.vllm_compat.server_names import EngineClient, GracefulHTTPError
+from weft.engine.watch import LiveReader
 
 
 class ServedEngine(EngineClient):

@@ -13,33 +13,30 @@ from typing import Any, Final
 
 from weft.core.errors import InvalidRequestError, OverloadedError, WeftError
 from weft.core.identity import Identity, identity_of
+from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Placed
-from weft.core.identity.messages import items_of_answer
-from weft.core.identity.values import trace_id
+from weft.core.identity.sources import trace_id
 from weft.core.routing.admission import check_timeout
 from weft.core.routing.refusals import Refused, refused_by
-from weft.engine.frontend.calls import InFlight
-from weft.engine.frontend.fingerprint import fingerprint
-from weft.engine.frontend.settings import settings_of
-from weft.engine.serve.answers import AnswerReader
-from weft.engine.serve.auth import key_of, path_of
-from weft.engine.serve.calls import REQUEST
-from weft.engine.serve.client import ServedEngine
-from weft.engine.serve.keys import ApiKey
-from weft.engine.serve.reports import add_report, add_report_to_events, choices_that_end, replace_error, report_of
-from weft.engine.serve.requests import ServedRequest
-from weft.engine.server.arrivals import Arrivals
-from weft.engine.server.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
-from weft.engine.server.http_errors import (
-    error_body,
-    error_code,
-    error_for,
-    error_headers,
-    error_status,
-    typed_error,
+from weft.engine.host.in_flight import InFlight
+from weft.engine.host.request_facts import fingerprint, settings_of
+from weft.engine.http.arrivals import Arrivals
+from weft.engine.http.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
+from weft.engine.http.http_errors import error_body, error_code, error_for, error_headers, error_status, typed_error
+from weft.engine.http.identity import without_scope
+from weft.engine.serve.answers import (
+    AnswerReader,
+    add_report,
+    add_report_to_events,
+    choices_that_end,
+    replace_error,
+    report_of,
 )
-from weft.engine.server.identity import without_scope
-from weft.engine.wire.calls import check_shown
+from weft.engine.serve.client import ServedEngine
+from weft.engine.serve.keys import ApiKey, key_of, path_of
+from weft.engine.serve.requests import ServedRequest
+from weft.engine.serve.served_calls import REQUEST
+from weft.engine.wire.call_header import check_shown
 
 # In an answer of any of the APIs, whole or as a stream, that asks its client to call a tool. In a text, its quotes are
 # escaped.

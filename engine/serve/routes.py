@@ -1,21 +1,88 @@
-"""Routes of Weft's own, under `/weft`, in addition to vLLM's."""
+"""`/metrics`: vLLM's metrics and Weft's. Who asks without a key sees no name that a client sent."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.routing import Route
 
 from weft.core.errors import InvalidIdError
 from weft.core.identity import Source
-from weft.core.identity.values import foreign_id
+from weft.core.identity.sources import foreign_id
 from weft.core.ids import ProgramId
 from weft.core.program import Program
-from weft.engine.page.routes import page_routes
-from weft.engine.serve.auth import RequestKey, key_of
+from weft.engine.http.http_errors import openai_error
 from weft.engine.serve.client import ServedEngine
-from weft.engine.server.http_errors import openai_error
+from weft.engine.serve.keys import KeyRing, RequestKey, key_of
+from weft.engine.vllm_compat.server_names import get_prometheus_registry
+from weft.engine.watch.metrics.collector import MeasuredEngine, MetricsCollector
+from weft.engine.watch.metrics.names import ALL, Shown, shown_to_strangers
+from weft.engine.watch.page import page_routes
+from weft.engine.watch.spans import ProgramSpans, TracedEngine
+
+
+def add_metrics(app: FastAPI, engine: MeasuredEngine, keys: KeyRing) -> None:
+    """Add the route, in front of vLLM's.
+
+    A request with a trusted key, whose sender may know of all tenants, gets all names. So does everybody on a server
+    without keys, which shows its programs to everybody anyway.
+
+    Args:
+        app: vLLM's application.
+        engine: Its metrics are added to vLLM's.
+        keys: The server's.
+    """
+    all_names = _registry(engine, ALL)
+    few_names = _registry(engine, shown_to_strangers(keys.tenants)) if keys else all_names
+
+    def metrics(request: Request) -> Response:  # no coroutine: it waits for the schedulers
+        key = key_of(request.scope)
+        own = all_names if key is not None and key.is_trusted else few_names
+        return Response(
+            generate_latest(get_prometheus_registry()) + generate_latest(own),
+            headers={"content-type": CONTENT_TYPE_LATEST},
+        )
+
+    app.router.routes[:0] = [Route(path, metrics, methods=["GET"]) for path in ("/metrics", "/metrics/")]
+
+
+def _registry(engine: MeasuredEngine, shown: Shown) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(MetricsCollector(engine, shown=shown))
+    return registry
+
+
+@contextmanager
+def spans_sent_to(endpoint: str | None, engine: TracedEngine) -> Iterator[None]:
+    """Send the spans of an engine's programs, and at the end those that have not been sent yet.
+
+    The variable OTEL_EXPORTER_OTLP_TRACES_PROTOCOL names the protocol, as for vLLM's own server. OpenTelemetry's global
+    tracer provider is left as it is.
+
+    Args:
+        endpoint: Of OTLP; None: there are no spans.
+        engine: The engine.
+    """
+    if endpoint is None:
+        yield
+        return
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from weft.engine.vllm_compat.server_names import get_span_exporter
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(get_span_exporter(endpoint)))
+    ProgramSpans(engine, provider)
+    try:
+        yield
+    finally:
+        provider.shutdown()
 
 
 def add_routes(app: FastAPI, served: ServedEngine) -> None:
@@ -29,7 +96,7 @@ def add_routes(app: FastAPI, served: ServedEngine) -> None:
 
     @app.get("/weft/state")
     async def state(key: RequestKey) -> Response:
-        """What the engine does now, with the programs of the request's key: a `weft.core.live.LiveState`."""
+        """What the engine does now, with the programs of the request's key: a `weft.core.show.LiveState`."""
         return Response(await served.live.read_json(f"{key.scope}/"), media_type="application/json")
 
     @app.delete("/weft/programs/{program_id:path}")

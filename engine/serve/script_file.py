@@ -22,6 +22,7 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.testing.script import AnyReply, Reply
+from weft.engine.models.scripted_model import make_scripted_model
 
 _ERRORS: Final[Mapping[str, Callable[[str], WeftError]]] = {  # by the code that the server gives them
     "call_failed": CallFailedError,
@@ -181,3 +182,18 @@ def _function_of(path: Path, text: str) -> Callable[[Mapping[str, Any]], AnyRepl
         raise ScriptFileError(path, None, "has no function reply(request)")
     reply: Callable[[Mapping[str, Any]], AnyReply] = function
     return reply
+
+
+SCRIPTED_NAME: Final = "scripted"
+
+
+def scripted_arguments(folder: Path) -> list[str]:
+    """The command line of `vllm serve` for the model without weights, which is written to `folder`.
+
+    Further arguments may follow, such as `--served-model-name`.
+    """
+    return [
+        str(make_scripted_model(folder)),
+        *("--served-model-name", SCRIPTED_NAME),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "deepseek_r1"),
+    ]

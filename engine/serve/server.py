@@ -22,17 +22,13 @@ from uvicorn.logging import DefaultFormatter
 
 from weft.core.errors import EngineStartError
 from weft.core.routing.refusals import Refused
+from weft.engine.http.check_ids import App
+from weft.engine.http.guards import RefuseForeignPages, limited_http
 from weft.engine.multi import AsyncMultiLLMEngine
-from weft.engine.serve.auth import Authenticate
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.exchange import ServeRequests
-from weft.engine.serve.keys import KeyRing
-from weft.engine.serve.metrics import add_metrics
-from weft.engine.serve.pages import RefuseForeignPages
-from weft.engine.serve.protocol import limited_http
-from weft.engine.serve.routes import add_routes
-from weft.engine.serve.tracing import spans_sent_to
-from weft.engine.server.check_ids import App
+from weft.engine.serve.keys import Authenticate, KeyRing
+from weft.engine.serve.routes import add_metrics, add_routes, spans_sent_to
 from weft.engine.vllm_compat.server_names import build_app, get_uvicorn_log_config, init_app_state, setup_server
 
 _POLL_S: Final = 0.2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.core.errors import EngineError
-from weft.engine.vllm_compat.version import check_vllm
+from weft.engine.vllm_compat.versions.version import check_vllm
 
 
 def register_connector() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.engine.vllm_compat.version import require_vllm
+from weft.engine.vllm_compat.versions.version import require_vllm
 
 require_vllm()
 

@@ -1,7 +1,7 @@
 """The names of vLLM that Weft, its tests and its benchmarks use. No module outside this package imports vLLM.
 
 Importing this module takes seconds, and fails if vLLM is missing or older than those that Weft is tested with. The
-members of vLLM's classes are listed in `weft.engine.vllm_compat.members`.
+members of vLLM's classes are listed in `weft.engine.vllm_compat.versions.members`.
 """
 
 # ruff: noqa: E402
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.engine.vllm_compat.version import require_vllm
+from weft.engine.vllm_compat.versions.version import require_vllm
 
 require_vllm()
 

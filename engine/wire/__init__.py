@@ -9,6 +9,6 @@
 - The scheduler's own settings reach it in `additional_config["weft"]`: `scheduler_config`.
 """
 
-from weft.engine.wire.calls import CallHeader
+from weft.engine.wire.call_header import CallHeader
 
 __all__ = ["CallHeader"]

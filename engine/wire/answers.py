@@ -9,9 +9,9 @@ from weft.core.accounts import Account
 from weft.core.class_rows import Branch, ClassRow, together
 from weft.core.ids import CallId, ProgramId
 from weft.core.kv_cache.stats import COUNTS, KvStats, ToolStats
-from weft.core.live import LiveCall, ProgramKv, SchedulerState
 from weft.core.policies.history import ProgramEnd
 from weft.core.policies.queues.levels import LevelStats, ScheduleStats
+from weft.core.show import LiveCall, ProgramKv, SchedulerState
 from weft.engine.wire.control import CallKey
 from weft.engine.wire.reports import CallAccount, decode_account
 
@@ -31,7 +31,7 @@ def read_aborted(answer: Mapping[str, Any] | None) -> dict[CallKey, Account]:
     return {(ProgramId(program), CallId(call)): decode_account(account) for program, call, account in accounts}
 
 
-class Learned(NamedTuple):
+class LearnedReport(NamedTuple):
     """What the policy of one scheduler has learned."""
 
     model: str
@@ -43,7 +43,7 @@ class Learned(NamedTuple):
 _MOST_CLASSES: Final = 100  # in an answer
 
 
-def encode_learned(learned: Learned) -> dict[str, Any]:
+def encode_learned(learned: LearnedReport) -> dict[str, Any]:
     """A scheduler's answer to `TakeLearned`."""
     return {
         "model": learned.model,
@@ -59,7 +59,7 @@ def encode_learned(learned: Learned) -> dict[str, Any]:
     }
 
 
-def read_learned(answer: Mapping[str, Any] | None) -> Learned | None:
+def read_learned(answer: Mapping[str, Any] | None) -> LearnedReport | None:
     """Read a scheduler's answer to `TakeLearned`.
 
     Args:
@@ -67,7 +67,7 @@ def read_learned(answer: Mapping[str, Any] | None) -> Learned | None:
     """
     if not answer:
         return None
-    return Learned(
+    return LearnedReport(
         answer["model"],
         tuple(
             ClassRow(tenant, name, ended, live, median_tokens, p95_tokens, Branch(branch), held)

@@ -12,8 +12,8 @@ from weft.integrations import require_packages
 
 require_packages("weft.integrations.autogen", "autogen-core", "autogen-agentchat")
 
-from weft.integrations.autogen.calls import ClientConfigError
 from weft.integrations.autogen.client import WeftChatCompletionClient
+from weft.integrations.autogen.client_calls import ClientConfigError
 from weft.integrations.autogen.teams import TeamBindingError, bind_team
 
 __all__ = ["ClientConfigError", "TeamBindingError", "WeftChatCompletionClient", "bind_team"]

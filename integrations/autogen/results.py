@@ -17,7 +17,7 @@ from autogen_core.models import (
 )
 
 from weft.core.errors import OutputParsingError
-from weft.integrations.answers import is_json
+from weft.integrations.arguments import is_json
 
 _log = logging.getLogger(EVENT_LOGGER_NAME)
 

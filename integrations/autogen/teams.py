@@ -15,8 +15,8 @@ from autogen_core.models import ChatCompletionClient
 from weft.core.errors import ArgumentTypeError, ProgramEndedError, ProgramError
 from weft.core.program import Program, passed_on
 from weft.integrations.arguments import check_program
-from weft.integrations.autogen.calls import Binding
 from weft.integrations.autogen.client import WeftChatCompletionClient
+from weft.integrations.autogen.client_calls import Binding
 
 _STOP_S: Final = 1.0  # the time that a team has to stop after its calls have been aborted
 

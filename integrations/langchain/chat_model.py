@@ -19,9 +19,9 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from langchain_core.utils.uuid import uuid7
 from pydantic import BaseModel, ConfigDict, Field
 
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 from weft.integrations.arguments import check_engine
-from weft.integrations.langchain.handler import RUN_KWARG, ModelCall, Run, find_handler, run_of
+from weft.integrations.langchain.handler import RUN_KWARG, LangChainRun, ModelCall, find_handler, run_of
 from weft.integrations.langchain.messages import (
     WholeJsonParser,
     WholeJsonToolsParser,
@@ -111,7 +111,7 @@ class ChatWeft(BaseChatModel):
             return config, kwargs
         run_id = config.get("run_id") or uuid7()
         config["run_id"] = run_id
-        return config, {**kwargs, RUN_KWARG: Run(handler, run_id)}
+        return config, {**kwargs, RUN_KWARG: LangChainRun(handler, run_id)}
 
     def _generate_with_cache(
         self,

@@ -14,15 +14,15 @@ from langchain_core.runnables import ensure_config
 from weft.core.errors import InvalidIdError, ProgramEndedError
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program import Position, Program, register_adapter, register_surroundings
-from weft.core.program.lineage import Inputs
+from weft.core.program.structure.lineage import Inputs
 from weft.core.routing.admission import check_timeout
 from weft.integrations.arguments import check_program
-from weft.integrations.langchain.messages import Answer, input_content
+from weft.integrations.langchain.messages import AnswerSoFar, input_content
 from weft.integrations.langchain.places import OpenRuns
 from weft.integrations.langchain.root_runs import RootRuns
 
 _SESSION_KEYS: Final = ("session_id", "conversation_id", "thread_id")  # in the order in which LangSmith reads them
-RUN_KWARG: Final = "_weft_run"  # the private argument that carries a `Run` to the model
+RUN_KWARG: Final = "_weft_run"  # the private argument that carries a `LangChainRun` to the model
 
 
 def _new_program(name: str, metadata: dict[str, Any] | None) -> Program:
@@ -186,7 +186,7 @@ class ProgramCallbackHandler(BaseCallbackHandler):
 register_adapter("langchain", ProgramCallbackHandler)
 
 
-class Run(NamedTuple):
+class LangChainRun(NamedTuple):
     """The run of a model call, passed from the model's public methods to its private ones."""
 
     handler: ProgramCallbackHandler
@@ -205,9 +205,9 @@ class ModelCall:
         ProgramEndedError: The program has ended.
     """
 
-    def __init__(self, name: str, run: Run | None, messages: list[BaseMessage]) -> None:
+    def __init__(self, name: str, run: LangChainRun | None, messages: list[BaseMessage]) -> None:
         self._run = run
-        self.answer = Answer()
+        self.answer = AnswerSoFar()
         if run is not None:
             self.program, self.identity = run.handler.start_call(
                 run.run_id, name, functools.partial(input_content, messages)
@@ -273,7 +273,7 @@ def _surroundings() -> list[Position]:
 register_surroundings("langchain", _surroundings)
 
 
-def run_of(run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None) -> Run | None:
+def run_of(run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None) -> LangChainRun | None:
     """The run of a run manager, if Weft's handler is among its callbacks."""
     handler = find_handler(run_manager)
-    return Run(handler, run_manager.run_id) if run_manager is not None and handler is not None else None
+    return LangChainRun(handler, run_manager.run_id) if run_manager is not None and handler is not None else None

@@ -24,8 +24,8 @@ from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, p
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation
 
 from weft.core.errors import OutputParsingError
-from weft.core.program.lineage import Content
-from weft.integrations.answers import is_json
+from weft.core.program.structure.lineage import Content
+from weft.integrations.arguments import is_json
 
 _RUN_PREFIX: Final = "lc_run--"  # LangChain's id of a message is this prefix, the id of the run, and perhaps a number.
 
@@ -73,7 +73,7 @@ def _reasoning_in(message: AIMessage, converted: dict[str, Any]) -> str:
     return str(message.additional_kwargs.get("reasoning_content") or "".join(texts))
 
 
-class Answer:
+class AnswerSoFar:
     """Collects the content of an answer from a whole response or from chunks, in OpenAI's format."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from weft.core.errors import InvalidRequestError
-from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
+from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
 
 # The names under which LangChain's other chat models take the same fields.
 _ALIASES: Final = {

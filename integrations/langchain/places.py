@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from weft.core.locks import fork_safe
-from weft.core.program.runs import RunKind
+from weft.core.program.structure.runs import RunKind
 
 _STEPS: Final = ("graph:step:", "map:key:", "seq:step:")
 _CHOICES: Final = ("condition:", "branch:")  # of `RunnableBranch`

@@ -6,10 +6,10 @@ from types import TracebackType
 from typing import Any
 
 from weft.core.program import Program
-from weft.core.program.lineage import Content
+from weft.core.program.structure.lineage import Content
 
 
-class Call:
+class RequestCall:
     """A model call. It is named when it is made, and its program counts it however the `with` block ends.
 
     Args:
@@ -55,7 +55,7 @@ class Call:
         calls = [call for call in message.get("tool_calls") or () if call.get("id")]
         self._tools |= {call["id"]: str(_name(call) or "tool") for call in calls}
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> RequestCall:
         return self
 
     def __exit__(

@@ -11,7 +11,7 @@ from weft.core.program import Program
 from weft.integrations.openai.transport import AsyncTransport, Transport
 
 if TYPE_CHECKING:
-    from weft.engine.frontend.frontend import FrontEnd
+    from weft.engine.host.frontend import FrontEnd
 
 _BASE_URL = "http://weft/v1"  # The host name is never resolved.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 
 from weft.core.errors import WeftError
-from weft.engine.server.http_errors import error_body, error_headers, error_status, openai_error
+from weft.engine.http.http_errors import error_body, error_headers, error_status, openai_error
 
 
 def error_response(error: WeftError) -> httpx2.Response:

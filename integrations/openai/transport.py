@@ -15,15 +15,15 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 
 from weft.core.errors import DeadlineError, InvalidRequestError, UnknownModelError, WeftError
 from weft.core.program import Program, passed_on
+from weft.engine.http.http_errors import error_body
 from weft.engine.processes.loop_thread import LoopThread
-from weft.engine.server.http_errors import error_body
-from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS, check_fields
+from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS, check_fields
 from weft.integrations.arguments import check_engine, check_program
-from weft.integrations.openai.call import Call
+from weft.integrations.openai.call import RequestCall
 from weft.integrations.openai.errors import error_response, refusal
 
 if TYPE_CHECKING:
-    from weft.engine.frontend.frontend import FrontEnd
+    from weft.engine.host.frontend import FrontEnd
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         if model and model not in self._engine.models:
             raise UnknownModelError(str(model), self._engine.models)
         timeout_s = request.extensions.get("timeout", {}).get("read")
-        call = Call(self._program, body)
+        call = RequestCall(self._program, body)
         headers = {"x-request-id": call.identity.call_id}
         if body.get("stream"):
             events = EventStream(self._events(call, body), timeout_s)
@@ -107,7 +107,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
             raise _read_timeout(timeout_s) from None
         return httpx2.Response(200, headers=headers, json=answer)
 
-    async def _events(self, call: Call, body: dict[str, Any]) -> AsyncGenerator[bytes]:
+    async def _events(self, call: RequestCall, body: dict[str, Any]) -> AsyncGenerator[bytes]:
         """Yield the answer as server-sent events, each as soon as the engine gives it."""
         held_back = []
         with call:

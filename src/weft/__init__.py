@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from weft.engine.multi import AsyncMultiLLMEngine
     from weft.engine.remote.engine import connect
     from weft.engine.served_model import ServedModel
-    from weft.engine.telemetry.collector import MetricsCollector
-    from weft.engine.telemetry.spans import ProgramSpans
+    from weft.engine.watch.metrics.collector import MetricsCollector
+    from weft.engine.watch.spans import ProgramSpans
     from weft.integrations.openai import openai_client
 
 __version__ = "0.1.0"
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(multi, name)
     if name == "MetricsCollector":
-        from weft.engine.telemetry.collector import MetricsCollector
+        from weft.engine.watch.metrics.collector import MetricsCollector
 
         return MetricsCollector
     if name == "connect":
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
 
         return connect
     if name == "ProgramSpans":
-        from weft.engine.telemetry.spans import ProgramSpans
+        from weft.engine.watch.spans import ProgramSpans
 
         return ProgramSpans
     if name == "openai_client":

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from bench_data import measurement, outcome
 
-from weft.bench.attainment import InTime, in_time
-from weft.bench.measures import Spread
-from weft.bench.records import Round
+from weft.bench.results.measures import InTime, Spread, in_time
+from weft.bench.results.records import Round
 
 
 def test_programs_within_one_and_a_half_times_their_time_alone_are_in_time() -> None:

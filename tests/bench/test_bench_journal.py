@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bench_data import rounds
 
-from weft.bench.journal import Journal
+from weft.bench.results.records import Journal
 from weft.bench.settings import BenchSettings
 from weft.core.errors import BenchError
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from bench_data import measurement, outcome, rounds
 
-from weft.bench.measures import EqualLatency, equal_latency, figures_of, gains, ratio
+from weft.bench.results.measures import EqualLatency, equal_latency, figures_of, gains, ratio
 from weft.core.sim.result import percentile
 
 

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from weft.bench.clock import Clock
-from weft.bench.measures import CALL_PARTS
-from weft.bench.meter import Meter, timed
+from weft.bench.meter import Clock, Meter, timed
+from weft.bench.results.measures import CALL_PARTS
 from weft.core.testing import FakeClock
 
 pytestmark = pytest.mark.engine  # the meter's types are vLLM's

@@ -8,11 +8,10 @@ import pytest
 from bench_data import PROMPTS, FakeEngine
 
 from weft.bench.baselines import baseline_of
-from weft.bench.clock import STEP_S
-from weft.bench.load import AS_RECORDED, Scaling, make_round
-from weft.bench.records import Counts, Measurement, Round
+from weft.bench.load import AS_RECORDED, EQUAL_STEPS, Scaling, make_round, unloaded_steps
+from weft.bench.meter import STEP_S
 from weft.bench.replay import Replay
-from weft.bench.rounds import EQUAL_STEPS, unloaded_steps
+from weft.bench.results.records import Measurement, Round, RoundCounts
 from weft.bench.settings import BenchSettings
 from weft.bench.sim_comparison import compare, fit_step_time, simulated_engine
 from weft.core.sim import Batch, StepSample, StepTime, TraceCall, TraceProgram
@@ -35,7 +34,7 @@ def test_the_simulator_agrees_with_a_simple_engine(tmp_path: Path) -> None:
     assert [(each.program, each.steps) for each in replay.outcomes] == [("p", 16), ("q", 13), ("r", 12)]
     clock = engine.clock
     samples = [StepSample(1, 0, 5, 0.5), StepSample(2, 3, 9, 0.5)] * clock.busy_steps
-    found = Measurement(replay.outcomes, clock.steps, clock.seconds, Counts(), samples[: clock.busy_steps])
+    found = Measurement(replay.outcomes, clock.steps, clock.seconds, RoundCounts(), samples[: clock.busy_steps])
     round_ = Round(AS_RECORDED, 0, 4096, 0, {"stock-fcfs": found})
     assert fit_step_time([round_]).step_s(1, 2, 3) == pytest.approx(0.5)
     comparison, srpt = compare(settings, [round_], lambda: None)

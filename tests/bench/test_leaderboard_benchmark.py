@@ -11,7 +11,7 @@ from bench_leaderboard import FEW, WAVES, Cell, main
 from leaderboard_page import BEGIN, END
 from leaderboard_settings import SETTINGS, Data
 
-from weft.core.sim.leaderboard import rivals
+from weft.core.sim.study.leaderboard import rivals
 
 COMMIT = "1234567"
 

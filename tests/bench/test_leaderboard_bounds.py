@@ -17,8 +17,8 @@ import pytest
 
 from weft.core.kv_cache.config import AUTO_TIMES
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
-from weft.core.sim.leaderboard import DEFAULT, Rival, Score, alone, rivals, score
-from weft.core.sim.load import with_load
+from weft.core.sim.study.leaderboard import DEFAULT, Rival, Score, alone, rivals, score
+from weft.core.sim.study.load import with_load
 from weft.core.trace.workloads import generate, poisson
 
 Scores = Mapping[Rival, Score]

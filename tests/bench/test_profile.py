@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.bench.profile import DECODE_STEPS, Crowd, crowds, medians
-from weft.core.sim.engine_profile import EngineProfile
 from weft.core.sim.step_time import StepSample
+from weft.core.sim.study.engine_profile import EngineProfile
 
 
 @given(st.integers(1, 300), st.integers(64, 10_000), st.integers(64, 50_000), st.integers(64, 500_000))

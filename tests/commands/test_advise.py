@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from weft.commands.advise import what_to_do
-from weft.core.sim.advice import GATE, WEFT, WEFT_HOST, Way
+from weft.commands.simulate.advise import what_to_do
+from weft.core.sim.study.advice import GATE, WEFT, WEFT_HOST, Way
 
 WeftCommand = Callable[..., tuple[int, str, str]]
 
@@ -106,7 +106,7 @@ def test_advice_from_logs_of_another_tool(weft: WeftCommand, tmp_path: Path) -> 
 def test_advice_with_a_profile(weft: WeftCommand, trace: Path, tmp_path: Path) -> None:
     """The last sentence says where the step times are from."""
     from weft.core.sim import StepTime
-    from weft.core.sim.engine_profile import EngineProfile
+    from weft.core.sim.study.engine_profile import EngineProfile
 
     profile = EngineProfile("measured on the moon", StepTime(1e-3, 1e-5, 1e-4, 1e-8, 1e-6), 32_768, 1 << 17, 8)
     profile.write(tmp_path / "engine.json")

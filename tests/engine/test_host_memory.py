@@ -20,7 +20,7 @@ GIB = 2**30
 
 def _options(swap: weft.SwapConfig | None, **engine_args: Any) -> dict[str, Any] | None:
     """What vLLM's processes are told of host memory; None: there is none."""
-    from weft.engine.frontend.start import engine_arguments
+    from weft.engine.vllm.start import engine_arguments
 
     transfer = engine_arguments("any", PolicyConfig(), swap, engine_args).kv_transfer_config
     return None if transfer is None else dict(transfer.kv_connector_extra_config)
@@ -29,7 +29,7 @@ def _options(swap: weft.SwapConfig | None, **engine_args: Any) -> dict[str, Any]
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The bytes that the host has free."""
-    from weft.engine.frontend import start
+    from weft.engine.vllm import start
 
     found = {"bytes": 16 * GIB}
     monkeypatch.setattr(start, "free_bytes", lambda: found["bytes"])
@@ -76,7 +76,7 @@ def test_where_too_little_is_free_there_is_none(free: dict[str, int]) -> None:
 
 def test_replicas_share(free: dict[str, int]) -> None:
     """Those of all models, each with its own ranks."""
-    from weft.engine.frontend.start import most_host_gib
+    from weft.engine.vllm.start import most_host_gib
 
     assert most_host_gib([({}, 2), ({"tensor_parallel_size": 2}, 3)]) == 1.0
 

@@ -16,8 +16,8 @@ from weft.core.errors import (
     VllmUnavailableError,
 )
 from weft.core.ids import EngineId
-from weft.engine.frontend import start
-from weft.engine.vllm_compat import version as compat
+from weft.engine.vllm import start
+from weft.engine.vllm_compat.versions import version as compat
 
 
 @pytest.mark.parametrize(("version", "error"), [("0.30.2", UnsupportedVllmError), (None, VllmUnavailableError)])

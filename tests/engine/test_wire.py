@@ -17,12 +17,12 @@ from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
-from weft.core.live import LiveCall, ProgramKv, SchedulerState
 from weft.core.policies.history import ProgramEnd
 from weft.core.policies.queues.levels import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
+from weft.core.show import LiveCall, ProgramKv, SchedulerState
 from weft.engine.wire.answers import (
-    Learned,
+    LearnedReport,
     encode_aborted,
     encode_kv_stats,
     encode_learned,
@@ -34,7 +34,7 @@ from weft.engine.wire.answers import (
     read_schedule_stats,
     read_state,
 )
-from weft.engine.wire.calls import (
+from weft.engine.wire.call_header import (
     FIELDS,
     SCOPE_LENGTH,
     CallHeader,
@@ -355,7 +355,9 @@ def test_what_a_policy_has_learned_comes_back() -> None:
         ClassRow("acme", "chat", 12, 3, 1234.4, 23_456.0, Branch.INDEX, held=2),
         ClassRow(None, "", 1, 0, 5.0, math.inf, Branch.QUEUES),
     )
-    learned = Learned("model", classes, (ProgramEnd(None, "chat", 5, True), ProgramEnd("acme", "", 6, False)), False)
+    learned = LearnedReport(
+        "model", classes, (ProgramEnd(None, "chat", 5, True), ProgramEnd("acme", "", 6, False)), False
+    )
     assert read_learned(json.loads(json.dumps(encode_learned(learned)))) == learned
     assert read_learned(None) is None
 
@@ -364,7 +366,7 @@ def test_an_answer_has_a_hundred_classes() -> None:
     """Those with programs at the gate or in progress are among them, however many names there are."""
     few = [ClassRow(None, f"busy {n}", 0, 1, math.nan, math.nan, Branch.QUEUES, held=n % 2) for n in range(50)]
     many = [ClassRow(None, f"n{n}", 9, 0, math.nan, math.nan, Branch.INDEX) for n in range(1000)]
-    learned = read_learned(encode_learned(Learned("m", (*many, *few), (), True)))
+    learned = read_learned(encode_learned(LearnedReport("m", (*many, *few), (), True)))
     assert learned is not None
     assert len(learned.classes) == 100
     assert {row.name for row in few} <= {row.name for row in learned.classes}

@@ -10,9 +10,9 @@ from typing import Any
 from values import ByteReader, value
 
 from weft.core.ids import MAX_ID_LENGTH, is_id
-from weft.engine.server.check_ids import CheckIds
-from weft.engine.server.identity import scope_of
-from weft.engine.wire.calls import FIELDS
+from weft.engine.http.check_ids import CheckIds
+from weft.engine.http.identity import scope_of
+from weft.engine.wire.call_header import FIELDS
 
 ARGUMENTS = ("vllm_xargs", "sampling_params", "extra_args", "session_id")
 WORDS = (*ARGUMENTS * 3, *FIELDS)

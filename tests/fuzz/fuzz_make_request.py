@@ -8,7 +8,7 @@ from typing import Any
 from values import ByteReader, key, value
 
 from weft.core.errors import InvalidRequestError
-from weft.engine.frontend.chat import ChatEndpoint
+from weft.engine.vllm.chat import ChatEndpoint
 from weft.engine.vllm_compat.names import ChatCompletionRequest
 
 WORDS = (*sorted(ChatCompletionRequest.model_fields), "user", "role", "content", "type", "function", "json_schema")

@@ -12,8 +12,8 @@ from typing import Final
 from perfetto_rules import check
 
 from weft.core.errors import TraceError
-from weft.core.timeline.perfetto import perfetto
-from weft.core.timeline.recorded import recorded
+from weft.core.show.perfetto import perfetto
+from weft.core.show.recorded import recorded
 from weft.core.trace.format import dump, path_tokens, read, write
 from weft.core.trace.workloads import chat
 from weft.views.graph import load

@@ -44,7 +44,7 @@ class Unprintable:
 @pytest.mark.parametrize("field", ["top_logprobs", "prompt_logprobs", "thinking_token_budget"])
 def test_a_value_without_a_text_is_an_invalid_request(field: str) -> None:
     """vLLM's errors hold the caller's value and show it when they are read. Bytes cannot describe such a value."""
-    from weft.engine.frontend.chat import ChatEndpoint
+    from weft.engine.vllm.chat import ChatEndpoint
 
     with pytest.raises(InvalidRequestError, match="malformed"):
         ChatEndpoint.make_request({"messages": [{"role": "user", "content": "hi"}], field: Unprintable()})

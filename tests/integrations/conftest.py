@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scripted_runs import InSteps
 
     import weft
-    from weft.engine.frontend.frontend import FrontEnd
+    from weft.engine.host.frontend import FrontEnd
     from weft.integrations.langchain import ChatWeft
 
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from scripted_runs import InSteps, on_vllm_only, on_vllm_too
 
 import weft
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 from weft.integrations.autogen import WeftChatCompletionClient, bind_team
 
 pytestmark = pytest.mark.anyio

@@ -30,10 +30,10 @@ from weft.core.process_rows import CallRow, ProgramInfo, ProgramRow, ProgramStat
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.graph import CallState
-from weft.core.program.lineage import NOTHING
+from weft.core.program.structure.lineage import NOTHING
 from weft.core.testing import FakeClock
-from weft.engine.frontend.idle import IdleChecks
-from weft.engine.frontend.sessions import Sessions
+from weft.engine.host.backend import Sessions
+from weft.engine.host.idle_checks import IdleChecks
 from weft.integrations.langchain import ChatWeft, ProgramCallbackHandler
 
 TIMEOUT_S = 600.0

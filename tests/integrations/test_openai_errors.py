@@ -33,7 +33,7 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.testing import RecordingBackend
-from weft.engine.server.http_errors import error_body
+from weft.engine.http.http_errors import error_body
 from weft.integrations.openai import openai_client, sync_openai_client
 from weft.integrations.openai.errors import error_response
 

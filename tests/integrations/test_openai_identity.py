@@ -16,7 +16,7 @@ from openai_parts import QUESTION, Answer, ask, short
 from scripted_runs import InSteps, on_vllm_too
 
 import weft
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 from weft.integrations.openai import openai_client, sync_openai_client
 
 pytestmark = pytest.mark.anyio

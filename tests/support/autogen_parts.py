@@ -11,7 +11,7 @@ from autogen_core.models import LLMMessage, SystemMessage, UserMessage
 from tiny_engine import ENDLESS_TOKENS
 
 import weft
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 from weft.integrations.autogen import WeftChatCompletionClient
 from weft.testing import ScriptedEngine
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from weft.bench.clock import STEP_S, Clock
-from weft.bench.prompts import Prompts
-from weft.bench.records import Counts, Measurement, Outcome, Round
+from weft.bench.load import Prompts
+from weft.bench.meter import STEP_S, Clock
 from weft.bench.replay import EngineCall
+from weft.bench.results.records import Measurement, Outcome, Round, RoundCounts
 from weft.core.sim import StepSample, TraceCall, TraceProgram
 
 PROMPTS = Prompts("0", range(10, 900))
@@ -62,7 +62,7 @@ def outcome(steps: int, tokens: int, path_tokens: int, unloaded_steps: int = 10)
 
 
 def measurement(*programs: Outcome, **counts: Any) -> Measurement:
-    all_counts = Counts(steps=50, prompt_tokens=10, **counts)
+    all_counts = RoundCounts(steps=50, prompt_tokens=10, **counts)
     return Measurement(list(programs), 100, 50.0, all_counts, [StepSample(1, 0, 5, 0.5)])
 
 

@@ -27,11 +27,11 @@ from weft.core.ids import CallId, EngineId, ProgramId
 from weft.core.policies import DEFAULT_POLICY
 from weft.core.routing import Affinity, LeastUsed, Locality, StealingConfig
 from weft.core.routing.admission import Admission
-from weft.core.routing.liveness import Usage
+from weft.core.routing.liveness import ProcessUsage
 from weft.core.routing.replicas import ReplicaSet
 from weft.core.routing.stealing import Stealing
-from weft.engine.frontend.calls import ModelEndpoint
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
+from weft.engine.host.in_flight import ModelEndpoint
 from weft.engine.processes.liveness import until_stuck
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.replicas.base import Replica, ReplicaGoneError
@@ -40,7 +40,7 @@ from weft.engine.replicas.router import Router
 from weft.engine.replicas.stealer import Stealer
 from weft.engine.replicas.supervisor import Supervisor
 from weft.engine.vllm_compat.names import RequestOutputKind, SamplingParams
-from weft.engine.wire.calls import decode_call
+from weft.engine.wire.call_header import decode_call
 from weft.engine.wire.control import CallKey, TakeBack, decode_control
 
 MAX_CALLS = 4
@@ -83,7 +83,7 @@ class SimulatedReplica(Replica):
         self._watching = asyncio.ensure_future(self._kill_if_stuck())
 
     async def _kill_if_stuck(self) -> None:
-        await until_stuck(self._ping, lambda: Usage(0.0, is_stopped=False), HANG_TIMEOUT_S)
+        await until_stuck(self._ping, lambda: ProcessUsage(0.0, is_stopped=False), HANG_TIMEOUT_S)
         self.kill()
 
     async def _ping(self) -> None:

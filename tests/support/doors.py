@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weft.engine.serve.client import ServedEngine
 from weft.engine.serve.keys import KeyRing, make_key_ring
-from weft.engine.serve.metrics import add_metrics
-from weft.engine.serve.routes import add_routes
+from weft.engine.serve.routes import add_metrics, add_routes
 from weft.engine.serve.server import guarded
 from weft.engine.vllm_compat.server_names import GracefulHTTPError
 from weft.testing import ScriptedEngine

@@ -30,9 +30,9 @@ import torch
 
 from weft.core.errors import SwapDeviceError
 from weft.core.kv_cache.config import SwapConfig
-from weft.engine.frontend.start import CPU_WORKER
 from weft.engine.kv_cache.connector import transfer_config
 from weft.engine.scheduler import WeftScheduler
+from weft.engine.vllm.start import CPU_WORKER
 from weft.engine.vllm_compat.names import (
     CompletionOutput,
     CPUModelRunner,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.core.kv_cache.choice import CopySpeed
+from weft.core.kv_cache.config import CopySpeed
 from weft.core.kv_cache.policies import KV_POLICIES
 
 Make = Callable[..., Any]

@@ -18,7 +18,7 @@ from host_programs import end, happened
 from scheduler_harness import SchedulerHarness, expected_output
 
 from weft.core.ids import CallId, ProgramId
-from weft.core.kv_cache.choice import CopySpeed
+from weft.core.kv_cache.config import CopySpeed
 from weft.core.kv_cache.policies import KV_POLICIES
 from weft.core.policies import POLICIES
 from weft.engine.kv_cache.connector import WorkerReport

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from weft.core.accounts import Account, Attained
 from weft.core.policies import Call, Policy, ProgramView, StepCosts
-from weft.core.policies.steps.costs import FIT_STEPS
+from weft.core.policies.steps import FIT_STEPS
 from weft.core.sim import ProgramResult, SimSettings, TraceCall, TraceProgram
 
 

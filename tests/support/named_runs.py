@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Hashable
 
 from weft.core.ids import CallId, ThreadId
-from weft.core.program.lineage import NOTHING, Content, Inputs
-from weft.core.program.run_tree import ROOT, RunTree
-from weft.core.program.runs import RunKind
+from weft.core.program.structure.lineage import NOTHING, Content, Inputs
+from weft.core.program.structure.run_tree import ROOT, RunTree
+from weft.core.program.structure.runs import RunKind
 
 
 class Runs:

@@ -9,7 +9,7 @@ import pytest
 from tiny_engine import ENDLESS_TOKENS
 
 import weft
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 from weft.integrations.openai import openai_client, sync_openai_client
 
 QUESTION: list[Any] = [{"role": "user", "content": "Where is the lighthouse?"}]

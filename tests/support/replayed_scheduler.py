@@ -16,20 +16,17 @@ from typing import Any, NamedTuple
 from scheduler_harness import swapping
 
 from weft.bench.baselines import Baseline, baseline_of
-from weft.bench.clock import STEP_S, Clock
-from weft.bench.load import Scaling, scale_programs
-from weft.bench.meter import Meter, metered
-from weft.bench.prompts import Prompts
+from weft.bench.load import EQUAL_STEPS, Prompts, Scaling, scale_programs, unloaded_steps
+from weft.bench.meter import STEP_S, Clock, Meter, metered
 from weft.bench.replay import EngineCall, Replay
-from weft.bench.rounds import EQUAL_STEPS, unloaded_steps
 from weft.bench.settings import BLOCK_TOKENS, BenchSettings
 from weft.bench.sim_comparison import simulated_engine
 from weft.core.ids import ProgramId
-from weft.core.kv_cache.choice import CopySpeed
+from weft.core.kv_cache.config import CopySpeed
 from weft.core.kv_cache.stats import KvCounts
 from weft.core.sim import StepTime, TraceProgram, simulate
 from weft.engine.kv_cache.connector import WorkerReport
-from weft.engine.kv_cache.plan import Executed
+from weft.engine.kv_cache.slot_plans import Executed
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (

@@ -18,7 +18,7 @@ from weft.core.errors import ReplicaLostError
 from weft.core.ids import EngineId
 
 if TYPE_CHECKING:
-    from weft.engine.frontend.frontend import FrontEnd
+    from weft.engine.host.frontend import FrontEnd
 
 PROMPTS = [f"{word} " * (n + 1) for n, word in enumerate(["hello", "thanks", "tools", "answer", "weather", "city"])]
 TOKENS = 40
@@ -166,7 +166,7 @@ async def agent(engine: FrontEnd, number: int, expected: dict[str, str], outcome
 def note_attempts(history: History) -> Callable[[], None]:
     """Note each call that begins on a replica, until the returned function is called."""
     from weft.engine.replicas.local import LocalReplica
-    from weft.engine.wire.calls import decode_call
+    from weft.engine.wire.call_header import decode_call
 
     generate = LocalReplica.generate
 

@@ -19,7 +19,7 @@ from weft import _csrc
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.testing import FakeClock
 from weft.engine.kv_cache.connector import WorkerReport, transfer_config
-from weft.engine.kv_cache.plan import Executed, SwapPlan
+from weft.engine.kv_cache.slot_plans import Executed, SwapPlan
 from weft.engine.scheduler import WeftScheduler
 from weft.engine.vllm_compat.bare_scheduler import make_scheduler
 from weft.engine.vllm_compat.names import (

@@ -70,7 +70,7 @@ class StubLauncher(LocalLauncher):
 def stub_launchers(model: Path) -> Iterator[list[StubLauncher]]:
     """Engines that start inside have stub replicas. Yields the list of their launchers."""
     from weft.core.policies import PolicyConfig
-    from weft.engine.frontend.start import engine_arguments
+    from weft.engine.vllm.start import engine_arguments
 
     launchers: list[StubLauncher] = []
     arguments = engine_arguments(str(model), PolicyConfig("fcfs"), None, {"max_model_len": 256})

@@ -9,7 +9,7 @@ import swap_fake_cuda
 
 from weft import _csrc
 from weft.engine.kv_cache import CacheLayout, HostPool, Swapper
-from weft.engine.kv_cache.fallback import TorchSwap
+from weft.engine.kv_cache.kernel import TorchSwap
 
 
 class Kernel:

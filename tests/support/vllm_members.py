@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from weft.engine.vllm_compat.members import Uses
+from weft.engine.vllm_compat.versions.members import Uses
 
 TEST_MEMBERS: Final[Mapping[str, Uses]] = {
     # -- schedulers without a model

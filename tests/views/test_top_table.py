@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from timeline_parts import run, think_and_sum
 
-from weft.core.live import LiveProgram, LiveReplica, LiveState
-from weft.core.timeline import timeline
+from weft.core.show import LiveProgram, LiveReplica, LiveState, timeline
 from weft.views.top_screens import calls
 from weft.views.top_table import COLUMNS, Choice, columns_for, count, label, programs, replicas, seconds, summary
 

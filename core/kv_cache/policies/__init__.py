@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.core.kv_cache.policies.base import (
+from weft.core.kv_cache.policies.kv_policy import (
     LEAVE,
     MOST_HOLD_S,
     MOST_SOON_S,
@@ -17,15 +17,15 @@ from weft.core.kv_cache.policies.base import (
     KvPolicy,
     Memory,
 )
-from weft.core.kv_cache.policies.least_waste import LeastWaste
-from weft.core.kv_cache.policies.next_use import NextUse
-from weft.core.kv_cache.policies.registry import (
+from weft.core.kv_cache.policies.kv_registry import (
     KvPolicyConfig,
     check_kv_policy,
     register,
     registration,
     registrations,
 )
+from weft.core.kv_cache.policies.least_waste import LeastWaste
+from weft.core.kv_cache.policies.next_use import NextUse
 from weft.core.kv_cache.policies.saga import Saga
 from weft.core.kv_cache.policies.stock import EndedFirst, Lru
 from weft.core.kv_cache.policies.ttl import Ttl

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.core.kv_cache.policies.base import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
-from weft.core.kv_cache.policies.registry import check_range, register
+from weft.core.kv_cache.policies.kv_policy import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
+from weft.core.kv_cache.policies.kv_registry import check_range, register
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.core.kv_cache.policies.base import KvPolicy
-from weft.core.kv_cache.policies.registry import register
+from weft.core.kv_cache.policies.kv_policy import KvPolicy
+from weft.core.kv_cache.policies.kv_registry import register
 
 
 @register("lru", "what was used longest ago is evicted first, as in stock vLLM")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.core.errors import KvPolicyError
-from weft.core.kv_cache.policies.base import (
+from weft.core.kv_cache.policies.kv_policy import (
     LEAVE,
     MOST_HOLD_S,
     MOST_SOON_S,
@@ -15,7 +15,7 @@ from weft.core.kv_cache.policies.base import (
     KvPolicy,
     Memory,
 )
-from weft.core.kv_cache.policies.registry import check_range, register
+from weft.core.kv_cache.policies.kv_registry import check_range, register
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-from weft.core.policies.steps.costs import StepCosts
+from weft.core.policies.steps import StepCosts
 
 BOOST: Final = 8.0  # the largest boost, in units of the backlog
 BATCHES: Final = 3.5  # the most that the backlog counts, in full batches of programs of mean work

@@ -113,7 +113,7 @@ class ServiceClass:
             self.ranks, self.remaining, self.is_alike, self.branch = (), (), False, None
             self.median_tokens = self.p95_tokens = math.nan
             return
-        from weft.core.policies.service.gittins import gittins_index
+        from weft.core.policies.service.distribution import gittins_index
 
         self.remaining = tuple(map(float, distribution.mean_remaining()))
         self.median_tokens, self.p95_tokens = distribution.quantile(0.5), distribution.quantile(0.95)

@@ -1,7 +1,4 @@
-"""The distribution of the work of programs of one class, estimated from ended and from live programs.
-
-Work is counted in output tokens; a newly computed prompt token counts ω (`weft.core.policies.steps.costs`).
-"""
+"""The distribution of a class of programs' work, as far as it is known, and its Gittins index."""
 
 from __future__ import annotations
 
@@ -155,3 +152,24 @@ def _spread(cells: Array, deviation: float, count: int) -> Array:
     inside[0] += wide[:reach].sum()
     inside[-1] += wide[-reach:].sum()
     return inside
+
+
+def gittins_index(distribution: Distribution) -> Array:
+    """The running maximum of the index, in tokens, at the lower bound of each bucket of ages. The least goes first.
+
+    Args:
+        distribution: The distribution of the work of a program.
+
+    Returns:
+        The ranks, of the shape of `AGES`.
+    """
+    survival = distribution.survival
+    costs = integral(survival)
+    ended = np.concatenate(([0.0], np.cumsum(distribution.mass)))  # the distribution function at each edge
+    at_age = np.interp(AGES, EDGES, costs), np.interp(AGES, EDGES, ended)
+    cost = costs[None, :] - at_age[0][:, None]
+    chance = ended[None, :] - at_age[1][:, None]
+    is_later = (EDGES[None, :] > AGES[:, None] * (1 + 1e-9)) & (chance > 1e-9)
+    index = np.where(is_later, cost / np.where(is_later, chance, 1.0), np.inf).min(axis=1)
+    finite = np.where(np.isfinite(index), index, 0.0)  # no program of this age was seen: the rank stays
+    return np.maximum.accumulate(finite)

@@ -26,7 +26,7 @@ class Counted:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class LiveProgram(Aged):
+class OpenProgramWork(Aged):
     """A program that has not ended."""
 
     view: ProgramView

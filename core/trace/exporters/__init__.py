@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.core.trace.exporters.agentic_mooncake import AgenticMooncake
-from weft.core.trace.exporters.contract import Exporter, Left
-from weft.core.trace.exporters.weka import Weka
+from weft.core.trace.exporters.agentic_mooncake import AgenticMooncakeExporter
+from weft.core.trace.exporters.contract import Exporter, NotExported
+from weft.core.trace.exporters.weka import WekaExporter
 
-__all__ = ["EXPORTERS", "Exporter", "Left"]
+__all__ = ["EXPORTERS", "Exporter", "NotExported"]
 
-EXPORTERS: Final[dict[str, Exporter]] = {each.name: each for each in (AgenticMooncake(), Weka())}
+EXPORTERS: Final[dict[str, Exporter]] = {each.name: each for each in (AgenticMooncakeExporter(), WekaExporter())}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from weft.core.trace.exporters.contract import MODEL, Left, begin_of, block_ids, block_size, sessions_of
+from weft.core.trace.exporters.contract import MODEL, NotExported, begin_of, block_ids, block_size, sessions_of
 from weft.core.trace.files import write_whole
 from weft.core.trace.format import TraceCall, TraceProgram, dump, ordered
 from weft.core.trace.importers.agentic_mooncake import SCHEMA, VERSION
@@ -16,7 +16,7 @@ from weft.core.trace.importers.agentic_mooncake import SCHEMA, VERSION
 _MS: Final = 1000
 
 
-class AgenticMooncake:
+class AgenticMooncakeExporter:
     """Writes a program as a play. A play begins with one request; calls that begin beside it wait for its dispatch.
 
     A request has an id for each begun block of its prompt. That of a block that is not full is shared with nothing.
@@ -25,15 +25,15 @@ class AgenticMooncake:
     name: str = "agentic-mooncake"
     description: str = "Dynamo's agentic Mooncake rows with a header, a file"
 
-    def write(self, programs: Sequence[TraceProgram], path: Path) -> Left:
+    def write(self, programs: Sequence[TraceProgram], path: Path) -> NotExported:
         """Write a file with a header, and a row for each call."""
-        left = Left()
+        left = NotExported()
         block_tokens = block_size(programs)
         write_whole((json.dumps(row) + "\n" for row in _rows(programs, block_tokens, left)), path)
         return left
 
 
-def _rows(programs: Sequence[TraceProgram], block_tokens: int, left: Left) -> Iterator[dict[str, Any]]:
+def _rows(programs: Sequence[TraceProgram], block_tokens: int, left: NotExported) -> Iterator[dict[str, Any]]:
     digest = hashlib.sha256()
     for program in programs:
         digest.update(dump(program).encode())
@@ -50,7 +50,7 @@ def _rows(programs: Sequence[TraceProgram], block_tokens: int, left: Left) -> It
         yield from _play(program, block_tokens, left)
 
 
-def _play(program: TraceProgram, block_tokens: int, left: Left) -> Iterator[dict[str, Any]]:
+def _play(program: TraceProgram, block_tokens: int, left: NotExported) -> Iterator[dict[str, Any]]:
     play, calls = program.program, ordered(program.calls, program.program)
     ids = block_ids(program, block_tokens)
     root = min((call for call in calls if not call.parents), key=lambda call: (call.gap_s, call.agent is not None))

@@ -18,7 +18,7 @@ BLOCK_TOKENS: Final = 64  # of programs without block hashes, as in the corpora
 
 
 @dataclass(slots=True)
-class Left:
+class NotExported:
     """What the file does not have.
 
     Attributes:
@@ -55,7 +55,7 @@ class Exporter(Protocol):
     name: str  # of the format, as `--format` takes it
     description: str  # one line for the help
 
-    def write(self, programs: Sequence[TraceProgram], path: Path) -> Left:
+    def write(self, programs: Sequence[TraceProgram], path: Path) -> NotExported:
         """Write programs, whole or not at all, and return what was lost.
 
         Args:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import TraceError
-from weft.core.trace.exporters.contract import BLOCK_TOKENS, MODEL, Left, block_ids, sessions_of
+from weft.core.trace.exporters.contract import BLOCK_TOKENS, MODEL, NotExported, block_ids, sessions_of
 from weft.core.trace.format import TraceCall, TraceProgram, ordered
 from weft.core.trace.importers.weka import IN_BACKGROUND
 
 
-class Weka:
+class WekaExporter:
     """Writes a session for each program whose calls are a chain with sub-agents that the next call waits for.
 
     Sub-agents that nobody waits for are in the background. Times count from the first call. Where a trace has no times,
@@ -26,9 +26,9 @@ class Weka:
     name: str = "weka"
     description: str = "sessions of Weka's kv-cache-tester, a new folder with a file for each"
 
-    def write(self, programs: Sequence[TraceProgram], path: Path) -> Left:
+    def write(self, programs: Sequence[TraceProgram], path: Path) -> NotExported:
         """Write a folder, which must not be there or be empty."""
-        left = Left()
+        left = NotExported()
         try:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise TraceError(f"{path} is there already; choose a new folder.")
@@ -44,7 +44,7 @@ class Weka:
             raise TraceError(f"{path} cannot be written: {error.strerror or error}. Choose another folder.") from None
         return left
 
-    def _write(self, program: TraceProgram, folder: Path, number: int, left: Left) -> None:
+    def _write(self, program: TraceProgram, folder: Path, number: int, left: NotExported) -> None:
         try:
             session = _session(program)
         except TraceError as error:

@@ -13,17 +13,13 @@ from typing import Final
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers.agentic_mooncake import AgenticMooncake
-from weft.core.trace.importers.azure import Azure
-from weft.core.trace.importers.bfcl import Bfcl
+from weft.core.trace.importers.benchmarks import Bfcl, SweAgent, TauBench
 from weft.core.trace.importers.claude_code import ClaudeCode
 from weft.core.trace.importers.contract import Blocks, DatedImporter, Importer, ImportOptions, LeftOut
 from weft.core.trace.importers.langfuse import Langfuse
-from weft.core.trace.importers.litellm import LiteLlm
 from weft.core.trace.importers.mooncake import Aiperf, Mooncake
 from weft.core.trace.importers.opentelemetry import OpenTelemetry
-from weft.core.trace.importers.swe_agent import SweAgent
-from weft.core.trace.importers.tau_bench import TauBench
-from weft.core.trace.importers.vllm_log import VllmLog
+from weft.core.trace.importers.request_logs import Azure, LiteLlm, VllmLog
 from weft.core.trace.importers.weka import Weka
 
 __all__ = ["IMPORTERS", "ImportOptions", "Importer", "TraceImport", "import_traces"]
@@ -50,7 +46,7 @@ _BESIDE: Final = ("*.answers.jsonl", "agent-*.jsonl", "agent-*.meta.json")  # fi
 
 
 @dataclass(slots=True)
-class Counts:
+class ImportCounts:
     """What an import has found so far."""
 
     programs: int = 0
@@ -100,7 +96,7 @@ class TraceImport:
         self.left_out: list[Path] = []
         self.empty: list[Path] = []
         self._named: set[Path] = set()
-        self.counts = Counts()
+        self.counts = ImportCounts()
         self._options = options or ImportOptions()
         self._arrivals = arrivals
         self.advance = advance

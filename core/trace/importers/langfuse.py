@@ -12,7 +12,7 @@ from weft.core.trace.format import TraceProgram
 from weft.core.trace.importers.contract import Blocks, LeftOut
 from weft.core.trace.importers.mooncake import key_of
 from weft.core.trace.importers.reading import a_list, an_object, documents, moment, together, whole_or_text
-from weft.core.trace.importers.spans import Span, program_of, texts_of
+from weft.core.trace.importers.spans import LoggedSpan, program_of, texts_of
 
 _EXPECTED: Final = "Langfuse's observations, objects with id, traceId, type and startTime"
 _TRACE: Final = ("traceId", "trace_id")
@@ -50,7 +50,7 @@ class Langfuse:
             yield from program_of(group[0][0], [span for _, _, span in group], name)
 
 
-def _observations(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[str, str | None, Span]]:
+def _observations(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[str, str | None, LoggedSpan]]:
     """The observations, with their traces and the names of these."""
     for where, data in documents(path, advance, _EXPECTED):
         rows = data
@@ -62,7 +62,7 @@ def _observations(path: Path, advance: Callable[[int], object]) -> Iterator[tupl
             yield _observation(an_object(row, place, _EXPECTED), place)
 
 
-def _observation(row: dict[str, Any], where: str) -> tuple[str, str | None, Span]:
+def _observation(row: dict[str, Any], where: str) -> tuple[str, str | None, LoggedSpan]:
     kind = (text(row, "type", where, required=True) or "").upper()
     begin_s = moment(row, key_of(row, *_BEGIN), where)
     if begin_s is None:
@@ -70,7 +70,7 @@ def _observation(row: dict[str, Any], where: str) -> tuple[str, str | None, Span
     end_s = moment(row, key_of(row, *_END), where)
     name = text(row, "name", where, empty=True)
     is_call = kind == "GENERATION"
-    span = Span(
+    span = LoggedSpan(
         where=where,
         span_id=text(row, "id", where, required=True) or "",
         parent_id=text(row, key_of(row, *_PARENT), where, empty=True) or None,

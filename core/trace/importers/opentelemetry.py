@@ -12,7 +12,7 @@ from weft.core.trace.fields import MOST, text
 from weft.core.trace.format import TraceCall, TraceProgram, ordered
 from weft.core.trace.importers.contract import Blocks, LeftOut
 from weft.core.trace.importers.reading import a_list, an_object, documents, together, whole_or_text
-from weft.core.trace.importers.spans import Span, program_of, shared_tokens, texts_of
+from weft.core.trace.importers.spans import LoggedSpan, program_of, shared_tokens, texts_of
 
 _EXPECTED: Final = "OTLP's JSON, an object with resourceSpans"
 _CALLS: Final = ("chat", "text_completion", "generate_content")
@@ -23,7 +23,7 @@ _CACHED: Final = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_re
 _KEPT: Final = ("gen_ai.", "weft.")
 _NANOSECONDS: Final = 10**9
 
-_Found = tuple[Span, dict[str, Any]]  # a span and its attributes
+_Found = tuple[LoggedSpan, dict[str, Any]]  # a span and its attributes
 
 
 class OpenTelemetry:
@@ -79,7 +79,7 @@ def _span(row: dict[str, Any], where: str) -> _Found:
     may_be_call = is_call or operation is None  # a server's span of a call has no operation
     name = attributes.get("gen_ai.agent.name") or attributes.get("gen_ai.workflow.name") or text(row, "name", where)
     begin_s = _time(row, "startTimeUnixNano", where)
-    span = Span(
+    span = LoggedSpan(
         where=where,
         span_id=text(row, "spanId", where, required=True) or "",
         parent_id=text(row, "parentSpanId", where, empty=True) or None,
@@ -159,7 +159,7 @@ def _of_weft(program_id: str, found: list[_Found]) -> Iterator[TraceProgram | Le
 
 
 def _weft_call(
-    call_id: str, spans: dict[str, _Found], stands_for: dict[str, list[str]], tools: list[Span], start_s: float
+    call_id: str, spans: dict[str, _Found], stands_for: dict[str, list[str]], tools: list[LoggedSpan], start_s: float
 ) -> TraceCall:
     span, attributes = spans[call_id]
     parents: dict[str, None] = {}

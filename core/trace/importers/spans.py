@@ -112,7 +112,7 @@ def _tool_of(messages: list[dict[str, Any]]) -> str | None:
 
 
 @dataclass(slots=True)
-class Span:
+class LoggedSpan:
     """Something of a program that took time."""
 
     where: str
@@ -126,13 +126,13 @@ class Span:
     tool: str | None = None  # the tool that it is the run of
     agent: str | None = None  # the agent that it is the run of
     texts: Texts | None = None
-    children: list[Span] = field(default_factory=list)
+    children: list[LoggedSpan] = field(default_factory=list)
     has_call: bool = False  # whether a span below it says that it is a call
     has_lengths: bool = False  # whether a span below it has lengths
 
 
 def program_of(
-    program_id: str, spans: list[Span], name: str | None = None, tenant: str | None = None
+    program_id: str, spans: list[LoggedSpan], name: str | None = None, tenant: str | None = None
 ) -> Iterator[TraceProgram | LeftOut]:
     """Yield the program of spans that belong together, if there is a call among them, and what was left out.
 
@@ -161,8 +161,8 @@ class _Placed:
     """A call that was given its place."""
 
     number: int
-    span: Span
-    agent: Span | None
+    span: LoggedSpan
+    agent: LoggedSpan | None
     first: _Placed | None
     parents: tuple[_Placed, ...]
     tools: tuple[str, ...]
@@ -179,13 +179,13 @@ class _Before:
 class _Tree:
     """Spans by the spans that they are in."""
 
-    def __init__(self, spans: list[Span]) -> None:
+    def __init__(self, spans: list[LoggedSpan]) -> None:
         self.left_out = 0
-        by_id: dict[str, Span] = {}
+        by_id: dict[str, LoggedSpan] = {}
         for span in spans:
             if by_id.setdefault(span.span_id, span) is not span:  # it was sent twice
                 self.left_out += span.is_call
-        self._roots: list[Span] = []
+        self._roots: list[LoggedSpan] = []
         for span in by_id.values():
             parent = by_id.get(span.parent_id or "")
             (self._roots if parent is None else parent.children).append(span)
@@ -212,10 +212,10 @@ class _Tree:
         self.start_s = min(each.span.begin_s for each in self._placed)
         return ordered(map(self._call, self._placed), self._placed[0].span.where)
 
-    def _inside(self, spans: list[Span], before: _Before, agent: Span | None) -> _Before:
+    def _inside(self, spans: list[LoggedSpan], before: _Before, agent: LoggedSpan | None) -> _Before:
         """Place what is in a span, and return what is over when all of it is."""
-        running: list[tuple[float, int, Span, _Before]] = []  # by their ends
-        last: list[tuple[Span, _Before]] = []  # what is over, and nothing that is over began after it
+        running: list[tuple[float, int, LoggedSpan, _Before]] = []  # by their ends
+        last: list[tuple[LoggedSpan, _Before]] = []  # what is over, and nothing that is over began after it
         latest_s = 0.0  # the latest beginning of what is over
         for number, span in enumerate([*spans, None]):
             while running and (span is None or running[0][0] <= span.begin_s + _SLACK_S):
@@ -229,7 +229,7 @@ class _Tree:
                     heapq.heappush(running, (span.end_s, number, span, placed))
         return _joined([each for _, each in last]) if last else before
 
-    def _place(self, span: Span, before: _Before, agent: Span | None) -> _Before | None:
+    def _place(self, span: LoggedSpan, before: _Before, agent: LoggedSpan | None) -> _Before | None:
         """Place a span, and return what is over with it. None: nothing of it counts."""
         if span.lengths is not None and (not span.has_call if span.is_call else not span.has_lengths):
             first = _own(before.calls, agent)
@@ -270,7 +270,7 @@ class _Tree:
         )
 
 
-def _whole(roots: list[Span]) -> Span | None:
+def _whole(roots: list[LoggedSpan]) -> LoggedSpan | None:
     """The agent that all calls are in, which is the program itself."""
     inside = roots
     while True:
@@ -285,7 +285,7 @@ def _joined(parts: list[_Before]) -> _Before:
     return _Before(tuple(calls), tuple(dict.fromkeys(tool for part in parts for tool in part.tools)))
 
 
-def _own(calls: tuple[_Placed, ...], agent: Span | None) -> _Placed | None:
+def _own(calls: tuple[_Placed, ...], agent: LoggedSpan | None) -> _Placed | None:
     """The last call of an agent that is among these calls, or before one of them."""
     own = [call for call in calls if call.agent is agent]
     if own:

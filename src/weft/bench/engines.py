@@ -1,20 +1,43 @@
-"""The engines of all baselines, which replay a round together, one step of each engine in turn."""
+"""Runs vLLM's engines in this process instead of in processes of their own."""
 
 from __future__ import annotations
 
+import logging
+import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from weft.bench.baselines import baseline_of
-from weft.bench.in_process import run_in_this_process
-from weft.bench.load import CLOSED, RoundPrograms
-from weft.bench.prompts import Prompts
-from weft.bench.records import Measurement, Round
+from weft.bench.load import CLOSED, Prompts, RoundPrograms, programs_of_round, unloaded_steps
 from weft.bench.replay import Replay
-from weft.bench.rounds import programs_of_round, unloaded_steps
+from weft.bench.results.records import Measurement, Round
 from weft.bench.settings import BLOCK_TOKENS, BenchSettings
+from weft.engine.vllm_compat.versions.version import require_vllm
+
+
+def run_in_this_process(*, one_thread: bool = False) -> None:
+    """Make vLLM run its engines in this process, without log output. Call this before anything imports vLLM.
+
+    Args:
+        one_thread: use one thread on a CPU, unless the environment sets another number. Two threads, each bound to a
+            core, wait for each other many times a step. When another process occupied one of the cores, a step of the
+            tiny model took 400 ms instead of 3 ms.
+
+    Raises:
+        UnsupportedVllmError, VllmUnavailableError: see `weft.core.errors`.
+    """
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CONFIGURE_LOGGING="0")
+    os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", TORCH_LOGS="-torch._library", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    if one_thread:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")  # vLLM's own warnings
+    require_vllm()
+
 
 # Many models use the ids below for special tokens, and do not have the ids above.
 _FIRST_TOKEN: Final = 10
@@ -130,6 +153,6 @@ def model_folder(name: str, folder: Path) -> Path:
         from weft.engine.models.tiny import make_tiny_llama
 
         return make_tiny_llama(folder / "tiny")
-    from weft.engine.frontend.start import resolve_model
+    from weft.engine.vllm.start import resolve_model
 
     return Path(resolve_model(None if name == "embedded" else name))

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from weft.bench.baselines import baseline_of
-from weft.bench.engines import model_folder, token_ids
-from weft.bench.in_process import run_in_this_process
+from weft.bench.engines import model_folder, run_in_this_process, token_ids
 from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.errors import BenchError
-from weft.core.sim.engine_profile import EngineProfile
 from weft.core.sim.step_time import StepSample, StepTime
+from weft.core.sim.study.engine_profile import EngineProfile
 
 if TYPE_CHECKING:
     from weft.bench.stepper import Stepper

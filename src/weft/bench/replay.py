@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from weft.bench.clock import Clock
-from weft.bench.prompts import Prompts
-from weft.bench.records import Outcome
+from weft.bench.load import Prompts
+from weft.bench.meter import Clock
+from weft.bench.results.records import Outcome
 from weft.core.accounts import Account
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
 from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.trace.format import TraceCall, TraceProgram, path_tokens
-from weft.engine.wire.calls import CallHeader, encode_call
+from weft.engine.wire.call_header import CallHeader, encode_call
 from weft.engine.wire.reports import read_report
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from weft.bench.engines import BaselineEngines
-from weft.bench.journal import Journal
+from weft.bench.results.records import Journal
 from weft.bench.settings import BenchSettings
 from weft.core.trace.format import read
 

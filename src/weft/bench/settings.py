@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from weft.bench import load
 from weft.bench.baselines import DEFAULT_BASELINES, check_baselines
-from weft.bench.records import FORMAT
+from weft.bench.results.records import FORMAT
 from weft.core.errors import BenchError
 from weft.core.trace.workloads import WORKLOADS
 

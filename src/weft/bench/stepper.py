@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.bench.baselines import HOST_GIB, Baseline
-from weft.bench.clock import Clock, engine_timer
-from weft.bench.meter import Meter, metered, timed
+from weft.bench.meter import Clock, Meter, engine_timer, metered, timed
 from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.ids import ProgramId
@@ -77,7 +76,7 @@ def model_limits(model: Path, capacity: EngineCapacity) -> tuple[int, int]:
     Raises:
         ModelNotFoundError, EngineStartError: vLLM refuses the model.
     """
-    from weft.engine.frontend.start import start_error
+    from weft.engine.vllm.start import start_error
     from weft.engine.vllm_compat.names import EngineArgs
 
     try:
@@ -102,7 +101,7 @@ class Stepper:
     def __init__(
         self, model: Path, baseline: Baseline, capacity: EngineCapacity, max_model_len: int, *, counts_steps: bool
     ) -> None:
-        from weft.engine.frontend.start import start_error
+        from weft.engine.vllm.start import start_error
         from weft.engine.vllm_compat.names import EngineArgs, LLMEngine, current_platform, kv_transfer_state
 
         self.is_program_aware = baseline.policy is not None

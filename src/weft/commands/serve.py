@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from weft.commands.choices import one_of
-from weft.commands.flags import check_flags
-from weft.commands.model import fetch_model
+from weft.commands.demo import fetch_model
+from weft.commands.shared import check_flags, one_of
 from weft.core.errors import SwapArgumentError
 from weft.core.kv_cache.config import SwapConfig
 from weft.core.kv_cache.policies import KV_POLICIES
@@ -22,11 +21,11 @@ from weft.core.routing import BALANCERS, DEFAULT_BALANCER, StealingConfig
 from weft.core.routing.admission import DEFAULT_MAX_CALLS
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.core.testing.script import Script
-from weft.engine.frontend.progress import host_memory
 from weft.engine.models.embedded import is_embedded_model_ready
 from weft.engine.serve.script_file import read_script
-from weft.engine.vllm_compat.serve_flags import SERVE_FLAGS
-from weft.engine.vllm_compat.version import check_vllm
+from weft.engine.vllm.start_progress import host_memory
+from weft.engine.vllm_compat.options.serve_flags import SERVE_FLAGS
+from weft.engine.vllm_compat.versions.version import check_vllm
 
 if TYPE_CHECKING:
     from weft.engine.multi import AsyncMultiLLMEngine
@@ -102,7 +101,7 @@ def serve(  # noqa: PLR0917  typer reads options off the signature
     folder = TemporaryDirectory(prefix="weft-scripted-")
     with Console(stderr=True).status("reading the options, which takes vLLM some seconds"):
         from weft.engine.serve.options import gpus_of_replicas, parse_options, take_keys, with_weights
-        from weft.engine.serve.scripted import scripted_arguments
+        from weft.engine.serve.script_file import scripted_arguments
 
         first = scripted_arguments(Path(folder.name)) if script is not None else []
         options, engine_args = parse_options([*first, *context.args])

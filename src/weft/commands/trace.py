@@ -13,20 +13,27 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from weft.commands.choices import one_of
-from weft.commands.flags import Command, Group
-from weft.commands.logs import FormatOption, GapCapOption, ProgramsOption, counted, left_out
 from weft.commands.progress import file_progress
+from weft.commands.shared import (
+    Command,
+    CommandGroup,
+    FormatOption,
+    GapCapOption,
+    ProgramsOption,
+    counted,
+    left_out,
+    one_of,
+)
 from weft.core.errors import SimulationError, TraceError
-from weft.core.sim.load import ENOUGH, capacity, check_load
 from weft.core.sim.settings import SimSettings
+from weft.core.sim.study.load import ENOUGH, capacity, check_load
 from weft.core.trace.exporters import EXPORTERS
 from weft.core.trace.importers import ImportOptions, TraceImport
 
 PERFETTO: Final = "perfetto"
 
 
-class _MakeUnlessNamed(Group):
+class _MakeUnlessNamed(CommandGroup):
     """Its first command where the first argument is the name of no command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -16,10 +16,10 @@ from weft.core.program import Program
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
 from weft.core.testing import FakeClock
 from weft.core.testing.script import Replies, Script
-from weft.engine.frontend.calls import InFlight, ModelEndpoint
-from weft.engine.frontend.create import Create
-from weft.engine.frontend.frontend import FrontEnd
-from weft.engine.frontend.weak import weakly
+from weft.engine.host.create import Create
+from weft.engine.host.frontend import FrontEnd
+from weft.engine.host.in_flight import InFlight, ModelEndpoint
+from weft.engine.host.weak import weakly
 
 _POLL_S: Final = 0.001
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")  # of the output; the first that a request has counts

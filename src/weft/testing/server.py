@@ -86,7 +86,7 @@ class ScriptedServer:
         from weft.engine.multi import AsyncMultiLLMEngine
         from weft.engine.serve.keys import make_key_ring
         from weft.engine.serve.options import parse_options
-        from weft.engine.serve.scripted import SCRIPTED_NAME, scripted_arguments
+        from weft.engine.serve.script_file import SCRIPTED_NAME, scripted_arguments
         from weft.engine.serve.server import make_server
         from weft.engine.served_model import ServedModel
 

@@ -7,8 +7,8 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from weft.core.errors import SimulationError
+from weft.core.show.program_timeline import rows
 from weft.core.sim.result import Execution, SimResult
-from weft.core.timeline.lanes import rows
 
 MOST_CALLS: Final = 10_000  # More bars cannot be distinguished.
 _LEFT, _WIDTH, _LANE, _TICKS = 120, 900, 18, 10

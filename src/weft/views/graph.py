@@ -12,8 +12,8 @@ from typing import Any, Final
 from weft.core.errors import TraceError, WeftError
 from weft.core.ids import CallId
 from weft.core.program.graph import CallNode, ProgramGraph
-from weft.core.timeline import Span
-from weft.core.timeline.make import pieces
+from weft.core.show import Span
+from weft.core.show.program_timeline import pieces
 
 _WAIT, _SERVICE, _REST, _GAP, _CRITICAL = "#f2b366", "#4c78a8", "#e8e8e8", "#9a9a9a", "#c0392b"
 _HALF: Final = 0.28  # half the height of a bar, in lanes

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from weft.core.errors import TraceError, WeftError
 from weft.core.program.graph.document import FORMAT
-from weft.core.timeline import Timeline, timeline
-from weft.core.timeline.perfetto import perfetto
-from weft.core.timeline.recorded import recorded
+from weft.core.show import Timeline, timeline
+from weft.core.show.perfetto import perfetto
+from weft.core.show.recorded import recorded
 from weft.core.trace.format import read
 from weft.views.graph import load_all
 

@@ -17,7 +17,7 @@ from textual.theme import BUILTIN_THEMES
 from textual.widgets import DataTable, Footer, Input, Static
 
 from weft.core.errors import NotReachableError
-from weft.core.live import LiveProgram, LiveState
+from weft.core.show import LiveProgram, LiveState
 from weft.core.tables import one_line
 from weft.views.top_client import StateClient
 from weft.views.top_screens import ConfirmEnd, Inspect

@@ -11,9 +11,8 @@ from urllib.parse import quote
 import httpx2
 
 from weft.core.errors import NotReachableError, StateError
-from weft.core.live import LiveState
-from weft.core.timeline import Timeline
-from weft.engine.live.documents import from_json, timeline_from_json
+from weft.core.show import LiveState, Timeline
+from weft.engine.watch.documents import from_json, timeline_from_json
 
 DEFAULT_URL: Final = "http://localhost:8000"  # where `weft serve` is, unless it is told otherwise
 _UNIX: Final = "unix:"

@@ -10,10 +10,9 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from weft.core.live import LiveProgram, LiveState
 from weft.core.process_view import state_cell
+from weft.core.show import LiveProgram, LiveState, Timeline
 from weft.core.tables import Table, one_line
-from weft.core.timeline import Timeline
 from weft.views.top_table import count, seconds, state_text
 
 _MOST_CALLS: Final = 50

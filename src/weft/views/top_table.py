@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from weft.core.live import LiveProgram, LiveReplica, LiveState
+from weft.core.show import LiveProgram, LiveReplica, LiveState
 from weft.core.tables import Cell, Table, one_line
 
 STYLES: Final = {

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weft.core.identity import Evidence, Source
+from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Lineage, Placed
-from weft.core.identity.messages import items_of_answer
 
 Messages = list[dict[str, str]]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.identity.messages import MOST_ITEMS, Item, chain, digest_of, items_of_answer
+from weft.core.identity.items import MOST_ITEMS, Item, chain, digest_of, items_of_answer
 from weft.core.identity.readings import Readings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.kv_cache.choice import CopySpeed, SwapChoice
+from weft.core.kv_cache.config import CopySpeed, SwapChoice
 
 
 def test_the_threshold_is_where_both_take_as_long() -> None:

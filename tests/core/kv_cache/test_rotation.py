@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.kv_cache.rotation import Rotation
+from weft.core.kv_cache.eviction_order import Rotation
 
 
 def test_every_item_comes_once_a_period() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from weft.core.class_rows import Branch
 from weft.core.policies import Auto, Call, Learned, PolicyConfig, ProgramView, StepCosts
-from weft.core.policies.gated import Gated
+from weft.core.policies.gate.gated import Gated
 from weft.core.sim import SimSettings, TraceProgram, simulate
 from weft.core.trace.workloads import WORKLOADS, generate, poisson
 

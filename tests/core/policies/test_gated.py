@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.core.errors import PolicyError
 from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, StepCosts
-from weft.core.policies.admission_gate import FILL
-from weft.core.policies.gated import Gated
+from weft.core.policies.gate.admission_gate import FILL
+from weft.core.policies.gate.gated import Gated
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 
 COSTS = StepCosts(fixed_s=0.016, decode_token_s=0.0, prefill_token_s=0.01, slots=16)

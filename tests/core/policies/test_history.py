@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weft.core.class_rows import Branch
 from weft.core.errors import HistoryError
 from weft.core.policies import Learned, PolicyConfig, ProgramView
-from weft.core.policies.gated import Gated
+from weft.core.policies.gate.gated import Gated
 from weft.core.policies.history import KEPT, MOST_CLASSES, History, ProgramEnd
 from weft.core.policies.view import Call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.core.prediction import OutputLengths, Reuse, ReusedPart, ToolTimes, WaitsByLevel
-from weft.core.prediction.names import MOST_NAMES
+from weft.core.prediction.samples import MOST_NAMES
 
 
 def test_a_tool_has_its_own_times() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.prediction.returns import ReturnTimes, best_wait_s
+from weft.core.prediction.times import ReturnTimes, best_wait_s
 
 _GAPS = st.lists(st.one_of(st.floats(0.01, 100), st.just(math.inf)), min_size=1, max_size=20).map(sorted)
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.prediction import KnownTime, Samples
-from weft.core.prediction.samples import WINDOW
-from weft.core.prediction.student import student_quantile
+from weft.core.prediction.samples import WINDOW, student_quantile
 
 
 def coverage(variation: float, count: int, windows: int = 400, draws: int = 50, *, is_gamma: bool = False) -> float:

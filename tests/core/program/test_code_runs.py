@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.program.code_runs import CodeRuns
+from weft.core.program.structure.runs import CodeRuns
 
 
 def test_a_run_of_another_thread_may_be_inside_an_open_run() -> None:

@@ -9,7 +9,7 @@ from weft.core.ids import CallId, ThreadId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.program.graph import CallState
-from weft.core.program.named_threads import MOST_OPEN, NamedThreads
+from weft.core.program.structure.named_threads import MOST_OPEN, NamedThreads
 
 
 class Agents:

@@ -9,8 +9,8 @@ from weft.core.ids import CallId
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.program import Program
 from weft.core.program.graph import CallState, Edge, ProgramGraph
-from weft.core.program.lineage import Content
-from weft.core.program.runs import RunKind
+from weft.core.program.structure.lineage import Content
+from weft.core.program.structure.runs import RunKind
 from weft.core.testing import FakeClock, RecordingBackend
 
 # -- branches

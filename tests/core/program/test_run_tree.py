@@ -9,7 +9,7 @@ import pytest
 from named_runs import Runs
 
 from weft.core.ids import CallId, ThreadId
-from weft.core.program.run_tree import RunTree
+from weft.core.program.structure.run_tree import RunTree
 
 # -- parents
 

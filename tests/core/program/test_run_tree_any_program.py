@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from named_runs import Runs, content_of
 
 from weft.core.ids import CallId, ThreadId
-from weft.core.program.lineage import NOTHING
-from weft.core.program.run_tree import ROOT
-from weft.core.program.runs import RunKind
+from weft.core.program.structure.lineage import NOTHING
+from weft.core.program.structure.run_tree import ROOT
+from weft.core.program.structure.runs import RunKind
 
 # -- any program of branches and sequences
 

@@ -6,8 +6,8 @@ import pytest
 from named_runs import Runs, content_of
 
 from weft.core.ids import CallId
-from weft.core.program.lineage import Content
-from weft.core.program.runs import RunKind
+from weft.core.program.structure.lineage import Content
+from weft.core.program.structure.runs import RunKind
 
 # -- certainty
 

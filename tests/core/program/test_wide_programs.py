@@ -12,10 +12,10 @@ from operations import growth
 
 from weft.core.ids import CallId, ThreadId
 from weft.core.program import Program
-from weft.core.program.parents import FEWEST_LISTED, PARENTS_A_CALL
 from weft.core.program.reports import MOST_PARENTS_SENT
-from weft.core.program.run_tree import MOST_IN_FRONTIER, RunTree
-from weft.core.program.runs import RunKind
+from weft.core.program.structure.parents import FEWEST_LISTED, PARENTS_A_CALL
+from weft.core.program.structure.run_tree import MOST_IN_FRONTIER, RunTree
+from weft.core.program.structure.runs import RunKind
 
 WIDE = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "wide_programs.py"))
 SHAPES: dict[str, Any] = WIDE["SHAPES"]

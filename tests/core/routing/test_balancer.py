@@ -20,7 +20,7 @@ from weft.core.routing import (
     EngineLoad,
     LeastUsed,
     Locality,
-    RoundRobin,
+    RoundRobinBalancer,
 )
 
 A, B, C = EngineId("a"), EngineId("b"), EngineId("c")
@@ -94,7 +94,7 @@ def test_a_lost_engines_programs_are_assigned_again() -> None:
 
 def test_round_robin_ignores_the_load() -> None:
     """Engines are chosen in order, also when an engine joins or leaves."""
-    balancer = RoundRobin()
+    balancer = RoundRobinBalancer()
     assert [balancer.choose(arrival(), loads(a=9, b=0)) for _ in range(4)] == [A, B, A, B]
     assert [balancer.choose(arrival(), loads(a=9, b=0, c=0)) for _ in range(4)] == [C, A, B, C]
     assert [balancer.choose(arrival(), loads(b=0, c=0)) for _ in range(3)] == [B, C, B]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.routing.liveness import Liveness, Usage
+from weft.core.routing.liveness import Liveness, ProcessUsage
 
 LIMIT_S = 120.0
 PERIOD_S = Liveness(LIMIT_S).period_s
@@ -25,7 +25,7 @@ class Observed:
         for _ in range(periods):
             self.now_s += PERIOD_S
             self.cpu_s += busy * PERIOD_S
-            verdict = self.rule.observe(self.now_s, Usage(self.cpu_s, stopped), answered=answered)
+            verdict = self.rule.observe(self.now_s, ProcessUsage(self.cpu_s, stopped), answered=answered)
         return verdict
 
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.sim import SimSettings, simulate
-from weft.core.sim.advice import (
+from weft.core.sim.study.advice import (
     STOCK,
     STOCK_HOST,
     WEFT,
     WEFT_HOST,
     Advice,
-    Outcome,
     Way,
+    WayOutcome,
     change_of_mean,
     outcomes,
     ways,
@@ -106,10 +106,10 @@ def test_outcomes_are_those_of_the_simulations() -> None:
 def advice(means_s: Mapping[str, float], host_gib: Sequence[float] = (16, 64)) -> Advice:
     """The advice where the ways to serve have these means, and stock vLLM's is 100 for each of 40 programs."""
 
-    def outcome(way: Way) -> Outcome:
+    def outcome(way: Way) -> WayOutcome:
         mean_s = means_s.get(way.name, 100.0)
         change = change_of_mean([100.0] * 40, [mean_s] * 40, random.Random(0))
-        return Outcome(way, mean_s, mean_s, mean_s, change, change.value, 0.5, 0)
+        return WayOutcome(way, mean_s, mean_s, mean_s, change, change.value, 0.5, 0)
 
     return Advice.of([outcome(way) for way in ways(host_gib)])
 

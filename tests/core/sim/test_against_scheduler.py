@@ -15,7 +15,7 @@ import pytest
 
 from weft.core.ids import ProgramId
 from weft.core.policies import PolicyConfig, StepCosts
-from weft.core.policies.gated import Gated
+from weft.core.policies.gate.gated import Gated
 from weft.core.prediction.reuse import ReusedPart
 from weft.core.sim import SimResult, SimSettings, StepTime, TraceCall, TraceProgram, simulate
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weft.core.errors import SimulationError
 from weft.core.sim import StepTime
-from weft.core.sim.engine_profile import ENGINES, EngineProfile, engine_named
+from weft.core.sim.study.engine_profile import ENGINES, EngineProfile, engine_named
 
 PROFILE = EngineProfile(
     "measured", StepTime(1e-3, 1e-5, 1e-4, 1e-8, 1e-6), 4096, 1 << 20, batch_size=8, block_tokens=32

@@ -6,9 +6,9 @@ import math
 
 from weft.core.policies import StepCosts
 from weft.core.policies.fcfs import Fcfs
-from weft.core.policies.steps.costs import FIT_STEPS
+from weft.core.policies.steps import FIT_STEPS
 from weft.core.sim import StepTime
-from weft.core.sim.known_costs import KnownCosts
+from weft.core.sim.charges import KnownCosts
 
 
 class _Told(Fcfs):

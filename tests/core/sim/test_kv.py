@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
-from weft.core.sim.kv import KvCache, Segment
+from weft.core.sim.kv_cache.cache import KvCache, Segment
 
 
 def test_a_prefix_is_shared_and_pinned_once() -> None:

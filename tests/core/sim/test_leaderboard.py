@@ -9,7 +9,7 @@ import pytest
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, simulate
-from weft.core.sim.leaderboard import DEFAULT, POLICIES, Rival, alone, best_plain, ranked, rivals, score
+from weft.core.sim.study.leaderboard import DEFAULT, POLICIES, Rival, alone, best_plain, ranked, rivals, score
 from weft.core.trace.workloads import generate, poisson
 
 BASE = SimSettings(kv_tokens=16_384, host_kv_tokens=100_000, batch_size=8)

@@ -13,8 +13,8 @@ from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig, Memory
 from weft.core.kv_cache.retention import Retention
 from weft.core.policies import Policy, PolicyConfig
 from weft.core.sim import SimSettings, StepTime, simulate
-from weft.core.sim.calls import SimCall, SimProgram
-from weft.core.sim.policy_kv import PolicyKvCache
+from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
+from weft.core.sim.sim_programs import SimCall, SimProgram
 from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.workloads import generate, poisson
 

@@ -14,10 +14,10 @@ from sim_programs import chain, programs
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings, SimulationError, StepTime, TraceCall, TraceProgram, simulate
-from weft.core.sim.block_tree import BlockTree
-from weft.core.sim.calls import SimProgram
-from weft.core.sim.replay import replay_all
-from weft.core.sim.replica import Replica
+from weft.core.sim.kv_cache.blocks import BlockTree
+from weft.core.sim.kv_cache.kv_replay import replay_all
+from weft.core.sim.replica import SimReplica
+from weft.core.sim.sim_programs import SimProgram
 from weft.core.trace.block_hashes import block_hashes
 from weft.core.trace.format import in_order
 
@@ -203,13 +203,13 @@ def test_a_closed_loop_has_at_least_one_program() -> None:
 def told(monkeypatch: pytest.MonkeyPatch, drawn: list[TraceProgram]) -> list[tuple[str, float]]:
     """The programs that the engine was told to have ended, and when."""
     ends: list[tuple[str, float]] = []
-    program_ended = Replica.program_ended
+    program_ended = SimReplica.program_ended
 
-    def spy(replica: Replica, program: SimProgram, now_s: float) -> bool:
+    def spy(replica: SimReplica, program: SimProgram, now_s: float) -> bool:
         ends.append((program.view.program_id, now_s))
         return program_ended(replica, program, now_s)
 
-    monkeypatch.setattr(Replica, "program_ended", spy)
+    monkeypatch.setattr(SimReplica, "program_ended", spy)
     simulate(drawn, SimSettings(PolicyConfig("auto"), unit_steps=True))
     return ends
 

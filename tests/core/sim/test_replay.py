@@ -19,8 +19,7 @@ from weft.core.errors import SimulationError
 from weft.core.kv_cache.policies import KV_POLICIES, KvPolicyConfig
 from weft.core.policies import PolicyConfig
 from weft.core.sim import SimSettings
-from weft.core.sim.accesses import Access, Kind, PlayedCall, accesses
-from weft.core.sim.replay import replay, replay_all, replay_belady
+from weft.core.sim.kv_cache.kv_replay import Access, Kind, PlayedCall, accesses, replay, replay_all, replay_belady
 from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.prefixes import BLOCK_TOKENS
 from weft.core.trace.workloads import generate, poisson
@@ -111,7 +110,7 @@ def lines_run(work: Callable[[], object]) -> int:
 
     def of_call(frame: FrameType, _event: str, _: object) -> Any:
         name = frame.f_globals.get("__name__", "")
-        return of_line if name.startswith(("weft.core.kv_cache", "weft.core.sim.replay")) else None
+        return of_line if name.startswith(("weft.core.kv_cache", "weft.core.sim.kv_cache.kv_replay")) else None
 
     before = sys.gettrace()
     sys.settrace(of_call)

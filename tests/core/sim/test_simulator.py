@@ -16,7 +16,7 @@ from sim_programs import ASTRAEA_2, FIGURE_2, FIGURE_9, chain, programs
 from weft.core.policies import PolicyConfig
 from weft.core.routing import BALANCERS, BalancerConfig
 from weft.core.sim import SimSettings, SimulationError, StepTime, TraceCall, TraceProgram, simulate
-from weft.core.sim.calls import SimProgram
+from weft.core.sim.sim_programs import SimProgram
 from weft.core.trace.workloads import generate, poisson
 
 UNIT = SimSettings(batch_size=2, unit_steps=True)

@@ -30,7 +30,7 @@ from weft.core.trace.recorder import Recorder, prepare
 
 
 def read(path: Path) -> list[TraceProgram]:
-    """The programs of a trace, without what was measured, which tests/core/timeline/test_recorded.py reads."""
+    """The programs of a trace, without what was measured, which tests/core/show/test_recorded.py reads."""
     return [
         replace(program, calls=tuple(replace(call, measured=None) for call in program.calls))
         for program in trace_format.read(path)

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from weft.core.kv_cache.choice import SwapChoice
-from weft.engine.kv_cache.plan import Executed, SwapPlan
+from weft.core.kv_cache.config import SwapChoice
+from weft.engine.kv_cache.slot_plans import Executed, SwapPlan
 from weft.engine.kv_cache.store import HostStore
 
 BLOCK = 4

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from weft.core.kv_cache.choice import SwapChoice
+from weft.core.kv_cache.config import SwapChoice
 from weft.core.kv_cache.policies import Context
 from weft.core.prediction import KnownTime
-from weft.engine.kv_cache.plan import Executed, SwapBatch, SwapPlan
+from weft.engine.kv_cache.slot_plans import Executed, SwapBatch, SwapPlan
 from weft.engine.kv_cache.store import HostStore
 from weft.engine.kv_cache.worker import SwapWorker
 

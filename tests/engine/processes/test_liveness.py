@@ -17,11 +17,11 @@ import virtual_time
 from polling import until
 
 from weft.core.errors import EngineDiedError, EngineError
-from weft.core.routing.liveness import Usage
+from weft.core.routing.liveness import ProcessUsage
 from weft.engine.processes.liveness import until_stuck, usage_of
 from weft.engine.processes.tree import kill_tree, tree_of
 
-IDLE = Usage(0.0, is_stopped=False)
+IDLE = ProcessUsage(0.0, is_stopped=False)
 LIMIT_S = 100.0
 
 
@@ -45,7 +45,7 @@ class Asked:
             self.waiting -= 1
 
 
-async def stuck_at(asked: Asked, usage: Usage = IDLE) -> float:
+async def stuck_at(asked: Asked, usage: ProcessUsage = IDLE) -> float:
     await until_stuck(asked, lambda: usage, LIMIT_S)
     return asyncio.get_running_loop().time()
 

@@ -21,9 +21,9 @@ from weft.core.errors import (
     ServerError,
     WeftError,
 )
-from weft.engine.remote import server
-from weft.engine.remote.server import Server
-from weft.engine.server.http_errors import error_body, error_headers, error_status
+from weft.engine.http.http_errors import error_body, error_headers, error_status
+from weft.engine.remote import connection as server
+from weft.engine.remote.connection import Server
 
 pytestmark = pytest.mark.anyio
 

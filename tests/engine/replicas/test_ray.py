@@ -28,8 +28,8 @@ from weft.core.errors import (
 )
 from weft.core.ids import EngineId
 from weft.core.trace.format import read
-from weft.engine.replicas.ray_cluster import default_resources
-from weft.engine.replicas.ray_launcher import RayLauncher
+from weft.engine.replicas.ray.cluster import default_resources
+from weft.engine.replicas.ray.launcher import RayLauncher
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 

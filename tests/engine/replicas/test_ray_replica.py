@@ -63,7 +63,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def replica(make_actor: Callable[[], Any]) -> Any:
-    from weft.engine.replicas.ray_replica import RayReplica
+    from weft.engine.replicas.ray.replica import RayReplica
 
     return RayReplica(
         EngineId("e/0"), make_actor=make_actor, needs="num_cpus 1", hang_timeout_s=LIMIT_S, on_account=lambda *_: None
@@ -174,7 +174,7 @@ class SlowToCancel:
 
 async def test_a_call_that_comes_back_is_apart_from_its_run_that_is_being_cancelled() -> None:
     """Stealing may move a call away and back. The end of its first run must not count as the end of its second."""
-    from weft.engine.replicas.ray_actor import ReplicaHost
+    from weft.engine.replicas.ray.actor import ReplicaHost
     from weft.engine.vllm_compat.names import AsyncEngineArgs
 
     inner: Any = SlowToCancel()

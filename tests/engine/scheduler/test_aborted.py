@@ -16,7 +16,7 @@ from weft.engine.wire.answers import read_aborted
 from weft.engine.wire.control import AbortedCalls, CallKey, ProgramsEnded, encode_control
 from weft.engine.wire.reports import encode_account
 
-aborted = pytest.importorskip("weft.engine.scheduler.aborted", reason="its package imports vLLM")
+aborted = pytest.importorskip("weft.engine.scheduler.ledger", reason="its package imports vLLM")
 
 pytestmark = pytest.mark.engine
 

@@ -14,7 +14,7 @@ from weft.core.accounts import Attained
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
 from weft.core.policies import Fcfs, ProgramView
 from weft.core.process_rows import CallIdentity
-from weft.engine.wire.calls import CallHeader, program_of_request
+from weft.engine.wire.call_header import CallHeader, program_of_request
 
 call_table = pytest.importorskip("weft.engine.scheduler.call_table", reason="its package imports vLLM")
 

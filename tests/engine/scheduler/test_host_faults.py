@@ -122,7 +122,7 @@ def test_a_worker_without_memory_starts_and_says_so_once(
 ) -> None:
     """The engine starts nevertheless. What a plan asks for is reported as not copied."""
     from weft.engine.kv_cache.connector import StepPlan
-    from weft.engine.kv_cache.plan import SwapBatch, SwapPlan
+    from weft.engine.kv_cache.slot_plans import SwapBatch, SwapPlan
 
     connector = worker_connector(monkeypatch, make().scheduler)
     with caplog.at_level(logging.WARNING):

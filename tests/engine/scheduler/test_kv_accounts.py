@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.core.kv_cache.choice import CopySpeed
+from weft.core.kv_cache.config import CopySpeed
 from weft.engine.wire.answers import read_kv_stats
 
 pytestmark = pytest.mark.engine

@@ -10,7 +10,7 @@ import pytest
 from weft.core.class_rows import Branch
 from weft.core.ids import ProgramId
 from weft.core.policies.history import History
-from weft.engine.wire.answers import Learned, read_learned
+from weft.engine.wire.answers import LearnedReport, read_learned
 from weft.engine.wire.control import ProgramsEnded, TakeLearned, UseHistory, encode_control
 
 pytestmark = pytest.mark.engine
@@ -23,7 +23,7 @@ def harness(tmp_path: Path) -> Any:
     return SchedulerHarness(tmp_path, {"name": "auto", "model": "my/model"})
 
 
-def learned(harness: Any) -> Learned:
+def learned(harness: Any) -> LearnedReport:
     found = read_learned(harness.scheduler(encode_control(TakeLearned())))
     assert found is not None
     return found

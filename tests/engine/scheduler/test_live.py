@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from weft.core.kv_cache.choice import CopySpeed
-from weft.core.live import MOST_CALLS, LiveCall, ProgramKv, SchedulerState
+from weft.core.kv_cache.config import CopySpeed
+from weft.core.show import MOST_CALLS, LiveCall, ProgramKv, SchedulerState
 from weft.engine.wire.answers import read_state
 from weft.engine.wire.control import TakeState, encode_control
 

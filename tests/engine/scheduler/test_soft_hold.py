@@ -55,13 +55,12 @@ def check_free_list(h: Any) -> None:
 
 def test_the_soft_hold_is_off_unless_a_kv_policy_asks_for_it(make: Make) -> None:
     """`lru` leaves vLLM's order alone, and without a KV policy ended programs go first where the policy says so."""
-    from weft.engine.kv_cache.ended_first import EndedFirst
-    from weft.engine.kv_cache.order import KvOrder
+    from weft.engine.kv_cache.order import EndedFirstOrder, KvOrder
     from weft.engine.kv_cache.soft_hold import SoftHold
 
     kinds = {each: type(make(each).scheduler._kv_order) for each in (None, *KV_POLICIES)}
     assert kinds.pop(None) is kinds.pop("lru") is KvOrder
-    assert kinds.pop("ended-first") is EndedFirst
+    assert kinds.pop("ended-first") is EndedFirstOrder
     assert set(kinds.values()) == {SoftHold}
     assert type(make("next-use", prefix_caching=False).scheduler._kv_order) is KvOrder
 

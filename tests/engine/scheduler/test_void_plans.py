@@ -11,7 +11,7 @@ import pytest
 from host_programs import Make, call, end, harness, prompt_of, start_tool
 
 from weft.core.errors import SwapError
-from weft.engine.kv_cache.plan import SwapBatch, SwapPlan
+from weft.engine.kv_cache.slot_plans import SwapBatch, SwapPlan
 
 pytestmark = pytest.mark.engine
 

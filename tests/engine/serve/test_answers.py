@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.core.identity.messages import items_of_answer
+from weft.core.identity.items import items_of_answer
 from weft.engine.serve.answers import AnswerReader
 
 CALL: Any = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"q": "Nile"}'}}

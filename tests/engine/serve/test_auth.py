@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from weft.core.routing.refusals import Refused
-from weft.engine.serve.auth import OPEN_PATHS, Authenticate, key_of
-from weft.engine.serve.keys import ApiKey, make_key_ring
+from weft.engine.serve.keys import OPEN_PATHS, ApiKey, Authenticate, key_of, make_key_ring
 
 Headers = list[tuple[bytes, bytes]]
 

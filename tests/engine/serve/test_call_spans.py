@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from weft import ProgramSpans
-from weft.engine.serve.calls import _answer_id
+from weft.engine.serve.served_calls import _answer_id
 
 
 def test_the_span_of_a_call_has_its_request_and_its_answer() -> None:

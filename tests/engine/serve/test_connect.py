@@ -26,7 +26,7 @@ from weft.core.errors import (
     ServerError,
     UnknownModelError,
 )
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 from weft.integrations.autogen import WeftChatCompletionClient
 from weft.integrations.langchain import ChatWeft
 

@@ -18,7 +18,7 @@ from tiny_engine import ENDLESS_TOKENS
 
 import weft
 from weft.core.errors import DeadlineError
-from weft.engine.frontend.frontend import FrontEnd
+from weft.engine.host.frontend import FrontEnd
 from weft.integrations.langchain import ChatWeft
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]

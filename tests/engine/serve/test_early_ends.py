@@ -12,9 +12,9 @@ import pytest
 
 from weft.core.errors import DeadlineError, WeftError
 from weft.core.identity.lineage import Lineage
+from weft.engine.http.check_ids import App, CheckIds
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import ApiKey
-from weft.engine.server.check_ids import App, CheckIds
 
 LATE = DeadlineError("call", 2.0, 7)
 BODY = json.dumps({"model": "tiny", "input": "hi", "messages": [{"role": "user", "content": "hi"}]}).encode()

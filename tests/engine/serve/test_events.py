@@ -10,8 +10,7 @@ from weft.core.identity import Identity, Source
 from weft.core.ids import ProgramId
 from weft.core.process_rows import ProgramState
 from weft.core.program import Program
-from weft.engine.serve.events import note_events
-from weft.engine.serve.programs import OpenPrograms
+from weft.engine.serve.programs import OpenPrograms, note_events
 from weft.engine.wire.control import EventKind, ProgramEvent, ProgramEvents, ProgramsEnded, encode_control
 from weft.testing import FakeClock, ScriptedEngine
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weft.core.errors import KeyLimitError
+from weft.engine.http.http_errors import error_code, error_headers, error_status
 from weft.engine.serve.keys import ApiKey
-from weft.engine.serve.limits import CallsOfKeys
-from weft.engine.server.http_errors import error_code, error_headers, error_status
+from weft.engine.serve.requests import CallsOfKeys
 
 
 def test_a_key_at_its_limit_is_refused_until_a_call_ends() -> None:

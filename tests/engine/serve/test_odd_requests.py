@@ -15,7 +15,7 @@ import pytest
 from served import Served
 
 from weft.core.errors import CallFailedError, InvalidRequestError
-from weft.engine.serve.reports import add_report_to_events, choices_that_end
+from weft.engine.serve.answers import add_report_to_events, choices_that_end
 from weft.engine.serve.server import serve
 
 CHAT = "/v1/chat/completions"

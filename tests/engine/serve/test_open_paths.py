@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from doors import Doors
 
-from weft.engine.serve.auth import OPEN_PATHS
-from weft.engine.serve.keys import make_key_ring
+from weft.engine.serve.keys import OPEN_PATHS, make_key_ring
 
 KEYS = """
 [[key]]

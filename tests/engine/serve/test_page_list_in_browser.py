@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import weft
-from weft.core.live import LiveProgram, LiveReplica, LiveState, to_json
+from weft.core.show import LiveProgram, LiveReplica, LiveState, to_json
 from weft.testing import ScriptedEngine
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

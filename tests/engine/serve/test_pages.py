@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weft.core.routing.refusals import Refused
-from weft.engine.serve.pages import RefuseForeignPages
+from weft.engine.http.guards import RefuseForeignPages
 
 Headers = list[tuple[bytes, bytes]]
 

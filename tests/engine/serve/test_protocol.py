@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from weft.engine.serve.protocol import LimitedHttp, limited_http
+from weft.engine.http.guards import LimitedHttp, limited_http
 
 
 class Wire(asyncio.Transport):

@@ -26,8 +26,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from weft.core.identity import Evidence, identity_of
+from weft.core.identity.items import items_of_answer
 from weft.core.identity.lineage import Lineage
-from weft.core.identity.messages import items_of_answer
 
 URL = "http://model/v1"
 TASK = "Find out how many people live in each city of the north, and write a table with the source of each figure."

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from weft.core.identity.lineage import Lineage
-from weft.engine.serve.auth import Authenticate
+from weft.engine.http.http_errors import typed_error
 from weft.engine.serve.exchange import ServeRequests
-from weft.engine.serve.keys import make_key_ring
-from weft.engine.server.http_errors import typed_error
+from weft.engine.serve.keys import Authenticate, make_key_ring
 
 
 def answer(path: str, status: int, *pieces: bytes) -> tuple[dict[bytes, bytes], Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from weft.engine.vllm_compat.changes import Member, Use, change_of
-from weft.engine.vllm_compat.members import Uses, changed_members
+from weft.engine.vllm_compat.versions.changes import Member, Use, change_of
+from weft.engine.vllm_compat.versions.members import Uses, changed_members
 
 
 class Status(Enum):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from vllm_members import TEST_MEMBERS
 
-from weft.engine.vllm_compat.changes import Member, _has, _resolve, change_of
-from weft.engine.vllm_compat.chat_fields import CHAT_FIELDS
-from weft.engine.vllm_compat.members import MEMBERS, Uses, members
 from weft.engine.vllm_compat.names import ChatCompletionRequest
+from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS
+from weft.engine.vllm_compat.versions.changes import Member, _has, _resolve, change_of
+from weft.engine.vllm_compat.versions.members import MEMBERS, Uses, members
 
 pytestmark = pytest.mark.engine  # these tests import vLLM, but start no engine
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.commands.flags import check_flags
-from weft.engine.vllm_compat.serve_flags import SERVE_FLAGS
+from weft.commands.shared import check_flags
+from weft.engine.vllm_compat.options.serve_flags import SERVE_FLAGS
 from weft.engine.vllm_compat.server_names import FlexibleArgumentParser, make_arg_parser
 
 pytestmark = pytest.mark.engine

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from weft.core.errors import UnsupportedVllmError
-from weft.engine.vllm_compat import members, untested, version
-from weft.engine.vllm_compat.members import Uses
+from weft.engine.vllm_compat.versions import members, untested, version
+from weft.engine.vllm_compat.versions.members import Uses
 
 OWNER = f"{__name__}.Newer"
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weft.core.policies.service.distribution import AGES, EDGES, SIZES, Array, Distribution
-from weft.core.policies.service.gittins import gittins_index
+from weft.core.policies.service.distribution import AGES, EDGES, SIZES, Array, Distribution, gittins_index
 
 
 def of(survival: Callable[[Array], Array]) -> Distribution:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from weft.core.policies import StepCosts
-from weft.core.policies.steps.cost_fit import StepCostFit
+from weft.core.policies.steps import StepCostFit
 
 
 def fitted(true: StepCosts, steps: int, *, prompts: bool = True, noise: float = 0.0) -> StepCosts | None:

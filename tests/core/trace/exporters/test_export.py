@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import block_hashes, with_block_hashes
-from weft.core.trace.exporters import EXPORTERS, Left
+from weft.core.trace.exporters import EXPORTERS, NotExported
 from weft.core.trace.format import TraceCall, TraceProgram, ordered, write
 from weft.core.trace.importers import import_traces
 from weft.core.trace.measured import Measured
@@ -24,7 +24,7 @@ Weft = Callable[..., tuple[int, str, str]]
 BLOCK = 4
 
 
-def exported(name: str, programs: Sequence[TraceProgram]) -> tuple[list[TraceProgram], Left]:
+def exported(name: str, programs: Sequence[TraceProgram]) -> tuple[list[TraceProgram], NotExported]:
     """The programs after an export and an import."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"

@@ -16,7 +16,7 @@ from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers import TraceImport
 from weft.core.trace.importers.contract import LeftOut
-from weft.core.trace.importers.spans import Span, program_of
+from weft.core.trace.importers.spans import LoggedSpan, program_of
 
 AGENT = {"operation__name": "invoke_agent"}
 TOOL = {"operation__name": "execute_tool"}
@@ -380,16 +380,16 @@ def test_a_wrong_log_is_refused(name: str, rows: list[Any], message: str, tmp_pa
 
 
 @st.composite
-def flat_spans(draw: st.DrawFn) -> list[Span]:
+def flat_spans(draw: st.DrawFn) -> list[LoggedSpan]:
     times = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8)), min_size=1, max_size=12))
     return [
-        Span("here", f"s{number}", None, float(begin), float(begin + length), is_call=True, lengths=(5, 5))
+        LoggedSpan("here", f"s{number}", None, float(begin), float(begin + length), is_call=True, lengths=(5, 5))
         for number, (begin, length) in enumerate(times)
     ]
 
 
 @given(flat_spans())
-def test_calls_wait_for_the_last_ones_that_ended_before(spans: list[Span]) -> None:
+def test_calls_wait_for_the_last_ones_that_ended_before(spans: list[LoggedSpan]) -> None:
     """A call's parents are all that ended before it began, without those after which another of them began."""
     (program,) = program_of("p", spans)
     assert isinstance(program, TraceProgram)
@@ -406,13 +406,13 @@ def test_calls_wait_for_the_last_ones_that_ended_before(spans: list[Span]) -> No
 
 
 @st.composite
-def nested_spans(draw: st.DrawFn) -> list[Span]:
+def nested_spans(draw: st.DrawFn) -> list[LoggedSpan]:
     """Spans in one another, whose times need not fit."""
-    spans: list[Span] = []
+    spans: list[LoggedSpan] = []
     for number in range(draw(st.integers(1, 15))):
         parent = draw(st.sampled_from([None, "gone", *(span.span_id for span in spans)]))
         begin, length = draw(st.integers(0, 20)), draw(st.integers(0, 8))
-        span = Span("here", f"s{number}", parent, float(begin), float(begin + length))
+        span = LoggedSpan("here", f"s{number}", parent, float(begin), float(begin + length))
         span.is_call = draw(st.booleans())
         span.lengths = (draw(st.integers(0, 9)), draw(st.integers(0, 9))) if draw(st.booleans()) else None
         span.agent = draw(st.sampled_from([None, "a", "b"]))
@@ -422,7 +422,7 @@ def nested_spans(draw: st.DrawFn) -> list[Span]:
 
 
 @given(nested_spans())
-def test_every_call_has_a_place_or_is_counted(spans: list[Span]) -> None:
+def test_every_call_has_a_place_or_is_counted(spans: list[LoggedSpan]) -> None:
     """However spans are in one another, calls come after their parents, and none is lost or there twice."""
     answered = sum(span.is_call and span.lengths is not None for span in spans)
     unanswered = sum(span.is_call and span.lengths is None for span in spans)

@@ -1,0 +1,256 @@
+"""What models answered and what they had been asked, kept as evidence of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from weft.core.identity.items import Digest, Item
+from weft.core.identity.pieces import PIECE, folded
+from weft.core.ids import ProgramId
+
+LONG_BYTES: Final = 64  # folded, of a text that tells by itself whose model wrote it: about 80 characters
+SEARCHED: Final = 256 << 10  # characters of a request
+NEW_BYTES: Final = 32  # of these, in pieces that nobody else has: more than a piece at the edge of what others have
+SHORT_BYTES: Final = 16  # folded, of a text that tells something beside another one
+MOST_OWNERS: Final = 64  # of an answer
+_KEPT_BYTES: Final = 2048  # folded, of a text
+PROMPT_BYTES: Final = 16 << 10  # folded, of a prompt that is kept
+_KEYS_A_SIZE: Final = 32
+_SEPARATOR: Final = b"\0"
+
+
+class Sample(NamedTuple):
+    """The beginning and the end of a folded text, which may overlap."""
+
+    head: bytes
+    tail: bytes
+    length: int
+
+    def is_whole(self) -> bool:
+        """Whether the head is all of the text."""
+        return len(self.head) == self.length
+
+    def is_part_of(self, text: bytes) -> bool:
+        """Whether the text is in another one, or is what the other one was before something was inserted."""
+        if self.length < SHORT_BYTES:
+            return False
+        return (self.is_whole() and self.head in text) or self._is_around(text)
+
+    def is_related_to(self, text: bytes) -> bool:
+        """Whether two texts are one, or one is the other with something added to it."""
+        if self.length == len(text):
+            return text.startswith(self.head) and text.endswith(self.tail)
+        if len(text) < SHORT_BYTES:
+            return False
+        return text in self.head or text in self.tail or self.is_part_of(text) or self._is_around(text)
+
+    def _is_around(self, text: bytes) -> bool:
+        """Whether the shorter one of two texts is the longer one without something inside."""
+        return sum(self.common_with(text)) >= min(self.length, len(text), len(self.head) + len(self.tail))
+
+    def common_with(self, text: bytes) -> tuple[int, int]:
+        """How many bytes two texts begin and end with in common."""
+        return _common(self.head, text), _common(self.tail[::-1], text[: -len(self.tail) - 1 : -1])
+
+
+def sample_of(text: bytes, kept_bytes: int = _KEPT_BYTES) -> Sample:
+    """The sample of a folded text."""
+    if len(text) <= kept_bytes:
+        return Sample(text, text, len(text))
+    half = kept_bytes // 2
+    return Sample(text[:half], text[-half:], len(text))
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many bytes two texts begin with in common."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+class Question(NamedTuple):
+    """What an answer was given to."""
+
+    asked: Sample  # the message before it
+    system: Sample  # the system prompt
+    before: Digest | None = None  # the answer before that a model gave
+    call_id: str = ""  # of the tool call whose result was asked about
+
+    def has_system_like(self, other: Sample) -> bool:
+        """Whether another system prompt is mostly the same, such as one with another time of day."""
+        if not self.system.length or not other.length:
+            return self.system.length == other.length
+        before, after = _common(self.system.head, other.head), _common(self.system.tail[::-1], other.tail[::-1])
+        return 2 * (before + after) >= min(len(self.system.head), len(other.head))
+
+
+@dataclass(slots=True, eq=False)
+class GivenAnswer:
+    """A text, a tool call without its id, or an argument of a tool call, as models wrote it.
+
+    Attributes:
+        start: What digests of its conversations begin with.
+        text: The first bytes, folded.
+        owners: The programs whose models wrote it, with what they had been asked; None: something that is not kept.
+        is_crowded: More programs wrote it than are kept.
+        keys: Of its pieces that nobody was told before, and of those that others wrote as well.
+        places: Of these pieces in the text.
+    """
+
+    start: Digest
+    text: bytes
+    owners: dict[ProgramId, Question | None] = field(default_factory=dict)
+    is_crowded: bool = False
+    keys: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    def size(self) -> int:
+        """For how many answers it counts."""
+        return max(1, len(self.owners)) + len(self.keys) // _KEYS_A_SIZE
+
+    def add(self, program_id: ProgramId, question: Question | None) -> None:
+        """A program's model wrote it."""
+        if program_id in self.owners or len(self.owners) < MOST_OWNERS:
+            self.owners[program_id] = question or self.owners.get(program_id)
+        else:
+            self.is_crowded = True
+
+    def asked(self, question: bytes, call_id: str) -> dict[ProgramId, Question]:
+        """The programs that were given it as an answer to a question, or to one that was more or less of it.
+
+        Args:
+            question: The folded text before the answer.
+            call_id: The id of the tool call if it is the call's result, or "".
+        """
+        return {
+            program_id: known
+            for program_id, known in self.owners.items()
+            if known is not None and known.call_id == call_id and known.asked.is_related_to(question)
+        }
+
+    def bytes_in(self, text: bytes, found: set[int]) -> tuple[int, int]:
+        """How many bytes of it are in a folded text, and how many of these are in pieces that nobody else has.
+
+        Args:
+            text: The other text.
+            found: The keys of the other text's pieces.
+        """
+        total, pieces, end, piece_end = 0, 0, 0, 0
+        for key, place in sorted(zip(self.keys, self.places, strict=True), key=lambda each: each[1]):
+            if key not in found:
+                continue
+            if text.find(self.text[place : place + PIECE]) >= 0:
+                pieces += place + PIECE - max(place, piece_end)
+                piece_end = place + PIECE
+            if place + PIECE > end:
+                begin, after = self._run(text, place)
+                total += max(0, after - max(begin, end))
+                end = max(end, after)
+        return total, pieces
+
+    def _run(self, text: bytes, place: int) -> tuple[int, int]:
+        """Where the bytes around a piece begin and end that another text has, too."""
+        at = text.find(self.text[place : place + PIECE])
+        if at < 0:
+            return place, place
+        after = _common(self.text[place:], text[at : at + len(self.text)])
+        return place - _common(self.text[:place][::-1], text[max(0, at - place) : at][::-1]), place + after
+
+
+def answer_to(start: Digest, text: str) -> GivenAnswer:
+    """A text that a model wrote, with no owner yet."""
+    return GivenAnswer(start, folded(text)[:_KEPT_BYTES])
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """What a program told its model.
+
+    Attributes:
+        start: What digests of its conversations begin with.
+        program_id: The program.
+        text: What was new to the model, without the system prompt.
+        keys: Of its last pieces, if possible of some that nobody was told before.
+        answers: Each as the folded texts that it consists of.
+        is_shared: Another program told its model the same.
+        is_forgotten: There was no room for it.
+    """
+
+    start: Digest
+    program_id: ProgramId
+    text: Sample
+    keys: list[int]
+    answers: list[tuple[bytes, ...]] = field(default_factory=list)
+    is_shared: bool = False
+    is_forgotten: bool = False
+
+    def size(self) -> int:
+        """For how many prompts it counts."""
+        return max(1, len(self.answers)) + len(self.text.head) // _KEPT_BYTES
+
+    def is_in(self, text: bytes) -> bool:
+        """Whether a text is this prompt, or this prompt with something inserted."""
+        least = min(self.text.length, len(self.text.head) + len(self.text.tail))
+        return len(text) >= self.text.length and sum(self.text.common_with(text)) >= least
+
+    def has_grown_to(self, text: bytes) -> bool:
+        """Whether a text is this prompt with something inserted, in which there is an answer to it."""
+        if not self.is_in(text) or len(text) <= self.text.length:
+            return False
+        before, after = self.text.common_with(text)
+        before = min(before, self.text.length)
+        inserted = text[before : len(text) - min(after, max(0, self.text.length - before))]
+        return any(_are_in(parts, inserted) for parts in self.answers)
+
+
+def _are_in(parts: tuple[bytes, ...], text: bytes) -> bool:
+    """Whether the texts of an answer are in another text, or a long part of them."""
+    runs = (part[place : place + PIECE] for part in parts for place in range(0, len(part) - PIECE + 1, PIECE // 4))
+    return all(part in text for part in parts) or any(run in text for run in runs)
+
+
+def texts_of(item: Item) -> Iterator[str]:
+    """What is said in an item: no images, and no names."""
+    if item[0] == "call":
+        yield from item[2:4]
+    elif item[0] != "other":
+        first = 3 if item[0] == "message" else 2
+        yield from (text for kind, text in zip(item[first::2], item[first + 1 :: 2], strict=True) if kind == "text")
+
+
+def folded_texts(items: list[Item]) -> bytes:
+    """All texts of items in one, folded."""
+    return _SEPARATOR.join(folded(text) for item in items for text in texts_of(item))
+
+
+def searched_texts(items: list[Item]) -> tuple[bytes, bool]:
+    """The texts of items in one, folded, or of very long ones the beginning and the end. Returns whether it is all.
+
+    A search takes 15 ms a MiB, during which a server does nothing else.
+    """
+    texts = [text for item in items for text in texts_of(item)]
+    if sum(map(len, texts)) <= SEARCHED:
+        return _SEPARATOR.join(map(folded, texts)), True
+    first, last = (
+        _until(texts, SEARCHED // 2),
+        _until([text[-SEARCHED // 2 :] for text in reversed(texts)], SEARCHED // 2),
+    )
+    return _SEPARATOR.join(map(folded, [*first, *reversed(last)])), False
+
+
+def _until(texts: list[str], most: int) -> list[str]:
+    """Texts until they have so many characters."""
+    found = []
+    for text in texts:
+        if most <= 0:
+            break
+        found.append(text[:most])
+        most -= len(text)
+    return found

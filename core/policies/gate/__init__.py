@@ -1,0 +1,1 @@
+"""The gate: how many programs may hold KV at once, around any policy."""

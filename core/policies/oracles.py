@@ -1,0 +1,76 @@
+"""Policies that know the future, for simulation only: bounds for what a policy could reach."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
+from weft.core.policies.policy import Policy
+from weft.core.policies.registry import register
+from weft.core.policies.view import Call, Rank
+
+__all__ = ["Sjf", "Srpt"]
+
+
+@register("sjf", "shortest call first, which knows the output lengths", simulation_only=True)
+class Sjf(Policy):
+    """Runs the calls with the least work first, whatever work their programs have left. It does not preempt."""
+
+    preempts = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrivals = itertools.count()
+
+    def arrive(self, call: Call, now_s: float) -> None:
+        call.rank = Rank(0, call.predicted_own_tokens, next(self._arrivals))
+        call.waiting_since_s = now_s
+        self.waiting.push(call)
+
+    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        del now_s, recomputed
+        call.model_time_s += model_time_s
+
+
+def remaining_work(call: Call) -> float:
+    """The remaining work of a call's program in output tokens, less a part of a token for the call itself.
+
+    The part is larger if a longer chain of calls follows the call. Among the calls of a program that call then goes
+    first, so that the program ends sooner.
+    """
+    path = call.predicted_path_tokens
+    return call.program.predicted_tokens - path / (1 + path)
+
+
+@register("srpt", "shortest remaining processing time, which knows the future", simulation_only=True)
+class Srpt(Policy):
+    """Runs the calls with the least work left first, as if the future were known.
+
+    Args:
+        remaining: The work that a call's program, or the call, has left, in output tokens.
+    """
+
+    ranks_follow_steps = True
+
+    def __init__(self, remaining: Callable[[Call], float] = remaining_work) -> None:
+        super().__init__()
+        self._remaining = remaining
+
+    @classmethod
+    def from_parameters(cls, parameters: Any) -> Self:
+        del parameters
+        return cls()
+
+    def arrive(self, call: Call, now_s: float) -> None:
+        call.rank = Rank(0, self._remaining(call))
+        call.quantum_s = math.inf
+        call.waiting_since_s = now_s
+        self.waiting.push(call)
+
+    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        del now_s, recomputed
+        call.model_time_s += model_time_s
+        call.rank = Rank(0, self._remaining(call))
+        self.waiting.update(call)

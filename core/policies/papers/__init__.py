@@ -1,0 +1,1 @@
+"""Policies of the papers that the default does not use."""

@@ -1,0 +1,232 @@
+"""The contract of a scheduling policy: an order of calls that changes while they wait and run.
+
+The contract divides Algorithm 1 of Autellix into parts that a simulator and vLLM's scheduler both drive. The driver
+reports when a call arrives, starts, is preempted, is charged for a step and leaves. The policy says in which order the
+calls should run. All times are seconds of the driver's clock. Line numbers are those of Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from weft.core.class_rows import ClassRow
+from weft.core.policies.history import ModelHistory, ProgramEnd
+from weft.core.policies.queues.waiting import WaitingCalls
+from weft.core.policies.steps import Room, StepCosts, UnlimitedRoom
+from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.registries import Registered
+
+
+class Policy(Registered, ABC):
+    """Ranks calls, and says which running calls are preempted for waiting ones.
+
+    For each call the driver calls `arrive`, then any number of `start`, `charge`, `stall`, `go_on` and `preempt`, then
+    `leave`. Before the driver forms a batch, it calls `decide` and then `victims`.
+    """
+
+    # Whether a rank depends on the progress of each single step. The simulator then skips no steps.
+    ranks_follow_steps: bool = False
+    # Whether a rank depends on how much of a prompt is computed. If not, the simulator skips steps of long prompts.
+    ranks_follow_prompts: bool = True
+    # Whether a rank depends on the time that calls have run. If not, an engine charges prompts, and outputs from
+    # `charge_at_tokens` on.
+    ranks_follow_time: bool = True
+    # Whether the order of waiting calls changes with the times that the driver reports, without any other event.
+    order_follows_clock: bool = False
+    # Whether a waiting call of better rank displaces running calls: from the batch, or from a step's tokens.
+    preempts: bool = True
+    # Whether the policy learns from programs that end. It can then begin with a history (`learn`).
+    learns: bool = False
+    # Whether the KV cache of programs that have ended is evicted before that of others.
+    evicts_ended_first: bool = False
+
+    def __init__(self) -> None:
+        self.waiting = WaitingCalls()  # the calls that may start
+        self.held = WaitingCalls()  # waiting calls that may not start yet (`weft.core.policies.gate.gated`)
+        self._promotions = 0
+
+    @classmethod
+    def is_gated(cls, parameters: Any) -> bool:
+        """Whether the policy runs behind the gate (`weft.core.policies.gate.gated`) unless the user says otherwise."""
+        return False
+
+    # -- what the driver reports
+
+    @abstractmethod
+    def arrive(self, call: Call, now_s: float) -> None:
+        """Rank an arriving call and let it wait (lines 9-14)."""
+
+    @abstractmethod
+    def charge(self, call: Call, model_time_s: float, now_s: float, *, recomputed: bool = False) -> None:
+        """Charge a call for one step that it was part of. The call may be demoted (lines 20-23).
+
+        Args:
+            recomputed: The step only rebuilt what a preemption had dropped. It counts as service but does not use up
+                the quantum. Otherwise a call whose recomputation takes a quantum would be preempted again before it
+                made progress.
+        """
+
+    def start(self, call: Call, now_s: float) -> None:
+        """A waiting call enters the batch."""
+        call.wait_s += now_s - call.waiting_since_s
+        call.waiting_since_s = math.nan
+        self.waiting.discard(call)
+
+    def preempt(self, call: Call, now_s: float) -> None:
+        """A running call leaves the batch unfinished and waits again with its old rank."""
+        call.waiting_since_s = now_s
+        self.waiting.push(call)
+
+    def stall(self, call: Call, now_s: float) -> None:
+        """A running call gets no tokens in the coming step, because calls of better rank use them up.
+
+        The call stays in the batch, and the time counts as wait.
+        """
+        call.waiting_since_s = now_s
+
+    def go_on(self, call: Call, now_s: float) -> None:
+        """A call that has stalled gets tokens again, or is about to be preempted."""
+        call.wait_s += now_s - call.waiting_since_s
+        call.waiting_since_s = math.nan
+
+    def leave(self, call: Call) -> None:
+        """A call finished or was aborted (line 18)."""
+        self.waiting.discard(call)
+
+    def program_changed(self, program: ProgramView) -> None:
+        """A program's view has changed: one of its calls left, or a call arrived with newer figures."""
+        del program
+
+    def program_ended(self, program: ProgramView) -> None:
+        """A program has ended, and no further call of it comes. It may still have calls that are being aborted."""
+        del program
+
+    def program_forgotten(self, program: ProgramView) -> None:
+        """A program counts as gone, because no call of it has come for a long time. Nobody has reported its end."""
+        self.program_ended(program)
+
+    def learn(self, past: ModelHistory) -> None:
+        """Begin with the work that programs of earlier runs of the engine needed."""
+        del past
+
+    def use_costs(self, costs: StepCosts) -> None:
+        """Use new costs of the engine's steps. A driver that measures them calls this from time to time."""
+        del costs
+
+    def use_kv(self, tokens: float) -> None:
+        """Note how many tokens of contexts the KV cache and host memory hold; inf if there is no bound."""
+        del tokens
+
+    # -- what the driver asks
+
+    def decide(self, now_s: float) -> list[Call]:
+        """Bring all ranks up to date before a batch is formed.
+
+        Returns:
+            The calls whose rank has changed, promoted ones first.
+        """
+        changed = self.promote(now_s)
+        self._promotions += len(changed)
+        for call, rank in self.rerank(now_s):
+            call.rank = rank
+            self.waiting.update(call)
+            changed.append(call)
+        return changed
+
+    def promote(self, now_s: float) -> list[Call]:
+        """Move the calls that have starved to Q_1 and return them (lines 24-30)."""
+        del now_s
+        return []
+
+    @property
+    def promotions(self) -> int:
+        """The number of promotions so far."""
+        return self._promotions
+
+    def rerank(self, now_s: float) -> Iterable[tuple[Call, Rank]]:
+        """Yield the calls whose rank has changed since the last decision, waiting or running, with their new ranks.
+
+        Override it for ranks that change while a call waits: response ratios, fair shares, learned ranks. `decide`
+        applies each change in O(log n), so a policy yields the changed calls only. A policy must not change the rank
+        of a waiting call in any other way.
+        """
+        del now_s
+        return ()
+
+    def next_change_s(self) -> float:
+        """The time before which `decide` changes no rank, unless the driver reports something. inf: it never does."""
+        return math.inf
+
+    def classes(self) -> list[ClassRow]:
+        """What is known of each class of programs. Empty: the policy keeps no classes."""
+        return []
+
+    def take_ends(self) -> list[ProgramEnd]:
+        """Return the programs that have ended since the previous call. The oldest of very many are left out."""
+        return []
+
+    def has_level(self, level: int) -> bool:
+        """Whether the policy has a queue of this index."""
+        return level == 0
+
+    def standing(self, call: Call) -> Rank:
+        """The rank by which the call's program keeps its place at the gate. By default the call's rank."""
+        return call.rank
+
+    def is_settled(self, worst: Rank) -> bool:
+        """A quick check: whether certainly no waiting call displaces a running one. If not, `victims` has to look.
+
+        Args:
+            worst: The worst rank of a running call. There must be waiting calls, too.
+        """
+        return not self.preempts or self.waiting.peek().rank >= worst
+
+    def outranks(self, call: Call, running: Call) -> bool:
+        """Whether a waiting call may preempt a running one if there is no room for both."""
+        return call.rank < running.rank
+
+    def victims(
+        self,
+        running: Sequence[Call],
+        free_slots: int,
+        *,
+        ready: Callable[[Call], bool] = lambda _call: True,
+        room: Room | None = None,
+    ) -> list[Call]:
+        """The running calls to preempt so that the batch holds the first calls of Q_1 ... Q_K that fit (lines 32-39).
+
+        Args:
+            running: The calls in the batch.
+            free_slots: How many more calls the batch could take.
+            ready: Whether a waiting call could start now. A call that could not is passed over.
+            room: The KV cache and the step's tokens; None if they have no bound. `victims` changes it.
+
+        Returns:
+            The calls to preempt, the worst rank first. For each of them there is a waiting call of better rank that
+            then fits.
+        """
+        if not self.preempts:
+            return []
+        room = room or UnlimitedRoom()
+        by_rank = sorted(running, key=lambda call: call.rank)
+        victims: list[Call] = []
+        for candidate in self.waiting:
+            if not ready(candidate):
+                continue
+            if not room.offer(candidate):
+                return victims
+            chosen = len(victims)
+            while free_slots < 1 or not room.fits():
+                if not by_rank or not self.outranks(candidate, by_rank[-1]):
+                    for call in reversed(victims[chosen:]):  # the candidate does not fit, so they stay
+                        room.keep(call)
+                    return victims[:chosen]
+                victims.append(by_rank.pop())
+                free_slots += 1
+                room.preempt(victims[-1])
+            free_slots -= 1
+            room.start()
+        return victims

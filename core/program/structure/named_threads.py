@@ -1,0 +1,102 @@
+"""The threads of a program that its clients name, as runs of the program.
+
+A thread forks from the thread that started it, its parent: its first call comes after the parent's calls so far. The
+parent's next call comes after all that its threads have done, unless they are still busy. Calls that name no thread are
+at the program's top, and so are threads whose parent is not known.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final
+
+from weft.core.ids import CallId, ThreadId
+from weft.core.process_rows import CallIdentity
+from weft.core.program.reports import Reports
+from weft.core.program.structure.run_tree import ROOT
+from weft.core.program.structure.runs import RunKind
+
+MOST_OPEN: Final = 256  # threads of a program; beyond them the longest unused one without a call in flight ends
+
+
+@dataclass(slots=True)
+class _Thread:
+    run: Hashable
+    parent: ThreadId | None
+    calls: set[CallId] = field(default_factory=set)  # in flight
+
+
+class NamedThreads:
+    """A program has one, in `Reports.framework_state`. Not for use by several OS threads."""
+
+    def __init__(self) -> None:
+        self._threads: OrderedDict[ThreadId, _Thread] = OrderedDict()  # the longest unused first
+
+    def __len__(self) -> int:
+        return len(self._threads)
+
+    def start_call(
+        self,
+        reports: Reports,
+        thread_id: ThreadId | None,
+        parent_id: ThreadId | None = None,
+        *,
+        label: str | None = None,
+    ) -> CallIdentity:
+        """Name a call; `leave` follows.
+
+        Args:
+            reports: Those of the call's program.
+            thread_id: The call's thread; None: the client names none.
+            parent_id: The thread that started that one; None: the client names none. It counts with the thread's first
+                call.
+            label: As for `Reports.start_call`.
+
+        Raises:
+            ProgramEndedError: The program has ended.
+        """
+        if self._threads:
+            self._end_idle_children(reports, thread_id)
+        if thread_id is None:
+            return reports.start_call(object(), label=label)
+        thread = self._threads.get(thread_id) or self._open(reports, thread_id, parent_id)
+        self._threads.move_to_end(thread_id)
+        identity = reports.start_call(thread.run, label=label, thread_id=thread_id)
+        thread.calls.add(identity.call_id)
+        return identity
+
+    def leave(self, identity: CallIdentity) -> None:
+        """A call has left, with or without an answer."""
+        thread = self._threads.get(identity.thread_id)
+        if thread is not None:
+            thread.calls.discard(identity.call_id)
+
+    def _open(self, reports: Reports, thread_id: ThreadId, parent_id: ThreadId | None) -> _Thread:
+        if len(self._threads) >= MOST_OPEN:
+            unused = next((each for each, thread in self._threads.items() if not thread.calls), None)
+            if unused is not None:  # otherwise the calls in flight bound their number
+                reports.end_run(self._threads.pop(unused).run)
+        around = self._threads.get(parent_id) if parent_id is not None else None
+        thread = _Thread(object(), parent_id if around is not None else None)
+        reports.start_run(thread.run, around.run if around is not None else ROOT, RunKind.BRANCH, runs_code=False)
+        self._threads[thread_id] = thread
+        return thread
+
+    def _end_idle_children(self, reports: Reports, thread_id: ThreadId | None) -> None:
+        """End the threads that a thread has started, and theirs, because it goes on. Those that are busy stay."""
+        children: dict[ThreadId | None, list[ThreadId]] = {}
+        busy: set[ThreadId | None] = set()
+        for each, thread in self._threads.items():
+            known = thread.parent in self._threads  # otherwise the parent was forgotten, and the thread is at the top
+            children.setdefault(thread.parent if known else None, []).append(each)
+            around: ThreadId | None = each if thread.calls else None
+            while around is not None and around in self._threads and around not in busy:
+                busy.add(around)
+                around = self._threads[around].parent
+        ended = [each for each in children.get(thread_id, ()) if each not in busy]
+        for each in ended:  # it grows meanwhile
+            ended += children.get(each, ())
+        for each in reversed(ended):
+            reports.end_run(self._threads.pop(each).run)

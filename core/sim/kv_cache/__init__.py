@@ -1,0 +1,1 @@
+"""The KV cache of a simulated engine, and replays of a cache alone."""

@@ -1,0 +1,269 @@
+"""A simulated KV cache with host memory behind it, as Weft's engines have it (`weft.engine.kv_cache.tiered_hold`).
+
+Copies are a part of a step: what a step overwrites is copied out before it, and what it starts is copied back. While it
+runs, copies ahead of need are planned for the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from weft.core.kv_cache import fetch_ahead, spill_ahead
+from weft.core.kv_cache.policies import Action, Context, KvPolicy
+from weft.core.sim.kv_cache.cache import Segment
+from weft.core.sim.kv_cache.host import HostMemory
+from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
+from weft.core.sim.result import Counts
+from weft.core.sim.settings import SimSettings
+from weft.core.sim.sim_programs import SimCall, SimProgram
+
+_FRESH_S: Final = 0.1  # so long a step may use what was planned while the one before it ran
+
+
+@dataclass(eq=False, slots=True)
+class _Fetch:
+    context: Context
+    call: SimCall  # the call that left the context
+    own: Segment  # reserved for the copied tokens, which are found once the copy is done
+    is_sent: bool = False  # whether the step that makes the copy has begun
+
+
+class TieredKvCache(PolicyKvCache):
+    """A KV cache in which a KV policy chooses what is evicted, and what is copied to host memory and back.
+
+    Args:
+        settings: The simulation's settings. The KV cache must be bounded.
+        policy: A KV policy object of its own.
+        host: Host memory of its own.
+        copy_token_s: Seconds to copy a token, as the policy sees it.
+        counts: The totals to which copies are added.
+    """
+
+    def __init__(
+        self, settings: SimSettings, policy: KvPolicy, host: HostMemory, copy_token_s: float, counts: Counts
+    ) -> None:
+        super().__init__(settings, policy, copy_token_s)
+        self._host = host
+        self._counts = counts
+        self._fetches_ahead = settings.fetches_ahead
+        self._spill_tokens = self._whole_blocks(spill_ahead.STEP_BYTES / settings.kv_token_bytes)  # in one step
+        self._fetch_tokens = self._whole_blocks(fetch_ahead.STEP_BYTES / settings.kv_token_bytes)
+        self._spills: dict[Context, None] = {}  # to be copied to host memory
+        self._spilling: deque[tuple[int, Context]] = deque()  # with the number of the step that completes them
+        self._fetches: dict[Context, _Fetch] = {}
+        self._running: Counter[int] = Counter()  # calls by the number of their program
+        self._copied = 0  # tokens, for the next step
+        self._steps = 0  # that have begun
+        self._next_fetch_s = self._planned_s = -math.inf
+        self._is_short = False
+
+    def _whole_blocks(self, tokens: float) -> int:
+        return max(1, int(tokens / self._block_tokens)) * self._block_tokens
+
+    # -- steps
+
+    def before_step(self, most_tokens: Callable[[], int]) -> None:
+        if self._now_s >= self._planned_s + _FRESH_S:
+            self._plan(most_tokens())
+        self._planned_s = -math.inf
+        if self._fetches:
+            self._let_go_if_short(most_tokens())
+
+    def step_formed(self, most_tokens: Callable[[], int]) -> None:
+        self._plan(most_tokens())
+        self._planned_s = self._now_s
+
+    def take_copied(self) -> int:
+        self._steps += 1
+        for fetch in self._fetches.values():
+            fetch.is_sent = True
+            self._counts.fetched += fetch.own.tokens
+            self._copied += fetch.own.tokens
+        copied, self._copied = self._copied, 0
+        return copied
+
+    def even_steps(self, copied_tokens: int) -> float:
+        if not (copied_tokens or self._copied or self._fetches):
+            return math.inf
+        if self._fetches or not copied_tokens == self._copied == self._spill_tokens:
+            return 1
+        left = sum(self._missing(context) for context in self._spills) if self._is_short else 0
+        return 2 + left // self._spill_tokens
+
+    def steps_ended(self, steps: int) -> None:
+        if steps > 1 and self._copied:  # the jump has copied what further plans would have
+            self._steps += steps - 1
+            self._spill_ahead((steps - 1) * self._spill_tokens)
+            self._copied = self._spill_tokens
+        for fetch in [each for each in self._fetches.values() if each.is_sent]:
+            self._finish(fetch)
+
+    # -- calls
+
+    def load(self, call: SimCall, hit: int) -> tuple[int, float]:
+        self._running[call.owner.number] += 1
+        tokens = max(hit, self._host.held(call, hit))
+        self._counts.fetched += tokens - hit
+        self._copied += tokens - hit
+        return tokens, 0.0
+
+    def save(self, call: SimCall, tokens: int) -> int:
+        return self._host.keep(call, 0, tokens)
+
+    def call_ended(self, call: SimCall, segment: Segment) -> None:
+        self._running[call.owner.number] -= 1
+        super().call_ended(call, segment)
+
+    def call_preempted(self, call: SimCall, segment: Segment) -> None:
+        self._running[call.owner.number] -= 1
+        super().call_preempted(call, segment)
+
+    def program_ended(self, program: SimProgram) -> None:
+        super().program_ended(program)
+        self._running.pop(program.number, None)
+        self._host.program_ended(program)
+
+    # -- contexts
+
+    def decided(self, context: Context) -> None:
+        super().decided(context)
+        if not context.on_host or self._host.has_evicted:
+            self._see_host(context)
+        if context.decision.action is Action.SPILL and context.tokens and not context.on_host:
+            self._spills[context] = None
+
+    def given_up(self, context: Context) -> None:
+        super().given_up(context)
+        self._spills.pop(context, None)
+        if context in self._fetches:
+            self._cancel(self._fetches[context])
+
+    def _see_host(self, context: Context) -> None:
+        """Note what host memory has of a context."""
+        call = self._contexts.call_of[context]
+        held = self._host.held(call)
+        context.on_host = held >= max(1, context.tokens)
+        if held < context.tokens:  # there is a gap before its end, or its end is not there
+            held = self._host.held(call, context.tokens)
+        context.host_tokens = held if held > context.tokens or context.on_host else 0
+
+    # -- copies out
+
+    def _give_away(self, leaf: Segment, begin: int) -> None:
+        """Copy out what the step overwrites of the contexts that host memory has not."""
+        for context in self._contexts.ending_in(leaf):
+            if not context.on_host:
+                self._spill(self._contexts.call_of[context], begin, leaf.end)
+                self._see_host(context)
+
+    def _spill(self, call: SimCall, begin: int, end: int) -> int:
+        copied = self._host.keep(call, begin, end)
+        self._counts.spilled += copied
+        self._copied += copied
+        return copied
+
+    def _plan(self, most_tokens: int) -> None:
+        while self._spilling and self._spilling[0][0] < self._steps:
+            context = self._spilling.popleft()[1]
+            if context in self._contexts.call_of:
+                self._see_host(context)
+                self.changed(context)
+        if self._spills:
+            self._is_short = spill_ahead.is_short(self.free, most_tokens, self.capacity) or spill_ahead.is_short(
+                self.free - self._contexts.needed_tokens(), most_tokens, self.capacity
+            )
+            if self._is_short:
+                self._spill_ahead(self._spill_tokens)
+        self._let_go_if_short(most_tokens)
+        if self._fetches_ahead and not self._fetches and self._now_s >= self._next_fetch_s:
+            self._next_fetch_s = self._now_s + fetch_ahead.EVERY_S
+            left = min(self._fetch_tokens, int(self.free) - self._spared(most_tokens))
+            for context in self._due() if left > 0 else ():
+                left -= self._fetch(context, left)
+                if left <= 0:
+                    break
+
+    def _spill_ahead(self, most: int) -> None:
+        """Copy so many tokens of the contexts that are to be spilled."""
+        while self._spills and most > 0:
+            most -= self._spill_part(next(iter(self._spills)), most)
+
+    def _missing(self, context: Context) -> int:
+        """The tokens of a context that are to be copied."""
+        return context.tokens - self._host.held(self._contexts.call_of[context])
+
+    def _spill_part(self, context: Context, most: int) -> int:
+        """Copy the next tokens of a context, at most so many. Returns how many."""
+        call = self._contexts.call_of[context]
+        begin = self._host.held(call)
+        end = min(context.tokens, begin + most)
+        copied = self._spill(call, begin, end) if end > begin else 0
+        if end >= context.tokens or not copied:  # or there is no room
+            del self._spills[context]
+            self._spilling.append((self._steps + 1, context))
+        return max(self._block_tokens, copied)
+
+    # -- copies back
+
+    def _spared(self, most_tokens: int) -> int:
+        return most_tokens + self._block_tokens + int(self.capacity) // fetch_ahead.WATERMARK
+
+    def _let_go_if_short(self, most_tokens: int) -> None:
+        if self._fetches and self.free < self._spared(most_tokens):
+            for fetch in list(self._fetches.values()):
+                self._cancel(fetch)
+
+    def _due(self) -> list[Context]:
+        memory, now_s, running = self._contexts.refresh(), self._now_s, self._running
+        contexts = [each for each, call in self._contexts.call_of.items() if not running[call.owner.number]]
+        for context in contexts:
+            if context.tokens < self._contexts.left_tokens[context]:  # otherwise host memory cannot have more
+                self._see_host(context)
+        return fetch_ahead.contexts_to_fetch(
+            [fetch_ahead.expect(context, memory, now_s) for context in contexts],
+            room_tokens=fetch_ahead.SHARE * self.capacity - (self.capacity - self.free),
+            copy_token_s=self._copy_token_s,
+        )
+
+    def _fetch(self, context: Context, most: int) -> int:
+        """Plan to copy back the next tokens of a context. Returns how many free tokens that takes."""
+        call = self._contexts.call_of[context]
+        segment, hit = self.find(call.prefixes())
+        taken = self.cost(segment, hit, hit)  # they leave the free ones as well
+        count = min(most - taken, self._host.held(call, hit) - hit) // self._block_tokens * self._block_tokens
+        if count <= 0:
+            return 0
+        own = self.reserve(("fetch", context), segment, hit, hit + count)
+        self._fetches[context] = _Fetch(context, call, own)
+        return count + taken
+
+    def _finish(self, fetch: _Fetch) -> None:
+        """A copy is done. Its tokens are found from now on, unless the cache has them already."""
+        context, call, end = fetch.context, fetch.call, fetch.own.end
+        self._cancel(fetch)
+        segment, hit = self.find(call.prefixes())
+        if hit < end:
+            own = self.reserve_call(call, segment, hit, end)
+            self.name_output(call, own)
+            self.release(own)
+            context.is_fetched = True
+            self._contexts.put(context, own)
+
+    def _cancel(self, fetch: _Fetch) -> None:
+        """Nobody needs the tokens of a copy any more."""
+        own = fetch.own
+        del self._fetches[fetch.context], self._index[own.key]
+        own.key = None
+        self.release(own)
+        self._drop(own)
+
+    def _evict(self) -> None:
+        super()._evict()
+        if self.pinned > self.capacity and self._fetches:  # running calls go first
+            for fetch in list(self._fetches.values()):
+                self._cancel(fetch)
+            super()._evict()

@@ -1,0 +1,226 @@
+"""A call between its submission and its result."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from weft.core.accounts import Account
+from weft.core.errors import EngineClosedError, ProgramEndedError, WeftError
+from weft.core.ids import CallId, EngineId, ProgramId
+from weft.core.locks import fork_safe
+from weft.core.process_rows import CallIdentity, CallRow
+from weft.core.process_table import ProcessTable
+from weft.core.program import Program
+from weft.core.program.graph import CallState
+from weft.core.routing.admission import Admission, Deadline
+from weft.core.trace.recorder import Recorder
+
+if TYPE_CHECKING:
+    from weft.engine.vllm.chat import ChatEndpoint
+
+# What goes back with an answer. Timelines read the waits, and clients do not.
+_IDENTITY: Final = tuple(field.name for field in fields(CallIdentity))
+_ACCOUNT: Final = tuple(field.name for field in fields(Account) if field.name != "waits")
+
+
+class ModelEndpoint(NamedTuple):
+    """What serves the calls of one model."""
+
+    chat: ChatEndpoint
+    admission: Admission
+    engine_id: EngineId | None  # where the calls run; None: a balancer assigns each call
+    model: str = ""  # the name that the model is served by
+
+
+class TokenRecorder:
+    """Takes the token ids of a call off its answer, for the recorder, which compares prompts.
+
+    Args:
+        recorder: The recorder that gets the ids.
+        identity: The call.
+        request: The `ChatCompletionRequest`. vLLM is asked to send the ids with the answer.
+    """
+
+    def __init__(self, recorder: Recorder, identity: CallIdentity, request: Any) -> None:
+        self._recorder = recorder
+        self._identity = identity
+        self._caller_wants_ids = bool(request.return_token_ids)
+        request.return_token_ids = True
+
+    def take(self, answer: dict[str, Any]) -> bool:
+        """Record the ids of a completion or of a chunk, and remove them unless the caller asked for them.
+
+        Returns:
+            Whether to pass the answer on. A chunk that vLLM sent only for its ids is not for the caller.
+        """
+        prompt = self._read(answer, "prompt_token_ids")
+        output: list[int] = []
+        for choice in answer["choices"]:
+            ids = self._read(choice, "token_ids")
+            if choice["index"] == 0:  # the recorder keeps one answer a call
+                output = ids
+        self._recorder.note_tokens(self._identity.program_id, self._identity.call_id, prompt=prompt, output=output)
+        return self._caller_wants_ids or not answer["choices"] or not all(map(_is_bare, answer["choices"]))
+
+    def _read(self, data: dict[str, Any], key: str) -> list[int]:
+        return (data.get(key) if self._caller_wants_ids else data.pop(key, None)) or []
+
+
+def _is_bare(choice: Mapping[str, Any]) -> bool:
+    """Whether vLLM sends such a choice only where token ids are asked for."""
+    return choice.get("delta") == {} and choice.get("finish_reason") is None and choice.get("logprobs") is None
+
+
+@dataclass(eq=False, slots=True)
+class InFlight:
+    """A call that an engine is busy with."""
+
+    program: Program
+    identity: CallIdentity
+    row: CallRow
+    endpoint: ModelEndpoint
+    deadline: Deadline
+    recorder: TokenRecorder | None = None  # None: the call is not recorded
+    future: Future[Any] | None = None  # None until the call is submitted
+    outcome: CallState = CallState.CANCELLED  # until the engine has given its whole answer, or failed to
+    stopped: bool = False  # a stop string ended it in the front end, which then aborts it in the scheduler
+    ended: bool = False  # its program ended, or the engine was shut down, before the call did
+
+    def note_answer(self, answer: Mapping[str, Any]) -> None:
+        """Read from a completion or a chunk which answer it is, and why choices have ended."""
+        known = self.row.answer
+        known.answer_id, known.model = answer["id"], answer["model"]
+        for choice in answer["choices"]:
+            if choice.get("finish_reason"):
+                known.finish_reasons[choice["index"]] = choice["finish_reason"]
+            self.stopped |= isinstance(choice.get("stop_reason"), str)
+
+    @property
+    def awaits_account(self) -> bool:
+        """Whether the call, which has left, has a final account that only its scheduler knows."""
+        return (self.stopped or self.outcome is not CallState.FINISHED) and not self.ended
+
+    def report(self) -> dict[str, Any]:
+        """Ids and account, as they go back with the answer."""
+        identity, account = self.identity, self.row.account
+        return {name: getattr(identity, name) for name in _IDENTITY} | {
+            name: getattr(account, name) for name in _ACCOUNT
+        }
+
+    @asynccontextmanager
+    async def in_time(self, clock: Callable[[], float], *, is_stream: bool) -> AsyncIterator[None]:
+        """Cancel the body when the call's deadline passes.
+
+        Args:
+            clock: Monotonic seconds, the engine's.
+            is_stream: Whether the caller gets the answer in parts.
+
+        Raises:
+            DeadlineError: It has passed.
+        """
+        left_s = self.deadline.at_s - clock()
+        scope = asyncio.timeout(left_s if left_s < math.inf else None)
+        try:
+            async with scope:
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise self.deadline.error(self.row.account.output_tokens if is_stream else 0) from error
+
+    def abort(self) -> None:
+        """End the call, because its program has ended or the engine is being shut down."""
+        self.ended = True
+        if self.future is not None:
+            self.future.cancel()
+
+    def ended_error(self, engine_closed: bool) -> WeftError | None:
+        """Why the call was aborted; None if its caller aborted it."""
+        if engine_closed:
+            return EngineClosedError()
+        return ProgramEndedError(self.program.program_id, self.program.name) if self.ended else None
+
+
+class InFlightCalls:
+    """Keeps the calls in flight. May be used from any thread.
+
+    Args:
+        table: The engine's process table.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, table: ProcessTable, clock: Callable[[], float]) -> None:
+        self._table = table
+        self._clock = clock
+        self._lock = fork_safe(threading.Lock())
+        self._calls: dict[CallId, InFlight] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __contains__(self, call_id: CallId) -> bool:
+        return call_id in self._calls
+
+    def add(self, call: InFlight) -> None:
+        """A call was admitted."""
+        with self._lock:
+            self._calls[call.identity.call_id] = call
+
+    def leave(self, call: InFlight) -> bool:
+        """A call has left the engine, finished or not.
+
+        Returns:
+            Whether it was in flight. Leaving twice changes nothing.
+        """
+        call_id = call.identity.call_id
+        with self._lock:
+            if self._calls.pop(call_id, None) is None:
+                return False
+        now_s = self._clock()
+        account = call.row.account
+        call.endpoint.admission.leave(now_s)
+        self._table.leave(call.row, now_s)
+        row = call.row
+        call.program.reports.call_left(
+            call_id,
+            now_s,
+            account,
+            call.outcome,
+            engine_id=row.engine_id,
+            earlier_engine_ids=row.earlier_engine_ids,
+        )
+        call.program.log.debug(
+            "call left the engine",
+            thread_id=call.identity.thread_id,
+            call_id=call_id,
+            service_s=round(account.service_s, 6),
+            wait_s=round(account.wait_s, 6),
+            preemptions=account.preemptions,
+        )
+        return True
+
+    def abort(self, program_id: ProgramId | None = None) -> None:
+        """Abort the calls of a program that has ended; None: all calls, because the engine is being shut down."""
+        with self._lock:
+            calls = [call for call in self._calls.values() if program_id in (None, call.identity.program_id)]
+        for call in calls:
+            call.abort()
+
+    def account(self, call_id: CallId, account: Account) -> None:
+        """An output brought a call's account so far. Outputs of a call that has left come late and change nothing."""
+        call = self._calls.get(call_id)
+        if call is not None:
+            call.row.account = account
+
+    def assign(self, call_id: CallId, engine_id: EngineId) -> None:
+        """A call was assigned to a replica."""
+        call = self._calls.get(call_id)
+        if call is not None:
+            self._table.assign(call.row, engine_id)

@@ -1,7 +1,0 @@
-"""The public path of `weft.engine.server.check_ids`, for `vllm serve --middleware weft.engine.http.CheckIds`."""
-
-from __future__ import annotations
-
-from weft.engine.server.check_ids import CheckIds
-
-__all__ = ["CheckIds"]

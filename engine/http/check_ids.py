@@ -1,0 +1,381 @@
+"""ASGI middleware for vLLM's own server that checks the ids of requests and keeps those of different API keys apart.
+
+    vllm serve MODEL --scheduler-cls weft.engine.scheduler.WeftScheduler \\
+        --middleware weft.engine.http.CheckIds
+
+It answers requests with malformed ids with status 400. Without it the server accepts them, and the scheduler ignores
+them. The scheduler cannot refuse a request, because an exception in its process would end every call.
+
+vLLM runs a user's middleware before its own, authentication included. So this middleware reads no body by itself. It
+waits until the application asks for the body, which is after authentication.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from weft.core.errors import EngineStartError, InvalidIdError, InvalidRequestError, OverloadedError
+from weft.core.log import get_logger
+from weft.engine.http.arrivals import Arrivals, ArrivingBody
+from weft.engine.http.http_errors import error_headers, error_status
+from weft.engine.http.identity import (
+    fields_of_form,
+    figures_of_request,
+    scope_headers,
+    scope_of,
+    scope_request,
+    server_takes_figures,
+    without_session,
+)
+from weft.engine.wire.call_header import refuse_priority
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
+_DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be the escape of half of a surrogate pair
+_SEND_UTF_8: Final = "Send text in UTF-8."
+_PRIORITY: Final = b"x-vllm-priority"
+_CLOSED: Final = "the handler is closed"  # ends what uvloop says of a write to a connection that is closed
+_FORMS: Final = (b"multipart/form-data", b"application/x-www-form-urlencoded")
+
+
+def read_limit(environment: Mapping[str, str]) -> int:
+    """The largest body of a request in bytes: `WEFT_MAX_BODY_BYTES`, or 64 MiB.
+
+    Raises:
+        EngineStartError: The variable is not a positive whole number.
+    """
+    text = environment.get(LIMIT_VARIABLE, str(_DEFAULT_LIMIT_BYTES))
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) > 0):
+        raise EngineStartError(
+            f"{LIMIT_VARIABLE} must be a number of bytes, at least 1, not {text!r:.80}. Write {_DEFAULT_LIMIT_BYTES} "
+            "for 64 MiB, or leave it out."
+        )
+    return int(text)
+
+
+# Read when vLLM imports the module, so that a wrong value stops the server. An error while the application starts would
+# not: uvicorn takes it for an application without start-up.
+MAX_BODY_BYTES: Final = read_limit(os.environ)
+
+
+class CheckIds:
+    """Checks the ids of every request with a body, on every route, and puts them into the scope of its API key.
+
+    Args:
+        app: The application.
+        max_body_bytes: The largest body that is read.
+        arrivals: Bounds what is arriving; None: by the usual bounds.
+    """
+
+    def __init__(self, app: App, max_body_bytes: int = MAX_BODY_BYTES, arrivals: Arrivals | None = None) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._arrivals = arrivals or Arrivals(max_body_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # vLLM reads no ids from websockets
+            await self._app(scope, receive, send)
+            return
+        exchange = self.make_exchange(scope, receive, send)
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception as error:
+            # A route that reads the body itself fails if the request ends early. The client has its answer or is gone.
+            if not exchange.has_refused and not exchange.note_gone(error) and not await exchange.end_stream():
+                raise
+        finally:
+            exchange.end()
+
+    def make_exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+        """What stands between the server and the application for one request."""
+        return Exchange(scope, receive, send, self._max_body_bytes, self._arrivals)
+
+
+class Refusal(NamedTuple):
+    """An answer in place of the application's."""
+
+    status: HTTPStatus
+    message: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Exchange:
+    """One request and its response, between the server and the application."""
+
+    # What an operator does so that a client's figures count, and so that larger bodies are taken.
+    trust_advice = 'trust all clients by "trust_clients": true in the scheduler\'s settings'
+    limit_advice = f"raise {LIMIT_VARIABLE}"
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body_bytes: int,
+        arrivals: Arrivals,
+        *,
+        id_scope: str | None = None,
+        takes_figures: bool | None = None,
+    ) -> None:
+        self._receive, self._send = receive, send
+        self._max_body_bytes = max_body_bytes
+        self._arrivals = arrivals
+        self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        self._id_scope = scope_of(self._headers) if id_scope is None else id_scope
+        self._takes_figures = server_takes_figures(scope.get("app")) if takes_figures is None else takes_figures
+        self._has_read = False  # the body, or has begun to
+        self._is_whole = False  # the body, which has arrived to its end
+        self._has_begun = False  # the application's response
+        self._has_ended = False
+        self._is_gone = False  # the client, before it had all of the response
+        self.has_refused = False
+        self._refusal: Refusal | None = None
+        try:
+            self.scope = {**scope, "headers": scope_headers(self._headers, self._id_scope)}
+        except InvalidIdError as error:  # the client is told when it is authenticated
+            self.scope = {**scope, "headers": without_session(self._headers)}
+            self._refusal = Refusal(HTTPStatus.BAD_REQUEST, str(error))
+
+    def identify(self, request: dict[str, Any]) -> bool:
+        """Write the request's ids into its body, from wherever it carries them. Returns whether the body has changed.
+
+        Raises:
+            InvalidIdError, InvalidRequestError: They are malformed.
+        """
+        del request
+        return False
+
+    def arriving(self) -> None:
+        """The body is not complete, and the server is to hold its bytes.
+
+        Raises:
+            OverloadedError: The client has as many requests as it may.
+        """
+
+    def take(self, request: dict[str, Any]) -> Refusal | None:
+        """The client is authenticated, and the ids are in their scope. Returns why the request is refused, if it is."""
+        del request
+        return None
+
+    def end(self) -> None:
+        """The application has ended."""
+
+    async def receive(self) -> Message:
+        """The request's body in one piece, then what the server says of the connection."""
+        if self.has_refused:
+            return {"type": "http.disconnect"}
+        if self._has_read:
+            message = await self._receive()
+            self._is_gone |= message["type"] == "http.disconnect" and not self._has_ended
+            return message
+        self._has_read = True
+        found = self._refusal or await self._read()
+        if isinstance(found, bytes):
+            found = await self._check(found)
+        if isinstance(found, Refusal):
+            await self._refuse(found)
+        if isinstance(found, bytes):
+            return {"type": "http.request", "body": found, "more_body": False}
+        # The application must not act on a request that was refused. An empty body would be an order to some routes.
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Pass the application's response on, unless the request was refused.
+
+        Raises:
+            OSError: The connection is closed.
+        """
+        if self.has_refused:
+            return
+        self._has_begun = True
+        try:
+            await self._send(message)
+        except RuntimeError as error:
+            if not str(error).endswith(_CLOSED):
+                raise
+            self._is_gone = True
+            raise OSError(str(error)) from error  # as ASGI has it, so that the application stops
+        self._has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    def note_gone(self, error: Exception) -> bool:
+        """Whether the application failed when the client had gone. An error that says something else is logged."""
+        from starlette.requests import ClientDisconnect
+
+        if self._is_gone and not isinstance(error, OSError | ClientDisconnect):
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")
+            get_logger().warning("request failed when its client had gone", path=self.scope["path"], reason=reason)
+        return self._is_gone
+
+    async def end_stream(self) -> bool:
+        """End a response that has begun by the error of its call. Returns whether there is such an error."""
+        return False
+
+    async def _read(self) -> bytes | Refusal | None:
+        """The body; None if the client has gone."""
+        limit = self._max_body_bytes
+        too_large = Refusal(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the request's body has more than {limit} bytes. Send less, or ask the server's operator to "
+            f"{self.limit_advice}.",
+        )
+        announced = self._header(b"content-length").lstrip(b"0")
+        if announced.isdigit() and (len(announced) > len(str(limit)) or int(announced) > limit):
+            return too_large
+        seconds = self._arrivals.body_s
+        try:
+            with self._arrivals.body(self._id_scope) as body:
+                async with asyncio.timeout(seconds):
+                    return await self._collect(body, too_large)
+        except OverloadedError as error:
+            return self.overloaded(error)
+        except TimeoutError:
+            return Refusal(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the request's body was not complete within {seconds:g} s. Send it without pauses, or send less.",
+            )
+
+    async def _collect(self, body: ArrivingBody, too_large: Refusal) -> bytes | Refusal | None:
+        """Wait for the rest of a body.
+
+        Raises:
+            OverloadedError: The server holds too much of bodies that are arriving, or too many of the client.
+        """
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._is_gone = True
+                return None
+            piece, is_last = message.get("body", b""), not message.get("more_body", False)
+            if len(body.data) + len(piece) > self._max_body_bytes:
+                return too_large
+            if is_last:
+                self._is_whole = True
+            elif not body.data and piece:
+                self.arriving()
+            body.add(piece)
+            if is_last:
+                return bytes(body.data)
+
+    def overloaded(self, error: OverloadedError) -> Refusal:
+        """The answer to a request that is too many."""
+        headers = tuple((name.encode(), value.encode()) for name, value in error_headers(error).items())
+        return Refusal(HTTPStatus(error_status(error)), str(error), headers)
+
+    async def _check(self, body: bytes) -> bytes | Refusal:
+        """The body with ids in their scope, and otherwise unchanged."""
+        try:
+            if self._header(b"content-type").partition(b";")[0].strip().lower() in _FORMS:
+                await self._check_form(body)
+            request = json.loads(body)
+            _check_unicode(body, request)
+            if isinstance(request, dict):
+                for priority in (request.get("priority"), self._header(_PRIORITY).decode("latin-1")):
+                    refuse_priority(priority)
+                # vLLM reads what is written here, not what was sent. So both agree on keys that occur twice.
+                has_changed = self.identify(request)
+                if not self._takes_figures:
+                    self._refuse_figures(request)
+                has_changed |= scope_request(request, self._id_scope)
+                refusal = self.take(request)
+                return refusal or (json.dumps(request).encode() if has_changed else body)
+        except (InvalidIdError, InvalidRequestError) as error:
+            return Refusal(HTTPStatus.BAD_REQUEST, str(error))
+        except RecursionError:
+            return Refusal(
+                HTTPStatus.BAD_REQUEST, "the request is nested too deeply. Send fewer levels of lists and objects."
+            )
+        except ValueError:
+            pass  # the server refuses broken JSON itself, and other routes take other bodies
+        return body
+
+    def _refuse_figures(self, request: dict[str, Any]) -> None:
+        """Tell the client of figures that the scheduler would ignore.
+
+        Raises:
+            InvalidRequestError: There are some.
+        """
+        figures = figures_of_request(request)
+        if figures:
+            raise InvalidRequestError(
+                f"this server takes no figures from this client: leave out {', '.join(figures)}. The server's operator "
+                f"can {self.trust_advice}."
+            )
+
+    async def _check_form(self, body: bytes) -> None:
+        """Refuse ids in a form, as routes for audio take it: they could not be put into their scope.
+
+        Raises:
+            InvalidRequestError: There are such ids.
+        """
+        from starlette.requests import Request  # with the parser of vLLM's own routes
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        try:
+            async with Request(self.scope, receive).form() as form:
+                values = form.getlist("vllm_xargs")
+        except Exception:  # a broken form, on which the server's own parser fails in the same way
+            return
+        names = [name for value in values if isinstance(value, str) for name in fields_of_form(value)]
+        if names:
+            raise InvalidRequestError(
+                f"a form cannot carry {', '.join(names)}. Leave the fields out of the form's vllm_xargs; each request "
+                "is then a program of its own."
+            )
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        """Answer in place of the application, unless it has begun to answer."""
+        if self._has_begun:
+            return
+        self.has_refused = True
+        status, message, more = refusal
+        body = json.dumps(self.error_body(status, message)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
+        if not self._is_whole:
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        await self._send({"type": "http.response.start", "status": status.value, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
+        """An error as the application would write it."""
+        return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status.value}}
+
+    def _header(self, name: bytes) -> bytes:
+        return next((value for key, value in self._headers if key == name), b"")
+
+
+def _check_unicode(body: bytes, request: Any) -> None:
+    """Python reads JSON in UTF-16 and UTF-32, too, and takes halves of surrogate pairs. Nothing behind this place could
+    send them on.
+
+    Raises:
+        InvalidRequestError: The request is not in UTF-8, or has such a half.
+    """
+    try:
+        if not json.detect_encoding(body).startswith("utf-8"):
+            raise InvalidRequestError(f"the request's JSON is in {json.detect_encoding(body)}. {_SEND_UTF_8}")
+        body.decode()
+        if _HALF.search(body):
+            json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"the request's JSON is no UTF-8: byte {error.start} is {body[error.start]:#04x}. {_SEND_UTF_8}"
+        ) from None
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidRequestError(
+            f"the request has half of a surrogate pair, {half!a}, which is no Unicode text. {_SEND_UTF_8}"
+        ) from None

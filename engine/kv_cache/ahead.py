@@ -1,0 +1,394 @@
+"""Copies that nobody waits for: contexts that go out to host memory, and contexts that come back before their calls."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from weft.core.kv_cache.fetch_ahead import (
+    EVERY_S,
+    LEAD_S,
+    SHARE,
+    STEP_BYTES,
+    WATERMARK,
+    contexts_to_fetch,
+    expect,
+    is_likely,
+    short_pause_s,
+)
+from weft.core.kv_cache.policies import Context
+from weft.core.kv_cache.prefix_tree import Block, path
+from weft.core.kv_cache.retention import RunningCall
+from weft.core.kv_cache.spill_ahead import STEP_BYTES as SPILL_STEP_BYTES
+from weft.core.kv_cache.spill_ahead import is_short
+from weft.core.kv_cache.tiered import TieredRetention
+from weft.engine.kv_cache.store import HostStore
+from weft.engine.vllm_compat.names import BlockPool, KVCacheBlock, make_block_hash_with_group_id
+
+
+class Spills:
+    """Copies contexts to host memory, with a soft hold's knowledge of the device's blocks.
+
+    Args:
+        store: Host memory.
+        retention: The contexts.
+        pool: vLLM's blocks.
+        block_of: The block that holds a key, if there is one.
+        forget: Is told of keys that vLLM evicts, and of the time.
+    """
+
+    def __init__(
+        self,
+        store: HostStore,
+        retention: TieredRetention,
+        pool: BlockPool,
+        block_of: Callable[[Hashable], KVCacheBlock | None],
+        forget: Callable[[Sequence[Hashable], float], None],
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._pool = pool
+        self._block_of = block_of
+        self._forget = forget
+        self._watched: dict[int, tuple[Hashable, Any]] = {}  # by block: its key and its hash
+        self._reused: dict[Hashable, int] = {}  # in this step: blocks by key
+        self._gone: list[Hashable] = []  # that vLLM has evicted, and nobody knows yet
+        self._copying: deque[tuple[int, Context]] = deque()  # with the number of the plan that completes them
+        self._is_short = False
+        self._step_blocks = max(1, int(SPILL_STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
+        store.at_plan = self._spill_reused
+
+    def watch(self, blocks: Iterable[tuple[Hashable, KVCacheBlock]]) -> None:
+        """Have vLLM tell when it gives these blocks away. A call that is about to be freed has them."""
+        new = [(key, block) for key, block in blocks if self._watched.get(block.block_id) != (key, block.block_hash)]
+        if not new:
+            return
+        self._watched.update((block.block_id, (key, block.block_hash)) for key, block in new)
+        held = [block for _, block in new]
+        self._pool.touch(held)
+        self._pool.unpin_blocks(held, self._on_reuse)  # the references are as before, only the watcher stays
+
+    def plan(self, most_blocks: int) -> bool:
+        """Plan copies of contexts that are to be spilled, as many as one step makes.
+
+        Args:
+            most_blocks: The most blocks that the next step can take.
+
+        Returns:
+            Whether a context is in host memory now that was not.
+        """
+        has_copied = False
+        store, retention = self._store, self._retention
+        while self._copying and self._copying[0][0] <= store.reported:
+            context = self._copying.popleft()[1]
+            chain = retention.chain_of(context)
+            has_all = context.host_tokens >= max(1, len(chain) * store.block_tokens)  # not blocks that only others keep
+            if has_all and store.tier.held(chain) == len(chain):
+                retention.copied(context)
+                has_copied = True
+        of_nobody = self._pool.get_num_free_blocks() - retention.tree.needed
+        self._is_short = is_short(of_nobody, most_blocks, len(self._pool.blocks))
+        left = self._step_blocks if self._is_short else 0
+        while retention.spills and left > 0:
+            context = next(iter(retention.spills))
+            chain = retention.chain_of(context)
+            blocks: dict[int, int] = {}
+            for index, key in enumerate(chain):
+                if key in store.tier.slots:
+                    continue
+                block = self._block_of(key) if len(blocks) < left else None
+                if block is None:
+                    break
+                blocks[index] = block.block_id
+            left -= max(1, len(blocks))
+            is_kept = self._pays(context) and store.keep(context, chain, blocks)
+            if is_kept and left <= 0 and store.tier.held(chain) < len(chain):
+                break  # the rest follows in the next step
+            del retention.spills[context]
+            if is_kept and chain and not blocks:
+                retention.copied(context)
+                has_copied = True
+            elif is_kept and chain:
+                self._copying.append((store.next_plan, context))
+        return has_copied
+
+    def reset(self) -> None:
+        """vLLM has emptied its prefix cache."""
+        self._reused.clear()
+        self._gone.clear()
+        self._copying.clear()
+        self._retention.spills.clear()
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether a step would copy something."""
+        is_done = bool(self._copying) and self._copying[0][0] <= self._store.reported
+        return is_done or (self._is_short and bool(self._retention.spills))
+
+    def _pays(self, context: Context) -> bool:
+        return context.tokens >= self._store.choice.min_tokens
+
+    def _on_reuse(self, block: KVCacheBlock) -> None:
+        key, content = self._watched.pop(block.block_id)
+        if block.block_hash == content:
+            self._reused[key] = block.block_id
+
+    def _spill_reused(self) -> None:
+        """Of the blocks that the step overwrites, plan to copy those of open programs' contexts. They are forgotten
+        later, since that delays the step."""
+        reused, self._reused = self._reused, {}
+        if not reused:
+            return
+        block_at, block_of = self._retention.tree.get, self._block_of
+        lost: dict[Block, int] = {}
+        ends: dict[Context, Block] = {}  # of the contexts that lose blocks and are not in host memory
+        for key, number in reused.items():
+            block = block_at(key)
+            if block is None or block.pins:
+                continue
+            self._gone.append(key)
+            if not block.children and all(context.on_host for context in block.contexts):
+                continue  # nobody loses anything, which is the usual case
+            if (at := block_of(key)) is not None and at.block_id != number:
+                continue  # another block holds the same
+            lost[block] = number
+            if not block.children:
+                ends.update((context, block) for context in block.contexts if not context.on_host)
+                continue
+            behind = [block]  # can still be read, and not be found
+            for each in behind:
+                if each is not block and each not in lost and (at := block_of(each.key)) is not None:
+                    lost[each] = at.block_id
+                if each.contexts:
+                    ends.update((context, each) for context in each.contexts if not context.on_host)
+                if each.children:
+                    behind += (child for child in each.children if child not in lost)
+        for context, end in ends.items():
+            if self._pays(context):
+                chain = path(end)
+                numbers = {each.depth: lost[each] for each in chain if each in lost}
+                self._store.keep(context, [each.key for each in chain[: max(numbers) + 1]], numbers)
+
+    def forget_reused(self) -> None:
+        """Forget what vLLM has evicted, unless it is there again."""
+        gone, self._gone = self._gone, []
+        if gone:
+            self._forget([key for key in gone if self._block_of(key) is None], self._store.now_s)
+
+
+_MANY: Final = 100  # contexts that are asked every EVERY_S; more are not asked as often
+_ASK_S: Final = 1.0  # so often a context is asked when it is due, though nothing happens
+
+
+@dataclass(slots=True)
+class _Fetch:
+    number: int  # of its plan
+    context: Context
+    chain: list[Hashable]  # the keys of the context's blocks up to the last one that comes
+    slots: list[int]
+    there: list[KVCacheBlock]  # the blocks before, which must stay, or come by the same plan
+    coming: list[KVCacheBlock]
+
+
+class Fetches:
+    """Plans fetches, and makes their blocks known to vLLM when they are done.
+
+    Args:
+        store: Host memory.
+        retention: The contexts.
+        pool: vLLM's blocks.
+        block_of: The block that holds a key, if there is one.
+        note: Is told which block holds a key from now on.
+        make_room: Has the next blocks that the policy gives away at the front of vLLM's free list, so many.
+    """
+
+    def __init__(
+        self,
+        store: HostStore,
+        retention: TieredRetention,
+        pool: BlockPool,
+        *,
+        block_of: Callable[[Hashable], KVCacheBlock | None],
+        note: Callable[[Hashable, KVCacheBlock], Any],
+        make_room: Callable[[int, float], None],
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._pool = pool
+        self._block_of = block_of
+        self._note = note
+        self._make_room = make_room
+        self._under_way: list[_Fetch] = []
+        self._next_s = -math.inf
+        self._step_blocks = max(1, int(STEP_BYTES / (store.choice.token_bytes * store.block_tokens)))
+        self._idle_until_s = -math.inf  # until then nothing is due that has room, unless something changes
+        self.looks = False  # whether something has changed since the last look
+        store.at_report = self._reported
+        store.at_void = self.let_go
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether an engine without calls should look what can be fetched."""
+        return self.looks and bool(self._store.tier.slots) and self._store.copy_token_s < math.inf
+
+    def plan(self, most_blocks: int, running: Collection[RunningCall], *, is_idle: bool) -> bool:
+        """Plan what is due.
+
+        Args:
+            most_blocks: The most blocks that the next step can take.
+            running: The calls that run.
+            is_idle: No call runs or waits. Then everything is due that has room: there is nothing better to do.
+
+        Returns:
+            Whether it took blocks.
+        """
+        self.let_go_if_short(most_blocks)
+        now_s = self._store.now_s
+        if self._under_way or not (now_s >= self._next_s or (is_idle and self.looks)):
+            return False
+        has_changed, self.looks = self.looks, False
+        self._next_s = now_s + EVERY_S
+        copy_token_s = self._store.copy_token_s
+        if not self._store.tier.slots or copy_token_s == math.inf:
+            return False
+        if not has_changed and now_s < self._idle_until_s:
+            return False
+        left = min(self._step_blocks, self._pool.get_num_free_blocks() - self._spared(most_blocks))
+        for context in self._due(running, copy_token_s, LEAD_S if not is_idle else math.inf):
+            if left <= 0:
+                break
+            left -= self._fetch(context, left)
+        return bool(self._under_way)
+
+    def let_go_if_short(self, most_blocks: int) -> None:
+        """Give back the blocks of all fetches under way if the next step may need them."""
+        if self._under_way and self._pool.get_num_free_blocks() < self._spared(most_blocks):
+            self.let_go()
+
+    def _spared(self, most_blocks: int) -> int:
+        return most_blocks + 1 + len(self._pool.blocks) // WATERMARK
+
+    def let_go(self) -> None:
+        """Give back the blocks of all fetches under way, as if there had been none. Those that the workers do not know
+        yet are taken out of the plan, whose step may need the blocks. To the others the workers may still write, but do
+        so before anything that a later step writes."""
+        dropped, self._under_way = self._under_way, []
+        self._store.withdraw_fetches()
+        for fetch in dropped:
+            self._free(fetch)
+
+    def _due(self, running: Collection[RunningCall], copy_token_s: float, lead_s: float) -> list[Context]:
+        retention, now_s = self._retention, self._store.now_s
+        busy = {call.program for call in running}
+        memory = retention.memory
+        contexts = [each for each in retention.contexts_anywhere() if each.program not in busy]
+        self._next_s = now_s + min(EVERY_S * max(1.0, len(contexts) / _MANY), _ASK_S)
+        missing = [each for each in contexts if each.host_tokens > each.tokens and is_likely(each)]
+        due = [each for each in missing if self._may_be_due(each, copy_token_s, lead_s)]
+        soon_s = min((each.ask_s for each in missing if each.ask_s > now_s), default=math.inf)
+        self._idle_until_s = min(soon_s, now_s + _ASK_S)
+        if not due:
+            return []
+        expected = [expect(context, memory, now_s) for context in contexts]
+        capacity = (len(self._pool.blocks) - 1) * self._store.block_tokens
+        room_tokens = SHARE * capacity - memory.running_tokens
+        found = contexts_to_fetch(expected, room_tokens=room_tokens, copy_token_s=copy_token_s, lead_s=lead_s)
+        if found:
+            self._idle_until_s = -math.inf
+        return found
+
+    def _may_be_due(self, context: Context, copy_token_s: float, lead_s: float) -> bool:
+        """Whether a copy back may be due. The time until a call runs falls by at most a second in a second, unless
+        something happens to the context, or to others from which its pause is predicted. So most contexts need not be
+        asked each time."""
+        now_s = self._store.now_s
+        if context.called_s is not None or lead_s == math.inf:
+            return True
+        if now_s < context.ask_s:
+            return False
+        copy_s = (context.host_tokens - context.tokens) * copy_token_s
+        early_s = context.expected_s(self._retention.memory, now_s) - copy_s - lead_s
+        context.ask_s = now_s + min(early_s, short_pause_s(context) - context.elapsed_s(now_s), _ASK_S)
+        return context.ask_s <= now_s
+
+    def _fetch(self, context: Context, most: int) -> int:
+        """Plan to fetch the next blocks of a context. Returns how many free blocks that takes."""
+        store, pool = self._store, self._pool
+        chain = store.tier.tree.chain(store.tier.tree.end_of(context))
+        coming = self._coming()
+        there: list[KVCacheBlock] = []
+        for key in chain:
+            block = self._block_of(key) or coming.get(key)  # contexts with a common prefix fetch it once
+            if block is None:
+                break
+            there.append(block)
+        taken = sum(not block.ref_cnt for block in there)  # they leave the free list as well
+        count = min(most - taken, store.ready(chain, len(there)))
+        if count <= 0:
+            return 0
+        pool.touch(there)
+        self._make_room(count, store.now_s)
+        new = pool.get_new_blocks(count)
+        last = len(there) + count
+        number, slots = store.fetch(chain, len(there), [block.block_id for block in new])
+        self._under_way.append(_Fetch(number, context, chain[:last], slots, there, new))
+        return count + taken
+
+    def _coming(self) -> dict[Hashable, KVCacheBlock]:
+        """The blocks that fetches under way copy, by key."""
+        found: dict[Hashable, KVCacheBlock] = {}
+        for fetch in self._under_way:
+            found.update(zip(fetch.chain[len(fetch.there) :], fetch.coming, strict=True))
+        return found
+
+    def _reported(self) -> None:
+        """The workers have reported on a plan."""
+        done = [fetch for fetch in self._under_way if fetch.number <= self._store.reported]
+        if not done:
+            return
+        self._under_way = [fetch for fetch in self._under_way if fetch.number > self._store.reported]
+        self.looks = True  # there may be more
+        for fetch in done:
+            before, keys = fetch.chain[: len(fetch.there)], fetch.chain[len(fetch.there) :]
+            # A slot that could not be read is forgotten. So are those of a program that has ended.
+            is_valid = (
+                self._store.has_kept(keys, fetch.slots, fetch.number)
+                and self._store.tier.tree.end_of(fetch.context) is not None
+                and all(self._block_of(key) is not None for key in before)  # else nobody finds what follows
+            )
+            if is_valid:
+                for index, (key, block) in enumerate(zip(keys, fetch.coming, strict=True), start=len(fetch.there)):
+                    self._insert(key, block, (index + 1) * self._store.block_tokens)
+            self._free(fetch)
+            if is_valid:
+                self._retention.fetched(fetch.context, fetch.chain, self._store.now_s)
+
+    def _insert(self, key: Any, block: KVCacheBlock, num_tokens: int) -> None:
+        """Have vLLM find a block, unless it finds another with the same content already."""
+        if self._pool.get_cached_block(key, [0]) is None:
+            self._pool._insert_block_hash(make_block_hash_with_group_id(key, 0), block, num_tokens)  # noqa: SLF001
+            self._note(key, block)
+
+    def _free(self, fetch: _Fetch) -> None:
+        self._pool.free_blocks([*reversed(fetch.coming), *reversed(fetch.there)])
+
+    def check_integrity(self) -> None:
+        """Assert that each block of a fetch under way is taken, and no other fetch's. For tests.
+
+        Raises:
+            AssertionError: It is not.
+        """
+        coming = [block for fetch in self._under_way for block in fetch.coming]
+        if len({block.block_id for block in coming}) < len(coming):
+            raise AssertionError("two fetches write to one block")
+        if any(not block.ref_cnt for fetch in self._under_way for block in (*fetch.there, *fetch.coming)):
+            raise AssertionError("a block of a fetch is free")
+        if any(block.block_hash is not None for block in coming):
+            raise AssertionError("a block can be found that is being fetched")
+        unsent = [fetch for fetch in self._under_way if fetch.number == self._store.next_plan]
+        planned = {block.block_id for fetch in unsent for block in fetch.coming}
+        if planned != self._store.to_fetch:
+            raise AssertionError(f"the plan fetches into {self._store.to_fetch}, and {planned} are taken for it")

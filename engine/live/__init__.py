@@ -1,7 +1,0 @@
-"""What an engine does now: read from its process table and its schedulers, for HTTP and for people who look on."""
-
-from weft.engine.live.documents import from_json
-from weft.engine.live.listener import Listener
-from weft.engine.live.reader import LiveReader, WatchedEngine, WatchedReplica
-
-__all__ = ["Listener", "LiveReader", "WatchedEngine", "WatchedReplica", "from_json"]

@@ -1,0 +1,130 @@
+"""What the front end tells a scheduler and asks it between two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.core.policies import Policy, ProgramView
+from weft.core.policies.history import History
+from weft.core.policies.queues.levels import Levels, ScheduleStats
+from weft.engine.kv_cache.order import KvOrder
+from weft.engine.scheduler.call_table import CallTable
+from weft.engine.scheduler.kv_accounts import KvAccounts
+from weft.engine.scheduler.ledger import AbortedAccounts
+from weft.engine.scheduler.live import LiveView
+from weft.engine.wire.answers import (
+    LearnedReport,
+    encode_aborted,
+    encode_kv_stats,
+    encode_learned,
+    encode_schedule_stats,
+    encode_state,
+)
+from weft.engine.wire.control import (
+    AbortedCalls,
+    EventKind,
+    ProgramEvent,
+    ProgramEvents,
+    ProgramsEnded,
+    Question,
+    TakeKvStats,
+    TakeLearned,
+    TakeScheduleStats,
+    TakeState,
+)
+
+
+class ControlHandler:
+    """Carries out control messages that leave vLLM's requests as they are.
+
+    Args:
+        policy: Hears what programs of earlier runs did, and tells what it has learned.
+        table: The calls and programs.
+        aborted: The accounts that the front end asks for.
+        levels: What the queues of each level did.
+        kv_order: Hears what happens in programs between their calls.
+        kv_policy: The name of the KV policy.
+        kv_accounts: What calls found in the KV cache.
+        live: Reads the state for people who look on.
+        model: The name that the engine serves, whose history it uses.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        table: CallTable,
+        aborted: AbortedAccounts,
+        levels: Levels,
+        *,
+        kv_order: KvOrder,
+        kv_policy: str,
+        kv_accounts: KvAccounts,
+        live: LiveView,
+        model: str,
+    ) -> None:
+        self.has_history = False
+        self._policy = policy
+        self._table = table
+        self._aborted = aborted
+        self._levels = levels
+        self._kv_order = kv_order
+        self._kv_policy = kv_policy
+        self._kv_accounts = kv_accounts
+        self._live = live
+        self._model = model
+
+    def use_history(self, text: str) -> None:
+        """Learn what programs of earlier runs did, before the first one of this run ends."""
+        self._policy.learn(History.from_json(text)[self._model])
+        self.has_history = True
+
+    def receive(
+        self, message: ProgramsEnded | ProgramEvents | AbortedCalls | Question | None, now_s: float
+    ) -> dict[str, Any]:
+        """Carry out a message.
+
+        Returns:
+            By the message's type: how many of the programs that have ended were known here, the accounts of the
+            aborted calls that were asked for, or the answer to a question.
+        """
+        match message:
+            case ProgramsEnded(program_ids=ended, abandoned=abandoned):
+                self._aborted.forget((*ended, *abandoned))
+                known = [self._table.end_program(each) for each in ended]
+                known += [self._table.end_program(each, is_abandoned=True) for each in abandoned]
+                return {"ended": sum(known)}
+            case ProgramEvents(events):
+                for event in events:
+                    if (view := self._table.view(event.program_id)) is not None:
+                        self._take_event(event, view, now_s)
+            case AbortedCalls(calls):
+                return encode_aborted(self._aborted.take(calls))
+            case TakeLearned() | TakeKvStats() | TakeScheduleStats() | TakeState() as question:
+                return self._answer(question, now_s)
+        return {}
+
+    def _answer(self, question: Question, now_s: float) -> dict[str, Any]:
+        match question:
+            case TakeLearned():
+                classes, ends = self._policy.classes(), self._policy.take_ends()
+                return encode_learned(LearnedReport(self._model, tuple(classes), tuple(ends), self.has_history))
+            case TakeKvStats():
+                return encode_kv_stats(self._kv_accounts.stats(self._kv_policy, self._kv_order))
+            case TakeScheduleStats():
+                return encode_schedule_stats(self._schedule_stats())
+            case TakeState():
+                return encode_state(self._live.state(now_s))
+
+    def _schedule_stats(self) -> ScheduleStats:
+        entries = self._table.entries.values()
+        running = (entry.call.rank.level for entry in entries if entry.running)
+        waiting = (entry.call.rank.level for entry in entries if not entry.running)
+        return self._levels.stats(running, waiting, self._policy.promotions)
+
+    def _take_event(self, event: ProgramEvent, program: ProgramView, now_s: float) -> None:
+        if event.kind is EventKind.TOOL_STARTED:
+            self._kv_order.tool_started(program, event.tool, now_s, run=event.run)
+        elif event.kind is EventKind.TOOL_ENDED:
+            self._kv_order.tool_ended(program, now_s, run=event.run, took_s=event.took_s)
+        else:
+            self._kv_order.call_announced(program, now_s)

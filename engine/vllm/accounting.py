@@ -1,0 +1,77 @@
+"""An `AsyncLLM` that reads what Weft's scheduler attaches to outputs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from weft.core.accounts import Account
+from weft.core.ids import CallId
+from weft.core.kv_cache.stats import SwapStats
+from weft.engine.vllm_compat.names import AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from weft.engine.wire.call_header import decode_key
+from weft.engine.wire.reports import CallAccount, decode_account, read_report
+
+OnAccount = Callable[[CallId, Account], None]
+
+
+class OutputTokens:
+    """Counts the tokens that a call has produced, over all of its choices.
+
+    Args:
+        params: The call's sampling parameters. They say whether an output holds all tokens so far or only new ones.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.total = 0
+        self._is_delta = params.output_kind == RequestOutputKind.DELTA
+
+    def add(self, output: RequestOutput) -> None:
+        """Count an output."""
+        produced = sum(len(choice.token_ids) for choice in output.outputs)
+        self.total = self.total + produced if self._is_delta else produced
+
+
+class AccountingLLM(AsyncLLM):
+    """An `AsyncLLM` that takes the scheduler's reports off the outputs.
+
+    Attributes:
+        on_account: Called with a call's id and account so far on the engine's event loop, before each of its outputs is
+            delivered.
+        swap_stats: The swap's figures as of the last call that ended.
+        why_dead: Why Weft killed the engine; empty if it did not.
+        log: The file of the processes' output; None: the terminal.
+    """
+
+    on_account: OnAccount
+    swap_stats: SwapStats | None = None
+    why_dead: str = ""
+    log: Path | None = None
+
+    def __del__(self) -> None:
+        """Does nothing. `weft.Engine` shuts the engine down; vLLM's own finaliser fails while the interpreter ends."""
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        _, call_id = decode_key(sampling_params.extra_args, request_id, None)
+        output_tokens = OutputTokens(sampling_params)
+        told: CallAccount = {}  # by the latest output that carried an account
+        # Closing this generator must close vLLM's at once, which aborts the request.
+        async with aclosing(super().generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
+            async for output in outputs:
+                output_tokens.add(output)
+                report = read_report(output.kv_transfer_params)
+                output.kv_transfer_params = None  # otherwise it would show up in the OpenAI response
+                told = report.account or told
+                account = decode_account(
+                    told,
+                    prompt_tokens=len(output.prompt_token_ids or ()),
+                    output_tokens=output_tokens.total,
+                    cached_tokens=output.num_cached_tokens or 0,
+                )
+                self.on_account(call_id, account)
+                self.swap_stats = report.swap or self.swap_stats
+                yield output

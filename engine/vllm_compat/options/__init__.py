@@ -1,0 +1,1 @@
+"""The options and request fields that vLLM knows, by version."""

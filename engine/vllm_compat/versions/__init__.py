@@ -1,0 +1,1 @@
+"""Which versions of vLLM Weft runs on, and which members of vLLM it uses."""

@@ -1,0 +1,134 @@
+"""An engine that listens: its state over HTTP, for `weft top`, from the process that made the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from weft.core.errors import EngineClosedError
+from weft.core.program.state import nothing
+from weft.core.show.keeper import Timelines
+from weft.engine.processes.fork import not_in_forks
+from weft.engine.processes.loop_thread import LoopThread
+from weft.engine.watch.address import Bound, bind, close_in_fork, parse
+from weft.engine.watch.reader import ListeningEngine, LiveReader
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_STOP_S: Final = 5.0
+_MOST_CONNECTIONS: Final = 64
+
+
+class Listener:
+    """Serves an engine's state. The engine lives no longer because of it.
+
+    Args:
+        listen: See `parse`.
+
+    Raises:
+        ListenError: The address is no loopback address and no unix socket.
+        MissingPackageError: Starlette or uvicorn are not installed.
+    """
+
+    def __init__(self, listen: str) -> None:
+        from weft.engine.watch.routes import check_packages  # they take long to import, and need packages
+
+        self._address = parse(listen)
+        check_packages()
+        self._bound: Bound | None = None
+        self._loop: LoopThread | None = None
+        self._server: _Server | None = None
+        self._close: Callable[[], object] = nothing
+
+    @property
+    def url(self) -> str | None:
+        """Where it listens, as `weft top` takes it; None: nowhere yet."""
+        return self._bound.url if self._bound is not None else None
+
+    def bind(self) -> None:
+        """Listen from now on. Those who connect wait until `serve`.
+
+        Raises:
+            ListenError: The address is in use, or this process may not listen there.
+        """
+        self._bound = bind(self._address)
+        self._close = weakref.finalize(self, not_in_forks(Bound.close), self._bound)
+        _listeners.add(self)
+
+    def serve(self, engine: ListeningEngine, loop: LoopThread) -> None:
+        """Serve the state of an engine on its event loop from now on."""
+        from weft.engine.watch.routes import make_app
+
+        alive = cast("ListeningEngine", weakref.proxy(engine))
+        # Methods of the proxy, if they were taken off it here, would keep the engine.
+        timelines = Timelines(lambda program_id: alive.row(program_id), lambda: alive.now_s())  # noqa: PLW0108
+        engine.observe(timelines)
+        app = make_app(LiveReader(alive), alive, timelines, checks_host=self._address.path is None)
+        if self._bound is not None:
+            self._loop, self._server = loop, _Server(app, self._bound)
+            loop.submit(self._server.begin()).result()
+
+    def stop(self) -> None:
+        """End, and remove the file of a unix socket. May be called more than once."""
+        if self._loop is not None and self._server is not None:
+            with suppress(TimeoutError, EngineClosedError):  # the loop hangs, or has ended
+                self._loop.submit(self._server.end()).result(_STOP_S)
+        self._close()
+
+    def forget(self) -> None:
+        """This is a forked child, which does not serve."""
+        if self._bound is not None:
+            close_in_fork(self._bound)
+
+
+class _Server:
+    """Serves an application.
+
+    uvicorn's own server would look around ten times a second, and configure the loggers of the process, which are its
+    user's. So this takes its protocol only.
+    """
+
+    def __init__(self, app: ASGIApp, bound: Bound) -> None:
+        import uvicorn
+        from uvicorn.server import ServerState
+
+        config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", limit_concurrency=_MOST_CONNECTIONS)
+        config.load()
+        make: Any = config.http_protocol_class
+        self._make = partial(make, config, app_state={})
+        self._state = ServerState()
+        self._bound = bound
+        self._server: asyncio.Server | None = None
+
+    async def begin(self) -> None:
+        """Take connections from now on."""
+        self._server = await asyncio.get_running_loop().create_server(self._connect, sock=self._bound.socket)
+
+    def _connect(self) -> asyncio.Protocol:
+        protocol = self._make(server_state=self._state)
+        protocol.access_log = False  # a line a second for each viewer
+        return cast("asyncio.Protocol", protocol)
+
+    async def end(self) -> None:
+        """Take no more, and close those that are open."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            cast("Any", connection).transport.abort()
+
+
+_listeners: Final[weakref.WeakSet[Listener]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for listener in list(_listeners):
+        listener.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

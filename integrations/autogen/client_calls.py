@@ -1,0 +1,227 @@
+"""One model call of AutoGen: its program, its cancellation, its token usage, and the checks of its request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from autogen_core import CancellationToken
+from autogen_core.models import (
+    AssistantMessage,
+    CreateResult,
+    FunctionExecutionResultMessage,
+    LLMMessage,
+    RequestUsage,
+)
+
+from weft.core.errors import InvalidRequestError, WeftError
+from weft.core.locks import fork_safe
+from weft.core.program import Program
+from weft.core.program.structure.lineage import NOTHING, Content
+from weft.engine.host.frontend import FrontEnd
+from weft.engine.vllm_compat.options.chat_fields import CHAT_FIELDS, FILLED_IN, check_fields
+
+# Fields that the client fills in from AutoGen's arguments. `n` is among them because a call has one answer.
+_FROM_AUTOGEN: Final = {"model", "n", "tools"}
+
+
+class ClientConfigError(WeftError, NotImplementedError):
+    """A client cannot be dumped to a component configuration of AutoGen."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "WeftChatCompletionClient cannot be dumped, because it holds an engine, which a configuration cannot "
+            "contain. Build the team in code, or load its configuration with another model client and replace that "
+            "client."
+        )
+
+
+@dataclass(slots=True)
+class Binding:
+    """The program and the agent to which a client's calls belong."""
+
+    program: Program
+    agent: str | None
+    by_team: bool = False  # made by `bind_team`, which may bind the client again
+
+
+class ClientCall:
+    """A model call. It is named when it is made, and its program counts it however the `with` block ends.
+
+    Args:
+        binding: The program and the agent. None: The call is a program of its own.
+        messages: The input.
+
+    Raises:
+        ProgramEndedError: The program has ended.
+    """
+
+    def __init__(self, binding: Binding | None, messages: Sequence[LLMMessage]) -> None:
+        self._is_program = binding is None
+        self.program = Program("chat") if binding is None else binding.program
+        self._run = object()
+        self._output = NOTHING
+        self._tools: dict[str, str] = {}  # the names of the tools that the answer calls, by tool call
+        self.program.reports.tools_ended(_tool_calls_in(messages))
+        self.program.reports.start_run(self._run, None, runs_code=False)
+        self.program.reports.note_tools(self._run, _tools_before(messages))
+        label = binding.agent if binding is not None else None
+        self.identity = self.program.reports.start_call(self._run, lambda: _input_content(messages), label=label)
+
+    def set_result(self, result: CreateResult) -> None:
+        """Record the result. A later call whose input contains it is known to come after this call."""
+        self._output = _output_content(result)
+        if not isinstance(result.content, str):
+            self._tools = {call.id: call.name for call in result.content}
+
+    def __enter__(self) -> ClientCall:
+        return self
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        if error is None:
+            self.program.reports.end_call(self._run, self.identity, self._output)
+        self.program.reports.end_run(self._run)
+        if self._is_program:
+            self.program.reports.end_with(error)
+        elif error is None:
+            for tool_call, name in self._tools.items():  # the agent runs them now
+                self.program.reports.tool_began(tool_call, name)
+
+
+def _tool_calls_in(messages: Sequence[LLMMessage]) -> set[str]:
+    """The ids of all tool calls in the input. None of them runs any more, with a result or without one."""
+    return {
+        call.id
+        for message in messages
+        if isinstance(message, AssistantMessage) and not isinstance(message.content, str)
+        for call in message.content
+    }
+
+
+def _tools_before(messages: Sequence[LLMMessage]) -> Iterator[str]:
+    """The names of the tools whose results are the last messages, which are the tools that ran before this call."""
+    for message in reversed(messages):
+        if not isinstance(message, FunctionExecutionResultMessage):
+            return
+        yield from (result.name for result in message.content)
+
+
+def _input_content(messages: Sequence[LLMMessage]) -> Content:
+    """The input of a call: the texts of its messages, and the ids of tool calls and tool results."""
+    texts: list[str] = []
+    ids: list[str] = []
+    for message in messages:
+        if isinstance(message.content, str):
+            texts.append(message.content)
+        elif isinstance(message, FunctionExecutionResultMessage):
+            texts += [result.content for result in message.content]
+            ids += [result.call_id for result in message.content]
+        elif isinstance(message, AssistantMessage):
+            ids += [call.id for call in message.content]
+        else:
+            texts += [part for part in message.content if isinstance(part, str)]
+    return Content(tuple(texts), tuple(ids))
+
+
+def _output_content(result: CreateResult) -> Content:
+    """The output of a call: its text, or the texts in the arguments of its tool calls and the ids of these."""
+    if isinstance(result.content, str):
+        return Content((result.content,), ())
+    texts = [text for call in result.content for text in _strings(call.arguments)]
+    return Content(tuple(texts), tuple(call.id for call in result.content))
+
+
+def _strings(arguments: str) -> Iterator[str]:
+    """The strings in the JSON arguments of a tool call. An agent that runs as a tool gets its task in one of them."""
+    try:
+        parts = [json.loads(arguments)]
+    except ValueError:
+        return
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict | list):
+            parts += part.values() if isinstance(part, dict) else part
+
+
+async def until_cancelled(
+    chunks: AsyncGenerator[dict[str, Any]], token: CancellationToken | None
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the chunks of a stream until a token is cancelled.
+
+    Raises:
+        asyncio.CancelledError: The token was cancelled.
+    """
+    if token is None:
+        async for chunk in chunks:
+            yield chunk
+        return
+    step: asyncio.Future[Any] | None = None
+    # A token keeps all futures that were linked to it, so the whole stream uses one.
+    stop = token.link_future(asyncio.get_running_loop().create_future())
+    stop.add_done_callback(lambda _: step.cancel() if step is not None else None)
+    while not stop.cancelled():
+        step = asyncio.ensure_future(anext(chunks, None))
+        chunk = await step
+        if chunk is None:
+            return
+        yield chunk
+    raise asyncio.CancelledError
+
+
+class Usage:
+    """The tokens of a client's calls. Thread-safe, since a client may be used on several threads.
+
+    Args:
+        parent: The usage of the client from which this client was bound. It counts the same calls.
+    """
+
+    def __init__(self, parent: Usage | None = None) -> None:
+        self._parent = parent
+        self._lock = fork_safe(threading.Lock())
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+
+    def add(self, usage: RequestUsage) -> None:
+        """Count a call, here and in the parent."""
+        with self._lock:
+            self._prompt_tokens += usage.prompt_tokens
+            self._completion_tokens += usage.completion_tokens
+        if self._parent is not None:
+            self._parent.add(usage)
+
+    @property
+    def total(self) -> RequestUsage:
+        """The tokens of all calls so far."""
+        with self._lock:
+            return RequestUsage(self._prompt_tokens, self._completion_tokens)
+
+
+def check_client_fields(names: Iterable[str]) -> None:
+    """Check that a user may set these fields of vLLM's chat request.
+
+    Raises:
+        InvalidRequestError: vLLM's chat request has no such field, or the client fills it in. The message names it.
+    """
+    check_fields(names, CHAT_FIELDS - FILLED_IN - _FROM_AUTOGEN)
+
+
+def takes_several_system_messages(engine: FrontEnd, fields: Mapping[str, Any]) -> bool:
+    """Whether the engine's chat template renders a system message that comes after other messages.
+
+    Args:
+        engine: The engine of the model.
+        fields: Fields of the chat request. Only those that the template reads matter.
+    """
+    messages = [{"role": role, "content": role} for role in ("system", "user", "system")]
+    template = {name: value for name, value in fields.items() if name in ("chat_template", "chat_template_kwargs")}
+    try:
+        without, with_last = (engine.count_prompt_tokens({**template, "messages": messages[:n]}) for n in (2, 3))
+    except InvalidRequestError:  # The template refuses the messages.
+        return False
+    return with_last > without

@@ -1,0 +1,1 @@
+"""What a benchmark leaves: records, measures, pictures and a page."""

@@ -1,0 +1,1 @@
+"""The commands that simulate: `weft sim`, `weft advise` and `weft profile`."""

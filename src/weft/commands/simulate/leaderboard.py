@@ -1,0 +1,122 @@
+"""`weft sim --leaderboard`: every policy beside every plain rival on the same traces."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from weft.commands.shared import plain_console, plain_table
+from weft.commands.simulate.simulations import simulate_all
+from weft.core.errors import SimulationError
+from weft.core.sim.settings import SimSettings
+from weft.core.sim.study.leaderboard import DEFAULT, Rival, Score, alone, best_plain, ranked, rivals, score
+from weft.core.sim.study.load import with_load
+from weft.core.trace.format import TraceProgram, read
+
+_FEW: Final = 20  # programs with which a p99 says little
+
+
+def leaderboard(files: Sequence[Path], base: SimSettings, load: float | None, *, as_json: bool) -> None:
+    """Print how all rivals serve each trace, those first that come closest to the best plain rival or are ahead of it.
+
+    Args:
+        files: The traces.
+        base: The engine.
+        load: A multiple of what the engine can serve; None: programs arrive as their trace says.
+        as_json: Whether to print JSON.
+
+    Raises:
+        SimulationError: The engine makes unit steps, in which a KV cache has no effect.
+    """
+    if base.unit_steps:
+        raise SimulationError("--leaderboard compares KV caches; leave out --unit-steps.")
+    boards = {}
+    for file in files:
+        programs = read(file) if load is None else with_load(read(file), load, base)
+        boards[str(file)] = list(_scores(file.name, programs, base))
+        if not as_json:
+            _print(file.name, programs, boards[str(file)])
+    if as_json:
+        typer.echo(json.dumps({name: [_row(*each) for each in ranked(scores)] for name, scores in boards.items()}))
+    elif len(files) > 1:
+        _print_means(list(boards.values()))
+
+
+def _scores(name: str, programs: list[TraceProgram], base: SimSettings) -> Iterator[Score]:
+    found = rivals(host=base.host_kv_tokens > 0)
+    alone_s = alone(programs, base)
+    results = simulate_all(name, programs, [rival.settings(base) for rival in found])
+    for rival, result in zip(found, results, strict=True):
+        yield score(rival, result, programs, alone_s)
+
+
+def _row(each: Score, ratio: float) -> dict[str, Any]:
+    rival = each.rival
+    return {
+        "name": rival.name,
+        **rival._asdict(),
+        "is_default": rival.is_default,
+        "is_plain": rival.is_plain,
+        "is_oracle": rival.is_oracle,
+        "to_best_plain": ratio,
+        **each.measures,
+    }
+
+
+def _print(name: str, programs: Sequence[TraceProgram], scores: Sequence[Score]) -> None:
+    few = ", too few for a p99" if len(programs) < _FEW else ""
+    calls = sum(len(program.calls) for program in programs)
+    table = plain_table(f"{name}: {len(programs)} programs{few}, {calls} calls")
+    table.add_column("ratio", justify="right")
+    table.add_column("served by", overflow="fold", ratio=1)
+    for heading in ("mean s", "p99 s", "ms/token", "hits", "again"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each, ratio in ranked(scores):
+        table.add_row(
+            f"{ratio:.2f}",
+            each.rival.name,
+            f"{each.mean_s:.1f}",
+            f"{each.p99_s:.1f}",
+            f"{each.token_mean_s * 1000:.0f}",
+            f"{each.prefix_hits:.0%}",
+            f"{each.recomputed_tokens / 1e6:.1f} M",
+            style="bold" if each.rival.is_default else "dim" if each.rival.is_oracle else "",
+        )
+    console = plain_console()
+    console.print(table)
+    for sentence in _verdicts(scores):
+        console.print(sentence)
+    console.print()
+
+
+def _verdicts(scores: Sequence[Score]) -> Iterator[str]:
+    """A sentence about the default, and one about what it is without host memory."""
+    by_rival = {each.rival: each for each in scores}
+    if DEFAULT in by_rival:
+        yield _verdict(by_rival[DEFAULT], best_plain(scores), "the best plain rival")
+    best = best_plain(scores, host=False)
+    yield _verdict(by_rival[DEFAULT.without_host()], best, "the best plain rival without host memory")
+
+
+def _verdict(ours: Score, best: Score, what: str) -> str:
+    change = ours.mean_s / best.mean_s - 1
+    words = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'} than" if abs(change) >= 0.01 else "level with"
+    return f"{ours.rival.name} is {words} {what}, {best.rival.name}, in the mean."
+
+
+def _print_means(boards: Sequence[Sequence[Score]]) -> None:
+    """The geometric means over several traces."""
+    console = plain_console()
+    logs: dict[Rival, list[float]] = {}
+    for scores in boards:
+        for each, ratio in ranked(scores):
+            logs.setdefault(each.rival, []).append(math.log(ratio))
+    console.print(f"over {len(boards)} traces, geometric mean and worst, to the best plain rival of each:")
+    for rival, values in sorted(logs.items(), key=lambda item: sum(item[1])):
+        mean, worst = math.exp(sum(values) / len(values)), math.exp(max(values))
+        console.print(f"  {mean:.2f}  worst {worst:.2f}  {rival.name}")
