@@ -29,7 +29,7 @@ GPU_PYTHON ?= 3.12
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo demo-serve test test-core test-slow test-clients test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak soak-serve \
-  package lint docs docs-serve results result-ages lock clean
+  package lint docs docs-serve results result-ages house lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
@@ -55,6 +55,7 @@ help:
 	@echo "make docs-serve show the documentation while you write it"
 	@echo "make results    the default beside all rivals, simulated: 7 hours of one core, goes on where it was stopped; SMALL=1: minutes"
 	@echo "make result-ages  the results in docs/results that are older than the code that they measure"
+	@echo "make house      how big the tree is, and how many hops a call makes in it"
 	@echo "make lock       resolve requirements/cpu.txt again (needs uv and PyPI)"
 	@echo "make clean      remove the virtual environment and build outputs (the model cache stays)"
 
@@ -105,7 +106,7 @@ else
 # No real engine runs on 0.33, which has no CPU wheel.
 OTHER := $(VENV)-$(VLLM)
 OTHER_TESTS := tests/engine/vllm_compat tests/engine/scheduler tests/engine/kv_cache tests/test_imports.py
-OTHER_0.31 := tests/test_processes.py::test_the_demo_answers_and_compares_two_policies tests/engine/server/test_standalone.py \
+OTHER_0.31 := tests/test_processes.py::test_the_demo_answers_and_compares_two_policies tests/engine/http/test_standalone.py \
   tests/engine/serve/test_options.py tests/engine/serve/test_answers.py
 OTHER_0.33 := --ignore tests/engine/scheduler/test_exactness.py --ignore tests/engine/kv_cache/test_swap_engine.py
 
@@ -221,6 +222,9 @@ docs-serve: setup
 results: setup
 	@nice -n 10 $(BIN)/python benchmarks/bench_leaderboard.py --data $(TRACES) \
 	  $(if $(SMALL),--few --programs 24 --only "load 0.9")
+
+house: setup
+	@$(BIN)/python benchmarks/house.py
 
 result-ages: setup
 	@$(BIN)/python benchmarks/result_ages.py
