@@ -31,6 +31,7 @@ MEASURES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "": (*SIMULATED, "core/routing"),
         "On real engines": ("core/routing", "engine/replicas", "benchmarks/bench_balancer.py"),
     },
+    "clients.md": {"": ("core/identity", "engine/serve", "tests/clients")},
     "coding-sessions.md": {"": SIMULATED},
     "fair-share.md": {"": SIMULATED, "Cost": ("engine/scheduler", "core/policies"), "On a real engine": LIVE},
     "forecast.md": {"": ("core/prediction", "core/trace"), "Would `fair` gain from it?": SIMULATED},
