@@ -232,7 +232,6 @@ def _setting_rows(cells: Cells) -> Iterator[Sequence[str]]:
 def plot(cells: Cells, path: Path) -> None:
     """The default ÷ the best plain rival, a point for each setting and sample: mean, p99 and per token, by source."""
     plt = pyplot()
-    plt.rcParams["svg.fonttype"] = "none"
     sources = list(dict.fromkeys(setting.source for setting, _ in cells))[::-1]
     names = ("mean", "p99", "per token")
     figure, axes = plt.subplots(
@@ -249,5 +248,6 @@ def plot(cells: Cells, path: Path) -> None:
         axis.minorticks_off()
     axes[0].set_yticks(range(len(sources)), sources)
     figure.supxlabel("the default ÷ the best plain rival of the setting")
-    figure.savefig(path, metadata={"Date": None})
+    with plt.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
@@ -31,6 +32,22 @@ LOGGERS: Final = (
     "vllm.entrypoints.scale_out.token_in_token_out.serving",
     "vllm.v1.engine.async_llm",
 )
+
+
+def leave_the_root_logger() -> None:
+    """Import what vLLM's server brings along that would set the level of this process's root logger and its handlers.
+
+    They belong to the application, whose records below ERROR would be lost from then on.
+    """
+    root = logging.getLogger()
+    levels: list[tuple[logging.Logger | logging.Handler, int]] = [
+        (root, root.level),
+        *((each, each.level) for each in root.handlers),
+    ]
+    with suppress(ImportError):  # not every version of vLLM has it
+        importlib.import_module("model_hosting_container_standards.logging_config")
+    for owner, level in levels:
+        owner.setLevel(level)
 
 
 def leave_out_expected_ends() -> None:

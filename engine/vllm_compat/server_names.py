@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from weft.engine.vllm_compat.logs import leave_the_root_logger
 from weft.engine.vllm_compat.versions.version import require_vllm
 
 require_vllm()
+leave_the_root_logger()
 
 from vllm.engine.protocol import EngineClient  # noqa: E402  the version is checked first
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state  # noqa: E402

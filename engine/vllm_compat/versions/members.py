@@ -209,6 +209,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
             "num_scheduled_tokens",
             "scheduled_cached_reqs",
             "scheduled_new_reqs",
+            "scheduled_spec_decode_tokens",
             "total_num_scheduled_tokens",
         ),
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,3 +87,16 @@ def test_a_deadline_is_an_expected_end(caplog: pytest.LogCaptureFixture) -> None
     outer.__cause__ = error = translated()
     error.__cause__ = DeadlineError("call", 0.7, 0)
     assert not logged(outer, "vllm.entrypoints.anthropic.serving", caplog)
+
+
+def test_the_server_leaves_the_levels_of_the_applications_loggers() -> None:
+    """A package that vLLM's server imports sets the root logger and its handlers to ERROR, which would silence an
+    application that starts `weft.testing.ScriptedServer`."""
+    code = """
+import logging
+logging.basicConfig(level=logging.INFO)
+from weft.engine.vllm_compat.server_names import build_app
+print(logging.root.level, logging.root.handlers[0].level)
+"""
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    assert completed.stdout.split()[-2:] == ["20", "0"]
