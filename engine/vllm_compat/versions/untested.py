@@ -40,5 +40,5 @@ def _check(version: str) -> None:
     found = " ".join(changes) or "It has every member that Weft uses."
     get_logger().warning(
         f"vLLM {version} is newer than those that Weft is tested with ({', '.join(TESTED_VLLM)}). {found} "
-        "`weft doctor --engine` compares its outputs with those of vLLM's own scheduler."
+        "`weft doctor --engine` starts an engine on it; compare outputs before you rely on them."
     )
