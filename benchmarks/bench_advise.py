@@ -24,7 +24,8 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from common import machine, pyplot
 
-from weft.bench.load import CLOSED, EQUAL_STEPS, programs_of_round
+from weft.bench.load import CLOSED
+from weft.bench.rounds import EQUAL_STEPS, programs_of_round
 from weft.bench.settings import BenchSettings
 from weft.core.sim.study.engine_profile import EngineProfile
 from weft.core.sim.study.load import capacity

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "explanation" / "one-call.md"
 AT_MOST = {
     "lines": 58_500,
-    "files": 417,
+    "files": 419,
     "most_files_in_a_folder": 12,
     "class_names_used_twice": 0,
     "module_names_used_three_times": 0,

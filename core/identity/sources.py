@@ -1,4 +1,7 @@
-"""Ids that strangers send: which are taken as they are, which by their digest, and which are ignored."""
+"""Which program a request over HTTP belongs to, by the ids that its headers and its body carry.
+
+Agents send ids under many names. `identity_of` tries them in the order of `docs/how-to/serve.md`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Spreads periodic work on many items evenly over the period."""
+"""The order of eviction: which cached block goes next, by a KV policy's decisions and worths.
+
+Only leaves of the tree of prefixes can go. An event marks a few leaves, in O(1). Marked leaves are ranked when somebody
+asks what goes next, each in O(log n), so nothing is ranked while nothing has to be evicted. The epoch marks all leaves,
+for policies whose order changes with time. Naming the next k blocks takes O(k log n). A policy that compares each
+context with all others has all leaves ranked whenever somebody asks at a new time, in O(n log n).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A jump: many steps of a simulated replica at once, which saves simulating each of them."""
+"""The batch of a simulated replica: its calls, the tokens of the next step, and the next event of each call.
+
+Calls that decode are not updated in each step. Heaps hold the steps with which calls end, and the times at which they
+will have used their quanta. So the replica knows how many steps it can jump over.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells the policy of a simulated engine what steps cost, when a real engine would."""
+"""Charges the running calls of a simulated replica for its steps."""
 
 from __future__ import annotations
 

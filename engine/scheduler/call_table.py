@@ -1,4 +1,4 @@
-"""Reading who a request belongs to, and what its client says of it."""
+"""The programs and calls of one engine, as far as its scheduler knows them."""
 
 from __future__ import annotations
 

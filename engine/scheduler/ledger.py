@@ -1,4 +1,4 @@
-"""The final accounts of aborted calls, until the front end asks for them."""
+"""What the scheduler keeps of programs, calls and requests under way."""
 
 from __future__ import annotations
 

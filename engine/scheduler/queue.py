@@ -1,4 +1,4 @@
-"""Calls that the scheduler has not begun and gives back, so that another engine runs them."""
+"""vLLM's waiting queue over a Weft policy."""
 
 from __future__ import annotations
 

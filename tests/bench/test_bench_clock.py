@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.bench.meter import STEP_S, Clock, engine_timer
+from weft.bench.clock import STEP_S, Clock, engine_timer
 
 
 def test_the_clock_counts_only_its_own_steps() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from bench_data import FORK, PROMPTS
 
+from weft.bench.clock import STEP_S
 from weft.bench.load import AS_RECORDED, CLOSED, Scaling, make_round, scale_programs
-from weft.bench.meter import STEP_S
 from weft.core.errors import BenchError
 from weft.core.sim import TraceCall, TraceProgram
 from weft.core.trace.format import write

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from weft.bench.meter import Clock, Meter, timed
+from weft.bench.clock import Clock
+from weft.bench.meter import Meter, timed
 from weft.bench.results.measures import CALL_PARTS
 from weft.core.testing import FakeClock
 

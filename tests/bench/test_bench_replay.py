@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from bench_data import FORK, PROMPTS, FakeEngine
 
+from weft.bench.clock import STEP_S
 from weft.bench.engines import lockstep
-from weft.bench.load import unloaded_steps
-from weft.bench.meter import STEP_S
 from weft.bench.replay import Replay
 from weft.bench.results.records import Outcome
+from weft.bench.rounds import unloaded_steps
 from weft.bench.settings import BenchSettings
 from weft.core.sim import TraceCall, TraceProgram
 from weft.core.trace.format import path_tokens

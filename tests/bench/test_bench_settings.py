@@ -12,7 +12,8 @@ import pytest
 
 import weft
 from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, baseline_of, with_gate, with_kv_policies
-from weft.bench.load import AS_RECORDED, CLOSED, rates_of_loads
+from weft.bench.load import AS_RECORDED, CLOSED
+from weft.bench.rounds import rates_of_loads
 from weft.bench.settings import BenchSettings, names_of_loads
 from weft.core.errors import BenchError
 from weft.core.kv_cache.config import SwapConfig

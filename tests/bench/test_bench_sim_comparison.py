@@ -8,12 +8,13 @@ import pytest
 from bench_data import PROMPTS, FakeEngine
 
 from weft.bench.baselines import baseline_of
-from weft.bench.load import AS_RECORDED, EQUAL_STEPS, Scaling, make_round, unloaded_steps
-from weft.bench.meter import STEP_S
+from weft.bench.clock import STEP_S
+from weft.bench.load import AS_RECORDED, Scaling, make_round
 from weft.bench.replay import Replay
 from weft.bench.results.records import Measurement, Round, RoundCounts
+from weft.bench.results.sim_comparison import compare, fit_step_time, simulated_engine
+from weft.bench.rounds import EQUAL_STEPS, unloaded_steps
 from weft.bench.settings import BenchSettings
-from weft.bench.sim_comparison import compare, fit_step_time, simulated_engine
 from weft.core.sim import Batch, StepSample, StepTime, TraceCall, TraceProgram
 from weft.core.trace.format import write
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from weft.bench.clock import STEP_S, Clock
 from weft.bench.load import Prompts
-from weft.bench.meter import STEP_S, Clock
 from weft.bench.replay import EngineCall
 from weft.bench.results.records import Measurement, Outcome, Round, RoundCounts
 from weft.core.sim import StepSample, TraceCall, TraceProgram

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 from scheduler_harness import swapping
 
 from weft.bench.baselines import Baseline, baseline_of
-from weft.bench.load import EQUAL_STEPS, Prompts, Scaling, scale_programs, unloaded_steps
-from weft.bench.meter import STEP_S, Clock, Meter, metered
+from weft.bench.clock import STEP_S, Clock
+from weft.bench.load import Prompts, Scaling, scale_programs
+from weft.bench.meter import Meter, metered
 from weft.bench.replay import EngineCall, Replay
+from weft.bench.results.sim_comparison import simulated_engine
+from weft.bench.rounds import EQUAL_STEPS, unloaded_steps
 from weft.bench.settings import BLOCK_TOKENS, BenchSettings
-from weft.bench.sim_comparison import simulated_engine
 from weft.core.ids import ProgramId
 from weft.core.kv_cache.config import CopySpeed
 from weft.core.kv_cache.stats import KvCounts

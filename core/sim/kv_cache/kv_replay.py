@@ -1,7 +1,8 @@
-"""The order in which the calls of a trace read and write the blocks of a KV cache, for replays.
+"""Replays one sequence of accesses against KV policies, and against Bélády's rule, which no policy can beat.
 
-The times are those of one simulation, whatever a replay evicts. So all KV policies play the same sequence, and so can
-Bélády's rule, which has to know the future.
+In a replay, all blocks cost the same to compute again, and the blocks of running calls stay. Then it is optimal to
+evict the block whose next use comes last (Bélády 1966). The end of a context is never used without its beginning, so
+the rule evicts ends first and keeps prefixes whole. `weft sim --replay` shows the results.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from weft.bench.baselines import baseline_of
-from weft.bench.load import CLOSED, Prompts, RoundPrograms, programs_of_round, unloaded_steps
+from weft.bench.load import CLOSED, Prompts, RoundPrograms
 from weft.bench.replay import Replay
 from weft.bench.results.records import Measurement, Round
+from weft.bench.rounds import programs_of_round, unloaded_steps
 from weft.bench.settings import BLOCK_TOKENS, BenchSettings
 from weft.engine.vllm_compat.versions.version import require_vllm
 

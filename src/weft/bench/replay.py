@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from weft.bench.clock import Clock
 from weft.bench.load import Prompts
-from weft.bench.meter import Clock
 from weft.bench.results.records import Outcome
 from weft.core.accounts import Account
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.bench.baselines import HOST_GIB, Baseline
-from weft.bench.meter import Clock, Meter, engine_timer, metered, timed
+from weft.bench.clock import Clock, engine_timer
+from weft.bench.meter import Meter, metered, timed
 from weft.bench.replay import EngineCall
 from weft.bench.settings import BLOCK_TOKENS
 from weft.core.ids import ProgramId

@@ -73,9 +73,9 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     model: Annotated[str, typer.Option(help="tiny (random), embedded, or a folder in Hugging Face format.")] = "tiny",
 ) -> None:
     """Replay programs on real vLLM under baseline schedulers, and compare their latency."""
-    from weft.bench.load import rates_of_loads
     from weft.bench.results import plots, report
     from weft.bench.results.records import Journal
+    from weft.bench.rounds import rates_of_loads
     from weft.bench.session import replay_missing
     from weft.bench.settings import BenchSettings, names_of_loads
     from weft.core.trace.format import read

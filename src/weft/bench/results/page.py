@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.baselines import HOST_GIB, baseline_of
+from weft.bench.clock import STEP_S
 from weft.bench.load import AS_RECORDED, CLOSED
-from weft.bench.meter import STEP_S
 from weft.bench.results.measures import (
     ALL,
     CALL_PARTS,
@@ -25,8 +25,8 @@ from weft.bench.results.measures import (
     ratio,
 )
 from weft.bench.results.records import Round
+from weft.bench.results.sim_comparison import SimComparison
 from weft.bench.settings import BenchSettings
-from weft.bench.sim_comparison import SimComparison
 from weft.core.sim import StepTime
 
 _COMPARED_WITH_ATLAS = ("stock-fcfs", "stock-priority", "fcfs", "mlfq")

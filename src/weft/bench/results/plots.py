@@ -11,7 +11,7 @@ from typing import Any
 from weft.bench.load import CLOSED
 from weft.bench.results.measures import CALL_PARTS, FiguresByLoad, figure, rates_of
 from weft.bench.results.records import Round
-from weft.bench.sim_comparison import SimComparison
+from weft.bench.results.sim_comparison import SimComparison
 from weft.core.errors import BenchError
 
 

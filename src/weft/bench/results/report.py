@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from weft.bench.meter import STEP_S
+from weft.bench.clock import STEP_S
 from weft.bench.results.measures import (
     LATENCIES,
     STATISTICS,
@@ -27,8 +27,8 @@ from weft.bench.results.measures import (
 from weft.bench.results.page import Results, page
 from weft.bench.results.plots import save_plots
 from weft.bench.results.records import Round
+from weft.bench.results.sim_comparison import compare, fit_step_time
 from weft.bench.settings import BenchSettings
-from weft.bench.sim_comparison import compare, fit_step_time
 from weft.core.errors import BenchError
 
 _LATENCY_PATHS: Final = tuple(f"{name}.{statistic}" for name in LATENCIES for statistic in STATISTICS)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from weft.bench.baselines import Baseline, baseline_of
-from weft.bench.load import EQUAL_STEPS, programs_of_round
-from weft.bench.meter import STEP_S
+from weft.bench.clock import STEP_S
 from weft.bench.results.measures import Figures, figure, summarise
 from weft.bench.results.records import Round
+from weft.bench.rounds import EQUAL_STEPS, programs_of_round
 from weft.bench.settings import BLOCK_TOKENS, BenchSettings
 from weft.core.policies import PolicyConfig
 from weft.core.sim import Batch, SimSettings, StepTime, TraceProgram, simulate
