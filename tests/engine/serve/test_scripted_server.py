@@ -149,7 +149,7 @@ def test_limits_and_stop_strings_cut_an_answer(scripted_server: Servers) -> None
 
 def test_a_stream_that_its_client_leaves_ends_its_call(scripted_server: Servers) -> None:
     """The script stops, and the program has no call in flight any more."""
-    server = scripted_server([Reply("word " * 1000, token_s=0.05)])
+    server = scripted_server([Reply("word " * 1000, token_s=1.0)])  # a quarter of an hour
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         user: Any = [{"role": "user", "content": "Talk"}]
         with client.chat.completions.create(model="scripted", messages=user, stream=True) as stream:
