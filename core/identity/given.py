@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from weft.core.identity.items import Digest, Item
 from weft.core.identity.pieces import PIECE, folded
 from weft.core.ids import ProgramId
+from weft.core.trace.prefixes import common_prefix
 
 LONG_BYTES: Final = 64  # folded, of a text that tells by itself whose model wrote it: about 80 characters
 SEARCHED: Final = 256 << 10  # characters of a request
@@ -52,7 +53,7 @@ class Sample(NamedTuple):
 
     def common_with(self, text: bytes) -> tuple[int, int]:
         """How many bytes two texts begin and end with in common."""
-        return _common(self.head, text), _common(self.tail[::-1], text[: -len(self.tail) - 1 : -1])
+        return common_prefix(self.head, text), common_prefix(self.tail[::-1], text[: -len(self.tail) - 1 : -1])
 
 
 def sample_of(text: bytes, kept_bytes: int = _KEPT_BYTES) -> Sample:
@@ -61,18 +62,6 @@ def sample_of(text: bytes, kept_bytes: int = _KEPT_BYTES) -> Sample:
         return Sample(text, text, len(text))
     half = kept_bytes // 2
     return Sample(text[:half], text[-half:], len(text))
-
-
-def _common(one: bytes, other: bytes) -> int:
-    """How many bytes two texts begin with in common."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one[least:middle] == other[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
 
 
 class Question(NamedTuple):
@@ -87,7 +76,10 @@ class Question(NamedTuple):
         """Whether another system prompt is mostly the same, such as one with another time of day."""
         if not self.system.length or not other.length:
             return self.system.length == other.length
-        before, after = _common(self.system.head, other.head), _common(self.system.tail[::-1], other.tail[::-1])
+        before, after = (
+            common_prefix(self.system.head, other.head),
+            common_prefix(self.system.tail[::-1], other.tail[::-1]),
+        )
         return 2 * (before + after) >= min(len(self.system.head), len(other.head))
 
 
@@ -160,8 +152,8 @@ class GivenAnswer:
         at = text.find(self.text[place : place + PIECE])
         if at < 0:
             return place, place
-        after = _common(self.text[place:], text[at : at + len(self.text)])
-        return place - _common(self.text[:place][::-1], text[max(0, at - place) : at][::-1]), place + after
+        after = common_prefix(self.text[place:], text[at : at + len(self.text)])
+        return place - common_prefix(self.text[:place][::-1], text[max(0, at - place) : at][::-1]), place + after
 
 
 def answer_to(start: Digest, text: str) -> GivenAnswer:
