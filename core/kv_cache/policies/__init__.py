@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.core.kv_cache.policies.kv_policy import (
+from weft.core.kv_cache.policies.decisions import (
     LEAVE,
     MOST_HOLD_S,
     MOST_SOON_S,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from weft.core.errors import KvPolicyError
-from weft.core.kv_cache.policies.kv_policy import KvPolicy
+from weft.core.kv_cache.policies.decisions import KvPolicy
 from weft.core.registries import Registry, check_number
 
 REGISTRY: Final = Registry[KvPolicy]("KV policy", KvPolicyError)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.core.kv_cache.policies.kv_policy import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
+from weft.core.kv_cache.policies.decisions import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
 from weft.core.kv_cache.policies.kv_registry import check_range, register
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.core.kv_cache.policies.kv_policy import MOST_HOLD_S, Action, Context, Decision, Memory
+from weft.core.kv_cache.policies.decisions import MOST_HOLD_S, Action, Context, Decision, Memory
 from weft.core.kv_cache.policies.kv_registry import register
 from weft.core.kv_cache.policies.ttl import Ttl, TtlParameters
 from weft.core.kv_cache.policies.wa_lru import WaLru, WaLruParameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.kv_cache.policies.kv_policy import KvPolicy
+from weft.core.kv_cache.policies.decisions import KvPolicy
 from weft.core.kv_cache.policies.kv_registry import register
 
 

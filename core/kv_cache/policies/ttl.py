@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.core.errors import KvPolicyError
-from weft.core.kv_cache.policies.kv_policy import (
+from weft.core.kv_cache.policies.decisions import (
     LEAVE,
     MOST_HOLD_S,
     MOST_SOON_S,

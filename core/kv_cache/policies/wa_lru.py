@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from weft.core.kv_cache.policies.kv_policy import Context, KvPolicy, Memory
+from weft.core.kv_cache.policies.decisions import Context, KvPolicy, Memory
 from weft.core.kv_cache.policies.kv_registry import check_range, register
 
 _LEAST_S: Final = 1e-3  # of the longest idle time, which idle times are divided by
