@@ -25,6 +25,7 @@
     │   │   └── UnknownModelError       the engine serves no model of this name
     │   ├── OutputParsingError          the model's output does not have the requested structure
     │   ├── CallFailedError             the engine failed on this call; other calls are not affected
+    │   │   └── RetryableCallError      it failed for a reason that passes, such as a pause of the engine
     │   ├── OverloadedError             too many calls are in flight; the error says when to retry
     │   │   ├── KeyLimitError           an API key has reached a limit of its own
     │   │   └── ArrivingError           too much of other requests is still arriving at the server
@@ -70,6 +71,7 @@ from weft.core.errors.calls import (
     OutputParsingError,
     OverloadedError,
     ReplicaLostError,
+    RetryableCallError,
     ScriptError,
     UnknownModelError,
 )
@@ -151,6 +153,7 @@ __all__ = [
     "ProgramParameterError",
     "ReplicaError",
     "ReplicaLostError",
+    "RetryableCallError",
     "ScriptError",
     "ScriptFileError",
     "ServerError",

@@ -44,6 +44,10 @@ class CallFailedError(CallError):
     """The engine reported an internal error for this call only; the call may be sent again."""
 
 
+class RetryableCallError(CallFailedError):
+    """The engine failed on this call for a reason that passes, such as a pause of the engine. Send the call again."""
+
+
 class OverloadedError(CallError):
     """The limit of calls in flight is reached, and this call was not started.
 

@@ -19,6 +19,7 @@ from weft.core.errors import (
     ProgramEndedError,
     ProgramEngineError,
     ReplicaLostError,
+    RetryableCallError,
     UnknownModelError,
     WeftError,
 )
@@ -37,6 +38,7 @@ _ERRORS: Final[tuple[tuple[type[WeftError], int, str], ...]] = (
     (NoReplicaError, 503, "no_replica"),
     (EngineClosedError, 503, "engine_closed"),
     (EngineDiedError, 503, "engine_died"),
+    (RetryableCallError, 503, "call_retryable"),
     (CallFailedError, 500, "call_failed"),
     (WeftError, 500, "weft_error"),
 )

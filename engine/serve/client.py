@@ -8,7 +8,6 @@ from http import HTTPStatus
 from typing import Any, NoReturn
 
 from weft.core.errors import (
-    CallFailedError,
     EngineClosedError,
     InvalidRequestError,
     KeyLimitError,
@@ -27,8 +26,14 @@ from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms, note_events
 from weft.engine.serve.requests import ServedRequest, ServedRequests
 from weft.engine.serve.served_calls import REQUEST, ServedCalls
-from weft.engine.vllm.chat import said
-from weft.engine.vllm_compat.names import EngineDeadError, EngineGenerateError, RequestOutput, SamplingParams
+from weft.engine.vllm.chat import call_failed, said
+from weft.engine.vllm_compat.names import (
+    EngineDeadError,
+    EngineGenerateError,
+    GenerationError,
+    RequestOutput,
+    SamplingParams,
+)
 from weft.engine.vllm_compat.server_names import EngineClient, GracefulHTTPError
 from weft.engine.watch import LiveReader
 
@@ -135,7 +140,7 @@ class ServedEngine(EngineClient):
             async with aclosing(self._calls.run(request, prompt, sampling_params, request_id, kwargs)) as outputs:
                 async for output in outputs:
                     yield output
-        except (WeftError, EngineGenerateError) as found:
+        except (WeftError, EngineGenerateError, GenerationError) as found:
             error = _typed(found)
             if request is not None:
                 request.failure = error
@@ -223,5 +228,4 @@ def _typed(error: Exception) -> WeftError:
     cause = error.__cause__
     if isinstance(cause, TypeError | ValueError | OverflowError):
         return InvalidRequestError(f"the engine refused the request: {said(cause)}")
-    reason = f"{type(cause).__name__}: {said(cause)}" if isinstance(cause, Exception) else said(error)
-    return CallFailedError(f"the engine failed on this call: {reason}")
+    return call_failed(cause if isinstance(cause, Exception) else error)

@@ -17,6 +17,7 @@ from weft.core.errors import (
     EngineDiedError,
     EngineError,
     InvalidRequestError,
+    RetryableCallError,
     WeftError,
 )
 from weft.core.ids import CallId
@@ -27,6 +28,7 @@ from weft.engine.vllm_compat.names import (
     ChatCompletionRequest,
     EngineDeadError,
     ErrorResponse,
+    GenerationError,
     OnlineRenderer,
     OpenAIServingChat,
     OpenAIServingModels,
@@ -172,7 +174,7 @@ class ChatEndpoint:
             return self._died()
         if isinstance(error, _CLIENTS):
             return self._error(said(error).split(" (parameter=")[0], 400)
-        return CallFailedError(f"the engine failed on this call: {type(error).__name__}: {said(error)}")
+        return call_failed(error)
 
     def _error(self, message: str, code: Any) -> WeftError:
         if self._llm.errored:
@@ -181,7 +183,14 @@ class ChatEndpoint:
             return ContextLengthError(message)
         if isinstance(code, int) and 400 <= code < 500:
             return InvalidRequestError(f"the engine refused the request: {message}")
-        return CallFailedError(f"the engine failed on this call: {message}")
+        return (RetryableCallError if code == 503 else CallFailedError)(f"the engine failed on this call: {message}")
+
+
+def call_failed(error: Exception) -> CallFailedError:
+    """vLLM's failure of a call. From 0.32 on it says of some that they may be sent again, by their HTTP status."""
+    is_retryable = isinstance(error, GenerationError) and error.status_code == 503
+    kind = RetryableCallError if is_retryable else CallFailedError
+    return kind(f"the engine failed on this call: {type(error).__name__}: {said(error)}")
 
 
 def _problem(error: Exception) -> str:

@@ -30,7 +30,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import GenerationError, VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
@@ -73,6 +73,7 @@ __all__ = [
     "ErrorResponse",
     "FinishReason",
     "FullAttentionSpec",
+    "GenerationError",
     "InprocClient",
     "InputProcessor",
     "KVCacheBlock",
@@ -129,6 +130,7 @@ _FOR_TESTS: Final = {
     "MsgpackEncoder": "vllm.v1.serial_utils.MsgpackEncoder",
     "OffloadingConnectorMetadata": f"{_OFFLOADING}.OffloadingConnectorMetadata",
     "OffloadingWorkerMetadata": f"{_OFFLOADING}.OffloadingWorkerMetadata",
+    "RetryableRequestError": "vllm.exceptions.RetryableRequestError",
     "StructuredOutputsParams": "vllm.sampling_params.StructuredOutputsParams",
     "cpu_worker": "vllm.v1.worker.cpu_worker",
     "get_request_block_hasher": "vllm.v1.core.kv_cache_utils.get_request_block_hasher",

@@ -29,6 +29,7 @@ from weft.core.errors import (
     ProgramEndedError,
     ProgramEngineError,
     ReplicaLostError,
+    RetryableCallError,
     UnknownModelError,
     WeftError,
 )
@@ -241,6 +242,7 @@ STATUSES: dict[str, tuple[WeftError, int, type[openai.APIStatusError], bool]] = 
     "replica_lost": (ReplicaLostError("r", 3, 1), 503, openai.InternalServerError, True),
     "no_replica": (NoReplicaError("m", 9.0, None), 503, openai.InternalServerError, True),
     "call_failed": (CallFailedError("no"), 500, openai.InternalServerError, True),
+    "call_retryable": (RetryableCallError("no"), 503, openai.InternalServerError, True),
     "engine_closed": (EngineClosedError(), 503, openai.InternalServerError, False),
     "engine_died": (EngineDiedError(), 503, openai.InternalServerError, False),
     "weft_error": (WeftError("no"), 500, openai.InternalServerError, False),

@@ -361,6 +361,7 @@ MEMBERS: Final[Mapping[str, Uses]] = {
     "vllm.v1.engine.FinishReason": Uses(read=("LENGTH", "STOP")),
     "vllm.v1.engine.exceptions.EngineDeadError": Uses(called={"__init__": "(self)"}),
     "vllm.v1.engine.exceptions.EngineGenerateError": Uses(),
+    "vllm.exceptions.GenerationError": Uses(read=("status_code",)),
     "vllm.outputs.RequestOutput": Uses(
         read=("finished", "num_cached_tokens", "outputs", "prompt_token_ids", "request_id"),
         written=("kv_transfer_params",),

@@ -18,6 +18,7 @@ from weft.core.errors import (
     InvalidRequestError,
     OverloadedError,
     ReplicaLostError,
+    RetryableCallError,
     ServerError,
     WeftError,
 )
@@ -130,6 +131,7 @@ async def test_a_stream_is_split_at_empty_lines_only() -> None:
         DeadlineError("call", 3.0, 17),
         ReplicaLostError("replica-1", 5, 2),
         CallFailedError("the engine failed on this call: why"),
+        RetryableCallError("the engine failed on this call: it is paused"),
         InvalidRequestError("temperature must not be negative"),
     ],
 )

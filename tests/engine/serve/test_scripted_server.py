@@ -18,8 +18,11 @@ import httpx
 import openai
 import pytest
 
-from weft.core.errors import CallFailedError, OverloadedError
+import weft
+from weft.core.errors import CallFailedError, OverloadedError, RetryableCallError
 from weft.core.process_rows import ProgramRow
+from weft.engine.http.http_errors import error_code, error_status
+from weft.integrations.langchain import ChatWeft
 from weft.testing import Reply, ScriptedServer
 
 pytestmark = pytest.mark.engine
@@ -108,6 +111,27 @@ def test_an_error_of_the_script_has_the_servers_form(scripted_server: Servers) -
             for chunk in stream:
                 seen += [choice.delta.content for choice in chunk.choices if choice.delta.content]
     assert "".join(seen) == "It is"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_vllm_calls_retryable_is_so_for_clients(scripted_server: Servers, stream: bool) -> None:
+    """A paused engine refuses calls with such an error (vLLM 0.33), and vLLM's other failures are status 500."""
+    from weft.engine.vllm_compat.names import GenerationError, RetryableRequestError
+
+    for failure, kind in ((RetryableRequestError("paused"), RetryableCallError), (GenerationError(), CallFailedError)):
+        server = scripted_server([Reply("", error=failure)] * 3)
+        with pytest.raises(openai.APIError) as caught:
+            ask(server, [{"role": "user", "content": "Hi"}], stream=stream)
+        assert isinstance(caught.value.body, dict)
+        assert caught.value.body["code"] == error_code(kind(""))
+        if isinstance(caught.value, openai.APIStatusError):
+            assert caught.value.status_code == error_status(kind(""))
+        with weft.connect(server.url) as remote:
+            for engine in (remote, server.engine):
+                model = ChatWeft(engine=engine)
+                with pytest.raises(kind, match=str(failure)) as typed:
+                    list(model.stream("Hi")) if stream else model.invoke("Hi")
+                assert type(typed.value) is kind
 
 
 @pytest.mark.parametrize("stream", [False, True])
