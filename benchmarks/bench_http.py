@@ -238,7 +238,7 @@ def main(
         starting = progress.add_task("starting servers", total=None)
         model = make_tiny_llama(folder / "tiny")
         fcfs = stack.enter_context(vllm_server(model, capacity, folder / "fcfs.log"))
-        weft = stack.enter_context(vllm_server(model, capacity, folder / "weft.log", {"name": policy}))
+        weft = stack.enter_context(vllm_server(model, capacity, folder / "weft.log", {"policy": policy}))
         targets = [Target("fcfs", fcfs, fcfs, no_ids), Target("weft", weft, weft, weft_ids)]
         if command is not None:
             address = stack.enter_context(router(command, fcfs, capacity, folder / "router.log"))

@@ -76,7 +76,7 @@ class Bench:
                 use_tqdm_on_load=False,
                 hf_overrides={"max_position_embeddings": 16384},
                 scheduler_cls=WeftScheduler,
-                additional_config={"weft": {"name": "fcfs", "trust_clients": True}},
+                additional_config={"weft": {"policy": "fcfs", "trust_clients": True}},
                 kv_transfer_config=transfer_config(SwapConfig(space_gib=2, min_tokens=0)),
             )
         )

@@ -72,16 +72,16 @@ BASELINES: Final[dict[str, dict[str, Any] | None]] = {  # by name, the scheduler
     BASE: None,
     "stock-again": None,  # tells what the measurement itself is good for
     "stock+host": None,
-    "fcfs+lru": {"name": "fcfs", "kv_policy": "lru"},
-    "fcfs+ended-first": {"name": "fcfs", "kv_policy": "ended-first"},
-    "fcfs+ttl": {"name": "fcfs", "kv_policy": "ttl"},
-    "fcfs+least-waste": {"name": "fcfs", "kv_policy": "least-waste"},
-    "fcfs+next-use": {"name": "fcfs", "kv_policy": "next-use"},
-    "fcfs+next-use+host": {"name": "fcfs", "kv_policy": "next-use"},
-    "auto": {"name": "auto"},
-    "auto+no-gate": {"name": "auto", "gate": False},
-    "auto+next-use": {"name": "auto", "kv_policy": "next-use"},
-    "auto+next-use+host": {"name": "auto", "kv_policy": "next-use"},
+    "fcfs+lru": {"policy": "fcfs", "kv_policy": "lru"},
+    "fcfs+ended-first": {"policy": "fcfs", "kv_policy": "ended-first"},
+    "fcfs+ttl": {"policy": "fcfs", "kv_policy": "ttl"},
+    "fcfs+least-waste": {"policy": "fcfs", "kv_policy": "least-waste"},
+    "fcfs+next-use": {"policy": "fcfs", "kv_policy": "next-use"},
+    "fcfs+next-use+host": {"policy": "fcfs", "kv_policy": "next-use"},
+    "auto": {"policy": "auto"},
+    "auto+no-gate": {"policy": {"name": "auto", "gate": False}},
+    "auto+next-use": {"policy": "auto", "kv_policy": "next-use"},
+    "auto+next-use+host": {"policy": "auto", "kv_policy": "next-use"},
 }
 
 

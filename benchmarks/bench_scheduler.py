@@ -42,12 +42,12 @@ from weft.engine.vllm_compat.names import (
 BASELINES: dict[str, tuple[type[AsyncScheduler], dict[str, Any]]] = {
     "stock fcfs": (AsyncScheduler, {}),
     "stock priority": (AsyncScheduler, {"scheduling_policy": "priority"}),
-    "weft fcfs": (WeftScheduler, {"additional_config": {"weft": {"name": "fcfs"}}}),
-    "weft atlas": (WeftScheduler, {"additional_config": {"weft": {"name": "atlas"}}}),
-    "weft learned": (WeftScheduler, {"additional_config": {"weft": {"name": "learned"}}}),
-    "weft auto": (WeftScheduler, {"additional_config": {"weft": {"name": "auto"}}}),
-    "weft astraea": (WeftScheduler, {"additional_config": {"weft": {"name": "astraea"}}}),
-    "weft fair": (WeftScheduler, {"additional_config": {"weft": {"name": "fair"}}}),
+    "weft fcfs": (WeftScheduler, {"additional_config": {"weft": {"policy": "fcfs"}}}),
+    "weft atlas": (WeftScheduler, {"additional_config": {"weft": {"policy": "atlas"}}}),
+    "weft learned": (WeftScheduler, {"additional_config": {"weft": {"policy": "learned"}}}),
+    "weft auto": (WeftScheduler, {"additional_config": {"weft": {"policy": "auto"}}}),
+    "weft astraea": (WeftScheduler, {"additional_config": {"weft": {"policy": "astraea"}}}),
+    "weft fair": (WeftScheduler, {"additional_config": {"weft": {"policy": "fair"}}}),
 }
 BLOCK_TOKENS = 16
 SETTLING_STEPS = 400  # after them all that has arrived is ranked

@@ -46,7 +46,7 @@ def vllm_server(model: Path, capacity: Capacity, log: Path, weft: dict[str, str]
     """vLLM's own server, which is stopped at the end; yields its address.
 
     Args:
-        weft: the policy of Weft's scheduler. None: vLLM's own scheduler, which is FCFS.
+        weft: the settings of Weft's scheduler. None: vLLM's own scheduler, which is FCFS.
     """
     port = free_port()
     command = [

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -15,14 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
-from weft.core.kv_cache.config import SwapConfig, check_swap
-from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import SwapStats
-from weft.core.policies import DEFAULT_POLICY, PolicyConfig
 from weft.core.process_rows import ProgramInfo, ProgramState
 from weft.core.routing import DEFAULT_BALANCER, BalancerConfig, StealingConfig
-from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
-from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
+from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.core.testing.script import Script
 from weft.engine.backends import Launcher, make_launcher
@@ -30,14 +25,15 @@ from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
 from weft.engine.host.in_flight import ModelEndpoint
 from weft.engine.host.weak import weakly
+from weft.engine.options import EngineKeywords, EngineOptions, with_signature
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.launch import launch_environment, launch_lock
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.served_model import ServedModel, resolved
-from weft.engine.vllm.start import DEFAULT_SWAP, engine_arguments, most_host_gib, start_error, wait_unless
+from weft.engine.vllm.start import engine_arguments, most_host_gib, start_error, wait_unless
 from weft.engine.vllm.start_progress import StartProgress
 from weft.engine.vllm_compat.environment import START_WRITES, quiet
-from weft.engine.vllm_compat.options.engine_args import VllmArgs, check_engine_args
+from weft.engine.vllm_compat.options.engine_args import check_engine_args
 from weft.engine.vllm_compat.versions.untested import check_members
 from weft.engine.watch import WatchedReplica
 
@@ -67,18 +63,13 @@ class AsyncMultiLLMEngine(FrontEnd):
         models: Several models instead of one. A request names its model.
         balancer: A name in `weft.core.routing.BALANCERS`, or a `BalancerConfig`. Each model has its own balancer.
         stealing: When calls that have not begun move to a replica without a queue; None: never.
-        max_calls: How many calls may be in flight on one replica, its queue included. Further calls are refused
-            with `OverloadedError`.
         start_timeout_s: Seconds that a replica may take to start, and that a call may wait while no replica is ready.
         devices: For each replica the GPUs it sees, as in CUDA_VISIBLE_DEVICES; empty: all see all. Not with Ray.
         backend: "mp": replicas are processes of this host. "ray": each is in a Ray actor, on any node of a cluster. A
             `Script`: no model runs, and the script answers (`weft.testing.ScriptedServer`).
         ray_address: The cluster, as for `ray.init`. A connection that this process already has is used as it is.
         ray_actor_options: For Ray's `.options()`, e.g. `{"num_gpus": 1, "resources": {"a100": 1}}`.
-        hang_timeout_s: Seconds after which a replica is killed that does not answer and uses no CPU time, and which is
-            then treated like one that died; None: never.
-        policy, swap, kv_policy, tool_call_parser, call_timeout_s, program_timeout_s, clock, record, history,
-            listen, **engine_args: As for `weft.Engine`.
+        **options: As for `weft.Engine`. `max_calls` is for each replica. One that hangs is started again.
 
     Raises:
         ReplicaError: Zero replicas or calls, two models of one name, or arguments that do not go together.
@@ -89,6 +80,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             names its log.
     """
 
+    @with_signature
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
@@ -97,42 +89,19 @@ class AsyncMultiLLMEngine(FrontEnd):
         models: Sequence[ServedModel] = (),
         balancer: str | BalancerConfig = DEFAULT_BALANCER,
         stealing: StealingConfig | None = None,
-        max_calls: int = DEFAULT_MAX_CALLS,
         start_timeout_s: float = 600.0,
         devices: Sequence[str] = (),
         backend: Literal["mp", "ray"] | Script = "mp",
         ray_address: str | None = None,
         ray_actor_options: Mapping[str, Any] | None = None,
-        policy: str | PolicyConfig = DEFAULT_POLICY,
-        swap: SwapConfig | None = DEFAULT_SWAP,
-        kv_policy: str | KvPolicyConfig | None = None,
-        tool_call_parser: str | None = "hermes",
-        call_timeout_s: float | None = None,
-        program_timeout_s: float | None = None,
-        hang_timeout_s: float | None = DEFAULT_HANG_TIMEOUT_S,
-        clock: Callable[[], float] = time.monotonic,
-        record: str | os.PathLike[str] | None = None,
-        history: str | os.PathLike[str] | None = None,
-        listen: str | None = None,
-        **engine_args: Unpack[VllmArgs],
+        **options: Unpack[EngineKeywords],
     ) -> None:
-        super().__init__(
-            policy,
-            max_calls=max_calls,
-            call_timeout_s=call_timeout_s,
-            program_timeout_s=program_timeout_s,
-            hang_timeout_s=hang_timeout_s,
-            clock=clock,
-            record=record,
-            history=history,
-            kv_policy=kv_policy,
-            listen=listen,
-        )
-        for given in (engine_args, *(each.engine_args for each in models)):
-            check_engine_args(given, AsyncMultiLLMEngine.__init__)
-        self._swap = check_swap(swap)
+        given = EngineOptions.of(options, AsyncMultiLLMEngine.__init__)
+        for each in models:
+            check_engine_args(each.engine_args)
+        super().__init__(given)
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
-        wanted = resolved(models or [ServedModel(model, replicas, tool_call_parser=tool_call_parser)])
+        wanted = resolved(models or [ServedModel(model, replicas, tool_call_parser=given.tool_call_parser)])
         self._stealing = stealing
         self.model = str(wanted[0].name)
         self._start_timeout_s = start_timeout_s
@@ -145,12 +114,12 @@ class AsyncMultiLLMEngine(FrontEnd):
             devices=devices,
             ray_address=ray_address,
             ray_actor_options=ray_actor_options,
-            hang_timeout_s=self._hang_timeout_s,
+            hang_timeout_s=given.hang_timeout_s,
             on_account=weakly(self._in_flight.account),
         )
         self._most_gib: float | None = None
-        if swap is not None and swap.space_gib == "auto":
-            here = [({**engine_args, **each.engine_args}, each.replicas) for each in wanted]
+        if given.swap is not None and given.swap.space_gib == "auto":
+            here = [({**given.engine_args, **each.engine_args}, each.replicas) for each in wanted]
             self._most_gib = most_host_gib(here) if backend == "mp" else RAY_GIB
         self._start_loop()
         started: list[ReplicaGroup] = []
@@ -161,7 +130,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             with StartProgress() as progress:
                 progress.stage(f"starting {total} engines" if total > 1 else "starting the engine")
                 for each in wanted:
-                    self._groups[str(each.name)] = self._start_group(each, engine_args, started)
+                    self._groups[str(each.name)] = self._start_group(each, started)
                 self.host_kv_gib = self._measured_host_kv()
                 progress.ready(", ".join(self._groups), self.host_kv_gib)
         except BaseException:
@@ -181,7 +150,7 @@ class AsyncMultiLLMEngine(FrontEnd):
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
 
-    def _start_group(self, wanted: ServedModel, common: Mapping[str, Any], started: list[ReplicaGroup]) -> ReplicaGroup:
+    def _start_group(self, wanted: ServedModel, started: list[ReplicaGroup]) -> ReplicaGroup:
         """Start the replicas of a model, one after the other."""
         with launch_lock.held(self._start_abandoned), launch_environment(START_WRITES, quiet()):
             check_members()
@@ -191,13 +160,9 @@ class AsyncMultiLLMEngine(FrontEnd):
         check_tool_call_parser(wanted.tool_call_parser)
         name, model, table, launcher = str(wanted.name), str(wanted.model), self.table, self._launcher
         try:
+            engine_args = {**self._options.engine_args, **wanted.engine_args, "served_model_name": name}
             arguments = engine_arguments(
-                model,
-                self.policy,
-                self._swap,
-                {**common, **wanted.engine_args, "served_model_name": name},
-                self._kv_policy,
-                most_gib=self._most_gib,
+                model, replace(self._options, engine_args=engine_args), most_gib=self._most_gib
             )
         except Exception as error:
             raise start_error(name, error) from error
@@ -211,7 +176,7 @@ class AsyncMultiLLMEngine(FrontEnd):
 
         group = ReplicaGroup(
             name,
-            ReplicaSet(self._balancer.make(), max_calls=self._max_calls),
+            ReplicaSet(self._balancer.make(), max_calls=self._options.max_calls),
             make=lambda: launcher.make(name, arguments),
             forget=forget,
             start_timeout_s=self._start_timeout_s,

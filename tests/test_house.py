@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "explanation" / "one-call.md"
 AT_MOST = {
     "lines": 58_500,
-    "files": 419,
+    "files": 420,
     "most_files_in_a_folder": 12,
     "class_names_used_twice": 0,
     "module_names_used_three_times": 0,
-    "files_that_spell_kv_policy": 21,
+    "files_that_spell_kv_policy": 19,
     "files_that_define_program_ended": 26,
 }
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from weft.core.errors import EngineClosedError, EngineForkedError
 from weft.core.ids import ProgramId, SessionId
-from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
 from weft.core.locks import fork_safe
 from weft.core.log import get_logger
-from weft.core.policies import PolicyConfig, registration
+from weft.core.policies import registration
 from weft.core.prediction import ExecutionGraphs
 from weft.core.prediction.times import MOST_LETTERS
 from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRow, ProgramState, RunningTool
@@ -29,6 +28,7 @@ from weft.engine.host.in_flight import InFlightCalls
 from weft.engine.host.learning import Forecasts, HistoryFile, LearnedReports
 from weft.engine.host.scheduler_messages import SchedulerMessages
 from weft.engine.host.weak import weakly_async
+from weft.engine.options import EngineOptions
 from weft.engine.processes.fork import survive_forks
 from weft.engine.processes.host import keep_exit_code_of_ctrl_c
 from weft.engine.processes.loop_thread import LoopThread
@@ -117,31 +117,24 @@ class Observers(ProgramObserver):
 class ProgramBackend(ABC):
     """What an engine knows of its programs, and the operations that programs call: `weft.core.program.state.Backend`.
 
-    Args: As for `FrontEnd`, which says what they mean and what is raised.
+    Args:
+        options: The engine's options.
+        recorder: Records the programs as a trace; None: nothing does.
+        history: Keeps what programs did; None: it is forgotten.
     """
 
     _closed: bool  # True also until the engine has started
     _process: int  # the number of the process that started the engine
 
-    def __init__(
-        self,
-        *,
-        policy: str | PolicyConfig,
-        kv_policy: str | KvPolicyConfig | None,
-        program_timeout_s: float | None,
-        clock: Callable[[], float],
-        recorder: Recorder | None,
-        history: HistoryFile | None,
-    ) -> None:
-        self.policy = (policy if isinstance(policy, PolicyConfig) else PolicyConfig(policy)).check_live()
-        self._kv_policy = check_kv_policy(kv_policy)
-        self._program_timeout_s = check_timeout(program_timeout_s, "program_timeout_s")
-        self._clock = clock
+    def __init__(self, options: EngineOptions, *, recorder: Recorder | None, history: HistoryFile | None) -> None:
+        self._options = options
+        self.policy = options.policy
+        self._clock = options.clock
         self._recorder = recorder
         self._history = history
         self.table = ProcessTable()
         self._sessions = Sessions()
-        self._in_flight = InFlightCalls(self.table, clock)
+        self._in_flight = InFlightCalls(self.table, options.clock)
         self._observers = Observers()
 
     def _run_on(self, loop: LoopThread) -> None:
@@ -213,7 +206,7 @@ class ProgramBackend(ABC):
             raise EngineClosedError
         timeout_s = info.timeout_s
         if timeout_s is None:
-            given = info.metadata.get("timeout_s", self._program_timeout_s)
+            given = info.metadata.get("timeout_s", self._options.program_timeout_s)
             timeout_s = check_timeout(given, "metadata['timeout_s']")
         info = replace(info, timeout_s=timeout_s)
         now_s = self._clock()
@@ -293,7 +286,7 @@ class ProgramBackend(ABC):
 
     @property
     def _predicts(self) -> bool:
-        return self._kv_policy is not None and not self._kv_policy.follows_use
+        return self._options.predicts
 
     def row(self, program_id: ProgramId) -> ProgramRow | None:
         """A running program's row."""

@@ -28,7 +28,10 @@ END_OF_STREAM: Final = object()
 class CallPath(ProgramBackend):
     """What an engine does with a call."""
 
-    call_timeout_s: float | None
+    @property
+    def call_timeout_s(self) -> float | None:
+        """Seconds that a call may take unless its request says otherwise; None: no limit."""
+        return self._options.call_timeout_s
 
     @abstractmethod
     def _endpoint(self, model: str | None) -> ModelEndpoint:

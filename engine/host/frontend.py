@@ -18,18 +18,17 @@ from typing import Any, Final, Self, TypeVar
 
 from weft.core.errors import EngineClosedError, EngineError
 from weft.core.ids import EngineId, ProgramId, SessionId
-from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats
 from weft.core.log import get_logger
-from weft.core.policies import PolicyConfig
 from weft.core.prediction import ExecutionGraphs
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
-from weft.core.routing.admission import Admission, check_max_calls, check_timeout
+from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaHealth, ReplicaState
 from weft.core.trace.recorder import VARIABLE, Recorder
 from weft.engine.host.call_path import END_OF_STREAM, CallPath
 from weft.engine.host.learning import HistoryFile
+from weft.engine.options import EngineOptions
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import check_main_guard
 from weft.engine.processes.loop_thread import LoopThread, in_thread, settled
@@ -48,24 +47,12 @@ class FrontEnd(CallPath):
     are its two kinds.
 
     Args:
-        policy: The scheduling policy, by name or with parameters.
-        max_calls: How many calls may be in flight on one vLLM engine, its queue included.
-        call_timeout_s: Seconds that a call may take, its time in queues included, unless its request says otherwise.
-        program_timeout_s: Seconds that a program may take from its first call on, unless its metadata say otherwise.
-        hang_timeout_s: Seconds after which an engine that hangs is killed; None: never.
-        clock: Monotonic seconds.
-        record: The trace file that programs are recorded into; None: the file named by WEFT_RECORD in the environment,
-            if any.
-        history: The file in which the engine keeps what programs did; None: it forgets at the end.
-        listen: Where the engine serves its state over HTTP, see `Listener`; None: nowhere.
+        options: The engine's options.
 
     Raises:
         ListenError: The engine cannot listen there.
         MissingPackageError: `listen` needs Starlette and uvicorn, which come with vLLM.
-        PolicyError: The policy makes no sense, or runs in simulation only.
         HistoryError: `history` cannot be read or written.
-        ReplicaError: `max_calls` is not above 0.
-        InvalidRequestError: A timeout is not above 0.
         EngineStartError: This is a child process that is re-running the user's script.
         TraceError: `record` cannot be written, or holds something other than a trace.
     """
@@ -83,37 +70,18 @@ class FrontEnd(CallPath):
         engine._process = os.getpid()
         return engine
 
-    def __init__(
-        self,
-        policy: str | PolicyConfig,
-        *,
-        max_calls: int,
-        call_timeout_s: float | None,
-        program_timeout_s: float | None,
-        hang_timeout_s: float | None,
-        clock: Callable[[], float],
-        record: str | os.PathLike[str] | None,
-        history: str | os.PathLike[str] | None = None,
-        kv_policy: str | KvPolicyConfig | None = None,
-        listen: str | None = None,
-    ) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         check_main_guard()
-        path = record if record is not None else os.environ.get(VARIABLE) or None
+        path = options.record if options.record is not None else os.environ.get(VARIABLE) or None
         super().__init__(
-            policy=policy,
-            kv_policy=kv_policy,
-            program_timeout_s=program_timeout_s,
-            clock=clock,
+            options,
             recorder=Recorder(path) if path is not None else None,
-            history=HistoryFile(history) if history is not None else None,
+            history=HistoryFile(options.history) if options.history is not None else None,
         )
         self.engine_id = EngineId(f"engine-{next(_counter)}")
-        self._max_calls = check_max_calls(max_calls)
-        self.call_timeout_s = check_timeout(call_timeout_s, "call_timeout_s")
-        self._hang_timeout_s = check_timeout(hang_timeout_s, "hang_timeout_s")
         self._kv_stats: KvStats | None = None
         self._log = get_logger().bind(engine_id=self.engine_id)
-        self._listener = Listener(listen) if listen is not None else None
+        self._listener = Listener(options.listen) if options.listen is not None else None
 
     def _start_loop(self, loop: LoopThread | None = None) -> None:
         """Start the engine's event loop, once all arguments have been checked; or use this one."""

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from weft.core.errors import EngineClosedError, ServerError, WeftError
 from weft.core.log import get_logger
+from weft.core.policies import PolicyConfig
 from weft.core.process_rows import CallIdentity, ProgramState
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
@@ -18,6 +19,7 @@ from weft.engine.host.frontend import FrontEnd
 from weft.engine.host.in_flight import InFlight, ModelEndpoint
 from weft.engine.host.scheduler_messages import SchedulerMessages
 from weft.engine.host.weak import weakly
+from weft.engine.options import EngineOptions
 from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.remote.chat import RemoteChat
@@ -78,14 +80,9 @@ class RemoteEngine(FrontEnd):
     def __init__(
         self, url: str, *, api_key: str | None, call_timeout_s: float | None, program_timeout_s: float | None
     ) -> None:
+        policy = PolicyConfig("fcfs")  # the server has the order
         super().__init__(
-            "fcfs",  # the server has the order
-            max_calls=_MOST_CALLS,
-            call_timeout_s=call_timeout_s,
-            program_timeout_s=program_timeout_s,
-            hang_timeout_s=None,
-            clock=time.monotonic,
-            record=None,
+            EngineOptions(policy=policy, call_timeout_s=call_timeout_s, program_timeout_s=program_timeout_s)
         )
         self._server = Server(url, api_key)
         self.server_url = self._server.url

@@ -4,7 +4,7 @@ It orders calls by a policy of `weft.core.policies` and leaves batching, KV bloc
 `weft.Engine`, or on its own::
 
     vllm serve MODEL --scheduler-cls weft.engine.scheduler.WeftScheduler \\
-        --additional-config '{"weft": {"name": "atlas", "bounds_s": [1, 4, 16], "beta": 8}}'
+        --additional-config '{"weft": {"policy": {"name": "atlas", "bounds_s": [1, 4, 16], "beta": 8}}}'
 
 A request names its program in `vllm_xargs`: `program_id`, and optionally the rest of a
 `weft.engine.wire.call_header.CallHeader`, or by its `session_id`. A request that names none is a program of its own.
@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from weft.core.kv_cache.policies import KvPolicyConfig
-from weft.core.policies import Call, Policy, PolicyConfig, ProgramView, Rank
+from weft.core.policies import Call, Policy, ProgramView, Rank
 from weft.engine.kv_cache.connector import SwapConnector
 from weft.engine.kv_cache.order import CallKv, KvOrder
 from weft.engine.kv_cache.store import HostStore
@@ -70,7 +70,7 @@ class WeftScheduler(AsyncScheduler):
             end_with_parent()
         else:  # an engine's host has done it
             check_members()
-        self._policy = policy = PolicyConfig.from_dict(config.policy).check_live()
+        self._policy = policy = config.policy
         self._decide_every = policy.decide_every
         self._token_s = policy.token_s
         if not self.vllm_config.scheduler_config.async_scheduling:

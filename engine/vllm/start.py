@@ -16,10 +16,9 @@ from pydantic import ValidationError
 
 from weft.core.errors import EngineError, EngineStartError, ModelNotFoundError
 from weft.core.ids import EngineId
-from weft.core.kv_cache.config import SwapConfig, auto_gib
-from weft.core.kv_cache.policies import KvPolicyConfig
-from weft.core.policies import PolicyConfig
+from weft.core.kv_cache.config import auto_gib
 from weft.engine.models.embedded import embedded_model
+from weft.engine.options import EngineOptions
 from weft.engine.processes.launch import Launch, launch_environment, launch_lock, start_cancelled
 from weft.engine.processes.logs import EngineLog, cause
 from weft.engine.processes.loop_thread import LoopThread
@@ -35,7 +34,6 @@ if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.vllm.start_progress import StartProgress
     from weft.engine.vllm_compat.names import AsyncEngineArgs, VllmConfig
 
-DEFAULT_SWAP: Final = SwapConfig()
 _SHARED: Final = re.compile("memory|in use", re.IGNORECASE)  # what engines compete for, in vLLM's errors
 _CPU_KV_CACHE_BYTES: Final = 1 << 30
 CPU_WORKER: Final = "weft.engine.vllm_compat.cpu_worker.SeededCPUWorker"
@@ -47,11 +45,7 @@ def start_vllm(
     loop: LoopThread,
     *,
     model: str,
-    policy: PolicyConfig,
-    swap: SwapConfig | None,
-    kv_policy: KvPolicyConfig | None,
-    engine_args: Mapping[str, Any],
-    tool_call_parser: str | None,
+    options: EngineOptions,
     on_account: OnAccount,
     abandoned: threading.Event,
     progress: StartProgress,
@@ -62,6 +56,9 @@ def start_vllm(
 
     Args:
         loop: The event loop that vLLM's front end runs on from now on.
+        model: A folder or a hub name.
+        options: The engine's options.
+        on_account: Called with the account of each call.
         abandoned: Set it from another thread to stop waiting.
         progress: Is told what happens.
         log: The file that vLLM's processes write to; None: the user has configured vLLM's logging.
@@ -81,10 +78,10 @@ def start_vllm(
         from weft.engine.vllm.chat import ChatEndpoint
         from weft.engine.vllm_compat.options.tool_parsers import check_tool_call_parser
 
-        check_tool_call_parser(tool_call_parser)
+        check_tool_call_parser(options.tool_call_parser)
 
         async def start() -> tuple[AccountingLLM, ChatEndpoint]:
-            arguments = engine_arguments(model, policy, swap, engine_args, kv_policy)
+            arguments = engine_arguments(model, options)
 
             def configure() -> VllmConfig:
                 config = make_config(arguments, log)
@@ -96,7 +93,7 @@ def start_vllm(
             await calibrate(llm)
             llm.on_account = on_account
             llm.log = log
-            return llm, ChatEndpoint(llm, model, tool_call_parser)
+            return llm, ChatEndpoint(llm, model, options.tool_call_parser)
 
         starting = loop.submit(start())
         try:
@@ -174,22 +171,18 @@ def wait_unless(abandoned: threading.Event, starting: Future[Any]) -> None:
             raise start_cancelled()
 
 
-def engine_arguments(
-    model: str,
-    policy: PolicyConfig,
-    swap: SwapConfig | None,
-    engine_args: Mapping[str, Any],
-    kv_policy: KvPolicyConfig | None = None,
-    *,
-    most_gib: float | None = None,
-) -> AsyncEngineArgs:
+def engine_arguments(model: str, options: EngineOptions, *, most_gib: float | None = None) -> AsyncEngineArgs:
     """vLLM's arguments for an engine with Weft's scheduler.
 
-    The user's `engine_args` override Weft's defaults. Model, scheduler and policy override both. `most_gib` is what
-    `most_host_gib` says; None: this is the only engine.
+    `options.engine_args` override Weft's defaults. Model, scheduler and policy override both.
+
+    Args:
+        model: A folder or a hub name.
+        options: The engine's options.
+        most_gib: What `most_host_gib` says; None: this is the only engine.
 
     Raises:
-        TypeError: vLLM does not know one of `engine_args`.
+        TypeError: vLLM does not know one of `options.engine_args`.
     """
     from weft.engine.kv_cache.connector import transfer_config
     from weft.engine.scheduler import WeftScheduler
@@ -205,13 +198,14 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
         arguments["dtype"] = "float32"  # bfloat16 is emulated, and slower, on CPUs without AMX
         arguments["worker_cls"] = CPU_WORKER
+    swap, engine_args = options.swap, options.engine_args
     if swap is not None and swap.space_gib == "auto" and most_gib is None:
         most_gib = most_host_gib([(engine_args, 1)])
     if swap is not None and most_gib != 0:
         arguments["kv_transfer_config"] = transfer_config(swap, most_gib)
     arguments |= engine_args
     served = _served_name(arguments)
-    settings = SchedulerConfig(policy.to_dict(), one_client=True, model=served, kv_policy=kv_policy)
+    settings = SchedulerConfig(options.policy, one_client=True, model=served, kv_policy=options.kv_policy)
     arguments |= {
         "model": model,
         "scheduler_cls": WeftScheduler,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from weft.core.errors import PolicyError
 from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
+from weft.core.policies import PolicyConfig
+
+_FLAGS: Final = ("one_client", "trust_clients")
+_WHERE: Final = 'in additional_config["weft"]'
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The settings of a scheduler: `additional_config["weft"]`."""
 
-    policy: Mapping[str, Any]  # of a `PolicyConfig`
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
     # The scheduler serves one engine of Weft. Behind a server it must not tell one client of another one's calls.
     one_client: bool = False
     trust_clients: bool = False  # Weft's own engine is always trusted; see `decode_call`
@@ -23,30 +27,55 @@ class SchedulerConfig:
 
 
 def encode_config(config: SchedulerConfig) -> dict[str, Any]:
-    """The settings as `additional_config["weft"]` carries them."""
-    flags = {"one_client": config.one_client, "trust_clients": config.trust_clients}
-    model = {"model": config.model} if config.model else {}
-    kv_policy = {"kv_policy": config.kv_policy.to_dict()} if config.kv_policy is not None else {}
-    return {**config.policy, **{name: True for name, is_set in flags.items() if is_set}, **model, **kv_policy}
+    """The settings as `additional_config["weft"]` carries them. Those that have their defaults are left out."""
+    encoded: dict[str, Any] = {"policy": config.policy.to_dict()}
+    encoded |= {name: True for name in _FLAGS if getattr(config, name)}
+    if config.model:
+        encoded["model"] = config.model
+    if config.kv_policy is not None:
+        encoded["kv_policy"] = config.kv_policy.to_dict()
+    return encoded
 
 
 def decode_config(additional_config: object) -> SchedulerConfig:
     """Read vLLM's `additional_config`.
 
+    A policy is its name, or a mapping with the name and parameters: `{"policy": {"name": "atlas", "beta": 4}}`.
+
     Raises:
-        PolicyError: `weft` is no mapping, one of the two flags is neither true nor false, or the model has no name.
+        PolicyError: `weft` is no mapping, it has a key that is none, a flag is neither true nor false, the model has no
+            name, or the policy is none that an engine can run.
         KvPolicyError: `kv_policy` is neither the name of a KV policy nor a mapping with a name and parameters.
     """
     config = additional_config.get("weft", {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(config, Mapping):
-        raise PolicyError(f'"weft" in additional_config must be a policy, such as {{"name": "atlas"}}, not {config!r}.')
-    policy = dict(config)
-    flags = {name: policy.pop(name, False) for name in ("one_client", "trust_clients")}
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise PolicyError(f'"{name}" in additional_config["weft"] must be true or false, not {value!r:.80}.')
-    model = policy.pop("model", "")
+        raise PolicyError(f'"weft" in additional_config must have settings, such as {_EXAMPLE}, not {config!r:.80}.')
+    wrong = [key for key in config if key not in _SETTINGS]
+    if wrong:
+        raise PolicyError(f"{wrong[0]!r:.80} is no setting {_WHERE}, which takes {', '.join(_SETTINGS)}: {_EXAMPLE}.")
+    for name in _FLAGS:
+        if not isinstance(config.get(name, False), bool):
+            raise PolicyError(f'"{name}" {_WHERE} must be true or false, not {config[name]!r:.80}.')
+    model = config.get("model", "")
     if not isinstance(model, str):
-        raise PolicyError(f'"model" in additional_config["weft"] must be a name, not {model!r:.80}.')
-    kv_policy = check_kv_policy(policy.pop("kv_policy", None))
-    return SchedulerConfig(policy, flags["one_client"], flags["one_client"] or flags["trust_clients"], model, kv_policy)
+        raise PolicyError(f'"model" {_WHERE} must be a name, not {model!r:.80}.')
+    one_client = config.get("one_client", False)
+    return SchedulerConfig(
+        policy=_policy(config.get("policy", {})),
+        one_client=one_client,
+        trust_clients=one_client or config.get("trust_clients", False),
+        model=model,
+        kv_policy=check_kv_policy(config.get("kv_policy")),
+    )
+
+
+_SETTINGS: Final = tuple(SchedulerConfig.__dataclass_fields__)
+_EXAMPLE: Final = '{"policy": "atlas"} or {"policy": {"name": "atlas", "beta": 4}}'
+
+
+def _policy(policy: object) -> PolicyConfig:
+    if isinstance(policy, str):
+        return PolicyConfig(policy).check_live()
+    if isinstance(policy, Mapping):
+        return PolicyConfig.from_dict(policy).check_live()
+    raise PolicyError(f'"policy" {_WHERE} must be a name or a mapping, such as {_EXAMPLE}, not {policy!r:.80}.')

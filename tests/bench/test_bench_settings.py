@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import weft
 from weft.bench.baselines import BASELINES, DEFAULT_BASELINES, baseline_of, with_gate, with_kv_policies
 from weft.bench.load import AS_RECORDED, CLOSED
 from weft.bench.rounds import rates_of_loads
@@ -21,6 +19,7 @@ from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.policies import POLICIES, PolicyConfig
 from weft.core.sim import TraceCall, TraceProgram
 from weft.core.trace.format import write
+from weft.engine.options import EngineOptions
 
 
 def test_every_policy_is_a_baseline() -> None:
@@ -35,10 +34,10 @@ def test_every_policy_is_a_baseline() -> None:
 
 def test_the_default_is_that_of_an_engine() -> None:
     """Weft's engines have the default policy with host memory, and next-use. The same without it is compared, too."""
-    arguments = inspect.signature(weft.Engine).parameters
-    assert isinstance(arguments["swap"].default, SwapConfig)
+    options = EngineOptions()
+    assert isinstance(options.swap, SwapConfig)
     host = baseline_of("default")
-    assert (host.policy, host.swaps) == (PolicyConfig(arguments["policy"].default), True)
+    assert (host.policy, host.swaps) == (options.policy, True)
     assert host.kv_policy == KvPolicyConfig("next-use")
     without = {name: baseline_of(name) for name in DEFAULT_BASELINES}
     assert replace(host, swaps=False, kv_policy=None) in without.values()

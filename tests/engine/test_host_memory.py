@@ -11,7 +11,7 @@ from background import CommandResult
 from hung_engine import hung_engine
 
 import weft
-from weft.core.policies import PolicyConfig
+from weft.engine.options import EngineOptions
 
 pytestmark = pytest.mark.engine
 
@@ -22,7 +22,7 @@ def _options(swap: weft.SwapConfig | None, **engine_args: Any) -> dict[str, Any]
     """What vLLM's processes are told of host memory; None: there is none."""
     from weft.engine.vllm.start import engine_arguments
 
-    transfer = engine_arguments("any", PolicyConfig(), swap, engine_args).kv_transfer_config
+    transfer = engine_arguments("any", EngineOptions(swap=swap, engine_args=engine_args)).kv_transfer_config
     return None if transfer is None else dict(transfer.kv_connector_extra_config)
 
 

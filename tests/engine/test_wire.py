@@ -17,6 +17,7 @@ from weft.core.errors import InvalidIdError, InvalidRequestError, PolicyError
 from weft.core.ids import MAX_ID_LENGTH, CallId, ProgramId, SessionId, ThreadId
 from weft.core.kv_cache.policies import KvPolicyConfig
 from weft.core.kv_cache.stats import KvStats, SwapStats, ToolStats
+from weft.core.policies import PolicyConfig
 from weft.core.policies.history import ProgramEnd
 from weft.core.policies.queues.levels import LevelStats, ScheduleStats
 from weft.core.process_rows import CallIdentity
@@ -239,40 +240,45 @@ def test_an_error_about_a_huge_value_is_short(name: str) -> None:
 @pytest.mark.parametrize(
     ("weft", "expected"),
     [
-        ({"name": "atlas"}, (False, False)),
-        ({"name": "atlas", "trust_clients": True}, (False, True)),
-        ({"name": "atlas", "one_client": True}, (True, True)),
+        ({"policy": "atlas"}, (False, False)),
+        ({"policy": "atlas", "trust_clients": True}, (False, True)),
+        ({"policy": {"name": "atlas"}, "one_client": True}, (True, True)),
     ],
 )
 def test_only_weft_itself_is_trusted_by_default(weft: dict[str, Any], expected: tuple[bool, bool]) -> None:
     """The figures of an engine's own front end count. Under a server they count if the operator says so."""
     config = decode_config({"weft": weft})
     assert (config.one_client, config.trust_clients) == expected
-    assert config.policy == {"name": "atlas"}
+    assert config.policy == PolicyConfig("atlas")
     assert decode_config({"weft": encode_config(config)}) == config
 
 
 def test_a_scheduler_is_told_its_kv_policy() -> None:
     """With its parameters, and nothing is sent if the engine has none."""
-    config = SchedulerConfig({"name": "atlas"}, kv_policy=KvPolicyConfig("ttl", quantile=0.5))
+    config = SchedulerConfig(PolicyConfig("atlas"), kv_policy=KvPolicyConfig("ttl", quantile=0.5))
     assert decode_config({"weft": json.loads(json.dumps(encode_config(config)))}) == config
     assert decode_config({"weft": {"kv_policy": "lru"}}).kv_policy == KvPolicyConfig("lru")
-    assert "kv_policy" not in encode_config(SchedulerConfig({"name": "atlas"}))
+    assert "kv_policy" not in encode_config(SchedulerConfig(PolicyConfig("atlas")))
 
 
 def test_a_scheduler_is_told_the_name_of_its_model() -> None:
     """It begins with the history of this model."""
-    config = SchedulerConfig({"name": "atlas"}, model="my/model")
+    config = SchedulerConfig(PolicyConfig("atlas"), model="my/model")
     assert decode_config({"weft": encode_config(config)}) == config
 
 
-@pytest.mark.parametrize(
-    "weft", ["atlas", {"name": "atlas", "trust_clients": "yes"}, {"one_client": 1}, {"name": "atlas", "model": 1}]
-)
+@pytest.mark.parametrize("weft", ["atlas", {"trust_clients": "yes"}, {"one_client": 1}, {"policy": 1}, {"model": 1}])
 def test_settings_that_are_no_settings_are_refused(weft: object) -> None:
     """The server does not start, and the error shows the value."""
     with pytest.raises(PolicyError, match=r"not ('atlas'|'yes'|1)\.$"):
         decode_config({"weft": weft})
+
+
+def test_a_policys_parameters_have_a_mapping_of_their_own() -> None:
+    """So that no parameter can be taken for a setting of the scheduler; the error shows the form."""
+    assert decode_config({"weft": {"policy": {"name": "atlas", "beta": 4}}}).policy == PolicyConfig("atlas", beta=4)
+    with pytest.raises(PolicyError, match=r"'name' is no setting .*\{\"policy\": \"atlas\"\}"):
+        decode_config({"weft": {"name": "atlas"}})
 
 
 def test_an_account_comes_back() -> None:

@@ -24,7 +24,6 @@ import weft
 from weft.core.accounts import Account
 from weft.core.errors import EngineStartError, ReplicaError, ReplicaLostError
 from weft.core.ids import CallId, EngineId, ProgramId
-from weft.core.policies import DEFAULT_POLICY
 from weft.core.routing import Affinity, LeastUsed, Locality, StealingConfig
 from weft.core.routing.admission import Admission
 from weft.core.routing.liveness import ProcessUsage
@@ -32,6 +31,7 @@ from weft.core.routing.replicas import ReplicaSet
 from weft.core.routing.stealing import Stealing
 from weft.engine.host.frontend import FrontEnd
 from weft.engine.host.in_flight import ModelEndpoint
+from weft.engine.options import EngineOptions
 from weft.engine.processes.liveness import until_stuck
 from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.replicas.base import Replica, ReplicaGoneError
@@ -261,15 +261,7 @@ class ChaosEngine(FrontEnd):
 
     def __init__(self, rng: random.Random, history: History) -> None:
         clock = asyncio.get_running_loop().time
-        super().__init__(
-            DEFAULT_POLICY,
-            max_calls=MAX_CALLS,
-            call_timeout_s=None,
-            program_timeout_s=None,
-            hang_timeout_s=HANG_TIMEOUT_S,
-            clock=clock,
-            record=None,
-        )
+        super().__init__(EngineOptions(max_calls=MAX_CALLS, hang_timeout_s=HANG_TIMEOUT_S, clock=clock))
         self.model = "simulated"
         self.rng, self.history = rng, history
         self.made_s: dict[CallId, float] = {}  # when clients made their calls

@@ -393,7 +393,7 @@ class Bench:
             use_tqdm_on_load=False,
             scheduler_cls=PreemptingScheduler,
             worker_cls=CPU_WORKER,
-            additional_config={"weft": {"name": "plas", "bounds_s": [0.05, 0.2], "beta": 2.0}},
+            additional_config={"weft": {"policy": {"name": "plas", "bounds_s": [0.05, 0.2], "beta": 2.0}}},
             kv_transfer_config=transfer_config(swap) if swaps else None,
         ).create_engine_config()
         config.scheduler_config.async_scheduling = overlapping  # vLLM turns this off on CPU

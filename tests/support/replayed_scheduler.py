@@ -78,7 +78,7 @@ class ReplayedScheduler:
         self.clock = Clock(counts_steps=True, timer=lambda: self.clock.steps * STEP_S)
         self.meter = Meter()
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
-        config = SchedulerConfig(baseline.policy.to_dict(), trust_clients=True, kv_policy=baseline.kv_policy)
+        config = SchedulerConfig(baseline.policy, trust_clients=True, kv_policy=baseline.kv_policy)
         self._scheduler: Any = make_scheduler(
             metered(WeftScheduler, self.meter, self.clock, is_weft=True),
             folder,

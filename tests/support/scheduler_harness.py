@@ -55,6 +55,12 @@ def expected_output(prompt: list[int], count: int) -> list[int]:
     return context[len(prompt) :]
 
 
+def _settings(weft: dict[str, Any]) -> dict[str, Any]:
+    """A policy's name and parameters, and the scheduler's other settings, as `additional_config` has them."""
+    others = {name: weft[name] for name in ("one_client", "trust_clients", "model", "kv_policy") if name in weft}
+    return {"policy": {name: value for name, value in weft.items() if name not in others}, **others}
+
+
 class FakeWorker:
     """Executes steps in place of a model; see the module's docstring.
 
@@ -167,8 +173,8 @@ class SchedulerHarness:
 
     Args:
         folder: an existing folder, to which the model's configuration is written.
-        weft: the scheduler's configuration, e.g. `name`, `bounds_s` and `beta`. Figures of calls are trusted unless it
-            says otherwise.
+        weft: a policy's name and parameters, e.g. `bounds_s` and `beta`, and further settings of the scheduler. Figures
+            of calls are trusted unless it says otherwise.
         slots: the number of calls that run at once.
         blocks: the number of KV blocks, of 16 tokens each.
         in_flight: the number of steps in flight: 1, or 2 for steps that overlap as under asynchronous scheduling.
@@ -208,7 +214,7 @@ class SchedulerHarness:
                 max_num_seqs=slots,
                 max_num_batched_tokens=batched_tokens,
                 enable_prefix_caching=prefix_caching,
-                additional_config={"weft": {"trust_clients": True, **weft}},
+                additional_config={"weft": {"trust_clients": True, **_settings(weft)}},
                 **swapping(swap_blocks * _BLOCK_BYTES, min_tokens),
                 **engine,
             ),

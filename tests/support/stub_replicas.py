@@ -70,10 +70,13 @@ class StubLauncher(LocalLauncher):
 def stub_launchers(model: Path) -> Iterator[list[StubLauncher]]:
     """Engines that start inside have stub replicas. Yields the list of their launchers."""
     from weft.core.policies import PolicyConfig
+    from weft.engine.options import EngineOptions
     from weft.engine.vllm.start import engine_arguments
 
     launchers: list[StubLauncher] = []
-    arguments = engine_arguments(str(model), PolicyConfig("fcfs"), None, {"max_model_len": 256})
+    arguments = engine_arguments(
+        str(model), EngineOptions(policy=PolicyConfig("fcfs"), swap=None, engine_args={"max_model_len": 256})
+    )
     config = arguments.create_engine_config()
 
     def make(_backend: str, engine_id: Any, *, on_account: Any, **_: Any) -> StubLauncher:

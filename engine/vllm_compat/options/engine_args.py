@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from inspect import signature
+from collections.abc import Iterable
 from typing import Any, Final, TypedDict
 
 from weft.core.errors import EngineStartError
@@ -290,12 +289,12 @@ def known_engine_args() -> frozenset[str]:
     return frozenset(VllmArgs.__annotations__) - lacking(_SINCE)
 
 
-def check_engine_args(names: Iterable[str], function: Callable[..., Any]) -> None:
+def check_engine_args(names: Iterable[str], own: Iterable[str] = ()) -> None:
     """Check the names of vLLM's arguments before vLLM is imported, which takes seconds.
 
     Args:
         names: The names.
-        function: The function that got them. Its own parameters are among the names that may have been meant.
+        own: Further names that may have been meant.
 
     Raises:
         EngineStartError: vLLM has no argument of a name. The message has the name nearest to it.
@@ -304,7 +303,7 @@ def check_engine_args(names: Iterable[str], function: Callable[..., Any]) -> Non
     wrong = [name for name in names if name not in known]
     if not wrong:
         return
-    meant = [*(name for name in signature(function).parameters if name not in ("self", "engine_args")), *known]
+    meant = [*own, *known]
     near = [(name, difflib.get_close_matches(name[:64], meant, n=1)) for name in wrong]
     said = ", ".join(f"{name:.80} (did you mean {found[0]}?)" if found else f"{name:.80}" for name, found in near)
     raise EngineStartError(

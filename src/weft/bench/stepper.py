@@ -141,9 +141,7 @@ class Stepper:
         from weft.engine.scheduler import WeftScheduler
         from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
 
-        config = SchedulerConfig(
-            self._baseline.policy.to_dict(), trust_clients=True, kv_policy=self._baseline.kv_policy
-        )
+        config = SchedulerConfig(self._baseline.policy, trust_clients=True, kv_policy=self._baseline.kv_policy)
         weft = encode_config(config)
         arguments = {"scheduler_cls": WeftScheduler, "additional_config": {"weft": weft}}
         if self._baseline.swaps:

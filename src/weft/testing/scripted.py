@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from weft.core.accounts import Account
 from weft.core.errors import ContextLengthError, InvalidRequestError
 from weft.core.ids import CallId
+from weft.core.policies import PolicyConfig
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, Admission
@@ -20,6 +21,7 @@ from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
 from weft.engine.host.in_flight import InFlight, ModelEndpoint
 from weft.engine.host.weak import weakly
+from weft.engine.options import EngineOptions
 
 _POLL_S: Final = 0.001
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")  # of the output; the first that a request has counts
@@ -80,16 +82,8 @@ class ScriptedEngine(FrontEnd):
         listen: str | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
-        super().__init__(
-            "fcfs",
-            max_calls=max_calls,
-            call_timeout_s=None,
-            program_timeout_s=None,
-            hang_timeout_s=None,
-            clock=self.clock,
-            record=None,
-            listen=listen,
-        )
+        policy = PolicyConfig("fcfs")
+        super().__init__(EngineOptions(policy=policy, max_calls=max_calls, clock=self.clock, listen=listen))
         script = Script(replies)
         self.calls = script.calls
         self._start_loop()

@@ -62,7 +62,7 @@ def server(tiny_model: Path, log: Path) -> Iterator[httpx.Client]:
         ),
         *("--scheduler-cls", "weft.engine.scheduler.WeftScheduler"),
         *("--middleware", "weft.engine.http.check_ids.CheckIds"),
-        *("--additional-config", '{"weft": {"name": "atlas", "bounds_s": [0.3, 2.0], "beta": 8}}'),
+        *("--additional-config", '{"weft": {"policy": {"name": "atlas", "bounds_s": [0.3, 2.0], "beta": 8}}}'),
         *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "2", *LONG_CONTEXT_OPTIONS),
         *("--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(256 << 20)),
         *("--api-key", *KEYS, "--enable-scale-out", "--enable-log-requests"),
