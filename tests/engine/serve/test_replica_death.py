@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         *(sys.executable, "-m", "weft", "serve", str(tiny_model), "--served-model-name", "tiny", "--replicas", "2"),
         *("--host", "127.0.0.1", "--port", "0", "--max-num-seqs", "4", "--max-model-len", "2048", "--enforce-eager"),
         # so that calls wait, and have no token yet
-        *("--kv-cache-memory-bytes", str(256 << 20), "--policy", "fcfs", "--stealing"),
+        *("--kv-cache-memory-bytes", str(256 << 20), "--policy", "fcfs", "--stealing", "--hang-timeout-s", "0"),
         *("--kv-policy", "next-use", "--host-kv-gib", str(HOST_GIB), "--history", str(folder / "history.json")),
     ]
     with log.open("wb") as output:
@@ -156,57 +156,93 @@ async def test_a_replica_is_killed_and_no_answer_is_lost_or_doubled(pair: Server
     assert re.search(rf"{death}(.*\n)*INFO:.* replica ready .*replica={lost}\n", log), log
 
 
-async def test_calls_move_while_replicas_die(pair: Server) -> None:
-    """All calls are on the replica that is left. Some move when the other one is back; then the first one is killed.
+class Crowd:
+    """Clients that call again and again. `done` has the texts of the calls that ended well.
 
+    Args:
+        client: for their requests.
+        expected: the right answer of each.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, expected: str) -> None:
+        self._client, self._expected = client, expected
+        self.may_begin = asyncio.Event()  # the clients that are not in a hurry wait for it before each call
+        self.is_over = False
+        self.done: list[str] = []
+
+    async def whole(self, number: int) -> None:
+        """Ask for whole answers."""
+        while not self.is_over:
+            await self.may_begin.wait()
+            self.done.append(await ask(self._client, 0, f"whole-{number}"))
+
+    async def streams(self) -> None:
+        """Ask for streams, which may be lost with a replica."""
+        while not self.is_over:
+            await self.may_begin.wait()
+            text, end = await read(self._client, 0)
+            if end == "[DONE]":
+                self.done.append(text)
+            else:
+                assert end == "replica_lost"
+                assert self._expected.startswith(text)
+
+    async def impatient(self) -> None:
+        """Have deadlines that pass, and leave."""
+        while not self.is_over:
+            hurried = {"weft-timeout-s": "0.5"}
+            answer = await self._client.post("/v1/chat/completions", json=body(0), headers=hurried)
+            assert answer.status_code in (200, 504), answer.text
+            leaving = asyncio.ensure_future(ask(self._client, 0, "left"))
+            await asyncio.wait([leaving], timeout=0.3)
+            leaving.cancel()
+            await asyncio.wait([leaving])
+
+
+async def until(is_so: Callable[[list[dict[str, Any]]], bool], client: httpx.AsyncClient) -> None:
+    """Wait until something is true of the replicas' states."""
+    while not is_so((await state(client))["replicas"]):  # noqa: ASYNC110  over HTTP
+        await asyncio.sleep(0.05)
+
+
+async def test_calls_move_while_replicas_die(pair: Server) -> None:
+    """All calls wait at the replica that is left, which stands still until the other one is back. So some of them move.
+    Then the replica that they left is killed.
+
+    No new calls begin in between: they would fill the replica that is back, which then takes none of the others.
     Meanwhile clients leave and deadlines pass. Each other call gets its whole answer, once.
     """
     async with httpx.AsyncClient(base_url=pair.url, timeout=300, limits=httpx.Limits(max_connections=None)) as client:
         expected = await ask(client, 0, "reference")
-        is_over = asyncio.Event()
-        done: list[str] = []
-
-        async def whole(number: int) -> None:
-            while not is_over.is_set():
-                done.append(await ask(client, 0, f"whole-{number}"))
-
-        async def streams() -> None:
-            while not is_over.is_set():
-                text, end = await read(client, 0)
-                if end == "[DONE]":
-                    done.append(text)
-                else:
-                    assert end == "replica_lost"
-                    assert expected.startswith(text)
-
-        async def impatient() -> None:
-            while not is_over.is_set():
-                hurried = {"weft-timeout-s": "0.5"}
-                answer = await client.post("/v1/chat/completions", json=body(0), headers=hurried)
-                assert answer.status_code in (200, 504), answer.text
-                leaving = asyncio.ensure_future(ask(client, 0, "left"))
-                await asyncio.wait([leaving], timeout=0.3)
-                leaving.cancel()
-                await asyncio.wait([leaving])
-
-        async def stolen() -> int:
-            return sum(each["stolen"] for each in (await state(client))["replicas"])
-
-        async with asyncio.TaskGroup() as clients:
+        crowd = Crowd(client, expected)
+        async with asyncio.timeout(600), asyncio.TaskGroup() as clients:
+            crowd.may_begin.set()
             for number in range(10):
-                clients.create_task(whole(number))
-                clients.create_task(streams())
-            clients.create_task(impatient())
-            first, other = pair.engines()
-            before = await stolen()
-            first.send_signal(signal.SIGKILL)
-            while await stolen() == before:  # noqa: ASYNC110  over HTTP
+                clients.create_task(crowd.whole(number))
+                clients.create_task(crowd.streams())
+            clients.create_task(crowd.impatient())
+            while len(crowd.done) < 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            other.send_signal(signal.SIGKILL)
-            finished = len(done)
-            while len(done) < finished + 20:  # noqa: ASYNC110
+            crowd.may_begin.clear()
+            first, other = pair.engines()
+            other.suspend()
+            before = (await state(client))["replicas"]
+            first.kill()
+            await until(lambda now: sum_of("deaths", now) > sum_of("deaths", before), client)
+            await until(lambda now: all(each["state"] == "ready" for each in now), client)
+            assert sum_of("stolen", before) == sum_of("stolen", (await state(client))["replicas"])
+            other.resume()
+            await until(lambda now: sum_of("stolen", now) > sum_of("stolen", before), client)
+            other.kill()
+            crowd.may_begin.set()
+            finished = len(crowd.done)
+            while len(crowd.done) < finished + 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-            is_over.set()
-        assert set(done) == {expected}
-        while any(each["calls"] for each in (await state(client))["replicas"]):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+            crowd.is_over = True
+        assert set(crowd.done) == {expected}
+        await until(lambda now: not sum_of("calls", now), client)
+
+
+def sum_of(name: str, replicas: list[dict[str, Any]]) -> int:
+    """The sum of a count over replicas."""
+    return sum(each[name] for each in replicas)
