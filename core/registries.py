@@ -7,7 +7,7 @@ docs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from weft.core.errors import WeftError
@@ -81,9 +81,9 @@ class Registry(Generic[T]):
     entries: dict[str, Registration[T]] = field(default_factory=dict)
 
     def register(
-        self, name: str, summary: str, parameters: type[Any] = NoParameters, *, simulation_only: bool = False
+        self, name: str, summary: str, parameters: type[Any] | None = None, *, simulation_only: bool = False
     ) -> Callable[[C], C]:
-        """Register a class under a name; used as a decorator.
+        """Register a class under a name; used as a decorator. A class that is a dataclass is its own parameters.
 
         Raises:
             ValueError: The name is taken.
@@ -93,7 +93,8 @@ class Registry(Generic[T]):
             if name in self.entries:
                 raise ValueError(f"a {self.what} named {name!r} is registered already")
             kind.name = name
-            self.entries[name] = Registration(name, summary, cast("type[T]", kind), parameters, simulation_only)
+            own = parameters or (kind if is_dataclass(kind) else NoParameters)
+            self.entries[name] = Registration(name, summary, cast("type[T]", kind), own, simulation_only)
             return kind
 
         return add

@@ -94,7 +94,7 @@ def registry_table(package: str) -> str:
         if names:
             classes.setdefault(each.parameters, []).append(f"`{each.name}`")
     for parameters, names in classes.items():
-        described = _described(parameters)
+        described = {name: text for kind in reversed(parameters.__mro__) for name, text in _described(kind).items()}
         lines += ["", f"## Parameters of {', '.join(names)}", "", "| parameter | default | meaning |", "|---|---|---|"]
         for field in fields(parameters):
             lines.append(f"| `{field.name}` | `{field.default!r}` | {described.get(field.name, '')} |")

@@ -4,27 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from weft.core.kv_cache.policies.decisions import LEAVE, MOST_HOLD_S, Action, Context, Decision, KvPolicy, Memory
 from weft.core.kv_cache.policies.kv_registry import check_range, register
-
-
-@dataclass(frozen=True, slots=True)
-class LeastWasteParameters:
-    """The parameter of least waste.
-
-    Args:
-        watermark: the share of the KV cache in use or held, from 0 to 1, up to which every context is kept.
-
-    Raises:
-        KvPolicyError: It is out of range.
-    """
-
-    watermark: float = 0.9  # the paper gives none
-
-    def __post_init__(self) -> None:
-        check_range("watermark", self.watermark, 0, 1)
 
 
 class Waste(NamedTuple):
@@ -55,20 +38,29 @@ def waste(context: Context, memory: Memory, now_s: float) -> Waste:
     )
 
 
-@register("least-waste", "Astraea: keep, leave or spill, whichever wastes the least memory", LeastWasteParameters)
+@register("least-waste", "Astraea: keep, leave or spill, whichever wastes the least memory")
+@dataclass(frozen=True)
 class LeastWaste(KvPolicy):
     """Keeps every context up to the watermark, and above it takes the choice of least waste. Ties go to keeping.
 
     A context is held until keeping it has wasted as much as the best other choice.
+
+    Args:
+        watermark: the share of the KV cache in use or held, from 0 to 1, up to which every context is kept.
+
+    Raises:
+        KvPolicyError: It is out of range.
     """
 
-    decides = True
+    decides: ClassVar[bool] = True
 
-    def __init__(self, watermark: float = 0.9) -> None:
-        self._watermark = watermark
+    watermark: float = 0.9  # the paper gives none
+
+    def __post_init__(self) -> None:
+        check_range("watermark", self.watermark, 0, 1)
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
-        if memory.used_share <= self._watermark:
+        if memory.used_share <= self.watermark:
             return Decision(Action.KEEP, now_s + MOST_HOLD_S)
         keep, leave, spill = waste(context, memory, now_s)
         other = min(leave, spill)

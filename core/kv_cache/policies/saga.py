@@ -4,54 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.core.kv_cache.policies.decisions import MOST_HOLD_S, Action, Context, Decision, Memory
+from weft.core.kv_cache.policies.decisions import Action, Context, Decision, Memory
 from weft.core.kv_cache.policies.kv_registry import register
-from weft.core.kv_cache.policies.ttl import Ttl, TtlParameters
-from weft.core.kv_cache.policies.wa_lru import WaLru, WaLruParameters
+from weft.core.kv_cache.policies.ttl import Ttl
+from weft.core.kv_cache.policies.wa_lru import WaLru
 
 
-@dataclass(frozen=True, slots=True)
-class SagaParameters:
-    """The parameters of the time to live (`TtlParameters`) and of WA-LRU (`WaLruParameters`).
-
-    Raises:
-        KvPolicyError: A value is out of range.
-    """
-
-    quantile: float = 0.95
-    low: float = 0.7
-    high: float = 0.9
-    most_s: float = MOST_HOLD_S
-    recency: float = 0.3
-    reuse: float = 0.5
-    size: float = 0.2
-
-    def __post_init__(self) -> None:
-        TtlParameters(self.quantile, self.low, self.high, self.most_s)
-        WaLruParameters(self.recency, self.reuse, self.size)
-
-
-@register("saga", "SAGA as a whole: ttl, then wa-lru; with host memory what is not held is spilled", SagaParameters)
+@register("saga", "SAGA as a whole: ttl, then wa-lru; with host memory what is not held is spilled")
+@dataclass(frozen=True)
 class Saga(Ttl, WaLru):
     """Holds contexts as `ttl` does, and evicts those that it does not hold in the order of `wa-lru`.
 
     SAGA fetches ahead without saying from where. Here it is from host memory, if the engine has it: a context that is
-    not held is spilled if copying it back is faster than computing it.
+    not held is spilled if copying it back is faster than computing it. The parameters are those of both policies.
     """
 
-    def __init__(
-        self,
-        *,
-        quantile: float = 0.95,
-        low: float = 0.7,
-        high: float = 0.9,
-        most_s: float = MOST_HOLD_S,
-        recency: float = 0.3,
-        reuse: float = 0.5,
-        size: float = 0.2,
-    ) -> None:
-        Ttl.__init__(self, quantile, low, high, most_s)
-        WaLru.__init__(self, recency, reuse, size)
+    def __post_init__(self) -> None:
+        Ttl.__post_init__(self)
+        WaLru.__post_init__(self)
 
     def decide(self, context: Context, memory: Memory, now_s: float) -> Decision:
         decision = super().decide(context, memory, now_s)
