@@ -20,7 +20,7 @@ from weft.core.policies.queues.fairness import Task, Tenant, demand, shares
 from weft.core.policies.queues.stride import ByTenant, TenantQueue
 from weft.core.policies.registry import register, registration
 from weft.core.policies.service.remaining import LearnedRemaining, RemainingWork
-from weft.core.policies.steps import Room, StepCosts, UnlimitedRoom
+from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.registries import check_number
 
@@ -280,45 +280,16 @@ class Fair(PolicyAround):
             return True
         return self.inner.preempts and any(self.inner.outranks(call, own) for own in tenant.running)
 
-    def victims(
-        self,
-        running: Sequence[Call],
-        free_slots: int,
-        *,
-        ready: Callable[[Call], bool] = lambda _call: True,
-        room: Room | None = None,
-    ) -> list[Call]:
-        """As in `Policy`, with two rules for whose calls a candidate displaces.
+    victims = Policy.victims  # by the rule below, and not by that of the inner policy
 
-        The inner policy decides about calls of its own tenant. It displaces a call of another tenant if its own tenant
-        has credit or has waited for `PATIENCE_S`, and would still have had less than the other tenant.
+    def victim_of(self, candidate: Call, left: dict[Call, None]) -> Call | None:
+        """The call of the same tenant that the inner policy chooses, or else one of another tenant.
+
+        A call of another tenant is displaced if the candidate's tenant has credit or has waited for `PATIENCE_S`, and
+        would still have had less than the other tenant.
         """
         if not self._has_several_tenants:
-            return self.inner.victims(running, free_slots, ready=ready, room=room)
-        room = room or UnlimitedRoom()
-        left = dict.fromkeys(sorted(running, key=lambda call: call.rank))
-        victims: list[Call] = []
-        for candidate in self.queue:
-            if not ready(candidate):
-                continue
-            if not room.offer(candidate):
-                return victims
-            chosen = len(victims)
-            while free_slots < 1 or not room.fits():
-                victim = self._victim(candidate, left)
-                if victim is None:
-                    for call in reversed(victims[chosen:]):
-                        room.keep(call)
-                    return victims[:chosen]
-                del left[victim]
-                victims.append(victim)
-                free_slots += 1
-                room.preempt(victim)
-            free_slots -= 1
-            room.start()
-        return victims
-
-    def _victim(self, candidate: Call, left: Mapping[Call, None]) -> Call | None:
+            return self.inner.victim_of(candidate, left)
         ours = self.queue.tenant_of(candidate)
         if self.inner.preempts:
             own = next((call for call in reversed(list(left)) if self.queue.tenant_of(call) is ours), None)

@@ -211,7 +211,7 @@ class Policy(Registered, ABC):
         if not self.preempts:
             return []
         room = room or UnlimitedRoom()
-        by_rank = sorted(running, key=lambda call: call.rank)
+        left = dict.fromkeys(sorted(running, key=lambda call: call.rank))
         victims: list[Call] = []
         for candidate in self.waiting:
             if not ready(candidate):
@@ -220,13 +220,25 @@ class Policy(Registered, ABC):
                 return victims
             chosen = len(victims)
             while free_slots < 1 or not room.fits():
-                if not by_rank or not self.outranks(candidate, by_rank[-1]):
+                victim = self.victim_of(candidate, left)
+                if victim is None:
                     for call in reversed(victims[chosen:]):  # the candidate does not fit, so they stay
                         room.keep(call)
                     return victims[:chosen]
-                victims.append(by_rank.pop())
+                del left[victim]
+                victims.append(victim)
                 free_slots += 1
-                room.preempt(victims[-1])
+                room.preempt(victim)
             free_slots -= 1
             room.start()
         return victims
+
+    def victim_of(self, candidate: Call, left: dict[Call, None]) -> Call | None:
+        """The running call that `victims` preempts next for a waiting one. None: there is no such call.
+
+        Args:
+            candidate: The waiting call.
+            left: The running calls that have not been chosen yet, the worst rank last.
+        """
+        worst = next(reversed(left), None)
+        return worst if worst is not None and self.outranks(candidate, worst) else None
