@@ -1,6 +1,6 @@
 """Imports traces of other tools: `weft trace import` and whatever else reads a user's own traces.
 
-Each format has a file with an `Importer`; it is added to `IMPORTERS`.
+Each format has an `Importer` in a module of its own; it is added to `_ALL`.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import Final
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers.agentic_mooncake import AgenticMooncake
-from weft.core.trace.importers.benchmarks import Bfcl, SweAgent, TauBench
-from weft.core.trace.importers.claude_code import ClaudeCode
-from weft.core.trace.importers.contract import Blocks, DatedImporter, Importer, ImportOptions, LeftOut
-from weft.core.trace.importers.langfuse import Langfuse
-from weft.core.trace.importers.mooncake import Aiperf, Mooncake
-from weft.core.trace.importers.opentelemetry import OpenTelemetry
-from weft.core.trace.importers.request_logs import Azure, LiteLlm, VllmLog
-from weft.core.trace.importers.weka import Weka
+from weft.core.trace.importers.agentic_mooncake import AGENTIC_MOONCAKE
+from weft.core.trace.importers.benchmarks import BFCL, SWE_AGENT, TAU_BENCH
+from weft.core.trace.importers.claude_code import CLAUDE_CODE
+from weft.core.trace.importers.contract import Blocks, Importer, ImportOptions, LeftOut
+from weft.core.trace.importers.langfuse import LANGFUSE
+from weft.core.trace.importers.mooncake import AIPERF, MOONCAKE
+from weft.core.trace.importers.opentelemetry import OPENTELEMETRY
+from weft.core.trace.importers.request_logs import AZURE, LITELLM, VLLM_LOG
+from weft.core.trace.importers.weka import WEKA
 
 __all__ = ["IMPORTERS", "ImportOptions", "Importer", "TraceImport", "import_traces"]
 
-_ALL: Final[tuple[Importer, ...]] = (
-    Weka(),
-    AgenticMooncake(),
-    Mooncake(),
-    Aiperf(),
-    Azure(),
-    ClaudeCode(),
-    OpenTelemetry(),
-    LiteLlm(),
-    Langfuse(),
-    VllmLog(),
-    TauBench(),
-    Bfcl(),
-    SweAgent(),
+_ALL: Final = (
+    WEKA,
+    AGENTIC_MOONCAKE,
+    MOONCAKE,
+    AIPERF,
+    AZURE,
+    CLAUDE_CODE,
+    OPENTELEMETRY,
+    LITELLM,
+    LANGFUSE,
+    VLLM_LOG,
+    TAU_BENCH,
+    BFCL,
+    SWE_AGENT,
 )
-IMPORTERS: Final[dict[str, Importer]] = {each.name: each for each in _ALL}  # in the order in which they look
+IMPORTERS: Final = {each.name: each for each in _ALL}  # in the order in which they look
 
 _HEAD_BYTES: Final = 1 << 18
 _BESIDE: Final = ("*.answers.jsonl", "agent-*.jsonl", "agent-*.meta.json")  # files that are read with another one
@@ -66,11 +66,9 @@ class TraceImport:
 
     Args:
         paths: files, and folders of files. In a folder, files of other formats are left out.
-        options: caps.
         format: the format's name. None: it is found by looking at each file.
         arrivals: the arrival times of the programs in seconds. None: as recorded, from the start of each file, or from
             the first of all logs whose times are dates.
-        advance: called with the number of further bytes that were read.
 
     Attributes:
         files: the files, each with its importer.
@@ -110,12 +108,12 @@ class TraceImport:
 
     def __iter__(self) -> Iterator[TraceProgram]:
         blocks, times = Blocks(), dict[str, int]()  # how often each id has come
-        dated = [(path, importer) for path, importer in self.files if isinstance(importer, DatedImporter)]
-        starts_s = {path: each for path, importer in dated if (each := importer.start_s(path)) is not None}
+        dated = [(path, importer.start_s) for path, importer in self.files if importer.start_s is not None]
+        starts_s = {path: each for path, of in dated if (each := of(path)) is not None}
         start_s = min(starts_s.values(), default=0.0)
         # The log that begins first has the calls that later ones repeat.
         for path, importer in sorted(self.files, key=lambda file: starts_s.get(file[0], 0.0)):
-            is_empty, offset_s = True, start_s if isinstance(importer, DatedImporter) else 0.0
+            is_empty, offset_s = True, start_s if importer.start_s is not None else 0.0
             for found in importer.read(path, blocks, self.advance):
                 is_empty = False
                 if isinstance(found, LeftOut):

@@ -17,7 +17,7 @@ from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import with_block_hashes
 from weft.core.trace.fields import text, whole
 from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers.contract import Blocks
+from weft.core.trace.importers.contract import Blocks, Importer
 from weft.core.trace.importers.mooncake import (
     INPUT,
     MS,
@@ -61,52 +61,51 @@ class _Request:
         return (other for other, _ in (*self.after, *self.beside))
 
 
-class AgenticMooncake:
+def _matches(_: Path, head: str) -> bool:
+    """Whether the file begins with the header, or with rows that have ids and may wait for others."""
+    found = head_rows(head)
+    if not found:
+        return False
+    return found[0].get("schema") == SCHEMA or (
+        "request_id" in found[0]
+        and any(key in row for row in found for key in ("wait_for", "branches", "tool_wait_ms", "prefix_reset"))
+    )
+
+
+def _read(path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads both versions. A row names those that must have ended, or begun, before it."""
+    header = next((row for _, row in rows(path, lambda _: None, _EXPECTED)), {})
+    has_header = header.get("schema") == SCHEMA
+    block_tokens = _header(header, path) if has_header else block_tokens_of(path, first_rows(path, _EXPECTED))
+    plays = None if has_header else _plays(path)
 
-    name: str = "agentic-mooncake"
-    description: str = "Dynamo's agentic Mooncake rows, with and without a header"
+    def play_of(row: Row, where: str) -> str:
+        if row.get("schema") == SCHEMA:
+            return ""
+        key = "play_id" if has_header else "request_id"
+        found = text(row, key, where, required=True) or ""
+        return found if plays is None else plays[found]
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins with the header, or with rows that have ids and may wait for others."""
-        del path
-        found = head_rows(head)
-        if not found:
-            return False
-        return found[0].get("schema") == SCHEMA or (
-            "request_id" in found[0]
-            and any(key in row for row in found for key in ("wait_for", "branches", "tool_wait_ms", "prefix_reset"))
-        )
+    file_scope = None if has_header else blocks.scope()  # the ids of version 1 hold in the whole file
+    for group in grouped(path, advance, _EXPECTED, play_of):
+        if group[0][1].get("schema") == SCHEMA:
+            _refuse_more_headers(group)
+            continue
+        scope = file_scope or blocks.scope()
+        requests = _in_order([_request(row, where, has_header) for where, row in group])
+        first = requests[0]
+        play_id = play_of(first.row, first.where) if has_header else first.session or first.request_id
+        program = _program(play_id, requests)
+        prompts: dict[str, array[int]] = {}
+        for request, call in zip(requests, program.calls, strict=True):
+            ids = hash_ids(request.row, request.where, call.prompt_tokens, block_tokens) if block_tokens else []
+            prompts[call.call_id] = scope.numbers(ids)
+        yield with_block_hashes(program, prompts, block_tokens) if block_tokens else program
 
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
-        """Yield a program for each play, or for requests that wait for one another."""
-        header = next((row for _, row in rows(path, lambda _: None, _EXPECTED)), {})
-        has_header = header.get("schema") == SCHEMA
-        block_tokens = _header(header, path) if has_header else block_tokens_of(path, first_rows(path, _EXPECTED))
-        plays = None if has_header else _plays(path)
 
-        def play_of(row: Row, where: str) -> str:
-            if row.get("schema") == SCHEMA:
-                return ""
-            key = "play_id" if has_header else "request_id"
-            found = text(row, key, where, required=True) or ""
-            return found if plays is None else plays[found]
-
-        file_scope = None if has_header else blocks.scope()  # the ids of version 1 hold in the whole file
-        for group in grouped(path, advance, _EXPECTED, play_of):
-            if group[0][1].get("schema") == SCHEMA:
-                _refuse_more_headers(group)
-                continue
-            scope = file_scope or blocks.scope()
-            requests = _in_order([_request(row, where, has_header) for where, row in group])
-            first = requests[0]
-            play_id = play_of(first.row, first.where) if has_header else first.session or first.request_id
-            program = _program(play_id, requests)
-            prompts: dict[str, array[int]] = {}
-            for request, call in zip(requests, program.calls, strict=True):
-                ids = hash_ids(request.row, request.where, call.prompt_tokens, block_tokens) if block_tokens else []
-                prompts[call.call_id] = scope.numbers(ids)
-            yield with_block_hashes(program, prompts, block_tokens) if block_tokens else program
+AGENTIC_MOONCAKE: Final = Importer(
+    "agentic-mooncake", "Dynamo's agentic Mooncake rows, with and without a header", _matches, _read
+)
 
 
 def _header(header: Row, path: Path) -> int:

@@ -11,34 +11,25 @@ from typing import Any, Final
 from weft.core.errors import TraceError
 from weft.core.trace.fields import text
 from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers.contract import Blocks
+from weft.core.trace.importers.contract import Blocks, Importer, begins
 from weft.core.trace.importers.reading import a_list, an_object, documents, next_call, optional_seconds, rows, text_of
 
 _EXPECTED: Final = "a list of tau-bench's runs, objects with task_id and traj"
 
 
-class TauBench:
+def _read_tau(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads runs. Each message of the assistant is a call, with all earlier messages as its prompt."""
+    for where, runs in documents(path, advance, _EXPECTED):
+        if not isinstance(runs, list):
+            raise TraceError(f"{where}: {runs!r:.40} is not a list; expected {_EXPECTED}.")
+        for number, run in enumerate(runs):
+            place = f"{where}, run {number + 1}"
+            program = _run(number, an_object(run, place, "an object with task_id and traj"), place)
+            if program.calls:
+                yield program
 
-    name: str = "tau-bench"
-    description: str = "tau-bench's trajectories"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins with a list of runs."""
-        del path
-        return head.lstrip().startswith("[") and '"traj"' in head
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
-        """Yield the runs in which the assistant says something."""
-        del blocks
-        for where, runs in documents(path, advance, _EXPECTED):
-            if not isinstance(runs, list):
-                raise TraceError(f"{where}: {runs!r:.40} is not a list; expected {_EXPECTED}.")
-            for number, run in enumerate(runs):
-                place = f"{where}, run {number + 1}"
-                program = _run(number, an_object(run, place, "an object with task_id and traj"), place)
-                if program.calls:
-                    yield program
+TAU_BENCH: Final = Importer("tau-bench", "tau-bench's trajectories", begins("[", "traj"), _read_tau)
 
 
 def _run(number: int, run: dict[str, Any], where: str) -> TraceProgram:
@@ -62,38 +53,35 @@ _TASK: Final = "a task of BFCL, an object with id and question"
 _ANSWER: Final = "answers of BFCL, an object with id and ground_truth"
 
 
-class Bfcl:
+def _matches_bfcl(path: Path, head: str) -> bool:
+    """Whether the file begins with a task."""
+    return head.lstrip().startswith("{") and '"question"' in head and not path.name.endswith(".answers.jsonl")
+
+
+def _read_bfcl(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads tasks. Each function that a correct agent calls is a call; a user's turn is a human's answer.
 
     Only multi-turn categories say which calls an agent makes one after the other.
     """
+    first = next(rows(path, lambda _: None, _TASK), None)
+    if first is None:
+        return
+    a_list(first[1], "question", first[0])  # a file of another format has no answers beside it
+    beside = path.with_suffix(".answers.jsonl")
+    answers = {
+        text(row, "id", where, required=True): row.get("ground_truth")
+        for where, row in rows(beside, lambda _: None, _ANSWER)
+    }
+    for where, task in rows(path, advance, _TASK):
+        task_id = text(task, "id", where, required=True) or ""
+        program = _task(task_id, a_list(task, "question", where), _turns(task_id, answers.get(task_id), where), where)
+        if program.calls:
+            yield program
 
-    name: str = "bfcl"
-    description: str = "BFCL's multi-turn tasks, with their answers beside them in NAME.answers.jsonl"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins with a task."""
-        return head.lstrip().startswith("{") and '"question"' in head and not path.name.endswith(".answers.jsonl")
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
-        """Yield the tasks that have a call."""
-        del blocks
-        first = next(rows(path, lambda _: None, _TASK), None)
-        if first is None:
-            return
-        a_list(first[1], "question", first[0])  # a file of another format has no answers beside it
-        beside = path.with_suffix(".answers.jsonl")
-        answers = {
-            text(row, "id", where, required=True): row.get("ground_truth")
-            for where, row in rows(beside, lambda _: None, _ANSWER)
-        }
-        for where, task in rows(path, advance, _TASK):
-            task_id = text(task, "id", where, required=True) or ""
-            program = _task(
-                task_id, a_list(task, "question", where), _turns(task_id, answers.get(task_id), where), where
-            )
-            if program.calls:
-                yield program
+BFCL: Final = Importer(
+    "bfcl", "BFCL's multi-turn tasks, with their answers beside them in NAME.answers.jsonl", _matches_bfcl, _read_bfcl
+)
 
 
 def _turns(task_id: str, answers: object, where: str) -> list[list[str]]:
@@ -127,26 +115,23 @@ def _task(task_id: str, question: list[Any], answers: list[list[str]], where: st
 _EXPECTED_TRAJECTORY: Final = "a trajectory of SWE-agent, an object with history"
 
 
-class SweAgent:
+def _matches_swe(path: Path, head: str) -> bool:
+    """Whether the file is called so, or begins like one."""
+    return head.lstrip().startswith("{") and (
+        path.suffix == ".traj" or ('"trajectory"' in head and '"observation"' in head)
+    )
+
+
+def _read_swe(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads a run. Each message of the assistant is a call, with all earlier messages as its prompt.
 
     SWE-agent may shorten old messages before it sends them. That is not followed.
     """
+    for where, data in documents(path, advance, _EXPECTED_TRAJECTORY):
+        yield _trajectory(path.stem, an_object(data, where, _EXPECTED_TRAJECTORY), where)
 
-    name: str = "swe-agent"
-    description: str = "SWE-agent's .traj files"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file is called so, or begins like one."""
-        return head.lstrip().startswith("{") and (
-            path.suffix == ".traj" or ('"trajectory"' in head and '"observation"' in head)
-        )
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
-        """Yield the run."""
-        del blocks
-        for where, data in documents(path, advance, _EXPECTED_TRAJECTORY):
-            yield _trajectory(path.stem, an_object(data, where, _EXPECTED_TRAJECTORY), where)
+SWE_AGENT: Final = Importer("swe-agent", "SWE-agent's .traj files", _matches_swe, _read_swe)
 
 
 def _trajectory(name: str, run: dict[str, Any], where: str) -> TraceProgram:

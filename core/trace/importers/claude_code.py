@@ -17,7 +17,7 @@ from typing import Any, Final
 from weft.core.errors import TraceError
 from weft.core.trace.fields import text, whole
 from weft.core.trace.format import TraceCall, TraceProgram, ordered
-from weft.core.trace.importers.contract import Blocks, LeftOut
+from weft.core.trace.importers.contract import Blocks, Importer, LeftOut
 from weft.core.trace.importers.reading import a_list, an_object, lines, moment, rows
 from weft.core.trace.importers.spans import shared_tokens
 from weft.core.trace.importers.weka import IN_BACKGROUND, NAME
@@ -28,42 +28,41 @@ _SYNTHETIC: Final = "<synthetic>"  # the model of messages that Claude Code writ
 _TASK: Final = re.compile(r"<task-id>([^<]{1,100})</task-id>")
 
 
-class ClaudeCode:
+def _matches(path: Path, head: str) -> bool:
+    """Whether the file begins like a log, and is not that of a sub-agent whose session is beside it."""
+    if not head.lstrip().startswith("{") or not all(f'"{key}"' in head for key in ("sessionId", "parentUuid")):
+        return False
+    if not path.name.startswith(_AGENT_FILE):
+        return True
+    session = _session_of(path)
+    return not any((folder / f"{session}.jsonl").is_file() for folder in list(path.parents)[:3])
+
+
+def _start_s(path: Path) -> float | None:
+    """The time of the first line that has one."""
+    times_s = (moment(row, "timestamp", where) for where, row in rows(path, lambda _: None, _EXPECTED))
+    return next((time_s for time_s in times_s if time_s is not None), None)
+
+
+def _read(path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
     """Reads sessions. A program is a session, and a sub-agent a branch that joins where its result comes back.
 
     A call begins at the time of the line before it and ends at that of its own last line. Calls that a session repeats
     from the one that it continues are left out.
     """
+    session = _Session(blocks)
+    is_agent = path.name.startswith(_AGENT_FILE)
+    session.read(path, advance, alone=is_agent)
+    for beside in () if is_agent else _agent_files(path):
+        session.read(beside, lambda _: None, agent=_Agent(beside.stem.removeprefix(_AGENT_FILE), beside))
+    calls = session.calls(str(path))
+    if calls:
+        yield TraceProgram(path.stem, calls, arrival_s=session.arrival_s, name=NAME)
+    if session.repeated:
+        yield LeftOut(session.repeated)
 
-    name: str = "claude-code"
-    description: str = "Claude Code's logs, projects/*/SESSION.jsonl"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins like a log, and is not that of a sub-agent whose session is beside it."""
-        if not head.lstrip().startswith("{") or not all(f'"{key}"' in head for key in ("sessionId", "parentUuid")):
-            return False
-        if not path.name.startswith(_AGENT_FILE):
-            return True
-        session = _session_of(path)
-        return not any((folder / f"{session}.jsonl").is_file() for folder in list(path.parents)[:3])
-
-    def start_s(self, path: Path) -> float | None:
-        """The time of the first line that has one."""
-        times_s = (moment(row, "timestamp", where) for where, row in rows(path, lambda _: None, _EXPECTED))
-        return next((time_s for time_s in times_s if time_s is not None), None)
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
-        """Yield the session, unless nobody answered in it."""
-        session = _Session(blocks)
-        is_agent = path.name.startswith(_AGENT_FILE)
-        session.read(path, advance, alone=is_agent)
-        for beside in () if is_agent else _agent_files(path):
-            session.read(beside, lambda _: None, agent=_Agent(beside.stem.removeprefix(_AGENT_FILE), beside))
-        calls = session.calls(str(path))
-        if calls:
-            yield TraceProgram(path.stem, calls, arrival_s=session.arrival_s, name=NAME)
-        if session.repeated:
-            yield LeftOut(session.repeated)
+CLAUDE_CODE: Final = Importer("claude-code", "Claude Code's logs, projects/*/SESSION.jsonl", _matches, _read, _start_s)
 
 
 def _session_of(path: Path) -> str | None:
@@ -160,8 +159,6 @@ class _Session:
         """Read a file.
 
         Args:
-            path: the file.
-            advance: called with the number of bytes of each line.
             alone: whether it is the file of a sub-agent that is read without its session.
             agent: the sub-agent whose file it is.
         """

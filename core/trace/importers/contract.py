@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from weft.core.errors import TraceError
 from weft.core.trace.format import TraceProgram
@@ -99,42 +98,29 @@ class LeftOut:
     calls: int
 
 
-class Importer(Protocol):
-    """Reads one format. Texts of users are not kept: token counts, hashes of blocks, and times are."""
+@dataclass(frozen=True, slots=True)
+class Importer:
+    """Reads one format. Texts of users are not kept: token counts, hashes of blocks, and times are.
 
-    name: str  # of the format, as `--format` takes it
-    description: str  # one line for the help
+    Attributes:
+        name: of the format, as `--format` takes it.
+        description: one line for the help.
+        matches: whether a file has this format, by its path and its first 256 KiB as text, which may end within a line.
+        read: yields the programs of a file one by one, so that a long file is never held whole, and what it leaves out.
+            It takes the file, the numbers of blocks, and what is called with the number of further bytes that were
+            read. Calls come after their parents. An id of a program that another one has already is changed later. It
+            raises TraceError if the file is not of this format; the message names file and line, and what was expected.
+        start_s: for logs whose times are dates, so that arrivals are seconds since 1970: a time that is not after the
+            arrival of the file's first program; None if the file has no time. Its errors are those of `read`.
+    """
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether a file has this format.
-
-        Args:
-            path: the file.
-            head: its first 256 KiB as text. The text may end within a line.
-        """
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
-        """Yield the programs of a file one by one, so that a long file is never held whole.
-
-        Calls come after their parents. An id of a program that another one has already is changed later. What is left
-        out of the file is told as well.
-
-        Args:
-            path: the file.
-            blocks: numbers the blocks of prompts.
-            advance: called with the number of further bytes that were read.
-
-        Raises:
-            TraceError: the file is not of this format. The message names file and line, and what was expected.
-        """
+    name: str
+    description: str
+    matches: Callable[[Path, str], bool]
+    read: Callable[[Path, Blocks, Callable[[int], object]], Iterator[TraceProgram | LeftOut]]
+    start_s: Callable[[Path], float | None] | None = None
 
 
-@runtime_checkable
-class DatedImporter(Importer, Protocol):
-    """Reads logs whose times are dates. The arrivals of its programs are seconds since 1970."""
-
-    def start_s(self, path: Path) -> float | None:
-        """Return a time that is not after the arrival of the file's first program, in seconds since 1970.
-
-        None: the file has no time. The errors are those of `read`.
-        """
+def begins(first: str | tuple[str, ...], *keys: str) -> Callable[[Path, str], bool]:
+    """Return what tells a format by the first character of a file, and by keys that are near its beginning."""
+    return lambda _, head: head.lstrip().startswith(first) and all(f'"{key}"' in head for key in keys)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from weft.core.errors import TraceError
 from weft.core.trace.fields import text
 from weft.core.trace.format import TraceProgram
-from weft.core.trace.importers.contract import Blocks, LeftOut
+from weft.core.trace.importers.contract import Blocks, Importer, LeftOut
 from weft.core.trace.importers.mooncake import key_of
 from weft.core.trace.importers.reading import a_list, an_object, documents, moment, together, whole_or_text
 from weft.core.trace.importers.spans import LoggedSpan, program_of, texts_of
@@ -24,30 +24,27 @@ _TRACE_NAME: Final = ("traceName", "trace_name")
 _TOOLS: Final = ("TOOL", "RETRIEVER")
 
 
-class Langfuse:
+def _matches(_: Path, head: str) -> bool:
+    """Whether the file begins like observations."""
+    names = (("traceId", "parentObservationId", "startTime"), ("trace_id", "parent_observation_id", "start_time"))
+    return head.lstrip().startswith(("{", "[")) and any(
+        all(f'"{name}"' in head for name in (*each, "type")) for each in names
+    )
+
+
+def _start_s(path: Path) -> float | None:
+    """The beginning of the first observation."""
+    return min((span.begin_s for _, _, span in _observations(path, lambda _: None)), default=None)
+
+
+def _read(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
     """Reads observations. A program is a trace, and a generation a call. Tools and agents keep their names."""
+    for group in together(lambda advance: _observations(path, advance), advance, lambda each: each[0]):
+        name = next((name for _, name, _ in group if name), None)
+        yield from program_of(group[0][0], [span for _, _, span in group], name)
 
-    name: str = "langfuse"
-    description: str = "Langfuse's observations, as JSON or JSON lines"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins like observations."""
-        del path
-        names = (("traceId", "parentObservationId", "startTime"), ("trace_id", "parent_observation_id", "start_time"))
-        return head.lstrip().startswith(("{", "[")) and any(
-            all(f'"{name}"' in head for name in (*each, "type")) for each in names
-        )
-
-    def start_s(self, path: Path) -> float | None:
-        """The beginning of the first observation."""
-        return min((span.begin_s for _, _, span in _observations(path, lambda _: None)), default=None)
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
-        """Yield a program for each trace."""
-        del blocks
-        for group in together(lambda advance: _observations(path, advance), advance, lambda each: each[0]):
-            name = next((name for _, name, _ in group if name), None)
-            yield from program_of(group[0][0], [span for _, _, span in group], name)
+LANGFUSE: Final = Importer("langfuse", "Langfuse's observations, as JSON or JSON lines", _matches, _read, _start_s)
 
 
 def _observations(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[str, str | None, LoggedSpan]]:

@@ -17,7 +17,7 @@ from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import with_block_hashes
 from weft.core.trace.fields import text, whole
 from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers.contract import Blocks
+from weft.core.trace.importers.contract import Blocks, Importer
 from weft.core.trace.importers.reading import (
     a_list,
     an_object,
@@ -42,70 +42,71 @@ _DELAY: Final = ("delay", "delay_ms")
 Row = dict[str, Any]
 
 
-class Mooncake:
+def _matches(_: Path, head: str) -> bool:
+    """Whether the file begins like Mooncake's, and its sessions repeat their prompts."""
+    found = head_rows(head)
+    if not found or not _is_request(found[0]):
+        return False
+    return "session_id" not in found[0] or _repeat_prompts(found)
+
+
+def _read(path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads requests of which each has its whole prompt. Without `session_id`, each is a program."""
-
-    name: str = "mooncake"
-    description: str = "requests as in Mooncake's traces: timestamp, input_length, output_length, hash_ids"
-
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins like Mooncake's, and its sessions repeat their prompts."""
-        del path
-        found = head_rows(head)
-        if not found or not _is_request(found[0]):
-            return False
-        return "session_id" not in found[0] or _repeat_prompts(found)
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
-        """Yield a program for each session, and for each row that has none."""
-        file, scope = _File(path), blocks.scope()
-        for group in grouped(path, advance, _ROW, _session):
-            conversation = _Conversation(file)
-            for where, row in group:
-                prompt_tokens = whole(row, key_of(row, *INPUT), where, required=True)
-                ids = hash_ids(row, where, prompt_tokens, file.block_tokens) if file.block_tokens else []
-                conversation.add(row, where, prompt_tokens, scope.numbers(ids))
-            yield conversation.program(*group[0])
+    file, scope = _File(path), blocks.scope()
+    for group in grouped(path, advance, _ROW, _session):
+        conversation = _Conversation(file)
+        for where, row in group:
+            prompt_tokens = whole(row, key_of(row, *INPUT), where, required=True)
+            ids = hash_ids(row, where, prompt_tokens, file.block_tokens) if file.block_tokens else []
+            conversation.add(row, where, prompt_tokens, scope.numbers(ids))
+        yield conversation.program(*group[0])
 
 
-class Aiperf:
+MOONCAKE: Final = Importer(
+    "mooncake", "requests as in Mooncake's traces: timestamp, input_length, output_length, hash_ids", _matches, _read
+)
+
+
+def _matches_turns(_: Path, head: str) -> bool:
+    """Whether the file begins like AIPerf's."""
+    found = head_rows(head)
+    return bool(found) and (
+        isinstance(found[0].get("turns"), list) or ("session_id" in found[0] and _is_request(found[0]))
+    )
+
+
+def _read_turns(path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads conversations of AIPerf: a row is what a turn adds to the history of its session."""
+    file, scope = _File(path), blocks.scope()
+    for group in grouped(path, advance, _TURN, _session):
+        session, row = group[0]
+        conversation = _Conversation(file)
+        history = system_tokens = 0
+        known: list[Hashable] = []  # what the blocks of the conversation are called
+        for where, turn in itertools.chain.from_iterable(itertools.starmap(_turns, group)):
+            new = _new_tokens(turn, where)
+            if turn.get("role") == "system":  # it is sent with the next turn
+                system_tokens += new
+                continue
+            prompt_tokens, system_tokens = history + system_tokens + new, 0
+            if file.block_tokens and not history:
+                known += hash_ids(turn, where, prompt_tokens, file.block_tokens)
+            if file.block_tokens:  # each block of a conversation stays what it is
+                whole_blocks = prompt_tokens // file.block_tokens
+                known += [(session, number) for number in range(len(known), whole_blocks)]
+            conversation.add(turn, where, prompt_tokens, scope.numbers(known), history)
+            history = prompt_tokens + conversation.calls[-1].output_tokens
+        if not conversation.calls:
+            raise TraceError(f"{session}: the session has no turn; expected {_TURN}.")
+        yield conversation.program(session, row)
 
-    name: str = "aiperf"
-    description: str = "AIPerf's multi-turn rows: session_id, delay, input_length or texts, output_length"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins like AIPerf's."""
-        del path
-        found = head_rows(head)
-        return bool(found) and (
-            isinstance(found[0].get("turns"), list) or ("session_id" in found[0] and _is_request(found[0]))
-        )
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
-        """Yield a program for each session."""
-        file, scope = _File(path), blocks.scope()
-        for group in grouped(path, advance, _TURN, _session):
-            session, row = group[0]
-            conversation = _Conversation(file)
-            history = system_tokens = 0
-            known: list[Hashable] = []  # what the blocks of the conversation are called
-            for where, turn in itertools.chain.from_iterable(itertools.starmap(_turns, group)):
-                new = _new_tokens(turn, where)
-                if turn.get("role") == "system":  # it is sent with the next turn
-                    system_tokens += new
-                    continue
-                prompt_tokens, system_tokens = history + system_tokens + new, 0
-                if file.block_tokens and not history:
-                    known += hash_ids(turn, where, prompt_tokens, file.block_tokens)
-                if file.block_tokens:  # each block of a conversation stays what it is
-                    whole_blocks = prompt_tokens // file.block_tokens
-                    known += [(session, number) for number in range(len(known), whole_blocks)]
-                conversation.add(turn, where, prompt_tokens, scope.numbers(known), history)
-                history = prompt_tokens + conversation.calls[-1].output_tokens
-            if not conversation.calls:
-                raise TraceError(f"{session}: the session has no turn; expected {_TURN}.")
-            yield conversation.program(session, row)
+AIPERF: Final = Importer(
+    "aiperf",
+    "AIPerf's multi-turn rows: session_id, delay, input_length or texts, output_length",
+    _matches_turns,
+    _read_turns,
+)
 
 
 class _File:
@@ -138,9 +139,6 @@ class _Conversation:
         """Add the call of a row.
 
         Args:
-            row: the row with the output's length and the times.
-            where: its place.
-            prompt_tokens: the length of the whole prompt.
             prompt: the numbers of its blocks.
             shared_tokens: how many first tokens repeat the call before and its output, if that is known.
         """

@@ -10,7 +10,7 @@ from typing import Any, Final
 from weft.core.errors import TraceError
 from weft.core.trace.fields import MOST, text
 from weft.core.trace.format import TraceCall, TraceProgram, ordered
-from weft.core.trace.importers.contract import Blocks, LeftOut
+from weft.core.trace.importers.contract import Blocks, Importer, LeftOut, begins
 from weft.core.trace.importers.reading import a_list, an_object, documents, together, whole_or_text
 from weft.core.trace.importers.spans import LoggedSpan, program_of, shared_tokens, texts_of
 
@@ -26,30 +26,28 @@ _NANOSECONDS: Final = 10**9
 _Found = tuple[LoggedSpan, dict[str, Any]]  # a span and its attributes
 
 
-class OpenTelemetry:
+def _start_s(path: Path) -> float | None:
+    """The beginning of the first span."""
+    return min((span.begin_s for span, _ in _spans(path, lambda _: None)), default=None)
+
+
+def _read(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
     """Reads spans. A program is a trace, or in spans of Weft a program."""
+    for group in together(lambda advance: _spans(path, advance), advance, _program_id):
+        program_id, attributes = _program_id(group[0]), group[0][1]
+        if "weft.program.id" in attributes:
+            yield from _of_weft(program_id, group)
+        else:
+            yield from program_of(program_id, [span for span, _ in group])
 
-    name: str = "opentelemetry"
-    description: str = "OpenTelemetry's spans for generative AI in OTLP's JSON"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins like OTLP's JSON."""
-        del path
-        return head.lstrip().startswith("{") and '"resourceSpans"' in head
-
-    def start_s(self, path: Path) -> float | None:
-        """The beginning of the first span."""
-        return min((span.begin_s for span, _ in _spans(path, lambda _: None)), default=None)
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
-        """Yield a program for each trace, and for each of Weft's programs."""
-        del blocks
-        for group in together(lambda advance: _spans(path, advance), advance, _program_id):
-            program_id, attributes = _program_id(group[0]), group[0][1]
-            if "weft.program.id" in attributes:
-                yield from _of_weft(program_id, group)
-            else:
-                yield from program_of(program_id, [span for span, _ in group])
+OPENTELEMETRY: Final = Importer(
+    "opentelemetry",
+    "OpenTelemetry's spans for generative AI in OTLP's JSON",
+    begins("{", "resourceSpans"),
+    _read,
+    _start_s,
+)
 
 
 def _program_id(found: _Found) -> str:

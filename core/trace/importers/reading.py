@@ -1,4 +1,8 @@
-"""Reads files of JSON for importers. Every error is a `TraceError` that names the file and the line."""
+"""Reads files of JSON for importers. Every error is a `TraceError` that names the file and the line.
+
+In all functions `path` is the file, `where` the place and `expected` what should be there, both for messages, and
+`advance` is called with the number of bytes of each line that is read.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,6 @@ _Item = TypeVar("_Item")
 def lines(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file that are not empty, with their numbers.
 
-    Args:
-        path: the file.
-        advance: called with the number of bytes of each line.
-
     Raises:
         TraceError: the file cannot be read, or is not UTF-8.
     """
@@ -46,11 +46,6 @@ def lines(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[int, s
 def rows(path: Path, advance: Callable[[int], object], expected: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the JSON object on each line, with the place for messages.
 
-    Args:
-        path: the file.
-        advance: called with the number of bytes of each line.
-        expected: what a line should be, for messages.
-
     Raises:
         TraceError: the file cannot be read, or a line is not a JSON object.
     """
@@ -68,10 +63,7 @@ def grouped(
     """Yield the rows of a file that belong together, with their places, as soon as the last one of them is read.
 
     Args:
-        path: the file.
         advance: called with the number of bytes of each line, when it is read for the second time.
-        expected: what a line should be, for messages.
-        key: tells to which group a row with its place belongs.
 
     Raises:
         TraceError: the file cannot be read, or a line is not a JSON object.
@@ -91,7 +83,6 @@ def together(
     Args:
         read: reads the items, and calls its argument with the number of bytes of each line.
         advance: given to the second reading.
-        key: tells to which group an item belongs.
     """
     missing = Counter(map(key, read(lambda _: None)))
     groups: dict[Hashable, list[_Item]] = {}
@@ -106,11 +97,6 @@ def together(
 
 def documents(path: Path, advance: Callable[[int], object], expected: str) -> Iterator[tuple[str, Any]]:
     """Yield the JSON documents of a file, with the place for messages: one a line, or one over several lines.
-
-    Args:
-        path: the file.
-        advance: called with the number of bytes of each line.
-        expected: what a document should be, for messages.
 
     Raises:
         TraceError: the file cannot be read, or is not JSON.
@@ -217,9 +203,6 @@ def moment(data: Mapping[str, Any], key: str, where: str) -> float | None:
 def hash_ids(data: Mapping[str, Any], where: str, tokens: int, block_tokens: int) -> list[int]:
     """Return the ids of the whole blocks of a prompt under the key `hash_ids`. The last block of a file may be cut off.
 
-    Args:
-        tokens: the prompt's length.
-
     Raises:
         TraceError: the ids are no whole numbers, or more than the prompt has blocks.
     """
@@ -239,7 +222,6 @@ def block_size(prompts: list[tuple[int, int]], where: str) -> int:
 
     Args:
         prompts: lengths of prompts in tokens, and in blocks of which the last one may be cut off.
-        where: the place, for the message.
 
     Raises:
         TraceError: no size fits.
@@ -265,9 +247,6 @@ def next_call(
     """Return the call that follows those before it and repeats the last one's prompt and output.
 
     Args:
-        calls: the calls so far.
-        new: the text that its prompt adds.
-        output: the text of its output.
         tool: the tool whose result the prompt adds, or "human".
         more_tokens: what the prompt adds besides, and whose text is not known.
         gap_s: how long the tool took.

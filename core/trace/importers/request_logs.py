@@ -14,7 +14,7 @@ from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import with_block_hashes
 from weft.core.trace.fields import MOST, text, whole
 from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers.contract import Blocks, BlockScope, LeftOut
+from weft.core.trace.importers.contract import Blocks, BlockScope, Importer, LeftOut, begins
 from weft.core.trace.importers.reading import an_object, documents, lines, moment, together, tokens_of
 from weft.core.trace.importers.spans import LoggedSpan, program_of, texts_of
 from weft.core.trace.prefixes import BLOCK_TOKENS
@@ -22,38 +22,34 @@ from weft.core.trace.prefixes import BLOCK_TOKENS
 _COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-class Azure:
+def _read_azure(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads requests, of which nothing says which belong together: each is a program."""
+    start: datetime | None = None
+    places: list[int] = []
+    for number, line in lines(path, advance):
+        where, cells = f"{path}, line {number}", _cells(line)
+        if not places:
+            if not set(_COLUMNS) <= set(cells):
+                raise TraceError(f"{where}: the columns are {line.strip()!r:.80}; expected {', '.join(_COLUMNS)}.")
+            places = [cells.index(column) for column in _COLUMNS]
+            continue
+        if len(cells) <= max(places):
+            raise TraceError(f"{where}: {line.strip()!r:.80} has {len(cells)} cells; expected {max(places) + 1}.")
+        at, prompt, output = (cells[place] for place in places)
+        time = _time(at, where)
+        start = start or time
+        arrival_s = max(0.0, (time - start).total_seconds())
+        prompt_tokens, output_tokens = _tokens(prompt, where), _tokens(output, where)
+        call = TraceCall("c0", (), max(1, output_tokens), prompt_tokens, at_s=0.0)
+        yield TraceProgram(f"{path.stem}-{number}", (call,), arrival_s=arrival_s)
 
-    name: str = "azure"
-    description: str = "Azure's LLM inference traces, a CSV with TIMESTAMP, ContextTokens and GeneratedTokens"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins with the names of the columns."""
-        del path
-        return set(_COLUMNS) <= set(_cells(head.partition("\n")[0]))
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
-        """Yield a program for each request. The first one arrives at 0."""
-        del blocks
-        start: datetime | None = None
-        places: list[int] = []
-        for number, line in lines(path, advance):
-            where, cells = f"{path}, line {number}", _cells(line)
-            if not places:
-                if not set(_COLUMNS) <= set(cells):
-                    raise TraceError(f"{where}: the columns are {line.strip()!r:.80}; expected {', '.join(_COLUMNS)}.")
-                places = [cells.index(column) for column in _COLUMNS]
-                continue
-            if len(cells) <= max(places):
-                raise TraceError(f"{where}: {line.strip()!r:.80} has {len(cells)} cells; expected {max(places) + 1}.")
-            at, prompt, output = (cells[place] for place in places)
-            time = _time(at, where)
-            start = start or time
-            arrival_s = max(0.0, (time - start).total_seconds())
-            prompt_tokens, output_tokens = _tokens(prompt, where), _tokens(output, where)
-            call = TraceCall("c0", (), max(1, output_tokens), prompt_tokens, at_s=0.0)
-            yield TraceProgram(f"{path.stem}-{number}", (call,), arrival_s=arrival_s)
+AZURE: Final = Importer(
+    "azure",
+    "Azure's LLM inference traces, a CSV with TIMESTAMP, ContextTokens and GeneratedTokens",
+    lambda _, head: set(_COLUMNS) <= set(_cells(head.partition("\n")[0])),
+    _read_azure,
+)
 
 
 def _cells(line: str) -> list[str]:
@@ -82,27 +78,24 @@ _PAYLOAD: Final = "standard_logging_object"  # under which a callback gets it
 _OTHER: Final = ("embedding", "image", "speech", "transcription", "moderation", "rerank", "file", "batch", "vector")
 
 
-class LiteLlm:
+def _start_s_litellm(path: Path) -> float | None:
+    """The beginning of the first request."""
+    return min((span.begin_s for _, span in _requests(path, lambda _: None)), default=None)
+
+
+def _read_litellm(path: Path, _: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
     """Reads requests. A program is a `trace_id`, which is the session's id if the client gives one."""
+    for group in together(lambda advance: _requests(path, advance), advance, lambda each: each[0]):
+        yield from program_of(group[0][0], [span for _, span in group])
 
-    name: str = "litellm"
-    description: str = "LiteLLM's logs, a StandardLoggingPayload on each line"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins like such a log."""
-        del path
-        keys = ("startTime", "endTime", "prompt_tokens", "completion_tokens")
-        return head.lstrip().startswith(("{", "[")) and all(f'"{key}"' in head for key in keys)
-
-    def start_s(self, path: Path) -> float | None:
-        """The beginning of the first request."""
-        return min((span.begin_s for _, span in _requests(path, lambda _: None)), default=None)
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
-        """Yield a program for each trace."""
-        del blocks
-        for group in together(lambda advance: _requests(path, advance), advance, lambda each: each[0]):
-            yield from program_of(group[0][0], [span for _, span in group])
+LITELLM: Final = Importer(
+    "litellm",
+    "LiteLLM's logs, a StandardLoggingPayload on each line",
+    begins(("{", "["), "startTime", "endTime", "prompt_tokens", "completion_tokens"),
+    _read_litellm,
+    _start_s_litellm,
+)
 
 
 def _requests(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[str, LoggedSpan]]:
@@ -178,52 +171,44 @@ class _Request:
     answers: int = 1  # that are still to come
 
 
-class VllmLog:
+def _read_vllm(path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
     """Reads requests, of which nothing says which belong together: each is a program. Blocks are those of the tokens.
 
     The times of a log have whole seconds and no year.
     """
+    scope, clock = blocks.scope(), _Clock()
+    open_requests: dict[str, _Request | None] = {}  # None: its prompt is not in the log
+    left_out = 0
+    for number, line in lines(path, advance):
+        where, found = f"{path}, line {number}", _LINE.match(line)
+        if found is None or found[2] != "request_logger":
+            continue
+        message = found[3]
+        if prompt := _PROMPT.match(message):
+            left_out += prompt[1] in open_requests
+            at_s, tokens = clock.since_start_s(found[1], where), _ids(prompt[2], where)
+            open_requests[prompt[1]] = _Request(at_s, len(tokens), _hashes(tokens)) if tokens is not None else None
+        elif received := _RECEIVED.match(message):
+            if received[1] not in open_requests:
+                raise TraceError(f"{where}: the prompt's tokens are not in the log; expected that of {_COMMAND}.")
+            if (request := open_requests[received[1]]) is not None:
+                request.answers = max(1, int(received[2] or 1))
+        elif answered := _TOKENS.match(message):
+            if (request := open_requests.get(_asked(answered[1], open_requests))) is not None:
+                request.output_tokens += len(_ids(answered[2], where) or [])
+        elif (answered := _ANSWER.match(message)) and answered[2] is None:
+            name = _asked(answered[1], open_requests)
+            if (request := open_requests.get(name)) is not None:
+                request.answers -= 1
+                if not request.answers:
+                    del open_requests[name]
+                    yield _program(f"{path.stem}-{answered[1]}", request, answered[3], scope)
+    left_out += len(open_requests)
+    if left_out:
+        yield LeftOut(left_out)
 
-    name: str = "vllm"
-    description: str = f"the log of {_COMMAND}"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether a line has the form of vLLM's log."""
-        del path
-        return _LINE.search(head) is not None
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram | LeftOut]:
-        """Yield a program for each request that was answered. The first one arrives at 0."""
-        scope, clock = blocks.scope(), _Clock()
-        open_requests: dict[str, _Request | None] = {}  # None: its prompt is not in the log
-        left_out = 0
-        for number, line in lines(path, advance):
-            where, found = f"{path}, line {number}", _LINE.match(line)
-            if found is None or found[2] != "request_logger":
-                continue
-            message = found[3]
-            if prompt := _PROMPT.match(message):
-                left_out += prompt[1] in open_requests
-                at_s, tokens = clock.since_start_s(found[1], where), _ids(prompt[2], where)
-                open_requests[prompt[1]] = _Request(at_s, len(tokens), _hashes(tokens)) if tokens is not None else None
-            elif received := _RECEIVED.match(message):
-                if received[1] not in open_requests:
-                    raise TraceError(f"{where}: the prompt's tokens are not in the log; expected that of {_COMMAND}.")
-                if (request := open_requests[received[1]]) is not None:
-                    request.answers = max(1, int(received[2] or 1))
-            elif answered := _TOKENS.match(message):
-                if (request := open_requests.get(_asked(answered[1], open_requests))) is not None:
-                    request.output_tokens += len(_ids(answered[2], where) or [])
-            elif (answered := _ANSWER.match(message)) and answered[2] is None:
-                name = _asked(answered[1], open_requests)
-                if (request := open_requests.get(name)) is not None:
-                    request.answers -= 1
-                    if not request.answers:
-                        del open_requests[name]
-                        yield _program(f"{path.stem}-{answered[1]}", request, answered[3], scope)
-        left_out += len(open_requests)
-        if left_out:
-            yield LeftOut(left_out)
+VLLM_LOG: Final = Importer("vllm", f"the log of {_COMMAND}", lambda _, head: _LINE.search(head) is not None, _read_vllm)
 
 
 class _Clock:

@@ -39,11 +39,7 @@ def shared_tokens(prompt: int, cached: int, before: tuple[int, int] | None) -> i
 
 
 class Texts:
-    """What is kept of a prompt's messages: a hash and a length of each, and whose result the last one is.
-
-    Args:
-        messages: the messages with their roles.
-    """
+    """What is kept of a prompt's messages: a hash and a length of each, and whose result the last one is."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         self._hashes, self._ends = array("q"), array("q")
@@ -137,10 +133,8 @@ def program_of(
     """Yield the program of spans that belong together, if there is a call among them, and what was left out.
 
     Args:
-        program_id: its id.
         spans: its spans in any order. One whose parent is not among them is a root.
         name: its name. None: that of the agent that all of it is in.
-        tenant: its tenant.
 
     Raises:
         TraceError: spans are inside one another in a circle, or too deep.

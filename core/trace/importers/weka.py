@@ -15,7 +15,7 @@ from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import with_block_hashes
 from weft.core.trace.fields import seconds, text, whole
 from weft.core.trace.format import TraceCall, TraceProgram
-from weft.core.trace.importers.contract import Blocks, BlockScope
+from weft.core.trace.importers.contract import Blocks, BlockScope, Importer, begins
 from weft.core.trace.importers.reading import a_list, an_object, documents, hash_ids, optional_seconds
 
 NAME: Final = "claude-code"  # of all programs: the sessions have no names of their own
@@ -23,21 +23,15 @@ IN_BACKGROUND: Final = "async_launched"  # the status of a sub-agent that nobody
 _EXPECTED: Final = "a Weka session, an object with id, block_size and requests"
 
 
-class Weka:
+def _read(path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
     """Reads sessions; a file has one, or one on each line."""
+    for where, data in documents(path, advance, _EXPECTED):
+        yield _session(an_object(data, where, _EXPECTED), where, blocks)
 
-    name: str = "weka"
-    description: str = "sessions of Weka's kv-cache-tester, as in AgentX"
 
-    def matches(self, path: Path, head: str) -> bool:
-        """Whether the file begins like a session."""
-        del path
-        return head.lstrip().startswith("{") and all(f'"{key}"' in head for key in ("requests", "hash_ids", "in"))
-
-    def read(self, path: Path, blocks: Blocks, advance: Callable[[int], object]) -> Iterator[TraceProgram]:
-        """Yield the sessions of a file."""
-        for where, data in documents(path, advance, _EXPECTED):
-            yield _session(an_object(data, where, _EXPECTED), where, blocks)
+WEKA: Final = Importer(
+    "weka", "sessions of Weka's kv-cache-tester, as in AgentX", begins("{", "requests", "hash_ids", "in"), _read
+)
 
 
 def _session(data: dict[str, Any], where: str, blocks: Blocks) -> TraceProgram:
@@ -78,8 +72,6 @@ class _Requests:
         """Add the requests of an agent, and of the sub-agents between them.
 
         Args:
-            requests: its requests and sub-agents.
-            where: the place, for messages.
             start_s: when it started, in seconds from the session's start. Its times count from then.
             after: the call that started it, and when that call ended.
             agent: the sub-agent's type. None: the session's own agent.
