@@ -23,10 +23,6 @@ NEXT_TURNS: Final = 100  # looked at between two epochs
 class Contexts(ABC):
     """Joins predictors and a KV policy for one replica. Times are seconds on the caller's clock.
 
-    Args:
-        policy: A KV policy object of its own.
-        memory: The engine's memory at the start.
-
     Attributes:
         memory: The engine's memory as last reported.
         tool_times: What is known of the times of tools.
@@ -68,9 +64,6 @@ class Contexts(ABC):
         """Make the context that a call leaves when it has ended. The caller places it and has it decided.
 
         Args:
-            program: The call's program.
-            name: The program's name.
-            now_s: The time.
             tool: The tool that runs next, if it is known.
             level: The queue of the scheduling policy in which the call was.
             pause: An oracle's estimate of the pause. None: predict it.
@@ -112,7 +105,6 @@ class Contexts(ABC):
         Args:
             calls: For each waiting call, the context that it needs and the level of its queue. The call that starts
                 next comes first.
-            now_s: The time.
         """
         before: dict[int, int] = {}
         latest_s = now_s

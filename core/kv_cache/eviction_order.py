@@ -107,13 +107,7 @@ class Leaf:
 
 
 class EvictionOrder:
-    """Orders the leaves of a tree.
-
-    Args:
-        policy: Decides about contexts, and compares them.
-        tree: The cached blocks.
-        memory: The engine's memory at the start.
-    """
+    """Orders the leaves of a tree."""
 
     def __init__(self, policy: KvPolicy, tree: PrefixTree, memory: Memory) -> None:
         self.memory = memory
@@ -246,11 +240,7 @@ class EvictionOrder:
             heapq.heappush(opened, (self.rank_of(left, now_s), order, left))
 
     def check_integrity(self) -> None:
-        """Assert that each leaf has one current entry, and nothing else has. For tests.
-
-        Raises:
-            AssertionError: A leaf has no entry, or another block has one.
-        """
+        """Assert that each leaf has one current entry, and nothing else has. For tests."""
         current = self.leaves()
         leaves = self._tree.leaves()
         if len(current) != len(leaves) or set(current) != set(leaves):
@@ -315,11 +305,6 @@ def rank_of(
     """The rank of a leaf: that of its best contexts.
 
     Args:
-        policy: Compares contexts.
-        memory: The engine's memory.
-        contexts: The contexts that end in the leaf.
-        now_s: The time.
-        used_s: When the leaf was last used.
         is_common: Whether several programs have used it.
         depth: The number of blocks, or of tokens, before it in its context.
     """

@@ -50,9 +50,6 @@ class HostTier:
     """The blocks in host memory by key, with their slots. It neither copies nor allocates.
 
     Args:
-        policy: Compares contexts.
-        block_tokens: Tokens of a block.
-        memory: The engine's memory at the start.
         free: Called with each slot that becomes free.
 
     Attributes:
@@ -137,8 +134,7 @@ class HostTier:
     def evict(self, count: int, rank: EvictionRank | None, now_s: float) -> int:
         """Give up blocks of rank below `rank` until `count` slots have become free. None: blocks of any rank.
 
-        Returns:
-            How many slots became free.
+        Returns how many slots became free.
         """
         freed = 0
         while freed < count and (first := self.order.peek(now_s)) is not None:
@@ -187,11 +183,7 @@ class HostTier:
             self._free(slot)
 
     def check_integrity(self) -> None:
-        """Assert that the counts agree, and that every block belongs to a context. For tests.
-
-        Raises:
-            AssertionError: They do not; the message says which.
-        """
+        """Assert that the counts agree, and that every block belongs to a context. For tests."""
         self.tree.check_integrity()
         self.order.check_integrity()
         if not all(key in self.tree for key in self.slots):

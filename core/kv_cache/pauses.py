@@ -30,12 +30,7 @@ class OpenProgram:
 
 
 class Pauses(Contexts):
-    """Learns the times of tools, and decides again on the contexts of programs that wait for them.
-
-    Args:
-        policy: A KV policy object of its own.
-        memory: The engine's memory at the start.
-    """
+    """Learns the times of tools, and decides again on the contexts of programs that wait for them."""
 
     def __init__(self, policy: KvPolicy, memory: Memory) -> None:
         super().__init__(policy, memory)
@@ -50,8 +45,6 @@ class Pauses(Contexts):
 
         Args:
             program: The program. It must have made a call.
-            tool: The tool's name.
-            now_s: The time.
             run: Tells this run of a tool from others. A run that is known already changes nothing.
         """
         row = self._programs.get(program)
@@ -66,8 +59,6 @@ class Pauses(Contexts):
         """A tool has returned. Its time is learned, whether a call follows or not, and the context is decided again.
 
         Args:
-            program: The program.
-            now_s: The time.
             run: As in `tool_started`. An unknown run changes nothing.
             took_s: How long the tool took; None: since `tool_started`.
         """

@@ -48,11 +48,7 @@ def path(block: Block | None) -> list[Block]:
 
 
 class PrefixTree:
-    """The tree. It records blocks, running calls and contexts, and decides nothing.
-
-    Args:
-        block_tokens: Tokens of a block.
-    """
+    """The tree. It records blocks, running calls and contexts, and decides nothing."""
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -277,11 +273,7 @@ class PrefixTree:
         context.tokens = tokens
 
     def check_integrity(self) -> None:
-        """Assert that the counts agree with the tree. For tests.
-
-        Raises:
-            AssertionError: They do not; the message says which.
-        """
+        """Assert that the counts agree with the tree. For tests."""
         blocks = self._blocks.values()
         children = Counter(block.parent for block in blocks)
         inner = [(block, block.parent) for block in blocks if block.parent is not None]

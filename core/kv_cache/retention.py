@@ -34,9 +34,6 @@ class Retention(Pauses):
     """Keeps, leaves or spills the contexts of programs, and says which blocks are evicted next.
 
     Args:
-        policy: A KV policy object of its own.
-        block_tokens: Tokens of a block.
-        memory: The engine's memory at the start.
         order: Makes the order of eviction. An oracle has an order of its own.
     """
 
@@ -62,9 +59,7 @@ class Retention(Pauses):
         """A call has arrived, and waits. The context that it continues is needed soon.
 
         Args:
-            program: Its program.
             chain: The keys of its prompt's full blocks, the first one first. A key stands for all tokens up to there.
-            now_s: The time.
             tool: The tool that has run since the program's last call, if `tool_started` has not named it.
         """
         row = self._programs.get(program)
@@ -96,10 +91,7 @@ class Retention(Pauses):
         """A call starts to run. Its prompt's blocks are in the cache from now on, and in use.
 
         Args:
-            program: Its program.
-            name: The program's name.
             chain: The keys of its prompt's full blocks.
-            now_s: The time.
             waited_s: How long it has waited in the queue.
             level: The level of that queue; 0 is served first.
         """
@@ -125,13 +117,10 @@ class Retention(Pauses):
         """A call has ended, and its blocks are free.
 
         Args:
-            call: What `call_began` returned.
-            now_s: The time.
             tool: The tool that runs next, if it is known already.
             pause: An oracle's time until the next call, for simulation and benchmarks.
 
-        Returns:
-            The context that it leaves, with a decision; None if the call has no full block or its program has ended.
+        Returns the context that it leaves, with a decision; None if it has no full block or its program has ended.
         """
         block = call.block
         self.tree.unpin(block)
@@ -265,7 +254,6 @@ class Retention(Pauses):
         Args:
             waiting_calls: For each waiting call its program and the level of its queue; the call that starts next
                 comes first.
-            now_s: The time.
         """
         called_of: dict[Hashable, Iterator[Context]] = {}
         calls: list[tuple[Context | None, int]] = []
@@ -278,11 +266,7 @@ class Retention(Pauses):
         self._set_turns(calls, now_s)
 
     def check_integrity(self) -> None:
-        """Assert that the counts agree, and that only open programs have contexts. For tests.
-
-        Raises:
-            AssertionError: They do not; the message says which.
-        """
+        """Assert that the counts agree, and that only open programs have contexts. For tests."""
         self.tree.check_integrity()
         self.order.check_integrity()
         if self.held_tokens != sum(self._held.values()):

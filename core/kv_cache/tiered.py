@@ -15,9 +15,6 @@ class TieredRetention(Retention):
     """Retention that still knows contexts which the device has evicted, as long as host memory has a part of them.
 
     Args:
-        policy: A KV policy object of its own.
-        block_tokens: Tokens of a block.
-        memory: The engine's memory at the start.
         host: Host memory, with the same policy.
 
     Attributes:

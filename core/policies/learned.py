@@ -321,7 +321,6 @@ class Learned(Policy):
         """The program's arrival less its boost, in seconds. The least key goes first.
 
         Args:
-            program: The program.
             more_tokens: Work that is added to the rank.
             at_gate: Whether the key is for the gate. There, programs whose work is alike keep their places by arrival,
                 because a program that closes loses its context.

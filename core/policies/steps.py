@@ -60,8 +60,6 @@ class StepCostFit:
 
         Args:
             decode_tokens: The tokens that it decoded, one for each call that decodes.
-            prefill_tokens: The prompt tokens that it computed.
-            step_s: Its duration in seconds.
         """
         new = (
             1.0,
@@ -191,11 +189,7 @@ class StepTokens:
         return self._left
 
     def take(self, tokens: int) -> int:
-        """Take up to `tokens` for a call.
-
-        Returns:
-            How many tokens there were.
-        """
+        """Take up to `tokens` for a call. Returns how many tokens there were."""
         taken = min(tokens, self._left)
         self._left -= taken
         return taken
@@ -217,8 +211,7 @@ class StepTokens:
     def divide(self) -> dict[Call, int]:
         """Give the running calls the rest of the tokens.
 
-        Returns:
-            The tokens of each running call that computes a prompt.
+        Returns the tokens of each running call that computes a prompt.
         """
         self.left_for(None)
         return self._shares

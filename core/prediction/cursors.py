@@ -68,9 +68,7 @@ class ProgramCursors:
 
         Args:
             identity: The call. Parents that are not known are left out.
-            label: What the program's author calls this kind of call.
             tools: The tools that ran between its parents and the call.
-            now_s: The time.
         """
         call_id, parents = identity.call_id, identity.parents[-_MOST_PARENTS:]
         if call_id in self._calls:
@@ -95,9 +93,7 @@ class ProgramCursors:
         """A call ends. An unknown call changes nothing.
 
         Args:
-            call_id: The call.
             cost: What it cost, without its pause. None: it has no result, so nothing follows it.
-            now_s: The time.
         """
         cursor = self._calls.get(call_id)
         if cursor is None or not cursor.is_running:
@@ -149,11 +145,7 @@ class ProgramCursors:
             cursor.is_followed = True  # so that its end is counted once
 
     def check_integrity(self) -> None:
-        """Assert that the calls that no call follows have cursors, and that the bounds hold. For tests.
-
-        Raises:
-            AssertionError: A cursor is lost, or there is one too many.
-        """
+        """Assert that the calls that no call follows have cursors, and that the bounds hold. For tests."""
         calls = self._calls
         is_open = {call_id for call_id, each in calls.items() if not each.is_followed and not each.following}
         if is_open != set(self._open) or len(calls) > MOST_CALLS:

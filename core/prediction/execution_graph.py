@@ -112,13 +112,10 @@ class ExecutionGraph:
         """A call has finished.
 
         Args:
-            node: Its node.
             parents: For each parent: its node, which has been visited before; whether this is the first call that
                 followed it; and its share in the call. The shares add up to 1.
-            cost: What it cost.
 
-        Returns:
-            The node that it counts as.
+        Returns the node that it counts as.
         """
         node = self._known(node)
         tally = self.nodes[node]
@@ -205,11 +202,7 @@ class ExecutionGraph:
         return iter(self.nodes)
 
     def check_integrity(self) -> None:
-        """Assert that no visit is lost, and that the bounds hold. For tests, and for graphs from a file.
-
-        Raises:
-            AssertionError: The counts do not add up; the message names the node.
-        """
+        """Assert that no visit is lost, and that the bounds hold. For tests, and for graphs from a file."""
         came = {node: tally.starts for node, tally in self.nodes.items()}
         for node, tally in self.nodes.items():
             went = tally.ends + sum(edge.first for edge in tally.edges.values())

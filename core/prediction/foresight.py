@@ -96,11 +96,7 @@ class Templates:
             self._size -= names.popitem(last=False)[1].graph.size
 
     def check_integrity(self) -> None:
-        """Assert that the bounds hold, and that no visit is lost. For tests.
-
-        Raises:
-            AssertionError: What does not hold.
-        """
+        """Assert that the bounds hold, and that no visit is lost. For tests."""
         graphs = [template.graph for _, template in self]
         for graph in graphs:
             graph.check_integrity()
@@ -243,11 +239,7 @@ class ExecutionGraphs:
         return (found[1].cursors, self.templates.get(found[0])) if found is not None else ((), None)
 
     def check_integrity(self) -> None:
-        """Assert that cursors and counts are sound. For tests.
-
-        Raises:
-            AssertionError: What does not hold.
-        """
+        """Assert that cursors and counts are sound. For tests."""
         with self._lock:
             self.templates.check_integrity()
             for _, cursors in self._programs.values():

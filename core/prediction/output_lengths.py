@@ -28,10 +28,7 @@ class OutputLengths:
         """A call has ended.
 
         Args:
-            name: The name of its program.
-            label: What the program's author calls this kind of call.
             calls_before: Calls of the program that ended before.
-            output_tokens: The tokens that it generated.
         """
         self._all.observe(output_tokens)
         for key in _keys(name, label, calls_before):

@@ -100,7 +100,6 @@ class ReturnTimes:
         """The seconds to wait for a program of this name before its place is given away.
 
         Args:
-            name: The name.
             price_s: The seconds that it costs if the program comes back later; finite.
         """
         gaps = self._names.get(name)

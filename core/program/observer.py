@@ -26,9 +26,7 @@ class ProgramObserver:
         """A call was admitted.
 
         Args:
-            identity: The call's ids.
             graph: Its program's graph, which has the call, its label and its parents.
-            now_s: The time.
         """
 
     def call_refused(self, identity: CallIdentity, error: BaseException, now_s: float) -> None:
@@ -40,7 +38,6 @@ class ProgramObserver:
         Args:
             reason: Why.
             tenant: Of the request's API key; None: it has none.
-            now_s: The time.
         """
 
     def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:

@@ -51,8 +51,6 @@ def compose(
     Args:
         open_rows: The rows of the programs that are open.
         ended_rows: The rows of programs that have ended, the newest first.
-        replicas: All replicas.
-        now_s: The time.
         model: The name of the (first) model.
         policy: The scheduling policy's name.
         scope: Only programs whose id begins with it are shown.

@@ -41,7 +41,6 @@ class Timelines(ProgramObserver):
 
     Args:
         row: Returns the row of an open program; None if the program is not open.
-        clock: Returns the time in seconds of the engine's clock.
     """
 
     def __init__(self, row: Callable[[ProgramId], ProgramRow | None], clock: Callable[[], float]) -> None:
@@ -102,7 +101,6 @@ class Timelines(ProgramObserver):
         """The timeline of a program as of now. None: the program has made no call, or is forgotten.
 
         Args:
-            program_id: the program.
             scope: the beginning of its ids, which is left out.
         """
         with self._lock:

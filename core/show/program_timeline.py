@@ -290,7 +290,6 @@ def pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, .
 
     Args:
         bar: the time from the call's arrival to its end.
-        account: the cost of the call.
     """
     places = account.waits or (((0.0, account.wait_s),) if account.wait_s > 0 else ())
     waits, services = [], []

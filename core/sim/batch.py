@@ -201,7 +201,6 @@ class RunningBatch:
         single step come last.
 
         Args:
-            jump: The jump that has ended.
             every_call: Whether to return all running calls.
         """
         calls = dict.fromkeys(self.ranks if every_call else self.chunks)

@@ -18,11 +18,6 @@ class KnownCosts:
 
     An engine fits the costs to its steps. The simulator knows them, except for the number of calls that share a step:
     both take the most calls that have decoded in one step so far.
-
-    Args:
-        policy: The policy.
-        timing: The costs.
-        batch_size: The most calls that run at once.
     """
 
     def __init__(self, policy: Policy, timing: StepTime, batch_size: int) -> None:
@@ -33,11 +28,7 @@ class KnownCosts:
         self._told_slots = 0
 
     def steps_to_next(self, steps: int) -> float:
-        """The number of steps before the step with which the policy is told; inf if it is not told any more.
-
-        Args:
-            steps: The number of steps made so far.
-        """
+        """The number of steps before the step with which the policy is told; inf if it is not told any more."""
         if self._told_slots == self._batch_size:
             return math.inf
         return max(1, FIT_STEPS - 1 - steps % FIT_STEPS)
@@ -49,7 +40,6 @@ class KnownCosts:
         step only after the step, so they are ranked by the new costs.
 
         Args:
-            steps: The number of steps made so far.
             decoding: The number of calls that decode in the step.
         """
         self._slots = max(self._slots, decoding)
@@ -62,9 +52,6 @@ class Charges:
     """Charges calls when they end, are preempted, have used their quanta, or compute a part of their prompts.
 
     Args:
-        policy: The replica's policy.
-        kv: Its KV cache.
-        batch: Its running calls.
         token_s: Service for each computed token, in seconds. None: service is the duration of the steps.
     """
 

@@ -16,18 +16,7 @@ from weft.core.sim.sim_programs import SimCall
 
 
 class Executions:
-    """Begins, interrupts and ends the executions of a replica's calls. An execution is a stay in the batch.
-
-    Args:
-        number: The replica's number.
-        policy: Its policy.
-        settings: The simulation's settings.
-        counts: The totals to add to.
-        kv: Its KV cache.
-        batch: Its running calls.
-        charges: Charges them.
-        on_execution: Called with each execution that ends.
-    """
+    """Begins, interrupts and ends the executions of a replica's calls. An execution is a stay in the batch."""
 
     def __init__(
         self,
@@ -60,10 +49,7 @@ class Executions:
         """Reserve a call's KV and determine how many tokens are to be computed before its next one.
 
         Args:
-            call: The call.
             segment: The cached segment in which the call's prefix ends.
-            hit: The length of that prefix in tokens.
-            now_s: The time.
         """
         spec, counts, tokens = call.spec, self._counts, call.context_tokens
         call.resumed = not math.isnan(call.started_s) and not self._settings.unit_steps

@@ -31,12 +31,6 @@ class SimReplica:
     """A simulated engine.
 
     Args:
-        number: Its number among the replicas.
-        policy: A policy of its own, without calls.
-        settings: The simulation's settings.
-        counts: The totals to add to.
-        on_execution: Called with each execution of a call.
-        on_batch: Called with each batch.
         jump: Whether steps that change nothing are jumped over. False plays every step (for tests).
     """
 
@@ -90,8 +84,7 @@ class SimReplica:
     def arrive(self, call: SimCall, now_s: float) -> bool:
         """A call arrives. The replica considers it before the next step.
 
-        Returns:
-            Whether the jump in progress now ends earlier.
+        Returns whether the jump in progress now ends earlier.
         """
         policy, jump = self.policy, self.jump
         policy.program_changed(call.program)
@@ -118,8 +111,7 @@ class SimReplica:
     def take_back(self, call: SimCall, now_s: float) -> bool:
         """A call that has not begun leaves for another replica.
 
-        Returns:
-            Whether the jump in progress now ends earlier, because the policy may let another call in.
+        Returns whether the jump in progress now ends earlier, because the policy may let another call in.
         """
         self._kv.tick(now_s)
         self._kv.call_moved(call)
@@ -148,8 +140,7 @@ class SimReplica:
     def program_ended(self, program: SimProgram, now_s: float) -> bool:
         """A program has ended, and none of its calls will come.
 
-        Returns:
-            Whether the jump in progress now ends earlier, because the policy has something to decide.
+        Returns whether the jump in progress now ends earlier, because the policy has something to decide.
         """
         self.policy.program_ended(program.view)
         until_s = self.policy.next_change_s()
@@ -162,11 +153,7 @@ class SimReplica:
         return self._end_jump_by(max(now_s, until_s))
 
     def end_jump(self, now_s: float) -> list[SimCall]:
-        """The jump in progress ends.
-
-        Returns:
-            The calls that end with it, in rank order.
-        """
+        """The jump in progress ends. Returns the calls that end with it, in rank order."""
         jump, batch = cast("Jump", self.jump), self._batch
         self.jump = None
         if self._on_batch is not None:
@@ -194,11 +181,7 @@ class SimReplica:
         return ended
 
     def schedule(self, now_s: float) -> Jump | None:
-        """Form the batch and begin the next jump.
-
-        Returns:
-            The jump; None if no call runs.
-        """
+        """Form the batch and begin the next jump. Returns the jump; None if no call runs."""
         batch = self._batch
         self._kv.tick(now_s)
         self._kv.evict_first(self._ended)
@@ -386,11 +369,7 @@ class SimReplica:
         self._take_blocks(0, cast("dict[Call, int]", batch.chunks))
 
     def check_integrity(self) -> None:
-        """Assert that an idle replica holds no calls and no pinned KV. For tests.
-
-        Raises:
-            AssertionError: It does.
-        """
+        """Assert that an idle replica holds no calls and no pinned KV. For tests."""
         self._kv.check_integrity()
         waiting, pinned = len(self.policy.waiting), self._kv.pinned
         if waiting or pinned or not self._batch.is_empty():

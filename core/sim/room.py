@@ -15,12 +15,9 @@ class SimRoom:
     """The `Room` of a simulated replica. KV that another running call reads is neither needed nor given back.
 
     Args:
-        kv: The KV cache. It is not changed.
         free_tokens: The tokens of KV that calls may take.
         steps: The steps that the replica has made. A decoding call has generated a token with each step since its last
             charge.
-        step_tokens: The tokens of the next step.
-        settings: The simulation's settings.
     """
 
     def __init__(

@@ -11,11 +11,7 @@ from weft.core.trace.prefixes import common_prefix
 
 
 def block_hashes(program: TraceProgram) -> dict[str, array[int]]:
-    """Return the ids of all known blocks of each call, from its prompt's first one on. Calls on a cycle are left out.
-
-    Args:
-        program: a program with `block_tokens`.
-    """
+    """Return the ids of all known blocks of each call from its first one on. Calls on a cycle are left out."""
     chains: dict[str, array[int]] = {}
     for call in in_order(program.calls):
         shared = call.shared_prefix_tokens // (program.block_tokens or 1)
@@ -34,7 +30,6 @@ def with_block_hashes(program: TraceProgram, chains: Mapping[str, Sequence[int]]
         program: the program. Its calls' `shared_prefix_tokens` and `hash_ids` are replaced.
         chains: for each call, the ids of the whole blocks of its prompt, from its first one on. Two calls of the
             program or of the file that have the same id have the same tokens up to the end of this block.
-        block_tokens: the tokens of a block.
     """
     prompts = {call.call_id: array("q", chains[call.call_id]) for call in program.calls}
     followers: dict[str, list[array[int]]] = {}

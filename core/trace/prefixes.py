@@ -14,9 +14,6 @@ class TokenChain:
     """A prompt and its output as a hash for each whole block. A block's hash covers all tokens before it as well.
 
     The hashes are those of Python's `hash`, 8 bytes for 16 tokens. They mean nothing to another process.
-
-    Args:
-        prompt: token ids.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:

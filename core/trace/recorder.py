@@ -117,12 +117,7 @@ class Recorder:
                 self._open[info.program_id] = _OpenProgram(info)
 
     def call_arrived(self, graph: ProgramGraph, now_s: float) -> None:
-        """Note that a call of a program arrives. A program that has not begun, or has ended, is not recorded.
-
-        Args:
-            graph: the program's graph.
-            now_s: the time, in seconds of the engine's clock.
-        """
+        """Note that a call of a program arrives. A program that has not begun, or has ended, is not recorded."""
         with self._lock:
             self._start_s = now_s if self._start_s is None else self._start_s
             program = self._get(graph.program_id)
@@ -177,8 +172,7 @@ class Recorder:
         Args:
             timeout_s: the longest wait, in seconds. After it, recording stops with a warning.
 
-        Returns:
-            Whether they are written.
+        Returns whether they are written.
         """
         return self._writer.flush(timeout_s)
 

@@ -31,9 +31,6 @@ class TraceWriter:
 
     After an error there is one warning, and nothing more is written. A line is written whole or not at all.
 
-    Args:
-        path: the file.
-
     Attributes:
         stopped: whether nothing more is written.
         dropped: how many programs were not written because too many waited.
@@ -81,8 +78,7 @@ class TraceWriter:
         Args:
             timeout_s: the longest wait, in seconds. Lines that are not written by then are dropped with a warning.
 
-        Returns:
-            Whether nothing waits any more.
+        Returns whether nothing waits any more.
         """
         with self._changed:
             done = self._changed.wait_for(lambda: not self._is_writing, timeout_s)
@@ -155,8 +151,7 @@ os.register_at_fork(after_in_child=_stop_all)
 def prepare(path: Path) -> int:
     """Create a trace file, or check that an existing file can be written and is empty or a trace.
 
-    Returns:
-        The number of programs in the file.
+    Returns the number of programs in the file.
 
     Raises:
         TraceError: the file cannot be written, is not a trace, or is locked by another process for longer than 5 s.

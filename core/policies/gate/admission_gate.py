@@ -223,7 +223,6 @@ class AdmissionGate:
         """A program has ended. It is forgotten once its last call has left.
 
         Args:
-            program: The program.
             is_known: Whether its end was reported. False: it has not called for a long time.
         """
         resident = self._residents.get(program)
@@ -353,11 +352,7 @@ class AdmissionGate:
         return iter(self._residents.values())
 
     def check_integrity(self) -> None:
-        """Assert that the counts agree. For tests.
-
-        Raises:
-            AssertionError: They do not; the message says which.
-        """
+        """Assert that the counts agree. For tests."""
         opened = [each for each in self if each.is_open]
         checks = {
             "the used tokens are wrong": self.used_tokens == sum(each.tokens for each in opened),

@@ -35,9 +35,6 @@ class Gated(PolicyAround):
 
     Behind a policy that learns, the gate learns as well: how much contexts grow, and when programs call again. Behind
     the others it is a plain gate, with a fixed reserve and a fixed time.
-
-    Args:
-        inner: The policy, without calls.
     """
 
     def __init__(self, inner: Policy) -> None:
@@ -198,11 +195,7 @@ class Gated(PolicyAround):
                 self._hold(call, resident)
 
     def check_integrity(self) -> None:
-        """Assert that exactly the waiting calls of closed programs are held back. For tests.
-
-        Raises:
-            AssertionError: They are not; the message says which rule is broken.
-        """
+        """Assert that exactly the waiting calls of closed programs are held back. For tests."""
         self.gate.check_integrity()
         self.waiting.check_integrity()
         self.held.check_integrity()

@@ -31,8 +31,7 @@ class BoundsCalibration:
     def observe(self, service_s: float) -> Sequence[float] | None:
         """Observe a call that has left after `service_s` of service, in seconds or in any other unit.
 
-        Returns:
-            The K-1 new bounds in the same unit after every 32nd call, otherwise None.
+        Returns the K-1 new bounds in the same unit after every 32nd call, otherwise None.
         """
         if service_s <= 0:  # the call was aborted before it ran
             return None

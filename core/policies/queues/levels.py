@@ -66,7 +66,6 @@ class Levels:
         Args:
             running: The levels of the sequences that run.
             waiting: The levels of the calls that wait.
-            promotions: The policy's promotions so far.
         """
         now_running, now_waiting = _per_level(running), _per_level(waiting)
         for level in (*now_running, *now_waiting):

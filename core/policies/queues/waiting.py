@@ -79,11 +79,7 @@ class RankHeap(Generic[T]):
             self._compact()
 
     def check_integrity(self) -> None:
-        """Assert that each member is sorted by its present rank. For tests.
-
-        Raises:
-            AssertionError: One is not; the message names it.
-        """
+        """Assert that each member is sorted by its present rank. For tests."""
         for member, (rank, _) in self._entries.items():
             if rank != member.rank:
                 raise AssertionError(f"sorted by rank {rank}: {member}")

@@ -47,10 +47,8 @@ class Boost:
         Args:
             left_tokens: The work that all programs have left.
             mean_tokens: E[X].
-            costs: The costs of the engine's steps.
 
-        Returns:
-            Whether the boost has changed.
+        Returns whether the boost has changed.
         """
         most_s = BOOST * min(left_tokens, BATCHES * costs.slots * mean_tokens) * costs.token_s
         if most_s <= 0 or 1 - _LEAST_CHANGE < self.most_s / most_s < 1 + _LEAST_CHANGE:

@@ -79,7 +79,6 @@ class ServiceClass:
         """Whether a program of this age has had more work than the class lets expect.
 
         Args:
-            age: The age in tokens.
             of_all: The class of all programs, which counts if this class has no distribution of its own.
         """
         return age > (self.p95_tokens if self.ranks else of_all.median_tokens)
@@ -136,11 +135,7 @@ class ServiceClass:
 
 
 class ServiceTable:
-    """The classes. If there are too many, the one that was used longest ago is forgotten.
-
-    Args:
-        most: The most classes.
-    """
+    """The classes. If there are too many, the one that was used longest ago is forgotten."""
 
     def __init__(self, most: int = MOST_CLASSES) -> None:
         self._most = most

@@ -92,8 +92,7 @@ def kaplan_meier(finished: Array, censored: Array) -> tuple[Array, float]:
         finished: The work of the n programs that have ended, in tokens, in ascending order, of shape (n,).
         censored: The ages of the m live programs, in tokens, of shape (m,).
 
-    Returns:
-        The mass of each finished program, of shape (n,), and the mass beyond all of them.
+    Returns the mass of each finished program, of shape (n,), and the mass beyond all of them.
     """
     later = len(censored) - np.searchsorted(np.sort(censored), finished, side="left")
     at_risk = np.arange(len(finished), 0, -1) + later
@@ -157,11 +156,7 @@ def _spread(cells: Array, deviation: float, count: int) -> Array:
 def gittins_index(distribution: Distribution) -> Array:
     """The running maximum of the index, in tokens, at the lower bound of each bucket of ages. The least goes first.
 
-    Args:
-        distribution: The distribution of the work of a program.
-
-    Returns:
-        The ranks, of the shape of `AGES`.
+    Returns the ranks, of the shape of `AGES`.
     """
     survival = distribution.survival
     costs = integral(survival)

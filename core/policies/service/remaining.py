@@ -20,7 +20,6 @@ class RemainingWork(Protocol):
         """The expected work that a program has left; nan if nothing is known.
 
         Args:
-            program: The program.
             done_tokens: The work that it has had.
         """
         ...

@@ -29,7 +29,6 @@ class Ancestry:
     its lock.
 
     Args:
-        new_thread: makes a thread id.
         keep: how many of the newest calls are never forgotten.
     """
 
@@ -49,7 +48,6 @@ class Ancestry:
         """Add a call that begins, and return its thread.
 
         Args:
-            call_id: the call.
             parents: the set of its parents, without loose guesses.
             covered: the set of its parents and all their ancestors.
             possible: the same with loose guesses, and with all calls that loose guesses make ancestors.

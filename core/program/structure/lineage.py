@@ -126,7 +126,6 @@ class TextLineage:
         This costs one look-up for each id and text. The oldest call comes first.
 
         Args:
-            content: the input.
             quoted_from: calls whose outputs are also searched for inside longer texts, one search for each.
         """
         found = {self._ids.only(id_) for id_ in content.ids}
@@ -145,7 +144,6 @@ class TextLineage:
         longer text (from 16 characters on).
 
         Args:
-            content: the input.
             quoted_from: the calls whose outputs are searched for inside longer texts, one search for each; None: all.
         """
         found = {self._ids.only(id_) for id_ in content.ids}

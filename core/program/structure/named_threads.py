@@ -52,7 +52,6 @@ class NamedThreads:
             thread_id: The call's thread; None: the client names none.
             parent_id: The thread that started that one; None: the client names none. It counts with the thread's first
                 call.
-            label: As for `Reports.start_call`.
 
         Raises:
             ProgramEndedError: The program has ended.

@@ -78,12 +78,7 @@ _QUOTED_BESIDE: Final = 64  # calls of other strands, the newest, whose outputs 
 
 
 class ParentChoice:
-    """Chooses parents, and lists them.
-
-    Args:
-        ancestry: The calls of the program.
-        lineage: What they have said.
-    """
+    """Chooses parents, and lists them."""
 
     def __init__(self, ancestry: Ancestry, lineage: TextLineage) -> None:
         self._ancestry = ancestry
@@ -152,7 +147,6 @@ class ParentChoice:
         """Return the parents of a call and all that may have come before them, loose guesses included.
 
         Args:
-            parents: the parents.
             frontier: that from which they were chosen.
         """
         if not self._has_loose:

@@ -41,11 +41,7 @@ class Opened(NamedTuple):
 
 
 class RunTree:
-    """The tree of runs of one program. Not thread-safe: the program holds its lock.
-
-    Args:
-        new_thread: makes a thread id.
-    """
+    """The tree of runs of one program. Not thread-safe: the program holds its lock."""
 
     def __init__(self, new_thread: Callable[[], ThreadId]) -> None:
         self._root = Run(ROOT, None, RunKind.STAGE, entry=Frontier())
@@ -79,8 +75,6 @@ class RunTree:
         or to the one that is not certain.
 
         Args:
-            run: the key of the new run.
-            parent: the enclosing run.
             anchor: the run that the reporting handle stands for: the top, or a branch. It is the enclosing run if
                 `parent` was never reported, or if the branch is inside `parent`.
             kind: how the run was started.
@@ -206,8 +200,7 @@ class RunTree:
 
         The tools in it that are still open end before it: a framework may not report that a tool was cancelled.
 
-        Returns:
-            The run and those tools.
+        Returns the run and those tools.
         """
         node = self._runs.pop(run, None)
         if node is None:
@@ -262,8 +255,6 @@ class RunTree:
         """Start a call of a run. A run that was not reported starts here, and ends with its last call.
 
         Args:
-            run: the run.
-            call_id: the new call.
             anchor: the enclosing run of a run that was not reported.
             inputs: the input of the call. It is read only if the runs leave the parents in doubt.
 
@@ -348,11 +339,9 @@ class RunTree:
         """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry.
 
         Args:
-            node: the run.
             doubtful: those of its calls that stay guesses, because the run need not have waited for them.
 
-        Returns:
-            The enclosing run.
+        Returns the enclosing run.
         """
         node.is_open = False
         enclosing = self._enclosing(node)

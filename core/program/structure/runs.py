@@ -77,9 +77,7 @@ class CodeRuns:
         """A run begins that may run code of the user's.
 
         Args:
-            run: its key.
             handles: the anchors of the handle that reports it and of the handles around that one.
-            thread: the thread in which it begins.
         """
         handles = tuple(dict.fromkeys(self._handles.get(run, ()) + handles))  # several handles may report it
         for handle in handles:

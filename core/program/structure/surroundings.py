@@ -46,7 +46,6 @@ def register_surroundings(framework: str, surroundings: Callable[[], Iterable[Po
     """Register how a framework tells the run in which the caller's code runs.
 
     Args:
-        framework: the framework's name, e.g. "langchain".
         surroundings: returns the run, once for each program that the framework carries there.
     """
     _surroundings[framework] = surroundings

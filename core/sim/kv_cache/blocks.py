@@ -121,10 +121,6 @@ def share_full_blocks(program: TraceProgram, block_tokens: int) -> TraceProgram:
 
     The KV of the last token that a parent generated was never computed. The first call that continues the parent
     computes it, and the parent's other children find it.
-
-    Args:
-        program: The program.
-        block_tokens: Tokens in a block.
     """
     if block_tokens == 1 or program.block_tokens is not None:
         return program

@@ -72,8 +72,7 @@ class KvCache:
         Args:
             keys: Keys under which a prefix may be cached, the longest first, each with the number of tokens shared.
 
-        Returns:
-            The segment in which the prefix ends, and the length of the prefix in tokens; None and 0 without a prefix.
+        Returns the segment in which the prefix ends, and its length in tokens; None and 0 without a prefix.
         """
         found, longest = None, 0
         for key, shared in keys:
@@ -107,8 +106,7 @@ class KvCache:
     def reserve(self, key: Hashable, segment: Segment | None, hit: int, tokens: int) -> Segment:
         """Reserve and pin a call's `tokens`, of which `hit` are shared as `find` said.
 
-        Returns:
-            The call's own segment, which holds the tokens that are not shared.
+        Returns the call's own segment, which holds the tokens that are not shared.
         """
         own = self.reserve_prefix(key, segment, hit, tokens)
         self._pin(own)
@@ -136,8 +134,7 @@ class KvCache:
 
         The prefix is not pinned. The caller then reserves a segment after it, which pins both.
 
-        Returns:
-            The segment that holds the tokens that are not cached.
+        Returns the segment that holds the tokens that are not cached.
         """
         if segment is not None and hit < segment.end:
             segment = self._split(segment, hit)
@@ -147,7 +144,6 @@ class KvCache:
         """Count tokens that the running calls have generated together. `settle` adds them to the calls' segments.
 
         Args:
-            tokens: The number of tokens.
             padding: As for `fill`. None: the tokens lie in blocks that were taken before.
         """
         self.pinned += tokens
@@ -230,10 +226,6 @@ class KvCache:
 
     def load(self, call: SimCall, hit: int) -> tuple[int, float]:
         """Copy back the tokens of a starting call that host memory has.
-
-        Args:
-            call: The call.
-            hit: The call's tokens that the KV cache holds.
 
         Returns:
             The call's tokens that need not be computed, and the seconds after which they are there if the copy does not
@@ -353,11 +345,7 @@ class KvCache:
                 del self._index[leaf.key]
 
     def check_integrity(self) -> None:
-        """Assert that the counts agree with the tree, once all generated tokens are settled. For tests.
-
-        Raises:
-            AssertionError: They do not; the message says which.
-        """
+        """Assert that the counts agree with the tree, once all generated tokens are settled. For tests."""
         segments: dict[Segment, None] = {}
         for each in (*self._index.values(), *self._leaves):
             segment: Segment | None = each

@@ -46,8 +46,7 @@ class HostMemory(KvCache):
     def keep(self, call: SimCall, begin: int, end: int) -> int:
         """Copy the tokens from `begin` to `end` of a call's context that host memory does not have.
 
-        Returns:
-            How many these are; 0 if the context is larger than the memory, or nobody needs it.
+        Returns how many these are; 0 if the context is larger than the memory, or nobody needs it.
         """
         if end > self.capacity or (self._ended_first and not call.owner.unfinished_calls):
             return 0

@@ -204,9 +204,7 @@ def replay(
     """Play a sequence against a KV policy.
 
     Args:
-        events: What `accesses` returned.
         settings: The engines. Only the KV cache's capacity, the step times and the replicas count.
-        policy: The KV policy.
         knows_times: Whether the policy is an oracle that knows when each context is used next.
         check: Called after each event (for tests).
         advance: Called from time to time with the number of events since the last time.
@@ -220,13 +218,7 @@ def replay(
 def replay_belady(
     events: Sequence[Access], settings: SimSettings, *, advance: Callable[[int], object] | None = None
 ) -> ReplayResult:
-    """Play a sequence against Bélády's rule, an oracle that knows the sequence. No rule computes less.
-
-    Args:
-        events: As for `replay`.
-        settings: As for `replay`.
-        advance: As for `replay`.
-    """
+    """Play a sequence against Bélády's rule, an oracle that knows the sequence. No rule computes less."""
     uses: dict[tuple[int, object], list[int]] = defaultdict(list)
     for position, event in enumerate(events):
         if event.kind is Kind.BEGIN:
@@ -251,7 +243,6 @@ def replay_all(
     """Play the programs' accesses against Bélády's rule, every KV policy, and next-use with known times, in this order.
 
     Args:
-        programs: The programs.
         settings: The engines. The scheduling policy decides when each access happens.
         progress: Called from time to time with the share of all events that have been played.
 

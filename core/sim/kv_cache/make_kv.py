@@ -15,12 +15,7 @@ from weft.core.sim.step_time import StepTime
 
 
 def make_kv(settings: SimSettings, counts: Counts) -> KvCache:
-    """Make the KV cache of a replica. It has a KV policy if the settings have one and anything can be evicted.
-
-    Args:
-        settings: The simulation's settings.
-        counts: The totals to which copies are added.
-    """
+    """Make the KV cache of a replica. It has a KV policy if the settings have one and anything can be evicted."""
     capacity, config = settings.kv_capacity, settings.kv_policy
     if config is None or not settings.shares_prefixes or capacity == math.inf:
         return KvCache(capacity, keep=settings.shares_prefixes, block_tokens=settings.block_tokens)

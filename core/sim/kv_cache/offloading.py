@@ -20,9 +20,6 @@ class OffloadingKvCache(PolicyKvCache):
 
     Args:
         settings: The simulation's settings. The KV cache must be bounded.
-        policy: A KV policy object of its own, which follows use.
-        host: Host memory of its own.
-        counts: The totals to which copies are added.
     """
 
     def __init__(self, settings: SimSettings, policy: KvPolicy, host: HostMemory, counts: Counts) -> None:

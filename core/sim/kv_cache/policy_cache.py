@@ -28,7 +28,6 @@ class PolicyKvCache(KvCache):
 
     Args:
         settings: The simulation's settings. The KV cache must be bounded.
-        policy: A KV policy object of its own.
         copy_token_s: Seconds to copy a token to host memory; infinite without host memory.
     """
 

@@ -39,14 +39,7 @@ class SegmentCache(Protocol):
 
 
 class SegmentContexts(Contexts):
-    """Contexts in segments.
-
-    Args:
-        policy: A KV policy object of its own.
-        memory: The memory at the start.
-        cache: The KV cache that has the segments.
-        knows_pauses: As in `SimSettings`.
-    """
+    """Contexts in segments."""
 
     def __init__(self, policy: KvPolicy, memory: Memory, cache: SegmentCache, *, knows_pauses: bool = False) -> None:
         super().__init__(policy, memory)
@@ -129,10 +122,7 @@ class SegmentContexts(Contexts):
         prefix.
 
         Args:
-            call: The call.
-            segment: The call's own segment.
             called_s: Since when the call waits again, if it was preempted. None: it has ended.
-            now_s: The time.
         """
         owner, spec = call.owner, call.spec
         mine = self._contexts.setdefault(owner.number, {})

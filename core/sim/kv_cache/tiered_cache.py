@@ -37,10 +37,7 @@ class TieredKvCache(PolicyKvCache):
 
     Args:
         settings: The simulation's settings. The KV cache must be bounded.
-        policy: A KV policy object of its own.
-        host: Host memory of its own.
         copy_token_s: Seconds to copy a token, as the policy sees it.
-        counts: The totals to which copies are added.
     """
 
     def __init__(

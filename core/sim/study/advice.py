@@ -48,7 +48,6 @@ class Way(NamedTuple):
         """The settings of an engine that serves so.
 
         Args:
-            engine: The engine.
             host_tokens: The tokens that its host memory holds.
         """
         return self.rival.settings(replace(engine, host_kv_tokens=host_tokens))
@@ -91,7 +90,6 @@ def change_of_mean(base: Sequence[float], other: Sequence[float], random: Random
     Args:
         base: A value above 0 for each program.
         other: The values to compare, of the same programs.
-        random: The source of the draws.
         error: The standard deviation of the logarithm of an error of the ratio, which each draw has as well.
     """
     count = len(base)
@@ -133,7 +131,6 @@ def outcomes(results: Mapping[Way, SimResult], random: Random) -> Iterator[WayOu
 
     Args:
         results: The simulations of the same programs. That of stock vLLM must be among them.
-        random: The source of the draws for the intervals.
     """
     stock, stock_p99_s = results[Way(STOCK)].programs, results[Way(STOCK)].latency(99)
     order = sorted(stock, key=lambda name: stock[name].arrival)

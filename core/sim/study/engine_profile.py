@@ -109,7 +109,6 @@ def _by_data_sheet(
     are computed at half of the arithmetic speed, and the KV cache has nine tenths of what the weights leave.
 
     Args:
-        model: The model.
         gpus: The accelerators.
         weights_b: Billions of weights.
         kv_token_kib: KiB of KV for each token.

@@ -132,9 +132,6 @@ def score(rival: Rival, result: SimResult, programs: Sequence[TraceProgram], alo
     """What a rival makes of the programs.
 
     Args:
-        rival: The rival.
-        result: Its simulation.
-        programs: The programs.
         alone_s: For each program, the seconds that it takes on an idle engine.
     """
     latencies = [result.programs[program.program].latency for program in programs]
@@ -164,7 +161,6 @@ def best_plain(scores: Iterable[Score], *, host: bool = True) -> Score:
     """The plain rival with the smallest mean completion time. There must be a plain one.
 
     Args:
-        scores: The scores.
         host: Whether rivals with host memory count.
     """
     plain = (each for each in scores if each.rival.is_plain and (host or not each.rival.host))
@@ -179,12 +175,7 @@ def ranked(scores: Sequence[Score]) -> Iterator[tuple[Score, float]]:
 
 
 def alone(programs: Sequence[TraceProgram], base: SimSettings) -> dict[str, float]:
-    """The seconds that each program takes on an idle engine, which keeps its context between its calls.
-
-    Args:
-        programs: The programs.
-        base: The engine.
-    """
+    """The seconds that each program takes on an idle engine, which keeps its context between its calls."""
     apart = [replace(program, arrival_s=number * _APART_S) for number, program in enumerate(programs)]
     engine = replace(
         base, policy=PolicyConfig("fcfs"), kv_tokens=math.inf, kv_policy=None, host_kv_tokens=0, concurrency=None

@@ -33,8 +33,6 @@ def with_load(programs: Sequence[TraceProgram], load: float, settings: SimSettin
 
     Args:
         programs: The programs, from which the capacity is measured, too.
-        load: The multiple.
-        settings: The engines.
 
     Raises:
         SimulationError: The load is not above 0, or all programs arrive at once.
@@ -59,7 +57,6 @@ def capacity(programs: Iterable[TraceProgram], settings: SimSettings, *, tools: 
     Args:
         programs: The programs. There should be so many that the last ones, which leave slots empty, hardly count. Their
             arrivals do not matter.
-        settings: The engines.
         tools: Whether tools take their time. If tools are slow, the engine idles until the last ones return. False then
             tells more about the engine.
     """

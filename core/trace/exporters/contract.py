@@ -58,10 +58,6 @@ class Exporter(Protocol):
     def write(self, programs: Sequence[TraceProgram], path: Path) -> NotExported:
         """Write programs, whole or not at all, and return what was lost.
 
-        Args:
-            programs: the programs of a trace.
-            path: the file or folder to write.
-
         Raises:
             TraceError: it cannot be written, or the format can say none of the programs.
         """

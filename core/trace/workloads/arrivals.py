@@ -14,7 +14,6 @@ def poisson(rng: random.Random, rate: float) -> Iterator[float]:
     """Return an endless iterator over the arrival times of a Poisson process, in seconds.
 
     Args:
-        rng: the source of randomness.
         rate: programs a second, on average.
 
     Raises:
@@ -27,7 +26,6 @@ def bursty(rng: random.Random, rate: float, variation: float = 4.0) -> Iterator[
     """Return an endless iterator over arrival times in bursts, in seconds. The times in between are gamma distributed.
 
     Args:
-        rng: the source of randomness.
         rate: programs a second, on average.
         variation: the standard deviation of the times between arrivals, as a multiple of their mean (Poisson: 1).
 

@@ -31,10 +31,8 @@ def generate(workload: str, programs: int, arrivals: Iterator[float], rng: rando
     """Generate the programs of a trace. The same seeds give the same trace.
 
     Args:
-        workload: one of `WORKLOADS`.
         programs: the number of programs. Their ids are p0, p1, ...
         arrivals: the arrival times of the programs, in seconds.
-        rng: the source of randomness.
 
     Raises:
         SimulationError: the workload is unknown, or the number of programs is below 1.

@@ -82,7 +82,6 @@ def with_gate(names: Sequence[str], *, gate: bool | None) -> tuple[str, ...]:
     """The baselines behind the gate, or without it; those of vLLM's own scheduler, and others that say it, as they are.
 
     Args:
-        names: the baselines.
         gate: None: each as its policy says.
 
     Raises:

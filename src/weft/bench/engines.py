@@ -50,7 +50,6 @@ class BaselineEngines:
     """One engine for each baseline, started and warmed up.
 
     Args:
-        folder: an empty folder, for the tiny model.
         on_start: called after each engine has started.
 
     Raises:
@@ -148,7 +147,6 @@ def model_folder(name: str, folder: Path) -> Path:
 
     Args:
         name: "tiny", "embedded", or a folder or hub name.
-        folder: an empty folder, for the tiny model.
     """
     if name == "tiny":
         from weft.engine.models.tiny import make_tiny_llama

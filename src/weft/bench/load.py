@@ -20,7 +20,6 @@ class Prompts:
 
     Args:
         seed: the same seed gives the same prompts.
-        token_ids: the ids to choose from.
     """
 
     def __init__(self, seed: str, token_ids: range) -> None:
@@ -89,7 +88,6 @@ def make_round(source: str, load: str, number: int, scaling: Scaling, *, program
     have the same programs, which arrive closer together when the rate is higher.
 
     Args:
-        source: a workload of `weft trace`, or a trace file.
         load: programs a second, `AS_RECORDED`, or `CLOSED` (all programs at once).
         programs: the number of programs; for a trace file, the maximum.
 

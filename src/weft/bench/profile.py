@@ -50,10 +50,7 @@ def crowds(batch_size: int, chunk_tokens: int, most_tokens: int, kv_tokens: int)
     """What is measured: prompts of several lengths alone, and calls that decode, few and many, at several contexts.
 
     Args:
-        batch_size: The calls that run at once.
-        chunk_tokens: The most tokens that a step computes.
         most_tokens: The most tokens of a call.
-        kv_tokens: The tokens that the KV cache holds.
     """
     most_tokens = min(most_tokens, kv_tokens - BLOCK_TOKENS)
     prompts = sorted({min(chunk_tokens * part // 4, most_tokens - 1) for part in (1, 2, 4, 8)})
@@ -79,7 +76,6 @@ def profile(
 
     Args:
         model: "tiny", "embedded", or a folder or hub name.
-        batch_size: The calls that run at once, vLLM's `max_num_seqs`.
         chunk_tokens: The most tokens of a step, vLLM's `max_num_batched_tokens`; None: vLLM's default.
         kv_tokens: The tokens that the KV cache holds; None: as vLLM sizes it.
         begin: Called with the number of crowds of calls, when the engine has started.

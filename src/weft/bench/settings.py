@@ -27,7 +27,6 @@ class BenchSettings:
     """Everything that decides the result of a round. Only rounds of equal settings are combined.
 
     Args:
-        source: a workload of `weft trace`, or a trace file.
         programs: the number of programs in a round; for a trace file, the maximum.
         seed: the seed of programs, arrivals and prompts.
         scale: a factor of all lengths and times.

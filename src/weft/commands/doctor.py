@@ -147,9 +147,6 @@ def check_kv(model: str | None) -> list[Check]:
     swaps preempted calls.
 
     This takes a minute or more. It raises nothing.
-
-    Args:
-        model: The model, as for `weft.Engine`.
     """
     probe = _probe(_SWAP_PROBE, model or "", timeout_s=_ENGINE_SECONDS)
     if not probe.ok:

@@ -35,8 +35,7 @@ def record(
 def _run(command: list[str], environment: dict[str, str]) -> int:
     """Run a command and wait for its end.
 
-    Returns:
-        The command's exit code, or 128 and the signal's number if a signal ended the command, as in a shell.
+    Returns the command's exit code, or 128 and the signal's number if a signal ended the command, as in a shell.
 
     Raises:
         WeftError: The command cannot be started.

@@ -59,7 +59,6 @@ def check_flags(arguments: Iterable[str], flags: Collection[str], ours: Collecti
 
     Args:
         arguments: The command line, less the options that are Weft's.
-        flags: vLLM's options.
         ours: Weft's, which have no short forms. The error may suggest one.
 
     Raises:

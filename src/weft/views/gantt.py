@@ -17,8 +17,7 @@ _LEFT, _WIDTH, _LANE, _TICKS = 120, 900, 18, 10
 def gantt(result: SimResult) -> str:
     """Draw a simulation whose executions were recorded. Parallel calls of a program are drawn below each other.
 
-    Returns:
-        The text of an SVG file.
+    Returns the text of an SVG file.
 
     Raises:
         SimulationError: The executions were not recorded, or they are too many.

@@ -23,7 +23,6 @@ def load(path: Path, program: str | None = None) -> ProgramGraph:
     """Read a graph from a file of `program.graph.to_json()`: one graph, or one on each line.
 
     Args:
-        path: The file.
         program: Id or name of the program; the first that matches is read. Default: the first of the file.
 
     Raises:

@@ -18,8 +18,7 @@ from weft.views.graph import load_all
 def export(file: Path, out: Path) -> int:
     """Write the programs of a recording, or of a file of graphs, as a Perfetto trace.
 
-    Returns:
-        How many programs there are.
+    Returns how many programs there are.
 
     Raises:
         TraceError: The file cannot be read, holds something else, or does not say when calls ran.

@@ -47,8 +47,6 @@ class TopApp(App[None]):
     """Shows an engine's state, again and again.
 
     Args:
-        client: Asks for the state.
-        state: The first one.
         interval_s: Seconds between two.
     """
 

@@ -28,11 +28,7 @@ _BOX = """
 
 
 class Inspect(ModalScreen[None]):
-    """All that is known of a program.
-
-    Args:
-        program: The program, as it is now.
-    """
+    """All that is known of a program."""
 
     CSS = _BOX.format("Inspect")
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "Back")]
@@ -68,11 +64,7 @@ class Inspect(ModalScreen[None]):
 
 
 class ConfirmEnd(ModalScreen[bool]):
-    """Asks before a program is ended.
-
-    Args:
-        program: The program.
-    """
+    """Asks before a program is ended."""
 
     CSS = _BOX.format("ConfirmEnd")
     BINDINGS: ClassVar[list[BindingType]] = [

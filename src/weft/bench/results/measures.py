@@ -140,8 +140,7 @@ def rates_of(figures: FiguresByLoad) -> list[str]:
 def gains(base: str, figures: FiguresByLoad) -> dict[str, list[EqualLatency]]:
     """`equal_latency` of every baseline, in medians over rounds of mean steps per token.
 
-    Returns:
-        A list for each baseline; an empty dictionary if there are fewer than two rates.
+    Returns a list for each baseline; an empty dictionary if there are fewer than two rates.
     """
     rates = rates_of(figures)
     if len(rates) < 2:

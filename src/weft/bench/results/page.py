@@ -45,11 +45,7 @@ class Results:
 
 
 def page(results: Results, plots: Sequence[str]) -> Iterator[str]:
-    """The lines of the report.
-
-    Args:
-        plots: names of plot files in the report's folder.
-    """
+    """The lines of the report."""
     settings, figures = results.settings, results.figures
     yield f"# weft bench: {Path(settings.source).name}\n"
     yield from _setup(settings, results.rounds)

@@ -38,11 +38,9 @@ def write(settings: BenchSettings, rounds: Sequence[Round], folder: Path, advanc
     """Compute all results and write them.
 
     Args:
-        rounds: at least one round.
         advance: called after each simulation.
 
-    Returns:
-        The report's path.
+    Returns the report's path.
 
     Raises:
         BenchError: the folder cannot be written to, or matplotlib is not installed.

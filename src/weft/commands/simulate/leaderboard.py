@@ -25,10 +25,7 @@ def leaderboard(files: Sequence[Path], base: SimSettings, load: float | None, *,
     """Print how all rivals serve each trace, those first that come closest to the best plain rival or are ahead of it.
 
     Args:
-        files: The traces.
-        base: The engine.
         load: A multiple of what the engine can serve; None: programs arrive as their trace says.
-        as_json: Whether to print JSON.
 
     Raises:
         SimulationError: The engine makes unit steps, in which a KV cache has no effect.

@@ -17,13 +17,7 @@ _programs: list[TraceProgram] = []  # of a worker process
 
 
 def simulate_all(what: str, programs: Sequence[TraceProgram], engines: Sequence[SimSettings]) -> Iterator[SimResult]:
-    """Simulate the engines, and yield their results in order, with a bar.
-
-    Args:
-        what: What is simulated, for the bar.
-        programs: The programs.
-        engines: The engines, at least one.
-    """
+    """Simulate the engines, and yield their results in order, with a bar."""
     workers = min(len(engines), os.cpu_count() or 1)
     with (
         simulations_progress(what, len(engines)) as advance,
