@@ -29,7 +29,7 @@ from weft.engine.watch.page import PATHS
 from weft.engine.wire.call_header import SCOPE_LENGTH
 
 _MOST_BYTES: Final = 16 << 20
-_EXAMPLE: Final = "docs/how-to/serve.md#api-keys shows such a file."
+_EXAMPLE: Final = "docs/how-to/api-keys.md shows such a file."
 
 
 @dataclass(frozen=True, slots=True)
