@@ -7,63 +7,30 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.core.policies.auto import Auto
-from weft.core.policies.config import DEFAULT_POLICY, PolicyConfig
-from weft.core.policies.fair import Fair
-from weft.core.policies.fcfs import Fcfs, Priority
-from weft.core.policies.learned import Learned
-from weft.core.policies.oracles import Sjf, Srpt
-from weft.core.policies.papers.astraea import Astraea, AstraeaOracle
-from weft.core.policies.papers.multilevel import (
-    DEFAULT_BETA,
-    DEFAULT_BOUNDS_S,
-    Atlas,
-    AtlasByProgram,
-    Mlfq,
-    MultilevelParameters,
-    MultilevelPolicy,
-    Plas,
-)
-from weft.core.policies.papers.round_robin import RoundRobin
-from weft.core.policies.policy import Policy
-from weft.core.policies.registry import register, registration, registrations
-from weft.core.policies.steps import Room, StepCosts, StepTokens
-from weft.core.policies.view import Call, ProgramView, Rank
+from weft.core.policies.auto import Auto as Auto
+from weft.core.policies.config import DEFAULT_POLICY as DEFAULT_POLICY
+from weft.core.policies.config import PolicyConfig as PolicyConfig
+from weft.core.policies.fair import Fair as Fair
+from weft.core.policies.fcfs import Fcfs as Fcfs
+from weft.core.policies.learned import Learned as Learned
+from weft.core.policies.oracles import Srpt as Srpt
+from weft.core.policies.papers.astraea import Astraea as Astraea
+from weft.core.policies.papers.multilevel import DEFAULT_BETA as DEFAULT_BETA
+from weft.core.policies.papers.multilevel import DEFAULT_BOUNDS_S as DEFAULT_BOUNDS_S
+from weft.core.policies.papers.multilevel import Atlas as Atlas
+from weft.core.policies.papers.multilevel import Mlfq as Mlfq
+from weft.core.policies.papers.multilevel import MultilevelPolicy as MultilevelPolicy
+from weft.core.policies.papers.multilevel import Plas as Plas
+from weft.core.policies.papers.round_robin import RoundRobin as RoundRobin
+from weft.core.policies.policy import Policy as Policy
+from weft.core.policies.registry import register as register
+from weft.core.policies.registry import registration as registration
+from weft.core.policies.registry import registrations as registrations
+from weft.core.policies.steps import StepCosts as StepCosts
+from weft.core.policies.steps import StepTokens as StepTokens
+from weft.core.policies.view import Call as Call
+from weft.core.policies.view import ProgramView as ProgramView
+from weft.core.policies.view import Rank as Rank
 
 POLICIES: Final = tuple(each.name for each in registrations() if not each.simulation_only)
 SIMULATED_POLICIES: Final = tuple(each.name for each in registrations())
-
-__all__ = [
-    "DEFAULT_BETA",
-    "DEFAULT_BOUNDS_S",
-    "DEFAULT_POLICY",
-    "POLICIES",
-    "SIMULATED_POLICIES",
-    "Astraea",
-    "AstraeaOracle",
-    "Atlas",
-    "AtlasByProgram",
-    "Auto",
-    "Call",
-    "Fair",
-    "Fcfs",
-    "Learned",
-    "Mlfq",
-    "MultilevelParameters",
-    "MultilevelPolicy",
-    "Plas",
-    "Policy",
-    "PolicyConfig",
-    "Priority",
-    "ProgramView",
-    "Rank",
-    "Room",
-    "RoundRobin",
-    "Sjf",
-    "Srpt",
-    "StepCosts",
-    "StepTokens",
-    "register",
-    "registration",
-    "registrations",
-]

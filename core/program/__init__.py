@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from weft.core.program.handle import Program, adapter, passed_on, register_adapter
-from weft.core.program.state import Backend
-from weft.core.program.structure.surroundings import Position, register_surroundings
-
-__all__ = ["Backend", "Position", "Program", "adapter", "passed_on", "register_adapter", "register_surroundings"]
+from weft.core.program.handle import Program as Program
+from weft.core.program.handle import adapter as adapter
+from weft.core.program.handle import passed_on as passed_on
+from weft.core.program.handle import register_adapter as register_adapter
+from weft.core.program.state import Backend as Backend
+from weft.core.program.structure.surroundings import Position as Position
+from weft.core.program.structure.surroundings import register_surroundings as register_surroundings

@@ -7,52 +7,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.core.kv_cache.policies.decisions import (
-    LEAVE,
-    MOST_HOLD_S,
-    MOST_SOON_S,
-    Action,
-    Context,
-    Decision,
-    KvPolicy,
-    Memory,
-)
-from weft.core.kv_cache.policies.kv_registry import (
-    KvPolicyConfig,
-    check_kv_policy,
-    register,
-    registration,
-    registrations,
-)
-from weft.core.kv_cache.policies.least_waste import LeastWaste
-from weft.core.kv_cache.policies.next_use import NextUse
-from weft.core.kv_cache.policies.saga import Saga
-from weft.core.kv_cache.policies.stock import EndedFirst, Lru
-from weft.core.kv_cache.policies.ttl import Ttl
-from weft.core.kv_cache.policies.wa_lru import WaLru
+from weft.core.kv_cache.policies.decisions import LEAVE as LEAVE
+from weft.core.kv_cache.policies.decisions import MOST_HOLD_S as MOST_HOLD_S
+from weft.core.kv_cache.policies.decisions import MOST_SOON_S as MOST_SOON_S
+from weft.core.kv_cache.policies.decisions import Action as Action
+from weft.core.kv_cache.policies.decisions import Context as Context
+from weft.core.kv_cache.policies.decisions import Decision as Decision
+from weft.core.kv_cache.policies.decisions import KvPolicy as KvPolicy
+from weft.core.kv_cache.policies.decisions import Memory as Memory
+from weft.core.kv_cache.policies.kv_registry import KvPolicyConfig as KvPolicyConfig
+from weft.core.kv_cache.policies.kv_registry import check_kv_policy as check_kv_policy
+from weft.core.kv_cache.policies.kv_registry import register as register
+from weft.core.kv_cache.policies.kv_registry import registrations as registrations
+from weft.core.kv_cache.policies.least_waste import LeastWaste as LeastWaste
+from weft.core.kv_cache.policies.next_use import NextUse as NextUse
+from weft.core.kv_cache.policies.saga import Saga as Saga
+from weft.core.kv_cache.policies.stock import EndedFirst as EndedFirst
+from weft.core.kv_cache.policies.stock import Lru as Lru
+from weft.core.kv_cache.policies.ttl import Ttl as Ttl
+from weft.core.kv_cache.policies.wa_lru import WaLru as WaLru
 
 KV_POLICIES: Final = tuple(each.name for each in registrations())
-
-__all__ = [
-    "KV_POLICIES",
-    "LEAVE",
-    "MOST_HOLD_S",
-    "MOST_SOON_S",
-    "Action",
-    "Context",
-    "Decision",
-    "EndedFirst",
-    "KvPolicy",
-    "KvPolicyConfig",
-    "LeastWaste",
-    "Lru",
-    "Memory",
-    "NextUse",
-    "Saga",
-    "Ttl",
-    "WaLru",
-    "check_kv_policy",
-    "register",
-    "registration",
-    "registrations",
-]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from weft.core.program.graph.dag import ProgramGraph
-from weft.core.program.graph.nodes import CallNode, CallState, CriticalPath, Edge, FoldedCalls, Interception
-
-__all__ = ["CallNode", "CallState", "CriticalPath", "Edge", "FoldedCalls", "Interception", "ProgramGraph"]
+from weft.core.program.graph.dag import ProgramGraph as ProgramGraph
+from weft.core.program.graph.nodes import CallNode as CallNode
+from weft.core.program.graph.nodes import CallState as CallState
+from weft.core.program.graph.nodes import CriticalPath as CriticalPath
+from weft.core.program.graph.nodes import Edge as Edge
+from weft.core.program.graph.nodes import FoldedCalls as FoldedCalls
+from weft.core.program.graph.nodes import Interception as Interception

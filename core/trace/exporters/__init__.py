@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from weft.core.trace.exporters.agentic_mooncake import AgenticMooncakeExporter
-from weft.core.trace.exporters.contract import Exporter, NotExported
+from weft.core.trace.exporters.contract import Exporter
+from weft.core.trace.exporters.contract import NotExported as NotExported
 from weft.core.trace.exporters.weka import WekaExporter
-
-__all__ = ["EXPORTERS", "Exporter", "NotExported"]
 
 EXPORTERS: Final[dict[str, Exporter]] = {each.name: each for each in (AgenticMooncakeExporter(), WekaExporter())}

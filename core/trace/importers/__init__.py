@@ -15,14 +15,13 @@ from weft.core.trace.format import TraceCall, TraceProgram
 from weft.core.trace.importers.agentic_mooncake import AGENTIC_MOONCAKE
 from weft.core.trace.importers.benchmarks import BFCL, SWE_AGENT, TAU_BENCH
 from weft.core.trace.importers.claude_code import CLAUDE_CODE
-from weft.core.trace.importers.contract import Blocks, Importer, ImportOptions, LeftOut
+from weft.core.trace.importers.contract import Blocks, Importer, LeftOut
+from weft.core.trace.importers.contract import ImportOptions as ImportOptions
 from weft.core.trace.importers.langfuse import LANGFUSE
 from weft.core.trace.importers.mooncake import AIPERF, MOONCAKE
 from weft.core.trace.importers.opentelemetry import OPENTELEMETRY
 from weft.core.trace.importers.request_logs import AZURE, LITELLM, VLLM_LOG
 from weft.core.trace.importers.weka import WEKA
-
-__all__ = ["IMPORTERS", "ImportOptions", "Importer", "TraceImport", "import_traces"]
 
 _ALL: Final = (
     WEKA,
