@@ -8,7 +8,8 @@ used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 try:
     from vllm_weft import other_weft
@@ -62,32 +63,21 @@ __all__ = [
 ]
 
 
+_LATER: Final = {  # imported when they are first used
+    "AsyncMultiLLMEngine": "weft.engine.multi",
+    "Engine": "weft.engine.engine",
+    "MetricsCollector": "weft.engine.watch.metrics.collector",
+    "ProgramSpans": "weft.engine.watch.spans",
+    "ServedModel": "weft.engine.served_model",
+    "connect": "weft.engine.remote.engine",
+    "openai_client": "weft.integrations.openai",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Engine":
-        from weft.engine.engine import Engine
-
-        return Engine
-    if name in ("AsyncMultiLLMEngine", "ServedModel"):
-        from weft.engine import multi
-
-        return getattr(multi, name)
-    if name == "MetricsCollector":
-        from weft.engine.watch.metrics.collector import MetricsCollector
-
-        return MetricsCollector
-    if name == "connect":
-        from weft.engine.remote.engine import connect
-
-        return connect
-    if name == "ProgramSpans":
-        from weft.engine.watch.spans import ProgramSpans
-
-        return ProgramSpans
-    if name == "openai_client":
-        from weft.integrations.openai import openai_client
-
-        return openai_client
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)
 
 
 def __dir__() -> list[str]:
