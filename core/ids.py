@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import reprlib
+from dataclasses import dataclass
 from typing import Final, NewType, TypeGuard
 
 from weft.core.errors import InvalidIdError
@@ -13,6 +14,17 @@ ProgramId = NewType("ProgramId", str)
 ThreadId = NewType("ThreadId", str)
 CallId = NewType("CallId", str)
 EngineId = NewType("EngineId", str)
+
+
+@dataclass(frozen=True, slots=True)
+class CallIdentity:
+    """The ids that travel with one call, passed explicitly from the program to the engine."""
+
+    program_id: ProgramId
+    thread_id: ThreadId
+    call_id: CallId
+    parents: tuple[CallId, ...] = ()  # the calls that had to finish first
+
 
 MAX_ID_LENGTH: Final = 256
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from weft.core.accounts import Account, Attained
 from weft.core.ids import CallId, EngineId, ProgramId, SessionId, ThreadId
+from weft.core.ids import CallIdentity as CallIdentity  # noqa: PLC0414  who reads rows reads ids, too
 from weft.core.prediction import StaticGraph
 from weft.core.process_view import facts
 from weft.core.tables import ShownAsTable, Table
@@ -59,16 +60,6 @@ class ProgramInfo:
     def due_after_s(self) -> float:
         """Seconds from the program's first call on within which it should end; inf if it may take any time."""
         return min(limit for limit in (self.timeout_s, self.deadline_s, math.inf) if limit is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class CallIdentity:
-    """The ids that travel with one call, passed explicitly from the program to the engine."""
-
-    program_id: ProgramId
-    thread_id: ThreadId
-    call_id: CallId
-    parents: tuple[CallId, ...] = ()  # the calls that had to finish first
 
 
 MOST_EARLIER_ENGINES: Final = 4  # earlier engines that the row of a call keeps

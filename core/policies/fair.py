@@ -19,7 +19,7 @@ from weft.core.policies.policy import Policy
 from weft.core.policies.queues.fairness import Task, Tenant, demand, shares
 from weft.core.policies.queues.stride import ByTenant, TenantQueue
 from weft.core.policies.registry import register, registration
-from weft.core.policies.service.remaining import LearnedRemaining, RemainingWork
+from weft.core.policies.service.remaining import LearnedRemaining
 from weft.core.policies.steps import StepCosts
 from weft.core.policies.view import Call, ProgramView, Rank
 from weft.core.registries import check_number
@@ -94,7 +94,7 @@ class Fair(PolicyAround):
         inner: Policy,
         weights: Mapping[str, float],
         slo: float,
-        remaining: RemainingWork | None = None,
+        remaining: LearnedRemaining | None = None,
     ) -> None:
         super().__init__(inner)
         self.costs = StepCosts()

@@ -26,10 +26,6 @@ class Fcfs(MultilevelPolicy):
         del parameters
         return cls()
 
-    def attained_service_s(self, call: Call) -> float:
-        del call
-        return 0.0
-
 
 @register("priority", "first come, first served by program: a program's calls go before those of later ones")
 class Priority(Policy):

@@ -6,33 +6,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.ids import CallId, CallIdentity, ThreadId
 from weft.core.prediction.execution_graph import Cost, ExecutionGraph, Node
 
 MOST_CALLS: Final = 512  # calls of a program that are in flight, or may still become parents
 _MOST_PARENTS: Final = 64  # parents of a call that are counted: the newest
-
-
-class CallIds(Protocol):
-    """The ids of a call: those of `weft.core.process_rows.CallIdentity`."""
-
-    @property
-    def program_id(self) -> ProgramId:
-        """Its program."""
-
-    @property
-    def thread_id(self) -> ThreadId:
-        """Its thread."""
-
-    @property
-    def call_id(self) -> CallId:
-        """The call."""
-
-    @property
-    def parents(self) -> tuple[CallId, ...]:
-        """The calls that had to finish first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +43,7 @@ class ProgramCursors:
         self._open: dict[CallId, Cursor] = {}
         self._counts = ExecutionGraph()
 
-    def arrive(self, identity: CallIds, label: str, tools: Iterable[str], now_s: float) -> None:
+    def arrive(self, identity: CallIdentity, label: str, tools: Iterable[str], now_s: float) -> None:
         """A call begins. The cursors of its parents move to it. A call that began before changes nothing.
 
         Args:

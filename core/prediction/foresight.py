@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from weft.core.ids import CallId, ProgramId, ThreadId
+from weft.core.ids import CallId, CallIdentity, ProgramId, ThreadId
 from weft.core.locks import fork_safe
-from weft.core.prediction.cursors import CallIds, Cursor, ProgramCursors
+from weft.core.prediction.cursors import Cursor, ProgramCursors
 from weft.core.prediction.execution_graph import Cost, ExecutionGraph
 from weft.core.prediction.expectation import Estimate, Remaining
 from weft.core.prediction.static_graph import StaticGraph
@@ -123,7 +123,9 @@ class ExecutionGraphs:
         with self._lock:
             self.templates.use(name).use_hint(graph)
 
-    def arrive(self, name: str, identity: CallIds, *, label: str = "", tools: Iterable[str] = (), now_s: float) -> None:
+    def arrive(
+        self, name: str, identity: CallIdentity, *, label: str = "", tools: Iterable[str] = (), now_s: float
+    ) -> None:
         """A call begins.
 
         Args:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -342,29 +342,36 @@ def ordered(calls: Iterable[TraceCall], where: str) -> tuple[TraceCall, ...]:
         TraceError: calls wait for one another in a circle.
     """
     by_id = {call.call_id: call for call in calls}
-    missing: dict[str, int] = {}
-    children: dict[str, list[str]] = {}
-    for call in by_id.values():
-        known = [parent for parent in call.parents if parent in by_id]
-        missing[call.call_id] = len(known)
-        for parent in known:
-            children.setdefault(parent, []).append(call.call_id)
-    numbers = {call_id: number for number, call_id in enumerate(by_id)}
-    free = [(by_id[each].at_s or 0.0, numbers[each]) for each, count in missing.items() if not count]
-    heapq.heapify(free)
-    names, found = list(by_id), list[TraceCall]()
-    while free:
-        call_id = names[heapq.heappop(free)[1]]
-        found.append(by_id[call_id])
-        for child in children.get(call_id, ()):
-            missing[child] -= 1
-            if not missing[child]:
-                heapq.heappush(free, (by_id[child].at_s or 0.0, numbers[child]))
+    waits = {call_id: [each for each in call.parents if each in by_id] for call_id, call in by_id.items()}
+    found = in_turn(waits, lambda call_id: by_id[call_id].at_s or 0.0)
     if len(found) < len(by_id):
         raise TraceError(
             f"{where}: its calls wait for one another in a circle; expected that each began after another."
         )
-    return tuple(found)
+    return tuple(by_id[call_id] for call_id in found)
+
+
+def in_turn(waits: Mapping[str, Collection[str]], at_s: Callable[[str], float]) -> list[str]:
+    """Return ids in the order of their times, each one after those it waits for; of one time, in the order given.
+
+    Ids that wait for one another in a circle, or for one that does, are left out.
+    """
+    numbers = {each: number for number, each in enumerate(waits)}
+    missing = {each: len(others) for each, others in waits.items()}
+    children: dict[str, list[str]] = {}
+    for each, others in waits.items():
+        for other in others:
+            children.setdefault(other, []).append(each)
+    free = [(at_s(each), numbers[each], each) for each, count in missing.items() if not count]
+    heapq.heapify(free)
+    found: list[str] = []
+    while free:
+        found.append(heapq.heappop(free)[-1])
+        for child in children.get(found[-1], ()):
+            missing[child] -= 1
+            if not missing[child]:
+                heapq.heappush(free, (at_s(child), numbers[child], child))
+    return found
 
 
 def path_tokens(calls: Sequence[TraceCall]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,9 +121,10 @@ class MultilevelPolicy(Policy):
         calibrate = parameters.bounds_s == "auto"
         return cls(parameters.first_bounds_s, parameters.beta, parameters.quanta_s, calibrate=calibrate)
 
-    @abstractmethod
     def attained_service_s(self, call: Call) -> float:
-        """The service that ranks an arriving call: `c.service`, line 11."""
+        """The service that ranks an arriving call: `c.service`, line 11. By default 0: its program does not count."""
+        del call
+        return 0.0
 
     def attained_wait_s(self, call: Call) -> float:
         """The program's part of W_total: `pt[c.pid].wait`, line 24. It is of the same calls as `attained_service_s`."""
@@ -230,10 +230,6 @@ def _widths(bounds_s: Sequence[float]) -> tuple[float, ...]:
 @register("mlfq", "a multi-level feedback queue over single calls, without programs", MultilevelParameters)
 class Mlfq(MultilevelPolicy):
     """Every new call starts in Q_1. Only its own wait and run time count for anti-starvation."""
-
-    def attained_service_s(self, call: Call) -> float:
-        del call
-        return 0.0
 
     def attained_wait_s(self, call: Call) -> float:
         del call

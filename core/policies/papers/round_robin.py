@@ -8,7 +8,6 @@ from typing import Any, Self
 from weft.core.errors import PolicyError
 from weft.core.policies.papers.multilevel import DEFAULT_BOUNDS_S, MultilevelPolicy, check_parameters
 from weft.core.policies.registry import register
-from weft.core.policies.view import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,3 @@ class RoundRobin(MultilevelPolicy):
     @classmethod
     def from_parameters(cls, parameters: Any) -> Self:
         return cls(*parameters.quanta_s)
-
-    def attained_service_s(self, call: Call) -> float:
-        del call
-        return 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import Final, Protocol
+from typing import Final
 
 from weft.core.policies.service.classes import ServiceClass, ServiceTable
 from weft.core.policies.view import ProgramView
@@ -13,26 +13,8 @@ _LEAST_ENDED: Final = 3  # with fewer ends, a name counts as all programs togeth
 _REFIT_ENDS: Final = 8  # ends after which a name is estimated again
 
 
-class RemainingWork(Protocol):
-    """Predicts the work that programs have left, in output tokens."""
-
-    def remaining_tokens(self, program: ProgramView, done_tokens: float) -> float:
-        """The expected work that a program has left; nan if nothing is known.
-
-        Args:
-            done_tokens: The work that it has had.
-        """
-        ...
-
-    def ended(self, program: ProgramView, done_tokens: float) -> None:
-        """A program has ended after so much work."""
-
-    def refresh(self) -> None:
-        """An epoch begins. Take some of the programs that have ended into account, in well under a millisecond."""
-
-
 class LearnedRemaining:
-    """Predicts the mean work that was left of programs of the same tenant and name when they had had as much work.
+    """Predicts the work that programs have left: the mean of those of the same tenant and name at the same work.
 
     A name of which fewer than three programs have ended counts as all programs together. A name is estimated again
     after at most eight ends.
@@ -45,6 +27,7 @@ class LearnedRemaining:
         self._due: dict[ServiceClass, None] = {}  # classes to estimate again
 
     def ended(self, program: ProgramView, done_tokens: float) -> None:
+        """A program has ended after so much work, in output tokens."""
         if done_tokens <= 0:
             return
         for each in (self._all, self._table.get(program.tenant, program.name)):
@@ -53,6 +36,7 @@ class LearnedRemaining:
                 self._due[each] = None
 
     def refresh(self) -> None:
+        """An epoch begins. Take one name whose programs have ended into account, in well under a millisecond."""
         if not self._due:
             return
         from weft.core.policies.service.distribution import AGES, estimate
@@ -65,5 +49,6 @@ class LearnedRemaining:
         each.remaining = tuple(map(float, distribution.mean_remaining())) if distribution is not None else ()
 
     def remaining_tokens(self, program: ProgramView, done_tokens: float) -> float:
+        """The expected work that a program has left after so much work, in output tokens; nan if nothing is known."""
         remaining = self._table.get(program.tenant, program.name).remaining or self._all.remaining
         return remaining[max(0, bisect_right(self._ages, done_tokens) - 1)] if remaining else math.nan

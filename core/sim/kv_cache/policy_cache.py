@@ -188,7 +188,7 @@ class PolicyKvCache(KvCache):
             self._order = [each for each in self._order if self._entry_of.get(each[-1]) == each[1]]
             heapq.heapify(self._order)
 
-    # -- as the `SegmentCache` of its contexts
+    # -- what its contexts ask and tell
 
     def memory(self) -> Memory:
         """The memory as policies see it."""

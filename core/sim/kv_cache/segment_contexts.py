@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from weft.core.kv_cache.contexts import Contexts
 from weft.core.kv_cache.eviction_order import EvictionRank, Rotation, rank_of
@@ -19,29 +19,16 @@ from weft.core.sim.kv_cache.cache import Segment
 from weft.core.sim.sim_programs import SimCall, SimProgram
 from weft.core.trace.prefixes import BLOCK_TOKENS
 
+if TYPE_CHECKING:
+    from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
+
 EPOCH_S: Final = 1.0
-
-
-class SegmentCache(Protocol):
-    """The KV cache that has the segments."""
-
-    def memory(self) -> Memory:
-        """The present memory as policies see it."""
-
-    def decided(self, context: Context) -> None:
-        """A context was decided again."""
-
-    def changed(self, context: Context) -> None:
-        """Something has happened to a context, so its place in the order of eviction may be another."""
-
-    def given_up(self, context: Context) -> None:
-        """Nobody needs a context any more."""
 
 
 class SegmentContexts(Contexts):
     """Contexts in segments."""
 
-    def __init__(self, policy: KvPolicy, memory: Memory, cache: SegmentCache, *, knows_pauses: bool = False) -> None:
+    def __init__(self, policy: KvPolicy, memory: Memory, cache: PolicyKvCache, *, knows_pauses: bool = False) -> None:
         super().__init__(policy, memory)
         self._knows_pauses = knows_pauses
         self.call_of: dict[Context, SimCall] = {}  # the call that left each context

@@ -6,7 +6,6 @@ header, and its rows have `wait_for`, `delay` and `tool_wait_ms`. Requests that 
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Final
 from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import with_block_hashes
 from weft.core.trace.fields import text, whole
-from weft.core.trace.format import TraceCall, TraceProgram
+from weft.core.trace.format import TraceCall, TraceProgram, in_turn
 from weft.core.trace.importers.contract import Blocks, Importer
 from weft.core.trace.importers.mooncake import (
     INPUT,
@@ -179,34 +178,20 @@ def _list(row: Row, key: str, where: str) -> list[Any]:
 
 def _in_order(requests: list[_Request]) -> list[_Request]:
     """Return the requests of a play in the order of their times, each one after those it waits for."""
-    places: dict[str, int] = {}
-    for number, each in enumerate(requests):
-        if each.request_id in places:
+    by_id: dict[str, _Request] = {}
+    for each in requests:
+        if by_id.setdefault(each.request_id, each) is not each:
             raise TraceError(f"{each.where}: request_id {each.request_id!r:.80} is there twice; expected one of each.")
-        places[each.request_id] = number
-    missing: list[int] = []
-    children: dict[int, list[int]] = {}
-    for number, each in enumerate(requests):
-        others = set(each.waits)
-        for other in others:
-            if other not in places:
+    waits = {each.request_id: set(each.waits) for each in requests}
+    for each in requests:
+        for other in each.waits:
+            if other not in by_id:
                 raise TraceError(f"{each.where}: it waits for {other!r:.80}; expected a request of the same play.")
-            children.setdefault(places[other], []).append(number)
-        missing.append(len(others))
-    free = [(each.at_s or 0.0, number) for number, each in enumerate(requests) if not missing[number]]
-    heapq.heapify(free)
-    found: list[_Request] = []
-    while free:
-        _, number = heapq.heappop(free)
-        found.append(requests[number])
-        for child in children.get(number, ()):
-            missing[child] -= 1
-            if not missing[child]:
-                heapq.heappush(free, (requests[child].at_s or 0.0, child))
+    found = in_turn(waits, lambda request_id: by_id[request_id].at_s or 0.0)
     if len(found) < len(requests):
-        blocked = next(each for number, each in enumerate(requests) if missing[number])
+        blocked = next(each for each in requests if each.request_id not in found)
         raise TraceError(f"{blocked.where}: requests wait for one another in a circle; expected no circle.")
-    return found
+    return [by_id[request_id] for request_id in found]
 
 
 def _program(play_id: str, requests: list[_Request]) -> TraceProgram:

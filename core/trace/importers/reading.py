@@ -24,11 +24,7 @@ _Item = TypeVar("_Item")
 
 
 def lines(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file that are not empty, with their numbers.
-
-    Raises:
-        TraceError: the file cannot be read, or is not UTF-8.
-    """
+    """Yield the lines of a text file that are not empty, with their numbers."""
     try:
         with path.open("rb") as file:
             for number, data in enumerate(file, 1):
@@ -44,11 +40,7 @@ def lines(path: Path, advance: Callable[[int], object]) -> Iterator[tuple[int, s
 
 
 def rows(path: Path, advance: Callable[[int], object], expected: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the JSON object on each line, with the place for messages.
-
-    Raises:
-        TraceError: the file cannot be read, or a line is not a JSON object.
-    """
+    """Yield the JSON object on each line, with the place for messages."""
     for number, text in lines(path, advance):
         where = f"{path}, line {number}"
         yield where, an_object(_parsed(text, where, expected), where, expected)
@@ -64,9 +56,6 @@ def grouped(
 
     Args:
         advance: called with the number of bytes of each line, when it is read for the second time.
-
-    Raises:
-        TraceError: the file cannot be read, or a line is not a JSON object.
     """
     return together(lambda advance: rows(path, advance, expected), advance, lambda each: key(each[1], each[0]))
 
@@ -96,11 +85,7 @@ def together(
 
 
 def documents(path: Path, advance: Callable[[int], object], expected: str) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON documents of a file, with the place for messages: one a line, or one over several lines.
-
-    Raises:
-        TraceError: the file cannot be read, or is not JSON.
-    """
+    """Yield the JSON documents of a file, with the place for messages: one a line, or one over several lines."""
     rest = lines(path, advance)
     number, first = next(rest, (1, ""))
     try:
@@ -124,22 +109,14 @@ def _parsed(text: str, where: str, expected: str) -> Any:
 
 
 def an_object(data: object, where: str, expected: str) -> dict[str, Any]:
-    """Return `data` if it is a JSON object.
-
-    Raises:
-        TraceError: it is something else.
-    """
+    """Return `data` if it is a JSON object."""
     if isinstance(data, dict):
         return data
     raise TraceError(f"{where}: {data!r:.40} is not an object; expected {expected}.")
 
 
 def a_list(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    """Return the list under a key.
-
-    Raises:
-        TraceError: there is none, or something else.
-    """
+    """Return the list under a key."""
     value = data.get(key)
     if isinstance(value, list):
         return value
@@ -151,9 +128,6 @@ def optional_seconds(data: Mapping[str, Any], key: str, where: str, unit_s: floa
 
     Args:
         unit_s: the unit of the file's numbers, in seconds.
-
-    Raises:
-        TraceError: the value is no number, or one that no time has.
     """
     value = data.get(key)
     if value is None:
@@ -164,11 +138,7 @@ def optional_seconds(data: Mapping[str, Any], key: str, where: str, unit_s: floa
 
 
 def whole_or_text(data: Mapping[str, Any], key: str, where: str, most: int = MOST) -> int:
-    """Return the whole number under a key, from 0 to `most`, which may be a text or have a decimal point.
-
-    Raises:
-        TraceError: the value is no such number.
-    """
+    """Return the whole number under a key, from 0 to `most`, which may be a text or have a decimal point."""
     value = data.get(key)
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= len(str(most)):
         value = int(value)
@@ -183,9 +153,6 @@ def moment(data: Mapping[str, Any], key: str, where: str) -> float | None:
     """Return the time under a key in seconds since 1970: a date, which is UTC if it has no zone, or a number of them.
 
     None for null or a missing key.
-
-    Raises:
-        TraceError: the value is neither.
     """
     value = data.get(key)
     try:
@@ -201,11 +168,7 @@ def moment(data: Mapping[str, Any], key: str, where: str) -> float | None:
 
 
 def hash_ids(data: Mapping[str, Any], where: str, tokens: int, block_tokens: int) -> list[int]:
-    """Return the ids of the whole blocks of a prompt under the key `hash_ids`. The last block of a file may be cut off.
-
-    Raises:
-        TraceError: the ids are no whole numbers, or more than the prompt has blocks.
-    """
+    """Return the ids of the whole blocks of a prompt under the key `hash_ids`, whose last block may be cut off."""
     ids = data.get("hash_ids") or []
     if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
         raise TraceError(f"{where}: hash_ids is {ids!r:.60}; expected a list of whole numbers.")
@@ -222,9 +185,6 @@ def block_size(prompts: list[tuple[int, int]], where: str) -> int:
 
     Args:
         prompts: lengths of prompts in tokens, and in blocks of which the last one may be cut off.
-
-    Raises:
-        TraceError: no size fits.
     """
     for size in _SIZES:
         if all(-(-tokens // size) == blocks for tokens, blocks in prompts):
@@ -265,11 +225,7 @@ def next_call(
 
 
 def text_of(message: Mapping[str, Any], where: str) -> str:
-    """Return the text of a message and of its tool calls.
-
-    Raises:
-        TraceError: the message is of no shape that OpenAI's API has.
-    """
+    """Return the text of a message and of its tool calls."""
     try:
         calls = [each["function"] for each in message.get("tool_calls") or ()]
         content = message["content"] or ""
