@@ -30,7 +30,7 @@ from gpu_machine import ROOT, WORK, Machine, MissingError, environment, install_
 STEPS: Final = ("build", "tests", "sanitizer", "benchmark")
 TESTS: Final = tuple(f"tests/engine/kv_cache/test_swap_{name}.py" for name in ("kernel", "order", "pool"))
 RESERVE_S: Final = 15.0  # of the budget, for what follows the last command
-BENCHMARK_RESERVE_S: Final = 60.0  # for its start, the case under way when its time ends, and the picture
+BENCHMARK_RESERVE_S: Final = 40.0  # for its start, the case under way when its time ends, and the picture
 LIBRARY: Final = WORK / "libgpu_copies.so"
 USES_BUILT: Final = "import built_csrc; from weft import _csrc; print(_csrc.has_cuda, _csrc.cuda_available())"
 

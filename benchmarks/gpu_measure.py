@@ -1,8 +1,9 @@
 """The swap kernel on a GPU against what CUDA offers: one part of `make gpu-check`, which builds what this needs.
 
 For each case of `gpu_cases.plan`, random blocks are copied to host memory or back, by each of these methods in turn:
-Weft's kernel, to consecutive and to scattered slots (as a store by block hash leaves them); `cudaMemcpyBatchAsync`; one
-`cudaMemcpyAsync` a block; `index_select` and one copy; and one large copy of as many bytes, which is the bus's limit.
+Weft, to consecutive and to scattered slots (as a store by block hash leaves them); Weft always by kernels, until all
+bytes have arrived and until the engine's stream goes on; `cudaMemcpyBatchAsync`; one `cudaMemcpyAsync` a block;
+`index_select` and one copy; and one large copy of as many bytes, which is the bus's limit.
 
 A copy is timed from before its call until every byte has arrived. The lists that the baselines need are made before.
 Three blocks of each case are compared byte by byte before anything is timed.
@@ -21,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -70,8 +71,8 @@ class Gpu:
         """The stream of the copies, as CUDA's C interface takes it."""
         return int(self._stream.cuda_stream)
 
-    def swapper(self, layout: CacheLayout, pool: HostPool) -> Swapper:
-        return Swapper(layout, pool)
+    def swapper(self, layout: CacheLayout, pool: HostPool, way: Literal["auto", "kernels"]) -> Swapper:
+        return Swapper(layout, pool, way=way)
 
     def room_bytes(self) -> int:
         """Bytes that one case may copy. The GPU holds three times as many, and most of the host's memory stays free."""
@@ -108,7 +109,7 @@ class Gpu:
 
 
 class Bench:
-    """The memory of a group of cases: a KV cache with twice as many blocks as are copied, and host memory for those."""
+    """The memory of a group of cases: a KV cache and host memory for twice as many blocks as are copied."""
 
     def __init__(self, gpu: Gpu, copies: ctypes.CDLL, group: list[Case], seed: int) -> None:
         self.gpu, self._library = gpu, copies
@@ -116,20 +117,20 @@ class Bench:
         self._most = max(case.blocks for case in group)
         rng = np.random.default_rng(seed)
         self._order = rng.permutation(2 * self._most)
-        self._scattered = rng.permutation(self._most)
+        self._scattered = rng.permutation(2 * self._most)
         random = {"dtype": torch.int64, "device": gpu.device}
         self.cache = torch.randint(-(2**62), 2**62, (2 * self._most, self._bytes // 8), **random)
         self._staging = torch.empty((self._most, self._bytes // 8), **random)
         layout = describe({"cache": self.cache}, 2 * self._most)
-        self._pool = HostPool(self._most, layout.slot_bytes, pinned=group[0].pinned and gpu.device.type == "cuda")
+        self._pool = HostPool(2 * self._most, layout.slot_bytes, pinned=group[0].pinned and gpu.device.type == "cuda")
         self._pool.arena.zero_()  # so that the system has given it memory
         self.host = self._pool.arena.view(torch.int64)
-        self._swapper = gpu.swapper(layout, self._pool)
+        self._swappers = gpu.swapper(layout, self._pool, "auto"), gpu.swapper(layout, self._pool, "kernels")
 
     def close(self) -> None:
         """Give all memory back."""
         self._pool.close()
-        del self.cache, self._staging, self._swapper
+        del self.cache, self._staging, self._swappers
         self.gpu.forget()
 
     def blocks(self, case: Case) -> Any:
@@ -138,12 +139,14 @@ class Bench:
 
     def slots(self, case: Case, method: str) -> Any:
         """The slots of the host memory that a method copies them to."""
-        return self._scattered[self._scattered < case.blocks] if method == "weft_scattered" else np.arange(case.blocks)
+        if method != "weft_scattered":
+            return np.arange(case.blocks)
+        return self._scattered[self._scattered < 2 * case.blocks][: case.blocks]
 
     def copies(self, case: Case) -> dict[str, Copy]:
         """The copy of all blocks, by method."""
         blocks = self.blocks(case)
-        swap = self._swapper.swap_out if case.to_host else self._swapper.swap_in
+        swap, by_kernels = (each.swap_out if case.to_host else each.swap_in for each in self._swappers)
         cache, host = self.cache[: case.blocks], self.host[: case.blocks]
         staging, index = self._staging[: case.blocks], torch.from_numpy(blocks).to(self.gpu.device)
         sizes = (ctypes.c_size_t * case.blocks)(*[self._bytes] * case.blocks)
@@ -174,10 +177,16 @@ class Bench:
                 self.cache.index_copy_(0, index, staging)
             self.gpu.finish_copies()
 
+        def passed() -> None:
+            by_kernels(blocks, consecutive)
+            self.gpu.finish_copies()  # the engine's stream
+
         consecutive, scattered = self.slots(case, "weft"), self.slots(case, "weft_scattered")
         return {
-            "weft": lambda: swap(blocks, consecutive).wait(),
-            "weft_scattered": lambda: swap(blocks, scattered).wait(),
+            "weft": lambda: swap(blocks, consecutive, beside_compute=case.compute).wait(),
+            "weft_scattered": lambda: swap(blocks, scattered, beside_compute=case.compute).wait(),
+            "kernels": lambda: by_kernels(blocks, consecutive, beside_compute=case.compute).wait(),
+            "kernels_passed": passed,
             "batch": call("copy_batch", case.blocks, sides, sizes),
             "each": call("copy_each", case.blocks, sides, ctypes.c_size_t(self._bytes)),
             "index_select": gather,
@@ -199,6 +208,7 @@ class Bench:
         self.cache[blocks] = expected.to(self.gpu.device) if case.to_host else 0
         self.gpu.finish()
         taken_s = timed(copy)
+        self.gpu.finish()
         found = self.host[slots] if case.to_host else self.cache[blocks].cpu()
         return taken_s, method != "limit" and not torch.equal(found, expected)
 
@@ -226,7 +236,7 @@ def measure(bench: Bench, gpu: Gpu, case: Case, budget: Budget, share: float) ->
 
     The methods take turns. Each round begins with another one, so that what disturbs the machine disturbs them alike.
     """
-    copies, warm_s, problems = prepare(bench, case)
+    copies, lasts_s, problems = prepare(bench, case)
     seconds: dict[str, list[float]] = {name: [] for name in copies}
     slower: dict[str, list[float]] = {name: [] for name in copies}
     uncovered = dict.fromkeys(copies, 0)
@@ -237,9 +247,10 @@ def measure(bench: Bench, gpu: Gpu, case: Case, budget: Budget, share: float) ->
         for name in names[first:] + names[:first]:
             gpu.finish()
             if case.compute:
-                gpu.begin_compute(1.5 * warm_s[name])
+                gpu.begin_compute(1.5 * lasts_s[name])
             this_round[name] = timed(copies[name])
             if case.compute:
+                lasts_s[name] = max(lasts_s[name], this_round[name])  # compute makes some copies much slower
                 covered, ratio = gpu.end_compute()
                 uncovered[name] += not covered
                 slower[name].append(ratio)

@@ -93,16 +93,21 @@ NB_MODULE(_csrc, m) {
   nb::class_<weft::CudaTransfer>(m, "CudaTransfer")
       .def("done", &weft::CudaTransfer::done)
       .def("wait", &weft::CudaTransfer::wait, nb::call_guard<nb::gil_scoped_release>());
+  nb::enum_<weft::GpuWay>(m, "GpuWay")
+      .value("auto", weft::GpuWay::kAuto)
+      .value("kernels", weft::GpuWay::kKernels)
+      .value("copy_engines", weft::GpuWay::kCopyEngines);
   nb::class_<weft::CudaSwap>(m, "CudaSwap")
-      .def(nb::init<weft::SwapLayout, int, int64_t>(), "layout"_a, "device"_a, "staging_bytes"_a)
+      .def(nb::init<weft::SwapLayout, int, int64_t, weft::GpuWay>(), "layout"_a, "device"_a, "staging_bytes"_a, "way"_a)
       .def(
           "swap",
-          [](weft::CudaSwap &self, bool out, const Ids &blocks, const Ids &slots, uintptr_t stream) {
+          [](weft::CudaSwap &self, bool out, const Ids &blocks, const Ids &slots, uintptr_t stream,
+             bool beside_compute) {
             const weft::SwapBatch batch = make_batch(self.layout(), out, blocks, slots);
             const nb::gil_scoped_release release;
-            return self.swap(batch, stream);
+            return self.swap(batch, stream, beside_compute);
           },
-          "out"_a, "blocks"_a, "slots"_a, "stream"_a)
+          "out"_a, "blocks"_a, "slots"_a, "stream"_a, "beside_compute"_a)
       .def("synchronize", &weft::CudaSwap::synchronize, nb::call_guard<nb::gil_scoped_release>());
 #else
   m.def("cuda_available", [] { return false; });

@@ -1,6 +1,7 @@
-// The CUDA kernel, see swap_cuda.h. A batch is cut into chunks that fit a staging buffer. The pack stream gathers a
-// chunk from the engine's cache (or scatters it there), the copy stream moves it over the bus, and events keep both in
-// order with each other and with the engine's stream (docs/explanation/swap-kernel.md has a drawing).
+// The CUDA kernel, see swap_cuda.h. By copy engines, the copy stream moves every piece over the bus. By kernels, a batch
+// is cut into chunks that fit a staging buffer: the pack stream gathers a chunk from the engine's cache (or scatters it
+// there), and the copy stream moves it over the bus. Events keep both streams in order with each other and with the
+// engine's stream (docs/explanation/swap-kernel.md has a drawing).
 #include "swap_cuda.h"
 
 #include <cuda_runtime.h>
@@ -11,6 +12,8 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+
+#include "swap_way.h"
 
 namespace weft {
 namespace {
@@ -25,6 +28,19 @@ void check(cudaError_t status, const char *what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // clears the error, which the next call would report otherwise
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+int driver_version() {
+  int version = 0;
+  check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+  return version;
+}
+
+// Whether memory of the host is page-locked.
+bool is_pinned(uint64_t address) {
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, reinterpret_cast<void *>(address)), "cudaPointerGetAttributes");
+  return attributes.type == cudaMemoryTypeHost;
 }
 
 // Makes a device current for a scope.
@@ -134,6 +150,47 @@ struct Buffer {
   explicit Buffer(size_t bytes) : memory(bytes) {}
 };
 
+// Copies over the bus, which one call enqueues.
+class Copies {
+ public:
+  Copies(bool out, bool batched) : out_(out), batched_(batched) {}
+
+  // Adds a copy between the GPU's memory and the host's.
+  void add(std::byte *gpu, std::byte *host, size_t bytes) {
+    to_.push_back(out_ ? host : gpu);
+    from_.push_back(out_ ? gpu : host);
+    bytes_.push_back(bytes);
+  }
+
+  void enqueue(cudaStream_t stream) {
+#if CUDART_VERSION >= 12080
+    if (batched_ && to_.size() > 1) {
+      cudaMemcpyAttributes how{};
+      how.srcAccessOrder = cudaMemcpySrcAccessOrderStream;  // a swap before this one may still write to the source
+      size_t first = 0;
+#if CUDART_VERSION >= 13000
+      check(cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), to_.size(), &how, &first, 1, stream),
+            "cudaMemcpyBatchAsync");
+#else  // CUDA 12.8 and 12.9 also give the index of a copy that failed
+      size_t failed = 0;
+      check(cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), to_.size(), &how, &first, 1, &failed, stream),
+            "cudaMemcpyBatchAsync");
+#endif
+      return;
+    }
+#endif
+    for (size_t i = 0; i < to_.size(); ++i) {
+      check(cudaMemcpyAsync(to_[i], from_[i], bytes_[i], out_ ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream),
+            "cudaMemcpyAsync");
+    }
+  }
+
+ private:
+  const bool out_, batched_;
+  std::vector<void *> to_, from_;
+  std::vector<size_t> bytes_;
+};
+
 // The tiles of a block, in the order in which they lie in a slot.
 std::vector<Tile> make_tiles(const SwapLayout &layout) {
   std::vector<Tile> tiles;
@@ -163,22 +220,28 @@ struct CudaSwap::Device {
   const std::vector<Tile> tiles;
   const int word;
   const int64_t staging_bytes;
+  const GpuWay way;
+  const bool batched;  // the driver has cudaMemcpyBatchAsync
+  const bool pinned;   // the pool
   Memory table;  // `tiles` in GPU memory
   Buffer buffers[2];
   int next_buffer = 0;
   Stream pack;   // gathers and scatters
-  Stream copy;   // copies over the bus
+  Stream copy;   // copies over the bus, and alone touches the pool
   Event start;   // the engine's stream has reached the swap
   Event staged;  // the first of the two operations on a chunk is done
-  Event packed;  // all gathers or scatters of the swap are done
+  Event passed;  // the swap has read or written the engine's cache
   std::mutex mutex;
 
-  Device(SwapLayout where, int which, int64_t staging)
+  Device(SwapLayout where, int which, int64_t staging, GpuWay by)
       : layout(std::move(where)),
         device(which),
         tiles(make_tiles(layout)),
         word(common_word(layout)),
         staging_bytes(std::max<int64_t>(staging, kTileBytes)),
+        way(by),
+        batched(driver_version() >= 12080),
+        pinned(is_pinned(layout.pool)),
         table(tiles.size() * sizeof(Tile)),
         buffers{Buffer(staging_bytes), Buffer(staging_bytes)} {
     // The copy is on the stream that reads the table. cudaMemcpy may return before the bytes are there, and this stream
@@ -192,7 +255,7 @@ struct CudaSwap::Device {
   std::vector<Chunk> chunks(int64_t count) const {
     std::vector<Chunk> result;
     const int all = static_cast<int>(tiles.size());
-    const int64_t whole_blocks = std::min<int64_t>(staging_bytes / layout.slot_stride, kIdsPerLaunch);
+    const int64_t whole_blocks = staging_bytes / layout.slot_stride;
     if (whole_blocks > 0) {
       for (int64_t i = 0; i < count; i += whole_blocks) {
         result.push_back({i, std::min(count, i + whole_blocks), 0, all});
@@ -211,6 +274,46 @@ struct CudaSwap::Device {
   // Where a tile ends in a slot, in bytes.
   int64_t end_of(int tile) const { return tiles[tile].slot_offset + tiles[tile].bytes; }
 
+  // Whether block i + 1 of the sorted batch continues block i on both sides, so that one copy moves both.
+  bool continues(const SwapBatch &batch, const std::vector<int64_t> &order, int64_t i) const {
+    const SwapPiece &piece = layout.pieces.front();
+    return layout.pieces.size() == 1 && piece.block_stride == piece.bytes && layout.slot_stride == piece.bytes &&
+           batch.blocks[order[i + 1]] == batch.blocks[order[i]] + 1 && adjacent(batch, order, i);
+  }
+
+  // Whether block i + 1 of the sorted batch has the slot after that of block i.
+  static bool adjacent(const SwapBatch &batch, const std::vector<int64_t> &order, int64_t i) {
+    return batch.slots[order[i + 1]] == batch.slots[order[i]] + 1;
+  }
+
+  bool by_copy_engines(const SwapBatch &batch, const std::vector<int64_t> &order, bool beside_compute) const {
+    if (way != GpuWay::kAuto) return way == GpuWay::kCopyEngines;
+    if (!pinned || !batch.count) return false;
+    int64_t joined = 1, extents = 1;
+    for (int64_t i = 0; i + 1 < batch.count; ++i) {
+      joined += !continues(batch, order, i);
+      extents += !adjacent(batch, order, i);
+    }
+    const int64_t per_block = static_cast<int64_t>(layout.pieces.size());
+    return copy_engines_win({per_block > 1 ? batch.count * per_block : joined, extents, batch.count * layout.slot_bytes,
+                             batch.direction, beside_compute});
+  }
+
+  // Copies every piece between the cache and the pool, without kernels.
+  void move_directly(const SwapBatch &batch, const std::vector<int64_t> &order) {
+    Copies copies(batch.direction == Direction::kOut, batched);
+    for (int64_t i = 0, j; i < batch.count; i = j) {
+      for (j = i + 1; j < batch.count && continues(batch, order, j - 1);) ++j;
+      const int64_t block = batch.blocks[order[i]], slot = batch.slots[order[i]];
+      for (const SwapPiece &piece : layout.pieces) {
+        copies.add(reinterpret_cast<std::byte *>(piece.address + block * piece.block_stride),
+                   reinterpret_cast<std::byte *>(layout.pool + slot * layout.slot_stride + piece.slot_offset),
+                   (j - i) * piece.bytes);
+      }
+    }
+    copies.enqueue(copy.stream);
+  }
+
   template <typename Word>
   void launch(const Chunk &chunk, std::byte *staging, bool out, const Ids &ids) {
     const int count = static_cast<int>(chunk.end - chunk.begin), some = chunk.last - chunk.first;
@@ -225,45 +328,62 @@ struct CudaSwap::Device {
 
   // Gathers a chunk from the cache to a staging buffer, or scatters it from there.
   void move(const Chunk &chunk, const SwapBatch &batch, const std::vector<int64_t> &order, std::byte *staging) {
-    Ids ids;
-    for (int64_t i = chunk.begin; i < chunk.end; ++i) {
-      ids.block[i - chunk.begin] = static_cast<int32_t>(batch.blocks[order[i]]);
-    }
     const bool out = batch.direction == Direction::kOut;
-    switch (word) {
-      case 16: return launch<uint4>(chunk, staging, out, ids);
-      case 8: return launch<uint2>(chunk, staging, out, ids);
-      case 4: return launch<uint32_t>(chunk, staging, out, ids);
-      case 2: return launch<uint16_t>(chunk, staging, out, ids);
-      default: return launch<uint8_t>(chunk, staging, out, ids);
+    for (Chunk part = chunk; part.begin < chunk.end; part.begin = part.end) {
+      part.end = std::min<int64_t>(chunk.end, part.begin + kIdsPerLaunch);
+      Ids ids;
+      for (int64_t i = part.begin; i < part.end; ++i) {
+        ids.block[i - part.begin] = static_cast<int32_t>(batch.blocks[order[i]]);
+      }
+      std::byte *at = staging + (part.begin - chunk.begin) * layout.slot_stride;
+      switch (word) {
+        case 16: launch<uint4>(part, at, out, ids); break;
+        case 8: launch<uint2>(part, at, out, ids); break;
+        case 4: launch<uint32_t>(part, at, out, ids); break;
+        case 2: launch<uint16_t>(part, at, out, ids); break;
+        default: launch<uint8_t>(part, at, out, ids);
+      }
     }
   }
 
   // Copies a chunk from a staging buffer to the pool, or back: one copy for each extent of consecutive slots.
   void cross(const Chunk &chunk, const SwapBatch &batch, const std::vector<int64_t> &order, std::byte *staging) {
+    Copies copies(batch.direction == Direction::kOut, batched);
     const int64_t first = tiles[chunk.first].slot_offset;
     for (int64_t i = chunk.begin, j; i < chunk.end; i = j) {
-      const int64_t slot = batch.slots[order[i]];
-      for (j = i + 1; j < chunk.end && batch.slots[order[j]] == slot + (j - i);) ++j;  // the extent is [i, j)
-      const size_t bytes = (j - i - 1) * layout.slot_stride + end_of(chunk.last - 1) - first;
-      auto *host = reinterpret_cast<std::byte *>(layout.pool + slot * layout.slot_stride) + first;
-      std::byte *staged_bytes = staging + (i - chunk.begin) * layout.slot_stride;
-      if (batch.direction == Direction::kOut) {
-        check(cudaMemcpyAsync(host, staged_bytes, bytes, cudaMemcpyDeviceToHost, copy.stream), "copying to the host");
-      } else {
-        check(cudaMemcpyAsync(staged_bytes, host, bytes, cudaMemcpyHostToDevice, copy.stream), "copying to the GPU");
-      }
+      for (j = i + 1; j < chunk.end && adjacent(batch, order, j - 1);) ++j;  // the extent is [i, j)
+      auto *host = reinterpret_cast<std::byte *>(layout.pool + batch.slots[order[i]] * layout.slot_stride) + first;
+      copies.add(staging + (i - chunk.begin) * layout.slot_stride, host,
+                 (j - i - 1) * layout.slot_stride + end_of(chunk.last - 1) - first);
+    }
+    copies.enqueue(copy.stream);
+  }
+
+  // Gathers or scatters the chunks of a batch, and copies them over the bus.
+  void move_by_kernels(const SwapBatch &batch, const std::vector<int64_t> &order) {
+    const bool out = batch.direction == Direction::kOut;
+    for (const Chunk &chunk : chunks(batch.count)) {
+      Buffer &buffer = buffers[next_buffer];
+      next_buffer = 1 - next_buffer;
+      const cudaStream_t before = out ? pack.stream : copy.stream;
+      const cudaStream_t after = out ? copy.stream : pack.stream;
+      buffer.free.hold(before);
+      out ? move(chunk, batch, order, buffer.memory.bytes) : cross(chunk, batch, order, buffer.memory.bytes);
+      staged.record(before);
+      staged.hold(after);
+      out ? cross(chunk, batch, order, buffer.memory.bytes) : move(chunk, batch, order, buffer.memory.bytes);
+      buffer.free.record(after);
     }
   }
 };
 
-CudaSwap::CudaSwap(SwapLayout layout, int device, int64_t staging_bytes) {
+CudaSwap::CudaSwap(SwapLayout layout, int device, int64_t staging_bytes, GpuWay way) {
   if (layout.num_blocks > std::numeric_limits<int32_t>::max()) {
     throw std::invalid_argument("the cache has " + std::to_string(layout.num_blocks) +
                                 " blocks, and a GPU swaps at most 2^31 - 1. Use larger blocks.");
   }
   OnDevice here(device);
-  device_ = std::make_unique<Device>(std::move(layout), device, staging_bytes);
+  device_ = std::make_unique<Device>(std::move(layout), device, staging_bytes, way);
 }
 
 CudaSwap::~CudaSwap() {
@@ -283,34 +403,26 @@ void CudaSwap::synchronize() {
   check(cudaStreamSynchronize(device_->copy.stream), "cudaStreamSynchronize");
 }
 
-std::shared_ptr<CudaTransfer> CudaSwap::swap(const SwapBatch &batch, uintptr_t stream) {
+std::shared_ptr<CudaTransfer> CudaSwap::swap(const SwapBatch &batch, uintptr_t stream, bool beside_compute) {
   Device &d = *device_;
   const std::lock_guard lock(d.mutex);
   const OnDevice here(d.device);
   const auto engine = reinterpret_cast<cudaStream_t>(stream);
-  const bool out = batch.direction == Direction::kOut;
   auto transfer = std::make_shared<Transfer>();
   std::vector<int64_t> order(batch.count);
   std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return batch.slots[a] < batch.slots[b]; });
+  const auto by_slot = [&](int64_t a, int64_t b) { return batch.slots[a] < batch.slots[b]; };
+  if (!std::is_sorted(order.begin(), order.end(), by_slot)) std::sort(order.begin(), order.end(), by_slot);
 
+  const bool directly = d.by_copy_engines(batch, order, beside_compute);
+  const cudaStream_t touching = directly ? d.copy.stream : d.pack.stream;  // reads or writes the engine's cache
   d.start.record(engine);
-  d.start.hold(d.pack.stream);
-  for (const Chunk &chunk : d.chunks(batch.count)) {
-    Buffer &buffer = d.buffers[d.next_buffer];
-    d.next_buffer = 1 - d.next_buffer;
-    const cudaStream_t before = out ? d.pack.stream : d.copy.stream;
-    const cudaStream_t after = out ? d.copy.stream : d.pack.stream;
-    buffer.free.hold(before);
-    out ? d.move(chunk, batch, order, buffer.memory.bytes) : d.cross(chunk, batch, order, buffer.memory.bytes);
-    d.staged.record(before);
-    d.staged.hold(after);
-    out ? d.cross(chunk, batch, order, buffer.memory.bytes) : d.move(chunk, batch, order, buffer.memory.bytes);
-    buffer.free.record(after);
-  }
-  d.packed.record(d.pack.stream);
-  d.packed.hold(engine);
-  transfer->event.record(out ? d.copy.stream : d.pack.stream);
+  d.start.hold(touching);
+  d.passed.hold(touching);  // the swap before this one may have been on the other stream
+  directly ? d.move_directly(batch, order) : d.move_by_kernels(batch, order);
+  d.passed.record(touching);
+  if (!beside_compute) d.passed.hold(engine);
+  transfer->event.record(batch.direction == Direction::kOut ? d.copy.stream : touching);
   return transfer;
 }
 

@@ -67,18 +67,22 @@ bool overlap(const Spans &a, const Spans &b) {
 std::string number(int64_t value) { return std::to_string(value); }
 
 void check_ids(const char *what, const int64_t *ids, int64_t count, int64_t limit) {
-  std::vector<int64_t> sorted(ids, ids + count);
-  for (const int64_t id : sorted) {
-    if (id < 0 || id >= limit) {
-      refuse(std::string(what) + " " + number(id) + " is out of range: there are " + number(limit) +
+  int64_t lowest = limit, highest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (ids[i] < 0 || ids[i] >= limit) {
+      refuse(std::string(what) + " " + number(ids[i]) + " is out of range: there are " + number(limit) +
              ". Pass numbers from 0 to " + number(limit - 1) + ".");
     }
+    lowest = std::min(lowest, ids[i]);
+    highest = std::max(highest, ids[i]);
   }
-  std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) {
-    refuse(std::string(what) + " " + number(*twice) + " appears twice in one call. Pass each number at most once: the "
-           "copies run in no particular order.");
+  std::vector<bool> seen(count ? highest - lowest + 1 : 0);
+  for (int64_t i = 0; i < count; ++i) {
+    if (seen[ids[i] - lowest]) {
+      refuse(std::string(what) + " " + number(ids[i]) + " appears twice in one call. Pass each number at most once: the "
+             "copies run in no particular order.");
+    }
+    seen[ids[i] - lowest] = true;
   }
 }
 

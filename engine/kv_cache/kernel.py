@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class _BackendTransfer(Protocol):
 
 class _Backend(Protocol):
     def swap(
-        self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], stream: int
+        self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], stream: int, beside_compute: bool
     ) -> _BackendTransfer | None: ...
 
     def synchronize(self) -> None: ...
@@ -65,7 +65,7 @@ class _HostSwap:
         cpus = _free_cpus()
         self._kernel = _csrc.HostSwap(checked, min(len(cpus), _MAX_THREADS) if threads is None else threads, cpus)
 
-    def swap(self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], _stream: int) -> None:
+    def swap(self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], _stream: int, _beside: bool) -> None:
         self._kernel.swap(out, blocks, slots)
 
     def synchronize(self) -> None:
@@ -77,12 +77,20 @@ class Swapper:
 
     On a GPU `swap_out` and `swap_in` return at once. A swap runs after the work that is on PyTorch's current stream
     already, and before the work that this stream is given later. So the engine's blocks may be reused or read at once.
+    With `beside_compute`, later work does not wait: leave the blocks alone until the `Transfer` is done, which then
+    takes a way over the bus that needs no multiprocessors if there is a good one. On a CPU this makes no difference.
     Swaps run in the order of the calls, so slots may be given to other blocks at once, too. Call `Transfer.wait` before
     the pool's memory is read directly, and before a slot is given to another Swapper.
     """
 
     def __init__(
-        self, layout: CacheLayout, pool: HostPool, *, threads: int | None = None, staging_bytes: int = 8 << 20
+        self,
+        layout: CacheLayout,
+        pool: HostPool,
+        *,
+        threads: int | None = None,
+        staging_bytes: int = 32 << 20,
+        way: Literal["auto", "kernels", "copy_engines"] = "auto",
     ) -> None:
         """Check that layout and pool fit each other, and choose the backend for the layout's device.
 
@@ -92,6 +100,8 @@ class Swapper:
             threads: on a CPU, how many threads copy a batch of 4 MiB or more, 1 to 1024. None: one for each core that
                 this process may use, at most 8.
             staging_bytes: on a GPU, the bytes of each of the two staging buffers there.
+            way: on a GPU, whether kernels gather the pieces of blocks, or copy engines move each piece. By default each
+                call takes the way that is faster for its size.
 
         Raises:
             SwapArgumentError: the pool's slots are too small, caches overlap each other or the pool, or there cannot be
@@ -113,13 +123,13 @@ class Swapper:
             if layout.device.type == "cpu":
                 self._backend = _HostSwap(checked, threads)
             elif _csrc.cuda_available():
-                self._backend = _csrc.CudaSwap(checked, layout.device.index or 0, staging_bytes)
+                self._backend = _csrc.CudaSwap(checked, layout.device.index or 0, staging_bytes, _csrc.GpuWay[way])
             else:
                 self._backend = TorchSwap(layout, pool, checked, staging_bytes)
         self._on_gpu = layout.device.type == "cuda"
         pool.before_close(self._backend.synchronize)
 
-    def swap_out(self, blocks: Ids, slots: Ids) -> Transfer:
+    def swap_out(self, blocks: Ids, slots: Ids, *, beside_compute: bool = False) -> Transfer:
         """Copy block `blocks[i]`, all layers, to slot `slots[i]` of the pool, for every i.
 
         Raises:
@@ -128,17 +138,18 @@ class Swapper:
             PoolClosedError: the pool was closed.
             SwapDeviceError: CUDA reported an error.
         """
-        return self._swap(True, blocks, slots)
+        return self._swap(True, blocks, slots, beside_compute)
 
-    def swap_in(self, blocks: Ids, slots: Ids) -> Transfer:
+    def swap_in(self, blocks: Ids, slots: Ids, *, beside_compute: bool = False) -> Transfer:
         """Copy slot `slots[i]` of the pool to block `blocks[i]`, all layers, for every i. Raises as `swap_out` does."""
-        return self._swap(False, blocks, slots)
+        return self._swap(False, blocks, slots, beside_compute)
 
-    def _swap(self, out: bool, blocks: Ids, slots: Ids) -> Transfer:
+    def _swap(self, out: bool, blocks: Ids, slots: Ids, beside_compute: bool) -> Transfer:
         with self.pool.lock, _typed_errors:
             _ = self.pool.arena  # raises PoolClosedError if the pool is closed
             stream = torch.cuda.current_stream(self.layout.device).cuda_stream if self._on_gpu else 0
-            return Transfer(self._backend.swap(out, _as_array("blocks", blocks), _as_array("slots", slots), stream))
+            ids = _as_array("blocks", blocks), _as_array("slots", slots)
+            return Transfer(self._backend.swap(out, *ids, stream, beside_compute))
 
 
 class _TypedErrors:
@@ -234,7 +245,9 @@ class TorchSwap:
             self._pieces.append((view, slice(offset, offset + words)))
             offset += words
 
-    def swap(self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], _stream: int = 0) -> TorchTransfer:
+    def swap(
+        self, out: bool, blocks: NDArray[np.int64], slots: NDArray[np.int64], _stream: int, _beside: bool
+    ) -> TorchTransfer:
         """Swap as `CudaSwap.swap` does, but on PyTorch's current stream."""
         self._checked.check(blocks, slots)
         order = np.argsort(slots)

@@ -17,12 +17,17 @@ def test_the_plan_has_every_case_that_fits() -> None:
 
 
 def test_a_group_shares_its_memory() -> None:
-    """The cases of a group have one size of block and one kind of memory, and small groups come first."""
+    """The cases of a group have one size of block and one kind of memory, and what engines do comes first."""
     groups = plan(8 << 30)
     for group in groups:
-        assert len({(case.block_kib, case.pinned) for case in group}) == 1
-    largest = [max(case.total_bytes for case in group) for group in groups]
-    assert largest == sorted(largest)
+        assert len({(case.block_kib, case.pinned, case.telling) for case in group}) == 1
+    order = [(group[0].telling, group[0].pinned) for group in groups]
+    assert order == sorted(order, reverse=True)
+    for kind in set(order):
+        largest = [
+            max(case.total_bytes for case in group) for group, each in zip(groups, order, strict=True) if each == kind
+        ]
+        assert largest == sorted(largest)
 
 
 def test_a_quick_case_gets_all_its_rounds() -> None:
@@ -87,12 +92,14 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 def test_a_large_case_gets_a_larger_share() -> None:
-    """A case of 8 GiB copies for seconds, so equal shares would leave it without a measurement."""
-    small, large = (
-        Case(kib, blocks, pinned=True, to_host=True, compute=False) for kib, blocks in ((16, 1), (2048, 4096))
+    """A case of 2 GiB copies for long, so equal shares would leave it without a measurement; others get a tenth."""
+    small, large, pageable = (
+        Case(kib, blocks, pinned=pinned, to_host=True, compute=False)
+        for kib, blocks, pinned in ((16, 1, True), (2048, 1024, True), (2048, 1024, False))
     )
     assert 1 < small.weight < 1.001
-    assert large.weight == 17
+    assert large.weight == 5
+    assert pageable.weight == 0.5
 
 
 def test_a_case_names_itself() -> None:

@@ -158,7 +158,7 @@ def test_the_benchmark_gets_less_than_what_is_left(check: Callable[..., tuple[Ch
     """It ends by itself before its command would be stopped."""
     steps, commands = check(budget_s=540)
     steps.run(["benchmark"])
-    assert commands.words[0][commands.words[0].index("--budget-s") + 1] == "465"
+    assert commands.words[0][commands.words[0].index("--budget-s") + 1] == "485"
     assert commands.limits_s[0] == 525
 
 

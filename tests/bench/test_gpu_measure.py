@@ -34,16 +34,17 @@ class FakeGpu:
     def __init__(self, library: ctypes.CDLL, clock: FakeClock) -> None:
         self.clock = clock
         self.computed_s: list[float] = []
-        self._kernel = Kernel("fake cuda", lambda: library)
+        self._library = library
 
-    def swapper(self, layout: CacheLayout, pool: HostPool) -> Swapper:
-        return self._kernel.swapper(layout, pool, staging_bytes=8 << 10)
+    def swapper(self, layout: CacheLayout, pool: HostPool, way: str) -> Swapper:
+        return Kernel(f"fake cuda, {way}", lambda: self._library).swapper(layout, pool, staging_bytes=8 << 10)
 
     def finish(self) -> None:
+        self._library.device_synchronize()
         self.clock.advance(1)
 
     def finish_copies(self) -> None:
-        return
+        self._library.engine_synchronize()
 
     def forget(self) -> None:
         return
@@ -87,9 +88,10 @@ def test_every_method_copies_the_right_blocks(library: ctypes.CDLL, method: str,
     bench.host.random_()
     before = bench.cache.clone(), bench.host.clone()
     bench.copies(case)[method]()
+    bench.gpu.finish()
     if method == "limit":
-        assert torch.equal(bench.host, before[0][:16] if to_host else before[1])
-        assert torch.equal(bench.cache[:16], before[0][:16] if to_host else before[1])
+        assert torch.equal(bench.host[:16], before[0][:16] if to_host else before[1][:16])
+        assert torch.equal(bench.cache[:16], before[0][:16] if to_host else before[1][:16])
     elif to_host:
         assert torch.equal(bench.host[slots], before[0][blocks])
         assert torch.equal(bench.cache, before[0])
@@ -186,7 +188,7 @@ def test_a_failure_of_wefts_kernel_fails_the_benchmark(
 ) -> None:
     """The benchmark then ends with code 1, and the error is in its file."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **_options: object) -> None:
         raise SwapDeviceError("an illegal memory access was encountered")
 
     monkeypatch.setattr(Swapper, "swap_out", fail)

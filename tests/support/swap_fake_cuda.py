@@ -23,6 +23,7 @@ from weft.engine.kv_cache import CacheLayout, HostPool
 CSRC = Path(__file__).parents[2] / "csrc"
 FAKE = Path(__file__).parent / "fake_cuda"
 Array = NDArray[np.int64]
+WAYS = ("auto", "kernels", "copy_engines")  # in the order of the enum
 
 
 def compiler() -> str | None:
@@ -70,21 +71,26 @@ class FakeCudaSwap:
     """Stands in for `weft._csrc.CudaSwap`, for caches in host memory."""
 
     def __init__(
-        self, fake: ctypes.CDLL, layout: CacheLayout, pool: HostPool, checked: SwapLayout, staging_bytes: int
+        self,
+        fake: ctypes.CDLL,
+        layout: CacheLayout,
+        pool: HostPool,
+        checked: SwapLayout,
+        *,
+        staging_bytes: int,
+        way: str,
     ) -> None:
         self.fake = fake
         self.checked = checked
         sizes = (len(layout.pieces), layout.num_blocks, pool.arena.data_ptr(), pool.slot_stride, pool.slots)
         self.handle = ctypes.c_void_p(
-            fake.swap_create(pointer(layout.pieces), *map(ctypes.c_int64, (*sizes, staging_bytes)))
+            fake.swap_create(pointer(layout.pieces), *map(ctypes.c_int64, (*sizes, staging_bytes)), WAYS.index(way))
         )
 
-    def swap(self, out: bool, blocks: Array, slots: Array, _stream: int) -> FakeTransfer:
+    def swap(self, out: bool, blocks: Array, slots: Array, _stream: int, beside_compute: bool) -> FakeTransfer:
         self.checked.check(blocks, slots)
-        count = ctypes.c_int64(len(blocks))
-        return FakeTransfer(
-            self.fake, self.fake.swap_start(self.handle, int(out), pointer(blocks), pointer(slots), count)
-        )
+        ids = pointer(blocks), pointer(slots), ctypes.c_int64(len(blocks))
+        return FakeTransfer(self.fake, self.fake.swap_start(self.handle, int(out), *ids, int(beside_compute)))
 
     def synchronize(self) -> None:
         self.fake.swap_synchronize(self.handle)

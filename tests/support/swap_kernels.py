@@ -13,24 +13,30 @@ from weft.engine.kv_cache.kernel import TorchSwap
 
 
 class Kernel:
-    """A backend that moves blocks, by name: "host", "torch", "fake cuda", "torch on gpu" or "cuda"."""
+    """A backend that moves blocks, by name: "host", "torch", "torch on gpu", and "fake cuda" or "cuda" and a way.
+
+    Without a way it chooses one for each call.
+    """
 
     def __init__(self, name: str, fake: Callable[[], ctypes.CDLL]) -> None:
-        self.name = name
-        self.device = "cuda" if name in ("cuda", "torch on gpu") else "cpu"
+        self.name, _, way = name.partition(", ")
+        self.way = way.replace(" ", "_") or "auto"
+        self.device = "cuda" if self.name in ("cuda", "torch on gpu") else "cpu"
         self._fake = fake
 
     def pool(self, slots: int, slot_bytes: int) -> HostPool:
         return HostPool(slots, slot_bytes, pinned=self.device == "cuda")
 
     def swapper(self, layout: CacheLayout, pool: HostPool, staging_bytes: int = 8 << 20) -> Swapper:
-        swapper = Swapper(layout, pool, threads=3, staging_bytes=staging_bytes)
+        swapper = Swapper(layout, pool, threads=3, staging_bytes=staging_bytes, way=self.way)
         checked = _csrc.SwapLayout(
             layout.pieces, layout.num_blocks, pool.arena.data_ptr(), pool.slot_stride, pool.slots
         )
         if self.name.startswith("torch"):
             swapper._backend = TorchSwap(layout, pool, checked, staging_bytes)
         elif self.name == "fake cuda":
-            swapper._backend = swap_fake_cuda.FakeCudaSwap(self._fake(), layout, pool, checked, staging_bytes)
+            swapper._backend = swap_fake_cuda.FakeCudaSwap(
+                self._fake(), layout, pool, checked, staging_bytes=staging_bytes, way=self.way
+            )
             pool.before_close(swapper._backend.synchronize)
         return swapper

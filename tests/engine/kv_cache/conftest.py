@@ -17,9 +17,12 @@ compiled = pytest.mark.skipif(not _csrc.has_cuda, reason="built without nvcc")
 KERNELS = [
     "host",
     "torch",
-    "fake cuda",
+    "fake cuda, kernels",
+    "fake cuda, copy engines",
     pytest.param("torch on gpu", marks=gpu),
     pytest.param("cuda", marks=[*gpu, compiled]),
+    pytest.param("cuda, kernels", marks=[*gpu, compiled]),
+    pytest.param("cuda, copy engines", marks=[*gpu, compiled]),
 ]
 
 

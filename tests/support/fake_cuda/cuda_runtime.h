@@ -19,6 +19,8 @@
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600, cudaErrorInvalidDevice = 101 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost };
+struct cudaPointerAttributes { cudaMemoryType type; };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
 
 #define CUDART_VERSION 13000
@@ -48,6 +50,9 @@ struct Stream {
 inline Stream engine;  // stream 0
 inline std::vector<Stream *> streams{&engine};
 inline std::mt19937 random;
+inline int launches = 0, copies = 0;  // since the test has set them to 0
+inline int driver_version = 13000;
+inline bool pinned = true;
 
 inline Stream *at(Stream *stream) { return stream ? stream : &engine; }
 
@@ -72,6 +77,7 @@ inline void step() {
 
 template <typename Kernel, typename... Arguments>
 void launch(Kernel kernel, int grid, int threads, size_t, Stream *stream, Arguments... arguments) {
+  ++launches;
   push(stream, [=] {
     gridDim.x = grid;
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
@@ -90,6 +96,11 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 inline cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+inline cudaError_t cudaDriverGetVersion(int *version) { return *version = fake::driver_version, cudaSuccess; }
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *) {
+  attributes->type = fake::pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
+}
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int *low, int *high) { return *low = *high = 0, cudaSuccess; }
 
 inline cudaError_t cudaMalloc(void **memory, size_t bytes) {
@@ -141,6 +152,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  ++fake::copies;
   fake::push(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
