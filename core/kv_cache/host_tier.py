@@ -49,8 +49,7 @@ class _HostOrder(EvictionOrder):
 class HostTier:
     """The blocks in host memory by key, with their slots. It neither copies nor allocates.
 
-    Args:
-        free: Called with each slot that becomes free.
+    `free` is called with each slot that becomes free.
 
     Attributes:
         tree: The blocks as a tree of prefixes.

@@ -48,8 +48,7 @@ def remaining_work(call: Call) -> float:
 class Srpt(Policy):
     """Runs the calls with the least work left first, as if the future were known.
 
-    Args:
-        remaining: The work that a call's program, or the call, has left, in output tokens.
+    `remaining` is the work that a call's program, or the call, has left, in output tokens.
     """
 
     ranks_follow_steps = True

@@ -56,11 +56,7 @@ class StepCostFit:
         self._slots = 1
 
     def observe(self, decode_tokens: int, prefill_tokens: int, step_s: float) -> None:
-        """A step was made.
-
-        Args:
-            decode_tokens: The tokens that it decoded, one for each call that decodes.
-        """
+        """A step was made. `decode_tokens` are the tokens that it decoded, one for each call that decodes."""
         new = (
             1.0,
             decode_tokens,

@@ -236,10 +236,7 @@ class SamplesByName:
     """Samples of each name. The names that were used longest ago are forgotten.
 
     Names with fewer than three samples have a quarter of the space to themselves, so that a flood of made-up names does
-    not drive out those in use.
-
-    Args:
-        prior: What to assume of a new name.
+    not drive out those in use. `prior` is what to assume of a new name.
     """
 
     def __init__(self, prior: Samples) -> None:

@@ -99,8 +99,7 @@ class ReturnTimes:
     def best_wait_s(self, name: Hashable, price_s: float) -> float:
         """The seconds to wait for a program of this name before its place is given away.
 
-        Args:
-            price_s: The seconds that it costs if the program comes back later; finite.
+        `price_s` is the seconds that it costs if the program comes back later; finite.
         """
         gaps = self._names.get(name)
         if gaps is None or len(gaps.latest) < _KNOWN_FROM:

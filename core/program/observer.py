@@ -23,11 +23,7 @@ class ProgramObserver:
         """A program makes its first call."""
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
-        """A call was admitted.
-
-        Args:
-            graph: Its program's graph, which has the call, its label and its parents.
-        """
+        """A call was admitted. `graph` is its program's graph, which has the call, its label and its parents."""
 
     def call_refused(self, identity: CallIdentity, error: BaseException, now_s: float) -> None:
         """A call was not admitted."""

@@ -39,8 +39,7 @@ class _Kept:
 class Timelines(ProgramObserver):
     """Keeps the graphs and the runs of tools of programs. May be used from any thread.
 
-    Args:
-        row: Returns the row of an open program; None if the program is not open.
+    `row` returns the row of an open program; None if the program is not open.
     """
 
     def __init__(self, row: Callable[[ProgramId], ProgramRow | None], clock: Callable[[], float]) -> None:
@@ -100,8 +99,7 @@ class Timelines(ProgramObserver):
     def timeline(self, program_id: ProgramId, scope: str = "") -> Timeline | None:
         """The timeline of a program as of now. None: the program has made no call, or is forgotten.
 
-        Args:
-            scope: the beginning of its ids, which is left out.
+        `scope` is the beginning of its ids, which is left out.
         """
         with self._lock:
             kept = self._open.get(program_id) or self._ended.get(program_id)

@@ -286,10 +286,8 @@ def _calls(
 def pieces(bar: Span, account: Account) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """Return the waits and the times of service between a call's arrival and its end.
 
-    The service fills the time between the waits, until its sum is used up.
-
-    Args:
-        bar: the time from the call's arrival to its end.
+    The service fills the time between the waits, until its sum is used up. `bar` is the time from the call's arrival to
+    its end.
     """
     places = account.waits or (((0.0, account.wait_s),) if account.wait_s > 0 else ())
     waits, services = [], []

@@ -198,10 +198,7 @@ class RunningBatch:
 
         These are the calls that compute a prompt, and those that end, have used their quantum or are due by
         `charge_at_tokens`. vLLM sorts its batch before it admits calls. Therefore calls that were admitted before a
-        single step come last.
-
-        Args:
-            every_call: Whether to return all running calls.
+        single step come last. `every_call` says whether to return all running calls.
         """
         calls = dict.fromkeys(self.ranks if every_call else self.chunks)
         while self._ends and self._ends[0][0] <= self.steps:

@@ -37,10 +37,8 @@ class KnownCosts:
         """A step, or a jump, begins.
 
         The policy is told now and not at the end of the step. An engine takes in the calls that have arrived during a
-        step only after the step, so they are ranked by the new costs.
-
-        Args:
-            decoding: The number of calls that decode in the step.
+        step only after the step, so they are ranked by the new costs. `decoding` is the number of calls that decode in
+        the step.
         """
         self._slots = max(self._slots, decoding)
         if (steps + 1) % FIT_STEPS == 0 and self._slots > self._told_slots:

@@ -48,8 +48,7 @@ class Executions:
     def begin(self, call: SimCall, segment: Segment | None, hit: int, now_s: float) -> None:
         """Reserve a call's KV and determine how many tokens are to be computed before its next one.
 
-        Args:
-            segment: The cached segment in which the call's prefix ends.
+        `segment` is the cached segment in which the call's prefix ends.
         """
         spec, counts, tokens = call.spec, self._counts, call.context_tokens
         call.resumed = not math.isnan(call.started_s) and not self._settings.unit_steps

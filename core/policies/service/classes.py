@@ -78,8 +78,7 @@ class ServiceClass:
     def is_exceeded(self, age: float, of_all: ServiceClass) -> bool:
         """Whether a program of this age has had more work than the class lets expect.
 
-        Args:
-            of_all: The class of all programs, which counts if this class has no distribution of its own.
+        `of_all` is the class of all programs, which counts if this class has no distribution of its own.
         """
         return age > (self.p95_tokens if self.ranks else of_all.median_tokens)
 
@@ -127,8 +126,7 @@ class ServiceClass:
     def row(self, branch_of_new: Branch) -> ClassRow:
         """The class as a row for people.
 
-        Args:
-            branch_of_new: How its programs are ranked while it has no distribution of its own.
+        `branch_of_new` says how its programs are ranked while it has no distribution of its own.
         """
         branch = self.branch or branch_of_new
         return ClassRow(self.tenant, self.name, self.ended, len(self.live), self.median_tokens, self.p95_tokens, branch)

@@ -26,10 +26,7 @@ class Ancestry:
 
     A set of calls is an integer with the bits of the calls' numbers, so that older calls have lower bits. Old calls
     that are not in use are forgotten, and the others get new numbers: see `forget`. Not thread-safe: the program holds
-    its lock.
-
-    Args:
-        keep: how many of the newest calls are never forgotten.
+    its lock. `keep` says how many of the newest calls are never forgotten.
     """
 
     def __init__(self, new_thread: Callable[[], ThreadId], keep: int = 1000) -> None:

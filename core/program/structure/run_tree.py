@@ -338,8 +338,7 @@ class RunTree:
     def _close(self, node: Run, doubtful: int = 0) -> Run:
         """Close a run: in the frontier of the enclosing run, the calls that it added replace its entry.
 
-        Args:
-            doubtful: those of its calls that stay guesses, because the run need not have waited for them.
+        `doubtful` is those of its calls that stay guesses, because the run need not have waited for them.
 
         Returns the enclosing run.
         """

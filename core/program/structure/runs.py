@@ -76,8 +76,7 @@ class CodeRuns:
     def start(self, run: Hashable, handles: tuple[Hashable, ...], thread: Hashable) -> None:
         """A run begins that may run code of the user's.
 
-        Args:
-            handles: the anchors of the handle that reports it and of the handles around that one.
+        `handles` are the anchors of the handle that reports it and of the handles around that one.
         """
         handles = tuple(dict.fromkeys(self._handles.get(run, ()) + handles))  # several handles may report it
         for handle in handles:

@@ -45,8 +45,7 @@ _surroundings: dict[str, Callable[[], Iterable[Position]]] = {}  # by framework
 def register_surroundings(framework: str, surroundings: Callable[[], Iterable[Position]]) -> None:
     """Register how a framework tells the run in which the caller's code runs.
 
-    Args:
-        surroundings: returns the run, once for each program that the framework carries there.
+    `surroundings` returns the run, once for each program that the framework carries there.
     """
     _surroundings[framework] = surroundings
 

@@ -45,11 +45,7 @@ class Way(NamedTuple):
         return f"{names[self.rival]}{f' + {self.host_gib:g} GiB host' if self.host_gib else ''}"
 
     def settings(self, engine: SimSettings, host_tokens: int) -> SimSettings:
-        """The settings of an engine that serves so.
-
-        Args:
-            host_tokens: The tokens that its host memory holds.
-        """
+        """The settings of an engine that serves so. `host_tokens` are the tokens that its host memory holds."""
         return self.rival.settings(replace(engine, host_kv_tokens=host_tokens))
 
 

@@ -94,8 +94,7 @@ DEFAULT: Final = Rival(DEFAULT_POLICY, None, HOST_NEXT_USE)
 def rivals(*, host: bool) -> list[Rival]:
     """All rivals: policies with and without the gate, the default, and those that know the future.
 
-    Args:
-        host: Whether the engine has host memory, so that each is there without it, with LRU and with next-use.
+    `host` says whether the engine has host memory, so that each is there without it, with LRU and with next-use.
     """
     hosts = (NO_HOST, HOST_LRU, HOST_NEXT_USE) if host else (NO_HOST,)
     found = [Rival(policy, gate, where) for where in hosts for policy in POLICIES for gate in (False, True)]
@@ -160,8 +159,7 @@ def score(rival: Rival, result: SimResult, programs: Sequence[TraceProgram], alo
 def best_plain(scores: Iterable[Score], *, host: bool = True) -> Score:
     """The plain rival with the smallest mean completion time. There must be a plain one.
 
-    Args:
-        host: Whether rivals with host memory count.
+    `host` says whether rivals with host memory count.
     """
     plain = (each for each in scores if each.rival.is_plain and (host or not each.rival.host))
     return min(plain, key=lambda each: each.mean_s)

@@ -31,8 +31,7 @@ def check_load(load: float) -> None:
 def with_load(programs: Sequence[TraceProgram], load: float, settings: SimSettings) -> list[TraceProgram]:
     """Stretch the arrivals of programs, so that their rate is a multiple of the capacity.
 
-    Args:
-        programs: The programs, from which the capacity is measured, too.
+    `programs` are the programs, from which the capacity is measured, too.
 
     Raises:
         SimulationError: The load is not above 0, or all programs arrive at once.

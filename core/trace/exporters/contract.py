@@ -105,8 +105,7 @@ def block_ids(program: TraceProgram, block_tokens: int) -> dict[str, list[int]]:
 def sessions_of(calls: Iterable[TraceCall]) -> list[list[TraceCall]]:
     """Return the sessions of a program: calls of one agent that follow one another. The first one has its first call.
 
-    Args:
-        calls: its calls, each after its parents.
+    `calls` are its calls, each after its parents.
     """
     sessions: list[list[TraceCall]] = []
     last: dict[str, int] = {}  # the number of the session that a call is the last one of

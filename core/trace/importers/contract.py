@@ -47,8 +47,7 @@ class BlockScope:
     def numbers(self, ids: Sequence[Hashable]) -> array[int]:
         """Return a number for each block of a prompt.
 
-        Args:
-            ids: what the format calls each of its blocks, from the first one on.
+        `ids` are what the format calls each of its blocks, from the first one on.
         """
         ids = list(ids)
         found = self._last_numbers[: common_prefix(self._last, ids)]

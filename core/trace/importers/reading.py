@@ -54,8 +54,7 @@ def grouped(
 ) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """Yield the rows of a file that belong together, with their places, as soon as the last one of them is read.
 
-    Args:
-        advance: called with the number of bytes of each line, when it is read for the second time.
+    `advance` is called with the number of bytes of each line, when it is read for the second time.
     """
     return together(lambda advance: rows(path, advance, expected), advance, lambda each: key(each[1], each[0]))
 
@@ -126,8 +125,7 @@ def a_list(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
 def optional_seconds(data: Mapping[str, Any], key: str, where: str, unit_s: float = 1.0) -> float | None:
     """Return the number under a key in seconds. None for null or a missing key. Times a little below 0 are 0.
 
-    Args:
-        unit_s: the unit of the file's numbers, in seconds.
+    `unit_s` is the unit of the file's numbers, in seconds.
     """
     value = data.get(key)
     if value is None:

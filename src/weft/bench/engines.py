@@ -47,10 +47,7 @@ _WARM_UP_PROGRAMS: Final = 3
 
 
 class BaselineEngines:
-    """One engine for each baseline, started and warmed up.
-
-    Args:
-        on_start: called after each engine has started.
+    """One engine for each baseline, started and warmed up. `on_start` is called after each engine has started.
 
     Raises:
         VllmUnavailableError, UnsupportedVllmError, ModelNotFoundError, EngineStartError: the engines cannot start.
@@ -82,8 +79,7 @@ class BaselineEngines:
     def replay(self, load: str, number: int, on_program_end: Callable[[], object]) -> Round:
         """Replay one round of a load on all engines.
 
-        Args:
-            on_program_end: called whenever a program has ended on one of the engines.
+        `on_program_end` is called whenever a program has ended on one of the engines.
         """
         round_ = programs_of_round(self._settings, load, number, self._max_call_tokens)
         measurements = self._measure(round_, number, on_program_end)

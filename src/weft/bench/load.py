@@ -18,8 +18,7 @@ from weft.core.trace.workloads import WORKLOADS, generate, poisson
 class Prompts:
     """Makes prompts of random tokens, which share prefixes as the trace says.
 
-    Args:
-        seed: the same seed gives the same prompts.
+    The same `seed` gives the same prompts.
     """
 
     def __init__(self, seed: str, token_ids: range) -> None:

@@ -135,8 +135,7 @@ def timed(copies: Callable[..., Any], meter: Meter, clock: Clock) -> Callable[..
 def metered(base: Any, meter: Meter, clock: Clock, *, is_weft: bool) -> Any:
     """A subclass of scheduler class `base` that reports to a meter and a clock.
 
-    Args:
-        is_weft: whether `base` is Weft's scheduler, which then takes its time from `clock`.
+    `is_weft` says whether `base` is Weft's scheduler, which then takes its time from `clock`.
     """
 
     class Metered(base):

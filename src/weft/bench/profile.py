@@ -49,8 +49,7 @@ class Profile(NamedTuple):
 def crowds(batch_size: int, chunk_tokens: int, most_tokens: int, kv_tokens: int) -> list[Crowd]:
     """What is measured: prompts of several lengths alone, and calls that decode, few and many, at several contexts.
 
-    Args:
-        most_tokens: The most tokens of a call.
+    `most_tokens` is the most that a call has.
     """
     most_tokens = min(most_tokens, kv_tokens - BLOCK_TOKENS)
     prompts = sorted({min(chunk_tokens * part // 4, most_tokens - 1) for part in (1, 2, 4, 8)})

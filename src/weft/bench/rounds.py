@@ -21,8 +21,7 @@ EQUAL_STEPS: Final = StepTime(STEP_S, 0.0, 0.0, 0.0, 0.0)  # every simulated ste
 def programs_of_round(settings: BenchSettings, load: str, number: int, max_call_tokens: int) -> RoundPrograms:
     """The programs of one round of a load, the same each time.
 
-    Args:
-        max_call_tokens: the most tokens that a call may have in the session's engines.
+    `max_call_tokens` is the most that a call may have in the session's engines.
     """
     scaling = Scaling(settings.scale, max_call_tokens, whole_steps=settings.clock == "steps")
     return make_round(settings.source, load, number, scaling, programs=settings.programs, seed=settings.seed)

@@ -175,11 +175,7 @@ class Stepper:
         self._transfer._KV_CONNECTOR_AGENT = self._connector  # noqa: SLF001
 
     def send(self, call: EngineCall, extra_args: dict[str, Any] | None) -> None:
-        """Send a call.
-
-        Args:
-            extra_args: the call's identity and attained service, for Weft's scheduler.
-        """
+        """Send a call. `extra_args` are the call's identity and attained service, for Weft's scheduler."""
         from weft.engine.vllm_compat.names import RequestOutputKind, SamplingParams
 
         params = SamplingParams(

@@ -35,10 +35,7 @@ _LATENCY_PATHS: Final = tuple(f"{name}.{statistic}" for name in LATENCIES for st
 
 
 def write(settings: BenchSettings, rounds: Sequence[Round], folder: Path, advance: Callable[[], object]) -> Path:
-    """Compute all results and write them.
-
-    Args:
-        advance: called after each simulation.
+    """Compute all results and write them. `advance` is called after each simulation.
 
     Returns the report's path.
 

@@ -68,10 +68,7 @@ def compare(settings: BenchSettings, rounds: Sequence[Round], advance: Callable[
     """Simulate each measurement, and SRPT for each round.
 
     Step times are fitted for each round, over all its baselines: the speed of a shared machine changes from round to
-    round, but hardly between the alternating steps of a round's baselines.
-
-    Args:
-        advance: called after each simulation.
+    round, but hardly between the alternating steps of a round's baselines. `advance` is called after each simulation.
     """
     comparisons = []
     for round_ in rounds:
