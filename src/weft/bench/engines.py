@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,9 +14,10 @@ from typing import Final
 from weft.bench.baselines import baseline_of
 from weft.bench.load import CLOSED, Prompts, RoundPrograms
 from weft.bench.replay import Replay
-from weft.bench.results.records import Measurement, Round
+from weft.bench.results.records import Journal, Measurement, Round
 from weft.bench.rounds import programs_of_round, unloaded_steps
 from weft.bench.settings import BLOCK_TOKENS, BenchSettings
+from weft.core.trace.format import read
 from weft.engine.vllm_compat.versions.version import require_vllm
 
 
@@ -108,6 +110,36 @@ class BaselineEngines:
             )
             for name, engine in self._engines.items()
         }
+
+
+def replay_missing(
+    settings: BenchSettings,
+    journal: Journal,
+    rounds: Sequence[tuple[str, int]],
+    begin: Callable[[str, int, int], object],
+    advance: Callable[[], object],
+) -> None:
+    """Replay the rounds that the journal does not have yet, and add each of them to it.
+
+    Args:
+        rounds: load and number of all rounds, in their order.
+        begin: called with a part of the work, its steps, and those that were made in an earlier session.
+        advance: called after each step.
+
+    Raises:
+        VllmUnavailableError, UnsupportedVllmError, ModelNotFoundError, EngineStartError: the engines cannot start.
+    """
+    missing = [key for key in rounds if key not in journal.rounds]
+    if not missing:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        begin("starting engines", len(settings.baselines), 0)
+        engines = BaselineEngines(settings, Path(folder), advance)
+        programs = min(settings.programs, len(read(Path(settings.source)))) if settings.is_file else settings.programs
+        ends_per_round = programs * len(settings.baselines)
+        begin("replaying", len(rounds) * ends_per_round, (len(rounds) - len(missing)) * ends_per_round)
+        for load, number in missing:
+            journal.add(engines.replay(load, number, advance))
 
 
 def lockstep(replays: Sequence[Iterator[int]]) -> Iterator[None]:

@@ -6,9 +6,8 @@ import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.bench.clock import Clock
 from weft.bench.load import Prompts
 from weft.bench.results.records import Outcome
 from weft.core.accounts import Account
@@ -19,6 +18,9 @@ from weft.core.trace.format import TraceCall, TraceProgram, path_tokens
 from weft.engine.wire.call_header import CallHeader, encode_call
 from weft.engine.wire.reports import read_report
 
+if TYPE_CHECKING:
+    from weft.bench.stepper import Stepper
+
 
 class EngineCall(NamedTuple):
     """A call as an engine receives it."""
@@ -28,27 +30,6 @@ class EngineCall(NamedTuple):
     output_tokens: int
     arrival_rank: int  # the position of the call's program in the order of arrival, from 0
     number: int  # increases with every call; vLLM breaks ties by it, as by a time of arrival
-
-
-class SteppedEngine(Protocol):
-    """What a replay needs of an engine, such as `weft.bench.stepper.Stepper`.
-
-    `is_program_aware` says whether calls carry their program's header, and whether `start_tool` and `end_program` are
-    called.
-    """
-
-    clock: Clock
-    is_program_aware: bool
-
-    def activate(self) -> None: ...
-
-    def send(self, call: EngineCall, extra_args: dict[str, Any] | None) -> None: ...
-
-    def start_tool(self, program_id: ProgramId, tool: str) -> None: ...
-
-    def end_program(self, program_id: ProgramId) -> None: ...
-
-    def step(self) -> list[Any]: ...
 
 
 @dataclass
@@ -77,7 +58,7 @@ class Replay:
 
     def __init__(
         self,
-        engine: SteppedEngine,
+        engine: Stepper,
         programs: Sequence[TraceProgram],
         unloaded_steps: Mapping[str, int],
         prompts: Prompts,

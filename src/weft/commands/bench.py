@@ -73,10 +73,10 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     model: Annotated[str, typer.Option(help="tiny (random), embedded, or a folder in Hugging Face format.")] = "tiny",
 ) -> None:
     """Replay programs on real vLLM under baseline schedulers, and compare their latency."""
+    from weft.bench.engines import replay_missing
     from weft.bench.results import plots, report
     from weft.bench.results.records import Journal
     from weft.bench.rounds import rates_of_loads
-    from weft.bench.session import replay_missing
     from weft.bench.settings import BenchSettings, names_of_loads
     from weft.core.trace.format import read
     from weft.engine.vllm_compat.versions.version import check_vllm
@@ -101,7 +101,7 @@ def bench(  # noqa: PLR0917  typer reads options off the signature
     journal = Journal(out, settings.to_json() | {"vllm": version})
     keys = [(name, number) for number in range(rounds) for name in names]
     with BenchProgress() as progress:
-        replay_missing(settings, journal, keys, progress)
+        replay_missing(settings, journal, keys, progress.begin, progress.advance)
         replayed = [journal.rounds[name, number] for name in names for number in range(rounds)]
         progress.begin("simulating", len(replayed) * (len(settings.baselines) + 1))
         path = report.write(settings, replayed, out, progress.advance)
