@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, TypedDict, cast
+from typing import Any, Final, TypedDict, cast
 from uuid import UUID
+
+from structlog.stdlib import BoundLogger
 
 from weft.core.accounts import Attained
 from weft.core.ids import IdSource, ProgramId, SessionId, check_id, plain_name
@@ -19,12 +21,14 @@ from weft.core.program.graph import ProgramGraph
 from weft.core.program.reports import Reports
 from weft.core.program.state import SharedState
 from weft.core.program.structure.run_tree import ROOT
-from weft.core.program.unused import warn_of_no_call
 from weft.core.routing.admission import check_timeout
 
 # Adapters by framework, e.g. "langchain" -> handler class. An integration registers its adapter when it is imported, so
 # that `program.config()` does not import a framework into core.
 _adapters: dict[str, Callable[[Program], Any]] = {}
+_MOST_NAMES: Final = 1000  # after which no further name is warned of
+
+_warned: Final[set[str]] = set()
 
 
 def register_adapter(framework: str, adapter: Callable[[Program], Any]) -> None:
@@ -250,7 +254,7 @@ class Program:
     def _leave_block(self, error: BaseException | None) -> None:
         self.reports.end_with(error)
         if error is None and not self.is_branch and not self._shared.has_called:
-            warn_of_no_call(self.name, self.log)
+            _warn_of_no_call(self.name, self.log)
 
     # -- what terminals and notebooks show
 
@@ -296,3 +300,15 @@ def passed_on(program: Program) -> Program:
     """
     reports = program.reports.passed_on()
     return program if reports is None else Program._with(reports)  # noqa: SLF001  of this module
+
+
+def _warn_of_no_call(name: str, log: BoundLogger) -> None:
+    """Warn that a program ended without a call, once for each name."""
+    if name in _warned or len(_warned) >= _MOST_NAMES:
+        return
+    _warned.add(name)
+    log.warning(
+        "the program ended without a call, so nothing was scheduled as part of it. Pass the program on to its models: "
+        "config=program.config() with LangChain and LangGraph, client.bind(program) or bind_team(team, program) with "
+        "AutoGen, openai_client(engine, program) with OpenAI's SDK. This is said once for each name of a program"
+    )

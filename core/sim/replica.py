@@ -16,7 +16,7 @@ from weft.core.sim.batch import Jump, RunningBatch
 from weft.core.sim.charges import Charges, KnownCosts
 from weft.core.sim.executions import Executions
 from weft.core.sim.kv_cache.cache import Segment
-from weft.core.sim.kv_cache.make_kv import make_kv
+from weft.core.sim.kv_cache.tiered_cache import make_kv
 from weft.core.sim.result import Batch, Counts, Execution
 from weft.core.sim.room import SimRoom
 from weft.core.sim.settings import SimSettings

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from weft.core.errors import TraceError
+from weft.core.files import write_whole
 from weft.core.program.graph import ProgramGraph
 from weft.core.trace.fields import object_of, seconds, text, whole
-from weft.core.trace.files import write_whole
 from weft.core.trace.measured import Measured, dump_measured, measured_of, read_measured
 
 # Version 2 has `measured`, and version 3 has block hashes, request times, sub-agents and unknown ends. A program is

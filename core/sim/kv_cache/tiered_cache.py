@@ -14,12 +14,14 @@ from typing import Final
 
 from weft.core.kv_cache import fetch_ahead, spill_ahead
 from weft.core.kv_cache.policies import Action, Context, KvPolicy
-from weft.core.sim.kv_cache.cache import Segment
+from weft.core.sim.kv_cache.cache import KvCache, Segment
 from weft.core.sim.kv_cache.host import HostMemory
+from weft.core.sim.kv_cache.offloading import OffloadingKvCache
 from weft.core.sim.kv_cache.policy_cache import PolicyKvCache
 from weft.core.sim.result import Counts
 from weft.core.sim.settings import SimSettings
 from weft.core.sim.sim_programs import SimCall, SimProgram
+from weft.core.sim.step_time import StepTime
 
 _FRESH_S: Final = 0.1  # so long a step may use what was planned while the one before it ran
 
@@ -264,3 +266,18 @@ class TieredKvCache(PolicyKvCache):
             for fetch in list(self._fetches.values()):
                 self._cancel(fetch)
             super()._evict()
+
+
+def make_kv(settings: SimSettings, counts: Counts) -> KvCache:
+    """Make the KV cache of a replica. It has a KV policy if the settings have one and anything can be evicted."""
+    capacity, config = settings.kv_capacity, settings.kv_policy
+    if config is None or not settings.shares_prefixes or capacity == math.inf:
+        return KvCache(capacity, keep=settings.shares_prefixes, block_tokens=settings.block_tokens)
+    policy = config.make()
+    if not settings.host_kv_tokens:
+        return PolicyKvCache(settings, policy)
+    host = HostMemory(settings.host_kv_tokens, ended_first=policy.evicts_ended_first)
+    if policy.follows_use:
+        return OffloadingKvCache(settings, policy, host, counts)
+    # If copies take no time, policies see the default: an engine has measured some.
+    return TieredKvCache(settings, policy, host, settings.timing.copy_token_s or StepTime().copy_token_s, counts)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from weft.core.files import write_whole
 from weft.core.trace.exporters.contract import MODEL, NotExported, begin_of, block_ids, block_size, sessions_of
-from weft.core.trace.files import write_whole
 from weft.core.trace.format import TraceCall, TraceProgram, dump, ordered
 from weft.core.trace.importers.agentic_mooncake import SCHEMA, VERSION
 

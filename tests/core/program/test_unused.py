@@ -8,12 +8,12 @@ import logging
 import pytest
 
 import weft
-from weft.core.program import unused
+from weft.core.program import handle
 
 
 @pytest.fixture(autouse=True)
 def _first_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unused, "_warned", set())
+    monkeypatch.setattr(handle, "_warned", set())
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -62,10 +62,10 @@ def test_a_program_that_fails_before_its_first_call_does_not_warn(caplog: pytest
 
 def test_the_names_that_are_remembered_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """A service may make up a name for each program. It must neither fill the memory nor the log."""
-    for number in range(unused._MOST_NAMES + 10):
+    for number in range(handle._MOST_NAMES + 10):
         with weft.Program(f"program {number}"):
             pass
-    assert len(unused._warned) == len(warnings(caplog)) == unused._MOST_NAMES
+    assert len(handle._warned) == len(warnings(caplog)) == handle._MOST_NAMES
 
 
 def test_a_program_whose_calls_are_all_made_by_an_inner_program_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
