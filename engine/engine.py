@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from weft.core.kv_cache.stats import SwapStats
+from weft.core.policies import PolicyConfig
 from weft.core.routing.admission import Admission
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
@@ -18,6 +19,9 @@ from weft.engine.processes.fork import not_in_forks
 from weft.engine.processes.host import shut_down
 from weft.engine.vllm.start import open_log, resolve_model, start_vllm
 from weft.engine.vllm.start_progress import StartProgress
+
+if TYPE_CHECKING:  # it imports vLLM, which takes seconds
+    from weft.engine.vllm.accounting import AccountingLLM
 
 _engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()  # of this process
 
@@ -35,7 +39,7 @@ class Engine(FrontEnd):
 
     Args:
         model: A folder in Hugging Face format or a hub name; None: the embedded SmolLM2-135M-Instruct.
-        **options: What `weft.engine.options.EngineOptions` lists, such as `policy="atlas"` and `kv_policy="next-use"`;
+        **options: What `weft.engine.options.EngineOptions` lists, such as `policy="atlas"` and `max_calls=64`;
             and vLLM's `AsyncEngineArgs`, such as `max_model_len=4096` and `max_num_seqs=16`.
 
     Raises:
@@ -50,6 +54,7 @@ class Engine(FrontEnd):
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Unpack[EngineKeywords]) -> None:
         given = EngineOptions.of(options, Engine.__init__)
         super().__init__(given)
+        self.policy: PolicyConfig = given.policy
         with StartProgress() as progress:
             progress.stage("looking up the model")
             self.model = resolve_model(model)
@@ -73,11 +78,12 @@ class Engine(FrontEnd):
                 if log is not None:
                     log.close(is_named=True)
                 raise
+            endpoint = ModelEndpoint(chat, Admission(lambda: given.max_calls), self.engine_id, self.model)
+            self._connect(_OneEngine(self._llm, endpoint, given), learns=given.learns)
             self.host_kv_gib = self._measured_host_kv()
             progress.ready(self.model, self.host_kv_gib)
         from weft.engine.vllm.watchdog import kill_if_stuck, report_death  # imports vLLM, as only a launch may
 
-        self._only_endpoint = ModelEndpoint(chat, Admission(lambda: given.max_calls), self.engine_id, self.model)
         self._children = launch.processes
         self._finalizer = weakref.finalize(
             self, not_in_forks(shut_down), self._llm, self._loop, self._children, launch.tree(), log
@@ -97,23 +103,30 @@ class Engine(FrontEnd):
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
 
-    def _endpoint(self, model: str | None) -> ModelEndpoint:
-        del model  # vLLM refuses a wrong name
-        return self._only_endpoint
-
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
-        from weft.engine.vllm_compat.control import send_to_scheduler
-
-        return [await send_to_scheduler(self._llm, message)]
-
     @property
     def is_alive(self) -> bool:
         return super().is_alive and not self._llm.errored
 
-    @property
-    def swap_stats(self) -> SwapStats | None:
-        self._check_process()
-        return self._llm.swap_stats
-
     def __repr__(self) -> str:
         return f"<weft.Engine {self.engine_id} {self.model!r} {self.policy.name}>"
+
+
+class _OneEngine:
+    """The way to one vLLM engine: a `Link`."""
+
+    def __init__(self, llm: AccountingLLM, endpoint: ModelEndpoint, options: EngineOptions) -> None:
+        self.hears_events = options.predicts
+        self._llm = llm
+        self._endpoint = endpoint
+
+    def endpoint(self, model: str | None) -> ModelEndpoint:
+        del model  # vLLM refuses a wrong name
+        return self._endpoint
+
+    async def send(self, message: Mapping[str, Any]) -> list[Any]:
+        from weft.engine.vllm_compat.control import send_to_scheduler
+
+        return [await send_to_scheduler(self._llm, message)]
+
+    def swap_stats(self) -> SwapStats | None:
+        return self._llm.swap_stats

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 from weft.core.errors import EngineClosedError, EngineError, ReplicaError, UnknownModelError
 from weft.core.ids import EngineId
 from weft.core.kv_cache.stats import SwapStats
-from weft.core.process_rows import ProgramInfo, ProgramState
+from weft.core.policies import PolicyConfig
+from weft.core.process_rows import ProgramRow, ProgramState
+from weft.core.program.observer import ProgramObserver
 from weft.core.routing import DEFAULT_BALANCER, BalancerConfig, StealingConfig
 from weft.core.routing.admission import Admission
 from weft.core.routing.replicas import ReplicaHealth, ReplicaSet
 from weft.core.testing.script import Script
 from weft.engine.backends import Launcher, make_launcher
+from weft.engine.host.backend import Sessions
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
 from weft.engine.host.in_flight import ModelEndpoint
@@ -100,6 +103,7 @@ class AsyncMultiLLMEngine(FrontEnd):
         for each in models:
             check_engine_args(each.engine_args)
         super().__init__(given)
+        self.policy: PolicyConfig = given.policy
         self._balancer = balancer if isinstance(balancer, BalancerConfig) else BalancerConfig(balancer)
         wanted = resolved(models or [ServedModel(model, replicas, tool_call_parser=given.tool_call_parser)])
         self._stealing = stealing
@@ -122,6 +126,8 @@ class AsyncMultiLLMEngine(FrontEnd):
             here = [({**given.engine_args, **each.engine_args}, each.replicas) for each in wanted]
             self._most_gib = most_host_gib(here) if backend == "mp" else RAY_GIB
         self._start_loop()
+        self._connect(_Replicas(self._groups, self.model, given), learns=given.learns)
+        self.observe(_Balancers(self._groups, self._loop, self.programs.sessions))
         started: list[ReplicaGroup] = []
         self._finalizer = weakref.finalize(self, not_in_forks(_shut_down), started, self._loop, self._launcher)
         # At exit this must run before vLLM's own finalizers, and those of restarted replicas are registered later.
@@ -180,7 +186,7 @@ class AsyncMultiLLMEngine(FrontEnd):
             make=lambda: launcher.make(name, arguments),
             forget=forget,
             start_timeout_s=self._start_timeout_s,
-            clock=self._clock,
+            clock=self._options.clock,
         )
         started.append(group)
         on_assigned = weakly(self._in_flight.assign)
@@ -198,32 +204,12 @@ class AsyncMultiLLMEngine(FrontEnd):
         wait_unless(self._start_abandoned, future)
         return future.result()
 
-    # -- what the front end asks
-
-    def _endpoint(self, model: str | None) -> ModelEndpoint:
-        return self._group(model).endpoint
-
     @property
     def admissions(self) -> dict[str, Admission]:
         return {model: group.endpoint.admission for model, group in self._groups.items()}
 
     def _group(self, model: str | None) -> ReplicaGroup:
-        group = self._groups.get(model or self.model)
-        if group is None:
-            raise UnknownModelError(str(model), self.models)
-        return group
-
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
-        replicas = [replica for group in self._groups.values() for replica in group.supervisor.replicas()]
-        return await asyncio.gather(*(replica.send_to_scheduler(message) for replica in replicas))
-
-    def _program_ended(self, info: ProgramInfo, state: ProgramState, *, session_ended: bool) -> None:
-        super()._program_ended(info, state, session_ended=session_ended)
-        for group in self._groups.values():
-            balancer = group.states.balancer
-            self._loop.call_soon(partial(balancer.end_program, info.program_id))
-            if session_ended:
-                self._loop.call_soon(partial(balancer.end_session, info.session_id))
+        return _group(self._groups, model or self.model)
 
     # -- what a server asks
 
@@ -245,15 +231,15 @@ class AsyncMultiLLMEngine(FrontEnd):
 
     def health(self) -> dict[str, list[ReplicaHealth]]:
         """By model, every replica: its state, its calls in flight, how often it died and why, its log."""
-        self._check_process()
-        now_s = self._clock()
+        self._life.check_process()
+        now_s = self.now_s()
         return {
             model: [replace(each, log=group.supervisor.log(each.engine_id)) for each in group.states.health(now_s)]
             for model, group in self._groups.items()
         }
 
     def watched(self) -> Sequence[WatchedReplica]:
-        now_s = self._clock()
+        now_s = self.now_s()
         return [
             WatchedReplica(model, health, replica.send_to_scheduler)
             for model, group in self._groups.items()
@@ -261,12 +247,6 @@ class AsyncMultiLLMEngine(FrontEnd):
             for replica in group.supervisor.replicas()
             if (health := healths.get(replica.engine_id)) is not None
         ]
-
-    @property
-    def swap_stats(self) -> SwapStats | None:
-        self._check_process()
-        engines = [llm for group in self._groups.values() for llm in group.supervisor.engines()]
-        return SwapStats.together(llm.swap_stats for llm in engines if llm.swap_stats is not None)
 
     async def add_replica(self, model: str | None = None) -> EngineId:
         """Start one more replica of a model (None: of the first), and wait until it takes calls.
@@ -302,8 +282,8 @@ class AsyncMultiLLMEngine(FrontEnd):
 
     async def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
-            self._check_process()
-            if self._closed:
+            self._life.check_process()
+            if self._life.is_closed:
                 raise EngineClosedError
         except EngineError:
             coroutine.close()
@@ -312,6 +292,50 @@ class AsyncMultiLLMEngine(FrontEnd):
 
     def __repr__(self) -> str:
         return f"<weft.AsyncMultiLLMEngine {self.engine_id} {self.models} {self.policy.name} {self._balancer.name}>"
+
+
+class _Replicas:
+    """The way to the replicas of all models: a `Link`."""
+
+    def __init__(self, groups: Mapping[str, ReplicaGroup], model: str, options: EngineOptions) -> None:
+        self.hears_events = options.predicts
+        self._groups = groups
+        self._model = model
+
+    def endpoint(self, model: str | None) -> ModelEndpoint:
+        return _group(self._groups, model or self._model).endpoint
+
+    async def send(self, message: Mapping[str, Any]) -> list[Any]:
+        replicas = [replica for group in self._groups.values() for replica in group.supervisor.replicas()]
+        return await asyncio.gather(*(replica.send_to_scheduler(message) for replica in replicas))
+
+    def swap_stats(self) -> SwapStats | None:
+        engines = [llm for group in self._groups.values() for llm in group.supervisor.engines()]
+        return SwapStats.together(llm.swap_stats for llm in engines if llm.swap_stats is not None)
+
+
+def _group(groups: Mapping[str, ReplicaGroup], model: str) -> ReplicaGroup:
+    group = groups.get(model)
+    if group is None:
+        raise UnknownModelError(model, list(groups))
+    return group
+
+
+class _Balancers(ProgramObserver):
+    """Tells the balancers which programs and sessions have ended."""
+
+    def __init__(self, groups: Mapping[str, ReplicaGroup], loop: LoopThread, sessions: Sessions) -> None:
+        self._groups = groups
+        self._loop = loop
+        self._sessions = sessions
+
+    def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
+        del state, now_s
+        for group in self._groups.values():
+            balancer = group.states.balancer
+            self._loop.call_soon(partial(balancer.end_program, row.info.program_id))
+            if not self._sessions.is_open(row.info.session_id):
+                self._loop.call_soon(partial(balancer.end_session, row.info.session_id))
 
 
 def _shut_down(started: list[ReplicaGroup], loop: LoopThread, launcher: Launcher) -> None:

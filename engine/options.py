@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self, TypeVar
 
 from weft.core.kv_cache.config import SwapConfig, check_swap
-from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
-from weft.core.policies import DEFAULT_POLICY, PolicyConfig
+from weft.core.kv_cache.policies import KvPolicyConfig, as_kv_config
+from weft.core.policies import DEFAULT_POLICY, PolicyConfig, registration
 from weft.core.routing.admission import DEFAULT_MAX_CALLS, check_max_calls, check_timeout
 from weft.core.routing.liveness import DEFAULT_HANG_TIMEOUT_S
 from weft.engine.vllm_compat.options.engine_args import VllmArgs, check_engine_args
@@ -113,8 +113,13 @@ class EngineOptions:
         policy = own.get("policy")
         if isinstance(policy, str):
             own["policy"] = PolicyConfig(policy)
-        own["kv_policy"] = check_kv_policy(own.get("kv_policy"))
+        own["kv_policy"] = as_kv_config(own.get("kv_policy"))
         return cls(**own, engine_args=engine_args)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the scheduling policy learns from programs that have ended."""
+        return registration(self.policy.name).kind.learns
 
     @property
     def predicts(self) -> bool:

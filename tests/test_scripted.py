@@ -135,13 +135,13 @@ async def test_a_programs_limits_travel_with_its_calls(scripted_engine: MakeEngi
     counts as a deadline that is kept by force."""
     sent: list[Any] = []
     engine = scripted_engine(["one", "two", "three"], clock=fake_clock)
-    make_request = engine._endpoint(None).chat.make_request
+    make_request = engine._link.endpoint(None).chat.make_request
 
-    def spy(fields: dict[str, Any]) -> Any:
-        sent.append(request := make_request(fields))
+    def spy(*arguments: Any) -> Any:
+        sent.append(request := make_request(*arguments))
         return request
 
-    engine._endpoint(None).chat.make_request = spy
+    engine._link.endpoint(None).chat.make_request = spy
 
     @weft.program(tenant="acme", deadline_s=30.0, timeout_s=60.0)
     async def work(program: weft.Program) -> None:

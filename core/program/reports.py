@@ -64,8 +64,11 @@ class Reports:
 
     # -- start and end
 
-    def bind(self, backend: Backend) -> None:
+    def bind(self, backend: Backend) -> bool:
         """Start the program's session on the engine of its first call. Later calls must use the same engine.
+
+        Returns:
+            Whether the session begins now.
 
         Raises:
             ProgramEndedError: the program has ended.
@@ -74,11 +77,12 @@ class Reports:
         with self.shared.lock:
             self._check_running()
             if self.shared.backend is backend:
-                return
+                return False
             if self.shared.backend is not None:
                 raise ProgramEngineError(self.program_id, self.name)
             backend.start_session(self.shared.info)
             self.shared.backend = backend
+            return True
 
     @property
     def is_branch(self) -> bool:
@@ -342,7 +346,7 @@ class Reports:
             call_id = self.shared.ids.call()
             inferred, parents, inexact, tools = self.shared.tree.start_call(run, call_id, self._anchor, inputs)
             thread_id = thread_id or inferred
-            edges = self.shared.edges(parents, inexact)
+            edges = self.shared.graph.edges(parents, inexact)
             self.shared.graph.open(CallNode(call_id, thread_id, edges, plain_name(label or ""), tools))
             self.shared.graph.fold(self.shared.tree.knows)
             answered = tuple(self.shared.until_call)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections import deque
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from weft.core.ids import IdSource, ProgramId
 from weft.core.locks import fork_safe
 from weft.core.process_rows import ProgramInfo, ProgramRow, ProgramState
-from weft.core.program.graph import Edge, ProgramGraph
-from weft.core.program.structure.ancestry import Calls
+from weft.core.program.graph import ProgramGraph
 from weft.core.program.structure.run_tree import RunTree
 from weft.core.program.structure.runs import CodeRuns
 
@@ -73,14 +71,3 @@ class SharedState:
         self.idle_timeout_s: float | None = None
         self.on_abandoned: Callable[[], None] = nothing
         self.has_answered: Callable[[], bool] = bool  # False
-        self._edges: tuple[Calls, tuple[Edge, ...]] = ((), ())  # of the latest call
-
-    def edges(self, parents: Calls, inexact: Calls) -> tuple[Edge, ...]:
-        """The edges of a call. Calls that share a tuple of parents share a tuple of edges."""
-        if parents is not self._edges[0]:
-            guesses = set(inexact)
-            self._edges = parents, tuple(_edge(parent, parent not in guesses) for parent in parents)
-        return self._edges[1]
-
-
-_edge = functools.lru_cache(4096)(Edge)  # a call is a parent of many calls in a wide program

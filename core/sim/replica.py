@@ -146,7 +146,7 @@ class SimReplica:
         until_s = self.policy.next_change_s()
         self._kv.tick(now_s)
         self._kv.program_ended(program)
-        if self.policy.evicts_ended_first and self._settings.kv_policy is None and self._kv.capacity < math.inf:
+        if self.policy.evicts_ended_first and self._settings.evicts_as_scheduled and self._kv.capacity < math.inf:
             keys = [(program.number, index) for index in range(len(program.spec.calls))]
             self._ended += filter(self._kv.holds, keys)
             until_s = now_s if self._ended else until_s

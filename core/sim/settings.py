@@ -77,6 +77,11 @@ class SimSettings:
             raise SimulationError(f"kv_token_bytes must be at least 1, not {self.kv_token_bytes}.")
 
     @property
+    def evicts_as_scheduled(self) -> bool:
+        """Whether the scheduling policy says what is evicted next."""
+        return self.kv_policy is None
+
+    @property
     def timing(self) -> StepTime:
         """The duration of steps; with `unit_steps` one unit of time each."""
         return UNIT_STEPS if self.unit_steps else self.step_time

@@ -14,8 +14,9 @@ from typing import Final
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId
 from weft.core.locks import fork_safe
-from weft.core.process_rows import ProgramInfo
+from weft.core.process_rows import CallIdentity, ProgramInfo, ProgramRow, ProgramState
 from weft.core.program.graph import ProgramGraph
+from weft.core.program.observer import ProgramObserver
 from weft.core.trace.format import dump, from_graph
 from weft.core.trace.prefixes import TokenChain
 from weft.core.trace.writer import FLUSH_S, TraceWriter, prepare
@@ -78,7 +79,7 @@ class _OpenProgram:
         return None
 
 
-class Recorder:
+class Recorder(ProgramObserver):
     """Appends the programs of one engine to a trace file, on a thread of its own.
 
     Any thread may use a recorder, and several recorders may append to one file. Only `end_all` and `flush` wait for the
@@ -110,14 +111,15 @@ class Recorder:
         """How many programs were not recorded because too many waited to be written."""
         return self._writer.dropped
 
-    def begin(self, info: ProgramInfo) -> None:
-        """Note that a program begins."""
+    def program_started(self, info: ProgramInfo, now_s: float) -> None:
+        del now_s
         with self._lock:
             if not self._writer.stopped:
                 self._open[info.program_id] = _OpenProgram(info)
 
-    def call_arrived(self, graph: ProgramGraph, now_s: float) -> None:
-        """Note that a call of a program arrives. A program that has not begun, or has ended, is not recorded."""
+    def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
+        """A call was admitted. A program that has not begun, or has ended, is not recorded."""
+        del identity
         with self._lock:
             self._start_s = now_s if self._start_s is None else self._start_s
             program = self._get(graph.program_id)
@@ -141,6 +143,10 @@ class Recorder:
                 program.blocks -= len(known)
                 known.extend(output)
                 program.add(call_id, known)
+
+    def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
+        del state, now_s
+        self.end(row.info.program_id)
 
     def end(self, program_id: ProgramId) -> None:
         """Have the line of a program that has ended written soon.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from weft.core.accounts import Account
 from weft.core.errors import EngineClosedError, InvalidIdError, ProgramEndedError
@@ -15,51 +17,90 @@ from weft.core.ids import CallId
 from weft.core.process_rows import CallIdentity
 from weft.core.program import Program
 from weft.core.program.graph import CallState
-from weft.core.routing.admission import Deadline, check_timeout, deadline
-from weft.engine.host.backend import ProgramBackend
-from weft.engine.host.in_flight import InFlight, ModelEndpoint, TokenRecorder
-from weft.engine.host.request_facts import fingerprint, settings_of
+from weft.core.program.observer import ProgramObserver
+from weft.core.routing.admission import check_timeout, deadline
+from weft.core.trace.recorder import Recorder
+from weft.engine.host.backend import Programs
+from weft.engine.host.in_flight import InFlight, Link, ModelEndpoint, TokenRecorder
 from weft.engine.host.scheduler_messages import AbortedCall
+from weft.engine.options import EngineOptions
+from weft.engine.processes.loop_thread import LoopThread
 from weft.engine.wire.call_header import CallHeader, encode_call, refuse_priority
 
 END_OF_STREAM: Final = object()
 
+T = TypeVar("T")
 
-class CallPath(ProgramBackend):
-    """What an engine does with a call."""
 
-    @property
-    def call_timeout_s(self) -> float | None:
-        """Seconds that a call may take unless its request says otherwise; None: no limit."""
-        return self._options.call_timeout_s
+class CallPath:
+    """What an engine does with a call.
 
-    @abstractmethod
-    def _endpoint(self, model: str | None) -> ModelEndpoint:
-        """The endpoint of a model; None: the request names none.
+    Args:
+        programs: The engine's programs.
+        link: To where calls run.
+        loop: The engine's event loop.
+        options: The engine's options.
+        recorder: Gets the tokens of calls; None: nobody records them.
+        learns: Whether the scheduling policy learns, and tells programs apart by their fingerprints.
+    """
 
-        Raises:
-            UnknownModelError: The engine does not serve this model.
-        """
+    def __init__(
+        self,
+        programs: Programs,
+        link: Link,
+        loop: LoopThread,
+        options: EngineOptions,
+        *,
+        recorder: Recorder | None,
+        learns: bool,
+    ) -> None:
+        self._programs = programs
+        self._life = programs.life
+        self._table = programs.table
+        self._in_flight = programs.in_flight
+        self._link = link
+        self._loop = loop
+        self._timeout_s = options.call_timeout_s
+        self._clock = options.clock
+        self._recorder = recorder
+        self._learns = learns
 
-    def _open_call(
+    # -- the way in
+
+    def open(
         self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
     ) -> tuple[InFlight, Any]:
-        """Check a request, admit it and note it in the table. Each step is undone if a later one fails."""
+        """Check a request, admit it and note it in the table. Each step is undone if a later one fails.
+
+        Args:
+            body: The request in OpenAI's chat format.
+            program: The call's program.
+            identity: The call's ids, from `program.reports.start_call`.
+            stream: Whether the answer comes in parts.
+
+        Returns:
+            The call, and the request for its endpoint.
+
+        Raises:
+            CallError, ProgramError, EngineError: See `weft.core.errors`.
+        """
         self._check_new(identity.call_id)
         try:
-            if self._closed:
+            if self._life.is_closed:
                 raise EngineClosedError
             fields = {**body, "stream": stream, "request_id": identity.call_id, "session_id": program.session_id}
-            timeout_s = check_timeout(fields.pop("timeout_s", self.call_timeout_s), "timeout_s")
-            endpoint = self._endpoint(fields.get("model"))
+            timeout_s = self._timeout_s
+            if "timeout_s" in fields:
+                timeout_s = check_timeout(fields.pop("timeout_s"), "timeout_s")
+            endpoint = self._link.endpoint(fields.get("model"))
             refuse_priority(fields.get("priority"))
-            request = endpoint.chat.make_request(fields)
+            request = endpoint.chat.make_request(fields, program, identity)
+            call, header = self._admit(
+                endpoint, program, identity, timeout_s, lambda: fingerprint(body), settings=settings_of(body)
+            )
         except BaseException as error:
             self._note_refusal(program, identity, error)
             raise
-        call, header = self.enter_call(
-            endpoint, program, identity, timeout_s, lambda: fingerprint(body), settings=settings_of(body)
-        )
         request.vllm_xargs = {**(request.vllm_xargs or {}), **encode_call(header)}
         if self._recorder is not None:
             call.recorder = TokenRecorder(self._recorder, identity, request)
@@ -76,7 +117,7 @@ class CallPath(ProgramBackend):
         settings: Mapping[str, float],
         is_admitted: bool = False,
     ) -> tuple[InFlight, CallHeader]:
-        """Admit a call and note it in the table. Each step is undone if a later one fails.
+        """Admit a call whose request a server has checked. Each step is undone if a later one fails.
 
         Args:
             endpoint: The model's.
@@ -93,57 +134,68 @@ class CallPath(ProgramBackend):
         Raises:
             CallError, ProgramError, EngineError: See `weft.core.errors`.
         """
-        call_id = identity.call_id
         with ExitStack() as undo:
             if is_admitted:
                 undo.callback(endpoint.admission.leave, self._clock())
-            self._check_new(call_id)
+            self._check_new(identity.call_id)
+            try:
+                entered = self._admit(
+                    endpoint, program, identity, timeout_s, make_fingerprint, settings=settings, is_admitted=is_admitted
+                )
+            except BaseException as error:
+                self._note_refusal(program, identity, error)
+                raise
+            undo.pop_all()
+        return entered
 
-            def refused(_kind: object, error: BaseException | None, _trace: object) -> None:
-                if error is not None:
-                    self._note_refusal(program, identity, error)
-
-            undo.push(refused)
-            if self._closed:
-                raise EngineClosedError
-            program.reports.bind(self)
-            now_s = self._clock()  # a program that begins with this call began before it
-            self._idle.watch(program)
-            ends = self._deadline(program, timeout_s, now_s)
+    def _admit(
+        self,
+        endpoint: ModelEndpoint,
+        program: Program,
+        identity: CallIdentity,
+        timeout_s: float | None,
+        make_fingerprint: Callable[[], str],
+        *,
+        settings: Mapping[str, float],
+        is_admitted: bool = False,
+    ) -> tuple[InFlight, CallHeader]:
+        if self._life.is_closed:
+            raise EngineClosedError
+        if program.reports.bind(self._programs):
+            self._programs.idle.watch(program)
+        now_s = self._clock()
+        of_program = self._table.get(identity.program_id)
+        if of_program is None:  # it has ended on another thread
+            raise ProgramEndedError(program.program_id, program.program_id)
+        ends = deadline(now_s, timeout_s, of_program.start_s, of_program.info.timeout_s)
+        with ExitStack() as undo:
             if not is_admitted:
                 endpoint.admission.enter(now_s)
                 undo.callback(endpoint.admission.leave, now_s)
-            row, attained = self.table.arrive(identity, endpoint.engine_id, now_s)
+            row, attained = self._table.arrive(identity, endpoint.engine_id, now_s)
+            undo.callback(self._table.leave, row, now_s)
             row.model, row.settings = endpoint.model, settings
-            undo.callback(self.table.leave, row, now_s)
-            program.reports.call_arrived(call_id, now_s)
-            self._forecasts.call_arrived(identity, program.graph, now_s)
-            undo.callback(self._forecasts.call_left, identity, None, now_s)
-            row_of_program = self.table.get(program.program_id)
-            if self._learned is not None and row_of_program is not None and not row_of_program.fingerprint:
-                row_of_program.fingerprint = make_fingerprint()
+            program.reports.call_arrived(identity.call_id, now_s)
+            if self._learns and not of_program.fingerprint:
+                of_program.fingerprint = make_fingerprint()
             header = CallHeader(
                 identity,
                 attained,
                 program_name=program.name,
-                fingerprint=row_of_program.fingerprint if row_of_program is not None else "",
+                fingerprint=of_program.fingerprint,
                 tenant=program.tenant,
-                program_calls=row_of_program.calls if row_of_program is not None else 0,
+                program_calls=of_program.calls,
                 time_left_s=ends.at_s - now_s,
-                program_time_left_s=row_of_program.due_s - now_s if row_of_program is not None else math.inf,
+                program_time_left_s=of_program.due_s - now_s,
             )
-            call = InFlight(program, identity, row, endpoint, ends)
-            if self._recorder is not None:
-                self._recorder.call_arrived(program.graph, now_s)
+            call = InFlight(program, identity, row, of_program, endpoint, ends)
             self._in_flight.add(call)
-            self._observers.call_arrived(identity, program.graph, now_s)
-            if self._learned is not None:
-                self._learned.touch()
             undo.pop_all()
+        self._programs.observers.tell(ProgramObserver.call_arrived, identity, program.graph, now_s)
         return call, header
 
     def _check_new(self, call_id: CallId) -> None:
-        self._check_process()
+        self._life.check_process()
         if call_id in self._in_flight:
             raise InvalidIdError(f"call {call_id} is already in flight; ids are used once.")
 
@@ -153,40 +205,13 @@ class CallPath(ProgramBackend):
         state = CallState.CANCELLED if ended else CallState.FAILED
         now_s = self._clock()
         program.reports.call_left(identity.call_id, now_s, Account(), state)
-        self._observers.call_refused(identity, error, now_s)
+        self._programs.observers.tell(ProgramObserver.call_refused, identity, error, now_s)
 
-    def _deadline(self, program: Program, timeout_s: float | None, now_s: float) -> Deadline:
-        row = self.table.get(program.program_id)
-        if row is None:  # the program has ended on another thread
-            return deadline(now_s, timeout_s, now_s, None)
-        return deadline(now_s, timeout_s, row.start_s, row.info.timeout_s)
+    # -- while it runs
 
-    def submit_call(self, call: InFlight, coroutine: Any) -> Future[Any]:
-        """Run a call's coroutine on the engine's event loop. Cancelling the future aborts the call.
-
-        Raises:
-            EngineClosedError: The engine was shut down.
-        """
-        try:
-            call.future = self._loop.submit(coroutine)
-        except EngineClosedError:  # the engine was shut down on another thread
-            self._in_flight.leave(call)
-            raise
-        # A call that is cancelled before its coroutine began leaves here.
-        call.future.add_done_callback(lambda _future: self.leave(call))
-        if self.table.get(call.identity.program_id) is None:  # its program has ended on another thread
-            call.abort()
-        return call.future
-
-    def leave(self, call: InFlight) -> None:
-        """A call has left the engine, finished or not. Leaving twice changes nothing."""
-        if self._in_flight.leave(call):
-            account = call.row.account if call.outcome is CallState.FINISHED else None
-            now_s = self._clock()
-            self._forecasts.call_left(call.identity, account, now_s)
-            self._observers.call_left(call.row, call.outcome, now_s)
-            if call.awaits_account:
-                self._messages.call_aborted(AbortedCall(call.program, call.row))
+    def submit(self, call: InFlight, request: Any) -> Future[dict[str, Any]]:
+        """Run a call, whose answer comes in one piece. Cancelling the future aborts the call."""
+        return self._run(call, self._complete(call, request))
 
     async def _complete(self, call: InFlight, request: Any) -> dict[str, Any]:
         try:
@@ -203,22 +228,35 @@ class CallPath(ProgramBackend):
             self.leave(call)  # before the caller sees the result, so that its next call reads the new service
         return {**response, "weft": call.report()}
 
-    def _submit_stream(self, call: InFlight, request: Any, deliver: Callable[[Any], object]) -> Future[Any]:
-        """Carry a stream over to the caller's thread. The last item is END_OF_STREAM or an exception."""
+    def submit_stream(
+        self,
+        call: InFlight,
+        items: AsyncGenerator[T],
+        take: Callable[[T], bool],
+        deliver: Callable[[T], object],
+        finish: Callable[[Any], object],
+        *,
+        is_closed: Callable[[], bool] | None = None,
+    ) -> Future[None]:
+        """Run a call whose answer comes in parts. Cancelling the future aborts the call.
+
+        It runs in a task of its own, so that its program and its deadline can end it.
+
+        Args:
+            call: The call.
+            items: What the engine gives.
+            take: Notes an item in the call. Returns whether the caller gets the item.
+            deliver: Gets the items, on the engine's event loop.
+            finish: Then gets END_OF_STREAM or an exception, on any thread.
+            is_closed: Whether an abort means that the engine was closed. None: as the engine says.
+        """
 
         async def pump() -> None:
             try:
-                async with (
-                    call.in_time(self._clock, is_stream=True),
-                    aclosing(call.endpoint.chat.stream(request)) as chunks,
-                ):
-                    async for chunk in chunks:
-                        if call.recorder is not None and not call.recorder.take(chunk):
-                            continue
-                        call.note_answer(chunk)
-                        if any(choice.get("finish_reason") for choice in chunk["choices"]):
-                            chunk["weft"] = call.report()
-                        deliver(chunk)
+                async with call.in_time(self._clock, is_stream=True), aclosing(items):
+                    async for item in items:
+                        if take(item):
+                            deliver(item)
                 call.outcome = CallState.FINISHED
             except Exception:
                 call.outcome = CallState.FAILED
@@ -226,16 +264,147 @@ class CallPath(ProgramBackend):
             finally:
                 self.leave(call)
 
-        def end(future: Future[Any]) -> None:  # also of a stream that was aborted before it began
-            error = call.ended_error(self._closed) if future.cancelled() else future.exception()
+        def end(future: Future[None]) -> None:  # also of a call that was aborted before it began
+            closed = self._life.is_closed if is_closed is None else is_closed()
+            error = call.ended_error(closed) if future.cancelled() else future.exception()
             with suppress(RuntimeError):  # the caller's event loop is closed
-                deliver(error or END_OF_STREAM)
+                finish(error or END_OF_STREAM)
 
-        future = self.submit_call(call, pump())
+        future = self._run(call, pump())
         future.add_done_callback(end)
         return future
 
-    def _raise_if_ended(self, call: InFlight) -> None:
-        error = call.ended_error(self._closed)
+    async def stream(
+        self,
+        call: InFlight,
+        items: AsyncGenerator[T],
+        take: Callable[[T], bool],
+        *,
+        is_closed: Callable[[], bool] | None = None,
+    ) -> AsyncGenerator[T]:
+        """`submit_stream` for a caller with an event loop. Closing the iterator aborts the call."""
+        loop = asyncio.get_running_loop()
+        delivered: asyncio.Queue[Any] = asyncio.Queue()
+
+        def finish(item: Any) -> None:
+            loop.call_soon_threadsafe(delivered.put_nowait, item)
+
+        def deliver(item: T) -> None:
+            if asyncio.get_running_loop() is loop:  # a server's, which is the engine's, too
+                delivered.put_nowait(item)
+            else:
+                finish(item)
+
+        future = self.submit_stream(call, items, take, deliver, finish, is_closed=is_closed)
+        try:
+            while (item := await delivered.get()) is not END_OF_STREAM:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            future.cancel()
+
+    @staticmethod
+    def taker(call: InFlight) -> Callable[[dict[str, Any]], bool]:
+        """What notes the chunks of a chat completion in their call."""
+
+        def take(chunk: dict[str, Any]) -> bool:
+            if call.recorder is not None and not call.recorder.take(chunk):
+                return False
+            call.note_answer(chunk)
+            if any(choice.get("finish_reason") for choice in chunk["choices"]):
+                chunk["weft"] = call.report()
+            return True
+
+        return take
+
+    def _run(self, call: InFlight, coroutine: Any) -> Future[Any]:
+        """Run a call's coroutine on the engine's event loop.
+
+        Raises:
+            EngineClosedError: The engine was shut down.
+        """
+        try:
+            call.future = self._loop.submit(coroutine)
+        except EngineClosedError:  # the engine was shut down on another thread
+            self._in_flight.leave(call)
+            raise
+        # A call that is cancelled before its coroutine began leaves here.
+        call.future.add_done_callback(lambda _future: self.leave(call))
+        if not math.isnan(call.of_program.end_s):  # its program has ended on another thread
+            call.abort()
+        return call.future
+
+    # -- the way out
+
+    def leave(self, call: InFlight) -> None:
+        """A call has left the engine, finished or not. Leaving twice changes nothing."""
+        if self._in_flight.leave(call):
+            self._programs.observers.tell(ProgramObserver.call_left, call.row, call.outcome, self._clock())
+            if call.awaits_account:
+                self._programs.messages.call_aborted(AbortedCall(call.program, call.row))
+
+    def raise_if_ended(self, call: InFlight) -> None:
+        """Raise why a call was aborted, if its caller has not aborted it.
+
+        Raises:
+            EngineClosedError, ProgramEndedError: Why.
+        """
+        error = call.ended_error(self._life.is_closed)
         if error is not None:
             raise error
+
+
+# What a request says of itself: what it asks of sampling, and what kind of program it begins.
+
+_SYSTEM: Final = ("system", "developer")
+_BYTES: Final = 8
+
+
+def fingerprint(body: Mapping[str, Any]) -> str:
+    """A short hash of a chat request's system prompt and tools.
+
+    Programs without a name of their own, such as all that LangGraph starts, are told apart by it.
+
+    Args:
+        body: The request in OpenAI's chat format.
+    """
+    messages = body.get("messages")
+    rows = messages if isinstance(messages, list) else []
+    prompt = [row.get("content") for row in rows if isinstance(row, Mapping) and row.get("role") in _SYSTEM]
+    shown = json.dumps([prompt, body.get("tools")], sort_keys=True, default=lambda value: type(value).__name__)
+    return hashlib.blake2b(shown.encode(errors="replace"), digest_size=_BYTES).hexdigest()
+
+
+# By the name that they have in OpenTelemetry's conventions: the fields of OpenAI's and Anthropic's requests, of which
+# the first one that a request has counts.
+_FIELDS: Final = {
+    "temperature": ("temperature",),
+    "top_p": ("top_p",),
+    "top_k": ("top_k",),
+    "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
+    "frequency_penalty": ("frequency_penalty",),
+    "presence_penalty": ("presence_penalty",),
+    "seed": ("seed",),
+    "choice.count": ("n",),
+}
+_BOUND: Final = 1 << 63  # of a whole number in a span
+
+
+def settings_of(request: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers that a request asks for; what it leaves to the model is missing.
+
+    Stop strings are not among them, because they are texts.
+
+    Args:
+        request: In the format of OpenAI's or Anthropic's API, or vLLM's sampling parameters.
+    """
+    found: dict[str, float] = {}
+    for setting, names in _FIELDS.items():
+        for name in names:
+            value = request.get(name)
+            if value is not None:
+                if isinstance(value, int | float) and not isinstance(value, bool) and -_BOUND <= value < _BOUND:
+                    found[setting] = value
+                break
+    return found

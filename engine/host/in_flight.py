@@ -4,39 +4,124 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from weft.core.accounts import Account
-from weft.core.errors import EngineClosedError, ProgramEndedError, WeftError
+from weft.core.errors import EngineClosedError, EngineForkedError, ProgramEndedError, WeftError
 from weft.core.ids import CallId, EngineId, ProgramId
+from weft.core.kv_cache.stats import SwapStats
 from weft.core.locks import fork_safe
-from weft.core.process_rows import CallIdentity, CallRow
+from weft.core.process_rows import CallIdentity, CallRow, ProgramRow
 from weft.core.process_table import ProcessTable
 from weft.core.program import Program
 from weft.core.program.graph import CallState
 from weft.core.routing.admission import Admission, Deadline
 from weft.core.trace.recorder import Recorder
 
-if TYPE_CHECKING:
-    from weft.engine.vllm.chat import ChatEndpoint
-
 # What goes back with an answer. Timelines read the waits, and clients do not.
 _IDENTITY: Final = tuple(field.name for field in fields(CallIdentity))
 _ACCOUNT: Final = tuple(field.name for field in fields(Account) if field.name != "waits")
 
 
+class Endpoint(Protocol):
+    """Chat completions of one model: vLLM's own layer in this process, a server's, or a script's. Requests and answers
+    have OpenAI's format. Use it on the engine's event loop, but for `make_request` and `tokenize`."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The context length, in tokens."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens."""
+
+    def make_request(
+        self, body: dict[str, Any], program: Program | None = None, identity: CallIdentity | None = None
+    ) -> Any:
+        """Check a request.
+
+        Args:
+            body: The request.
+            program, identity: The call; None: the request is only to be counted.
+
+        Returns:
+            The request as an object with `request_id`, `vllm_xargs` and `return_token_ids`.
+
+        Raises:
+            InvalidRequestError: The request is malformed.
+        """
+
+    async def count_prompt_tokens(self, request: Any) -> int:
+        """The number of tokens of the rendered prompt."""
+
+    async def complete(self, request: Any) -> dict[str, Any]:
+        """One answer."""
+
+    def stream(self, request: Any) -> AsyncGenerator[dict[str, Any]]:
+        """The answer in chunks."""
+
+
 class ModelEndpoint(NamedTuple):
     """What serves the calls of one model."""
 
-    chat: ChatEndpoint
+    chat: Endpoint
     admission: Admission
     engine_id: EngineId | None  # where the calls run; None: a balancer assigns each call
     model: str = ""  # the name that the model is served by
+
+
+class Link(Protocol):
+    """What an engine's host asks of where its calls run: one vLLM engine, several replicas, or a server."""
+
+    hears_events: bool  # whether anybody there wants to know what happens between calls
+
+    def endpoint(self, model: str | None) -> ModelEndpoint:
+        """The endpoint of a model; None: the request names none.
+
+        Raises:
+            UnknownModelError: The engine does not serve this model.
+        """
+
+    async def send(self, message: Mapping[str, Any]) -> list[Any]:
+        """Send a control message to every scheduler of the engine, on the engine's event loop.
+
+        Returns:
+            Their answers; None from a replica that does not run.
+        """
+
+    def swap_stats(self) -> SwapStats | None:
+        """The swap's figures as of the last call that ended, all vLLM engines together; None without a swap."""
+
+
+class Life:
+    """Whether an engine takes calls, for all of its parts.
+
+    Attributes:
+        is_closed: True also until the engine has started.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = True
+        self._process = os.getpid()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that started the engine."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raise an error in a forked child. Every use of the engine calls this first, because it could hang there.
+
+        Raises:
+            EngineForkedError: This is a forked child.
+        """
+        if os.getpid() != self._process:
+            raise EngineForkedError(self._process)
 
 
 class TokenRecorder:
@@ -85,6 +170,7 @@ class InFlight:
     program: Program
     identity: CallIdentity
     row: CallRow
+    of_program: ProgramRow
     endpoint: ModelEndpoint
     deadline: Deadline
     recorder: TokenRecorder | None = None  # None: the call is not recorded
@@ -157,7 +243,7 @@ class InFlightCalls:
     """
 
     def __init__(self, table: ProcessTable, clock: Callable[[], float]) -> None:
-        self._table = table
+        self.table = table
         self._clock = clock
         self._lock = fork_safe(threading.Lock())
         self._calls: dict[CallId, InFlight] = {}
@@ -186,7 +272,7 @@ class InFlightCalls:
         now_s = self._clock()
         account = call.row.account
         call.endpoint.admission.leave(now_s)
-        self._table.leave(call.row, now_s)
+        self.table.leave(call.row, now_s)
         row = call.row
         call.program.reports.call_left(
             call_id,
@@ -223,4 +309,4 @@ class InFlightCalls:
         """A call was assigned to a replica."""
         call = self._calls.get(call_id)
         if call is not None:
-            self._table.assign(call.row, engine_id)
+            self.table.assign(call.row, engine_id)

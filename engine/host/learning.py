@@ -10,18 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from weft.core.accounts import Account
 from weft.core.class_rows import together
 from weft.core.errors import EngineError, HistoryError
 from weft.core.files import replacing
-from weft.core.ids import ProgramId
 from weft.core.locks import fork_safe
 from weft.core.log import get_logger
 from weft.core.policies.history import History, ProgramEnd
 from weft.core.prediction import Cost, ExecutionGraphs
-from weft.core.process_rows import CallIdentity, ProgramInfo, ProgramState
+from weft.core.process_rows import CallIdentity, CallRow, ProgramInfo, ProgramRow, ProgramState
 from weft.core.process_table import ProcessTable
-from weft.core.program.graph import ProgramGraph
+from weft.core.program.graph import CallState, ProgramGraph
+from weft.core.program.observer import ProgramObserver
 from weft.engine.host.scheduler_messages import Batches
 from weft.engine.processes.loop_thread import LoopThread, in_thread
 from weft.engine.wire.answers import read_learned
@@ -123,7 +122,7 @@ SAVE_EVERY_S: Final = 10.0
 _LEARNED_FROM: Final = (ProgramState.FINISHED, ProgramState.FAILED)
 
 
-class Forecasts:
+class Forecasts(ProgramObserver):
     """Reports calls and programs to the execution graphs. Any thread may call its methods.
 
     Programs that were cancelled or abandoned are not learned from, because nothing says where they would have ended.
@@ -139,30 +138,28 @@ class Forecasts:
         self._file = file
         self._saves = Batches[None](loop, self._save_later)
 
-    def program_started(self, info: ProgramInfo) -> None:
-        """A program has made its first call."""
+    def program_started(self, info: ProgramInfo, now_s: float) -> None:
+        del now_s
         if info.graph is not None:
             self.graphs.use_hint(info.name, info.graph)
 
     def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
-        """A call reaches the engine; its label and the tools before it are in the program's graph."""
         if identity.call_id in graph:
             node = graph[identity.call_id]
             self.graphs.arrive(graph.name, identity, label=node.label, tools=node.tools, now_s=now_s)
         else:
             self.graphs.arrive(graph.name, identity, now_s=now_s)
 
-    def call_left(self, identity: CallIdentity, account: Account | None, now_s: float) -> None:
-        """A call has left the engine; without an account, it has no result."""
-        cost = None
-        if account is not None:
+    def call_left(self, row: CallRow, outcome: CallState, now_s: float) -> None:
+        identity, account, cost = row.identity, row.account, None
+        if outcome is CallState.FINISHED:
             computed = max(0, account.prompt_tokens - account.cached_tokens)
             cost = Cost(account.service_s, account.output_tokens, computed)
         self.graphs.leave(identity.program_id, identity.call_id, cost, now_s)
 
-    def program_ended(self, program_id: ProgramId, state: ProgramState) -> None:
-        """A program has ended."""
-        self.graphs.end(program_id, learn=state in _LEARNED_FROM)
+    def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
+        del now_s
+        self.graphs.end(row.info.program_id, learn=state in _LEARNED_FROM)
         if self._file is not None:
             self._saves.add(None)
 
@@ -177,7 +174,7 @@ _SAVE_EVERY_S: Final = 10.0
 _LAST_S: Final = 5.0  # for the last question, at shutdown
 
 
-class LearnedReports:
+class LearnedReports(ProgramObserver):
     """Asks the schedulers what their policies have learned, at most once a second, and only after calls or ends.
 
     A scheduler that starts, or starts again, gets the history, perhaps an empty one. What replicas report is in one
@@ -211,8 +208,12 @@ class LearnedReports:
         """The schedulers have started."""
         self._loop.submit(self._send_history())
 
-    def touch(self) -> None:
-        """A call has arrived, or a program has ended. May be called from any thread."""
+    def call_arrived(self, identity: CallIdentity, graph: ProgramGraph, now_s: float) -> None:
+        del identity, graph, now_s
+        self._asks.add(None)
+
+    def program_ended(self, row: ProgramRow, state: ProgramState, now_s: float) -> None:
+        del row, state, now_s
         self._asks.add(None)
 
     def close(self) -> None:

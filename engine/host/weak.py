@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import ParamSpec
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def weakly(method: Callable[P, None]) -> Callable[P, None]:
@@ -18,16 +17,5 @@ def weakly(method: Callable[P, None]) -> Callable[P, None]:
         alive = reference()
         if alive is not None:
             alive(*args, **kwargs)
-
-    return call
-
-
-def weakly_async(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T | None]]:
-    """`weakly` for a coroutine method; None once its object is gone."""
-    reference = weakref.WeakMethod(method)
-
-    async def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        alive = reference()
-        return await alive(*args, **kwargs) if alive is not None else None
 
     return call

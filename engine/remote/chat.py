@@ -104,7 +104,9 @@ class RemoteChat:
         return list(answer["tokens"])
 
     @staticmethod
-    def make_request(body: dict[str, Any]) -> Request:
+    def make_request(
+        body: dict[str, Any], program: Program | None = None, identity: CallIdentity | None = None
+    ) -> Request:
         """Check what the front end reads of a request. The server checks the rest.
 
         Raises:
@@ -115,7 +117,10 @@ class RemoteChat:
         arguments = body.get("vllm_xargs")
         if arguments is not None and not isinstance(arguments, dict):
             raise InvalidRequestError("the chat request is malformed: vllm_xargs must be an object.")
-        return Request(body)
+        request = Request(body)
+        if program is not None and identity is not None:
+            request.describe(program, identity)
+        return request
 
     async def count_prompt_tokens(self, request: Request) -> int:
         """The number of tokens of the rendered prompt."""

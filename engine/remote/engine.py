@@ -6,17 +6,15 @@ import asyncio
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from weft.core.errors import EngineClosedError, ServerError, WeftError
 from weft.core.log import get_logger
-from weft.core.policies import PolicyConfig
-from weft.core.process_rows import CallIdentity, ProgramState
+from weft.core.process_rows import ProgramState
 from weft.core.process_table import ProcessTable
-from weft.core.program import Program
 from weft.core.routing.admission import Admission
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import InFlight, ModelEndpoint
+from weft.engine.host.in_flight import ModelEndpoint
 from weft.engine.host.scheduler_messages import SchedulerMessages
 from weft.engine.host.weak import weakly
 from weft.engine.options import EngineOptions
@@ -80,17 +78,14 @@ class RemoteEngine(FrontEnd):
     def __init__(
         self, url: str, *, api_key: str | None, call_timeout_s: float | None, program_timeout_s: float | None
     ) -> None:
-        policy = PolicyConfig("fcfs")  # the server has the order
-        super().__init__(
-            EngineOptions(policy=policy, call_timeout_s=call_timeout_s, program_timeout_s=program_timeout_s)
-        )
+        super().__init__(EngineOptions(call_timeout_s=call_timeout_s, program_timeout_s=program_timeout_s))
         self._server = Server(url, api_key)
         self.server_url = self._server.url
         self._start_loop()
         try:
             models = self._loop.submit(_models(self._server)).result()
         except BaseException:
-            _close(self._server, self._loop, self._messages)
+            _close(self._server, self._loop, None)
             raise
         self._models = [str(model["id"]) for model in models]
         self.model = self._models[0]
@@ -100,8 +95,9 @@ class RemoteEngine(FrontEnd):
             max_model_len=int(models[0].get("max_model_len") or 0),
             on_account=weakly(self._in_flight.account),
         )
-        self._only_endpoint = ModelEndpoint(cast("Any", chat), Admission(lambda: _MOST_CALLS), self.engine_id)
-        self._finalizer = weakref.finalize(self, not_in_forks(_close), self._server, self._loop, self._messages)
+        endpoint = ModelEndpoint(chat, Admission(lambda: _MOST_CALLS), self.engine_id)
+        self._connect(_ServerLink(self._server, endpoint))
+        self._finalizer = weakref.finalize(self, not_in_forks(_close), self._server, self._loop, self.programs.messages)
         self._loop.submit(_keep_open(self._server, self.table))
         self._has_started()
         self._log.info("connected", url=self.server_url, models=self._models)
@@ -111,45 +107,42 @@ class RemoteEngine(FrontEnd):
         """The names of the models that the server serves; a request that names none gets the first."""
         return self._models
 
-    def _endpoint(self, model: str | None) -> ModelEndpoint:
-        del model  # the server refuses a wrong name
-        return self._only_endpoint
-
-    def _open_call(
-        self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
-    ) -> tuple[InFlight, Any]:
-        call, request = super()._open_call(body, program, identity, stream=stream)
-        request.describe(program, identity)
-        return call, request
-
-    @property
-    def _predicts(self) -> bool:
-        return True  # the server knows whether anybody wants to hear of tools
-
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
-        if message.get("type") in _NOTICES:
-            await _tell(self._server, message)
-        return []
-
-    @property
-    def swap_stats(self) -> None:
-        """None: the server has them."""
-        return None
-
     def shutdown(self) -> None:
         """Abort the calls in flight, end the open programs on the server, and close the connections.
 
         May be called more than once.
         """
-        self._check_process()
-        if self._closed:
-            return
-        for row in self.table:
-            self._program_ended(row.info, ProgramState.CANCELLED, session_ended=False)
+        self._life.check_process()
+        if not self._life.is_closed:
+            for row in self.table:
+                self.programs.messages.program_ended(row.info.program_id, ProgramState.CANCELLED)
         super().shutdown()
 
     def __repr__(self) -> str:
         return f"<weft.connect({self.server_url!r}) {self.engine_id} {self.model!r}>"
+
+
+class _ServerLink:
+    """The way to a server: a `Link`."""
+
+    hears_events = True  # the server knows whether anybody wants to hear of tools
+
+    def __init__(self, server: Server, endpoint: ModelEndpoint) -> None:
+        self._server = server
+        self._endpoint = endpoint
+
+    def endpoint(self, model: str | None) -> ModelEndpoint:
+        del model  # the server refuses a wrong name
+        return self._endpoint
+
+    async def send(self, message: Mapping[str, Any]) -> list[Any]:
+        if message.get("type") in _NOTICES:
+            await _tell(self._server, message)
+        return []
+
+    def swap_stats(self) -> None:
+        """None: the server has them."""
+        return
 
 
 async def _models(server: Server) -> list[dict[str, Any]]:
@@ -191,12 +184,12 @@ async def _keep_open(server: Server, table: ProcessTable) -> None:
             get_logger().debug("the server was not reached", url=server.url, reason=repr(error))
 
 
-def _close(server: Server, loop: LoopThread, messages: SchedulerMessages) -> None:
+def _close(server: Server, loop: LoopThread, messages: SchedulerMessages | None) -> None:
     """Wait for the last notices, and close the connections."""
 
     async def close() -> None:
         end_s = time.monotonic() + _LAST_NOTICES_S
-        while not messages.is_idle and time.monotonic() < end_s:  # noqa: ASYNC110  it is no event
+        while messages is not None and not messages.is_idle and time.monotonic() < end_s:  # noqa: ASYNC110  it is no event
             await asyncio.sleep(_POLL_S)
         await server.close()
 

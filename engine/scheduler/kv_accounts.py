@@ -50,7 +50,7 @@ class KvAccounts:
         blocks = request.num_computed_tokens // self._block_tokens
         self._before.add(program, request.block_hashes[:blocks])
 
-    def program_ended(self, program: Hashable) -> None:
+    def forget(self, program: Hashable) -> None:
         """No call of a program will come."""
         self._before.forget(program)
 

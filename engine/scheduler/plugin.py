@@ -151,7 +151,7 @@ class WeftScheduler(AsyncScheduler):
 
     def _program_gone(self, program: ProgramView) -> None:
         self._kv_order.program_ended(program, self._clock())
-        self._kv_accounts.program_ended(program)
+        self._kv_accounts.forget(program)
 
     def _now_s(self) -> float:
         return self._clock()

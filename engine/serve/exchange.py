@@ -18,8 +18,8 @@ from weft.core.identity.lineage import Placed
 from weft.core.identity.sources import trace_id
 from weft.core.routing.admission import check_timeout
 from weft.core.routing.refusals import Refused, refused_by
+from weft.engine.host.call_path import fingerprint, settings_of
 from weft.engine.host.in_flight import InFlight
-from weft.engine.host.request_facts import fingerprint, settings_of
 from weft.engine.http.arrivals import Arrivals
 from weft.engine.http.check_ids import LIMIT_VARIABLE, App, CheckIds, Exchange, Message, Receive, Refusal, Scope, Send
 from weft.engine.http.http_errors import error_body, error_code, error_for, error_headers, error_status, typed_error

@@ -266,8 +266,8 @@ def _happened(engine: AsyncMultiLLMEngine, programs: OpenPrograms, event: Progra
     if not programs.touch(program_id):
         return
     if event.kind is EventKind.TOOL_STARTED:
-        engine.tool_started(program_id, event.run, event.tool)
+        engine.programs.tool_started(program_id, event.run, event.tool)
     elif event.kind is EventKind.TOOL_ENDED:
-        engine.tools_ended(program_id, (event.run,))
+        engine.programs.tools_ended(program_id, (event.run,))
     else:
-        engine.call_announced(program_id)
+        engine.programs.call_announced(program_id)

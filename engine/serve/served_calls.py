@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -93,7 +91,7 @@ class ServedCalls:
             self._entered(request) as (program, is_admitted),
             _named(program, request.identity, given.identity, arguments) as call_ids,
         ):
-            call, header = self._engine.enter_call(
+            call, header = self._engine.call_path.enter_call(
                 self._endpoint,
                 program,
                 call_ids,
@@ -116,11 +114,16 @@ class ServedCalls:
             others = {name: value for name, value in arguments.items() if name not in _OURS}
             params.extra_args = {**others, **encode_call(header)}
             kwargs["session_id"] = program.session_id
-            async with aclosing(self._outputs(call, prompt, params, request_id, kwargs)) as outputs:
-                async for output in outputs:
-                    if output.finished:
-                        program.reports.end_call(call_ids.call_id, call_ids)
-                    yield output
+            generated = self._llm.generate(prompt, params, request_id, **kwargs)
+            running = self._engine.call_path.stream(call, generated, _taker(call), is_closed=lambda: self.is_stopping)
+            try:
+                async with aclosing(running) as outputs:
+                    async for output in outputs:
+                        if output.finished:
+                            program.reports.end_call(call_ids.call_id, call_ids)
+                        yield output
+            finally:
+                self._llm.failures.pop(call_ids.call_id, None)  # it was raised here
 
     @contextmanager
     def _entered(self, request: ServedRequest) -> Iterator[tuple[Program, bool]]:
@@ -150,48 +153,20 @@ class ServedCalls:
         finally:
             self._requests.leave_call(request)
 
-    async def _outputs(
-        self, call: InFlight, prompt: Any, params: SamplingParams, request_id: str, kwargs: dict[str, Any]
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of a call, which runs in a task of its own so that its program and its deadline can end it."""
-        items: asyncio.Queue[RequestOutput | BaseException | None] = asyncio.Queue()
 
-        async def pump() -> None:
-            try:
-                async with (
-                    call.in_time(self._engine.now_s, is_stream=True),
-                    aclosing(self._llm.generate(prompt, params, request_id, **kwargs)) as outputs,
-                ):
-                    async for output in outputs:
-                        for each in output.outputs:
-                            if each.finish_reason is not None:
-                                call.row.answer.finish_reasons[each.index] = each.finish_reason
-                        if output.finished:
-                            call.outcome = CallState.FINISHED
-                            call.stopped = any(isinstance(each.stop_reason, str) for each in output.outputs)
-                        items.put_nowait(output)
-            except Exception:
-                call.outcome = CallState.FAILED
-                raise
-            finally:
-                self._llm.failures.pop(call.identity.call_id, None)  # it is raised here
-                self._engine.leave(call)
+def _taker(call: InFlight) -> Callable[[RequestOutput], bool]:
+    """What notes vLLM's outputs in their call. The server's client may leave as soon as it has the last one."""
 
-        def end(future: Future[Any]) -> None:  # also of a call that was aborted before it began
-            error = call.ended_error(self.is_stopping) if future.cancelled() else future.exception()
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(items.put_nowait, error)
+    def take(output: RequestOutput) -> bool:
+        for each in output.outputs:
+            if each.finish_reason is not None:
+                call.row.answer.finish_reasons[each.index] = each.finish_reason
+        if output.finished:
+            call.outcome = CallState.FINISHED
+            call.stopped = any(isinstance(each.stop_reason, str) for each in output.outputs)
+        return True
 
-        loop = asyncio.get_running_loop()
-        future = self._engine.submit_call(call, pump())
-        future.add_done_callback(end)
-        try:
-            while (item := await items.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            future.cancel()
+    return take
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.ids import CallId
+from weft.core.process_rows import CallIdentity
+from weft.core.program import Program
 from weft.engine.vllm_compat.logs import leave_out_expected_ends
 from weft.engine.vllm_compat.names import (
     AsyncLLM,
@@ -97,12 +99,15 @@ class ChatEndpoint:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     @staticmethod
-    def make_request(body: dict[str, Any]) -> ChatCompletionRequest:
+    def make_request(
+        body: dict[str, Any], program: Program | None = None, identity: CallIdentity | None = None
+    ) -> ChatCompletionRequest:
         """Check a chat request in OpenAI's format.
 
         Raises:
             InvalidRequestError: The request is malformed; the message names each field where vLLM does.
         """
+        del program, identity  # the scheduler is told in `vllm_xargs`
         try:
             return ChatCompletionRequest(**body)
         except Exception as error:  # vLLM's validators read a body of any shape, and fail on some in other ways

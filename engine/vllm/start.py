@@ -26,7 +26,7 @@ from weft.engine.processes.memory import free_bytes
 from weft.engine.vllm_compat.environment import START_WRITES, quiet, sets_logging
 from weft.engine.vllm_compat.versions.untested import check_members
 from weft.engine.vllm_compat.versions.version import check_vllm
-from weft.engine.wire.scheduler_config import SchedulerConfig, encode_config
+from weft.engine.wire.scheduler_config import config_of_engine, encode_config
 
 if TYPE_CHECKING:  # they import vLLM, which takes seconds
     from weft.engine.vllm.accounting import AccountingLLM, OnAccount
@@ -205,7 +205,7 @@ def engine_arguments(model: str, options: EngineOptions, *, most_gib: float | No
         arguments["kv_transfer_config"] = transfer_config(swap, most_gib)
     arguments |= engine_args
     served = _served_name(arguments)
-    settings = SchedulerConfig(options.policy, one_client=True, model=served, kv_policy=options.kv_policy)
+    settings = config_of_engine(options, served)
     arguments |= {
         "model": model,
         "scheduler_cls": WeftScheduler,

@@ -38,7 +38,10 @@ class WatchedEngine(Protocol):
     """What is read of an engine."""
 
     table: ProcessTable
-    policy: PolicyConfig
+
+    @property
+    def policy(self) -> PolicyConfig | None:
+        """How calls are scheduled; None: a server knows."""
 
     @property
     def models(self) -> list[str]:
@@ -114,7 +117,7 @@ class LiveReader:
             rows,
             now_s=engine.now_s(),
             model=engine.models[0],
-            policy=engine.policy.name,
+            policy=engine.policy.name if engine.policy is not None else "",
             scope=scope,
         )
 

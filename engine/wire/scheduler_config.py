@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from weft.core.errors import PolicyError
-from weft.core.kv_cache.policies import KvPolicyConfig, check_kv_policy
+from weft.core.kv_cache.policies import KvPolicyConfig, as_kv_config
 from weft.core.policies import PolicyConfig
+from weft.engine.options import EngineOptions
 
 _FLAGS: Final = ("one_client", "trust_clients")
 _WHERE: Final = 'in additional_config["weft"]'
@@ -24,6 +25,11 @@ class SchedulerConfig:
     trust_clients: bool = False  # Weft's own engine is always trusted; see `decode_call`
     model: str = ""  # the name by which the engine serves the model
     kv_policy: KvPolicyConfig | None = None  # None: as the policy says
+
+
+def config_of_engine(options: EngineOptions, model: str) -> SchedulerConfig:
+    """The settings of the scheduler of one of Weft's engines, which serves a model by this name."""
+    return SchedulerConfig(options.policy, one_client=True, model=model, kv_policy=options.kv_policy)
 
 
 def encode_config(config: SchedulerConfig) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def decode_config(additional_config: object) -> SchedulerConfig:
         one_client=one_client,
         trust_clients=one_client or config.get("trust_clients", False),
         model=model,
-        kv_policy=check_kv_policy(config.get("kv_policy")),
+        kv_policy=as_kv_config(config.get("kv_policy")),
     )
 
 

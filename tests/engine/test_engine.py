@@ -227,7 +227,7 @@ async def test_the_cost_of_calls_that_stop_strings_end_reaches_the_table(
             program.reports.end_call("run", identity)
         assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"stop"}
         told = {answer["weft"]["call_id"]: answer["weft"]["service_s"] for answer in answers}
-        await until(lambda: engine._messages.is_idle)
+        await until(lambda: engine.programs.messages.is_idle)
         assert settled.keys() == told.keys()
         assert all(settled[call_id] >= told[call_id] - 1e-9 for call_id in told)
         assert program.row is not None

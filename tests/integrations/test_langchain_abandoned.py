@@ -465,22 +465,22 @@ async def test_a_hundred_clients_leave_during_a_tool(engine: weft.Engine, model:
         streams.clear()
         gc.collect()
     else:
-        clock = FakeClock(engine._clock())
-        engine._idle._clock = clock
+        clock = FakeClock(engine.now_s())
+        engine.programs.idle._clock = clock
         try:
             for _ in range(2):
                 await asyncio.wrap_future(engine._loop.submit(check(engine)))
                 clock.advance(TIMEOUT_S)
             await asyncio.wrap_future(engine._loop.submit(check(engine)))
         finally:
-            engine._idle._clock = engine._clock
+            engine.programs.idle._clock = engine._options.clock
     await until(lambda: len(engine.table) == 0)
     assert engine.sessions == {}
-    assert (len(handler._root_runs), len(handler._open_runs), len(engine._idle)) == (0, 0, 0)
+    assert (len(handler._root_runs), len(handler._open_runs), len(engine.programs.idle)) == (0, 0, 0)
     assert {str(row.state) for row in ended.rows} == {"abandoned" if how == "kept" else "cancelled"}
     assert len(ended.rows) == clients
     await asyncio.gather(*(each.aclose() for each in streams))
 
 
 async def check(engine: weft.Engine) -> None:
-    engine._idle.check()
+    engine.programs.idle.check()

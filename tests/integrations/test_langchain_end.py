@@ -152,7 +152,7 @@ async def test_cost_of_an_aborted_call(engine: weft.Engine, endless: ChatWeft, s
             with anyio.move_on_after(TIMEOUT_S):
                 await call(program.config())
         await wait_until_idle(engine)
-        await until(lambda: engine._messages.is_idle)
+        await until(lambda: engine.programs.messages.is_idle)
         engine.table.check_integrity()
     assert program.row is not None
     assert program.row.calls == 1

@@ -142,7 +142,7 @@ async def test_two_hundred_programs_at_once(engine: weft.Engine, monkeypatch: py
     """Every prompt names its program by a ticket, so the program of each call at the engine can be checked."""
     programs_of: dict[str, set[str]] = defaultdict(set)  # ids of programs by ticket
     calls: dict[str, int] = defaultdict(int)  # number of calls by id of the program
-    open_call = engine._open_call
+    open_call = engine.call_path.open
 
     def record(body: Any, program: weft.Program, identity: Any, **options: Any) -> Any:
         (ticket,) = set(TICKET.findall(str(body["messages"])))
@@ -151,8 +151,10 @@ async def test_two_hundred_programs_at_once(engine: weft.Engine, monkeypatch: py
         assert identity.program_id == program.program_id
         return open_call(body, program, identity, **options)
 
-    monkeypatch.setattr(engine, "_open_call", record)
-    monkeypatch.setattr(engine._only_endpoint.admission, "_limit", lambda: 1000)  # the default would refuse some calls
+    monkeypatch.setattr(engine.call_path, "open", record)
+    monkeypatch.setattr(
+        engine._link.endpoint(None).admission, "_limit", lambda: 1000
+    )  # the default would refuse some calls
     programs: dict[str, weft.Program] = {}
 
     @weft.program

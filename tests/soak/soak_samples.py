@@ -67,7 +67,7 @@ def table_sizes(engine: weft.Engine) -> dict[str, int]:
         "rows": len(engine.table),
         "sessions": len(engine.sessions),
         "calls in flight": len(engine._in_flight),
-        "messages to the scheduler": int(not engine._messages.is_idle),
+        "messages to the scheduler": int(not engine.programs.messages.is_idle),
         "requests of vLLM's front end": engine._llm.get_num_unfinished_requests(),
         "recorded programs": len(recorder._open) if recorder is not None else 0,
     }

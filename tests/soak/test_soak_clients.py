@@ -68,7 +68,7 @@ def test_a_program_that_is_recorded_is_counted(tmp_path: Path) -> None:
     idle = SimpleNamespace(is_idle=True)
     engine: Any = SimpleNamespace(table=(), sessions={}, _in_flight=(), _messages=idle, _llm=vllm, _recorder=recorder)
     assert not any(table_sizes(engine).values())
-    recorder.begin(weft.Program()._shared.info)
+    recorder.program_started(weft.Program()._shared.info, 0.0)
     assert table_sizes(engine)["recorded programs"] == 1
 
 

@@ -217,7 +217,8 @@ class _Chat:
         self._router = router
 
     @staticmethod
-    def make_request(body: dict[str, Any]) -> Any:
+    def make_request(body: dict[str, Any], program: Any = None, identity: Any = None) -> Any:
+        del program, identity
         return SimpleNamespace(**body, vllm_xargs=None)
 
     async def _outputs(self, request: Any, kind: RequestOutputKind) -> AsyncGenerator[list[int], None]:
@@ -267,8 +268,9 @@ class ChaosEngine(FrontEnd):
         self.made_s: dict[CallId, float] = {}  # when clients made their calls
         self.on_account = self._in_flight.account
         self._finalizer = lambda: None
-        self._closed = False
+        self._life.is_closed = False
         self._start_loop(cast("LoopThread", _SameLoop()))
+        self._connect(_Link(self))
         # The last two give a program's calls to one replica, so that others have nothing to do.
         self.states = ReplicaSet(
             rng.choice([LeastUsed(), Affinity(threshold=math.inf), Locality(threshold_tokens=0)]), max_calls=MAX_CALLS
@@ -296,17 +298,6 @@ class ChaosEngine(FrontEnd):
         self.admission = Admission(lambda: self.states.capacity)
         self.chat_endpoint: Any = _Chat(self.router)
 
-    def _endpoint(self, model: str | None) -> ModelEndpoint:
-        del model
-        return ModelEndpoint(self.chat_endpoint, self.admission, None)
-
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
-        return [await replica.send_to_scheduler(message) for replica in self.supervisor.replicas()]
-
-    @property
-    def swap_stats(self) -> None:
-        return None
-
     def simulated(self) -> list[SimulatedReplica]:
         return [replica for replica in self.supervisor.replicas() if isinstance(replica, SimulatedReplica)]
 
@@ -322,6 +313,25 @@ class ChaosEngine(FrontEnd):
             "failures of calls": len(self.router.failures),
             "dead replicas": sum(not replica.is_running for replica in self.simulated()),
         }
+
+
+class _Link:
+    """The way to the simulated replicas."""
+
+    hears_events = False
+
+    def __init__(self, engine: ChaosEngine) -> None:
+        self._engine = engine
+
+    def endpoint(self, model: str | None) -> ModelEndpoint:
+        del model
+        return ModelEndpoint(self._engine.chat_endpoint, self._engine.admission, None)
+
+    async def send(self, message: Mapping[str, Any]) -> list[Any]:
+        return [await replica.send_to_scheduler(message) for replica in self._engine.supervisor.replicas()]
+
+    def swap_stats(self) -> None:
+        return None
 
 
 class Client:

@@ -30,21 +30,19 @@ class _Engine(ScriptedEngine):
 
     def __init__(self) -> None:
         super().__init__(lambda _body: "yes")
+        self.programs.messages._send = self._hear
+        self.programs._hears_events = True
         self.told: list[Mapping[str, Any]] = []  # what the schedulers would get
 
     def served(self) -> tuple[Any, Any]:
         llm = SimpleNamespace(
             vllm_config=None, model_config=None, renderer=None, input_processor=None, failures={}, generate=_generate
         )
-        return self._only_endpoint, llm
+        return self._link.endpoint(None), llm
 
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
+    async def _hear(self, message: Mapping[str, Any]) -> list[Any]:
         self.told.append(message)
         return []
-
-    @property
-    def _predicts(self) -> bool:
-        return True
 
 
 async def _generate(*_arguments: Any, **_keywords: Any) -> AsyncGenerator[Any]:

@@ -198,8 +198,13 @@ def fork_with_locks_held(engine: weft.Engine) -> dict[str, Any]:
 
     program = weft.Program("forked")
     ask(engine)
-    locks: list[Any] = [program._shared.lock, engine.table._lock, engine._sessions._lock, engine._in_flight._lock]
-    locks += [engine._messages._ended._lock, engine._loop._lock, launch_lock._lock]
+    locks: list[Any] = [
+        program._shared.lock,
+        engine.table._lock,
+        engine.programs.sessions._lock,
+        engine._in_flight._lock,
+    ]
+    locks += [engine.programs.messages._ended._lock, engine._loop._lock, launch_lock._lock]
     release = threading.Event()
 
     def hold(lock: Any, held: threading.Event) -> None:

@@ -77,7 +77,7 @@ async def stealing(engine: weft.AsyncMultiLLMEngine) -> AsyncIterator[None]:
 
     group = engine._groups[engine.model]
     rule = Stealing(weft.StealingConfig(cooldown_s=0.1))
-    stealer = Stealer(rule, group.states, group.supervisor.replica, group.llm.unanswered, engine._clock)
+    stealer = Stealer(rule, group.states, group.supervisor.replica, group.llm.unanswered, engine.now_s)
     engine._loop.call_soon(stealer.watch)
     try:
         yield

@@ -81,7 +81,7 @@ async def agents() -> AsyncIterator[Agents]:
         await made.ask("planner")
         await made.ask("coder")
         await made.answer()
-        made.engine.tool_started(made.programs["coder"].program_id, 1, "search")
+        made.engine.programs.tool_started(made.programs["coder"].program_id, 1, "search")
         yield made
         for call in made.calls:
             call.cancel()
@@ -135,7 +135,7 @@ async def test_a_program_is_inspected(agents: Agents) -> None:
         assert "search" in text_of(app, "#facts")
         await until(lambda: "calls, the latest first" in text_of(app, "#calls"))
         assert text_of(app, "#calls").splitlines()[3].split()[0] == "1*", "its only thread, on the critical path"
-        agents.engine.tools_ended(agents.programs["coder"].program_id, [1])
+        agents.engine.programs.tools_ended(agents.programs["coder"].program_id, [1])
         await until(lambda: "idle" in text_of(app, "#facts"))
         await pilot.press("escape")
         assert not isinstance(app.screen, Inspect)
@@ -182,7 +182,7 @@ async def test_hostile_names_are_shown_harmlessly(width: int) -> None:
     with agents.engine:
         await agents.ask(HOSTILE)
         await agents.answer()
-        agents.engine.tool_started(agents.programs[HOSTILE].program_id, 1, HOSTILE)
+        agents.engine.programs.tool_started(agents.programs[HOSTILE].program_id, 1, HOSTILE)
         async with running(agents, width=width) as (app, pilot):
             name, state, *_ = shown(app)[0]
             assert name == "?[2J[bold]x[/b…"

@@ -16,7 +16,7 @@ from weft.core.kv_cache.policies.decisions import Decision as Decision
 from weft.core.kv_cache.policies.decisions import KvPolicy as KvPolicy
 from weft.core.kv_cache.policies.decisions import Memory as Memory
 from weft.core.kv_cache.policies.kv_registry import KvPolicyConfig as KvPolicyConfig
-from weft.core.kv_cache.policies.kv_registry import check_kv_policy as check_kv_policy
+from weft.core.kv_cache.policies.kv_registry import as_kv_config as as_kv_config
 from weft.core.kv_cache.policies.kv_registry import register as register
 from weft.core.kv_cache.policies.kv_registry import registrations as registrations
 from weft.core.kv_cache.policies.least_waste import LeastWaste as LeastWaste

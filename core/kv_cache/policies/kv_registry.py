@@ -66,7 +66,7 @@ class KvPolicyConfig:
         return registration(self.name).kind.from_parameters(self.parameters)
 
 
-def check_kv_policy(kv_policy: object) -> KvPolicyConfig | None:
+def as_kv_config(given: object) -> KvPolicyConfig | None:
     """Check the `kv_policy` of an engine or of its scheduler's settings: a name, a configuration, or its `to_dict`.
 
     Returns:
@@ -75,10 +75,10 @@ def check_kv_policy(kv_policy: object) -> KvPolicyConfig | None:
     Raises:
         KvPolicyError: It is something else, or `KvPolicyConfig` refuses it.
     """
-    if kv_policy is None or isinstance(kv_policy, KvPolicyConfig):
-        return kv_policy
-    if isinstance(kv_policy, str):
-        return KvPolicyConfig(kv_policy)
-    if isinstance(kv_policy, Mapping) and isinstance(kv_policy.get("name"), str):
-        return KvPolicyConfig(**{str(key): value for key, value in kv_policy.items()})
-    raise KvPolicyError(f'kv_policy is {kv_policy!r:.80}. Give a name, such as "next-use", or a KvPolicyConfig.')
+    if given is None or isinstance(given, KvPolicyConfig):
+        return given
+    if isinstance(given, str):
+        return KvPolicyConfig(given)
+    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
+        return KvPolicyConfig(**{str(key): value for key, value in given.items()})
+    raise KvPolicyError(f'kv_policy is {given!r:.80}. Give a name, such as "next-use", or a KvPolicyConfig.')

@@ -6,6 +6,7 @@ seconds of the engine's monotonic clock, passed in by the caller; durations are 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,9 @@ from weft.core.program.graph.nodes import CallNode, CallState, CriticalPath, Edg
 from weft.core.tables import Table
 
 KEEP_CALLS: Final = 20_000  # beyond which the older half is folded
+
+
+_edge = functools.lru_cache(4096)(Edge)  # a call is a parent of many calls in a wide program
 
 
 class ProgramGraph:
@@ -39,8 +43,19 @@ class ProgramGraph:
         self._calls: dict[CallId, CallNode] = {}  # in the order in which they started, so parents come first
         self._limit = KEEP_CALLS
         self.folded = FoldedCalls()
+        self._edges: tuple[tuple[CallId, ...], tuple[Edge, ...]] = (
+            (),
+            (),
+        )  # parents and edges of the latest call
 
     # -- writing
+
+    def edges(self, parents: tuple[CallId, ...], inexact: tuple[CallId, ...]) -> tuple[Edge, ...]:
+        """The edges of a call. Calls that share a tuple of parents share a tuple of edges."""
+        if parents is not self._edges[0]:
+            guesses = set(inexact)
+            self._edges = parents, tuple(_edge(parent, parent not in guesses) for parent in parents)
+        return self._edges[1]
 
     def open(self, node: CallNode) -> None:
         """Add a call that starts. Its parents must have been opened before."""

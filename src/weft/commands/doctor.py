@@ -154,7 +154,7 @@ def check_kv(model: str | None) -> list[Check]:
         return [Check("KV swap", False, probe.output, fix)]
     return [
         _guarded("KV swap", lambda: _check_swap(json.loads(probe.output)["swap"])),
-        _guarded("KV policy", lambda: _check_kv_policy(json.loads(probe.output)["kv"])),
+        _guarded("KV policy", lambda: _check_kv(json.loads(probe.output)["kv"])),
     ]
 
 
@@ -301,7 +301,7 @@ def _check_plugin() -> Check:
     return Check("scheduler plugin", True, "loads in this vLLM, which has every member that Weft uses")
 
 
-def _check_kv_policy(found: dict[str, Any] | None) -> Check:
+def _check_kv(found: dict[str, Any] | None) -> Check:
     if found is None:
         return Check("KV policy", False, "the engine's scheduler does not answer", "see the engine's log")
     host = f"{found['host_bytes'] / 2**30:.1f} GiB of host memory" if found["host_bytes"] else "no host memory"

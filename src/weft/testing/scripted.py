@@ -6,7 +6,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from weft.core.accounts import Account
 from weft.core.errors import ContextLengthError, InvalidRequestError
@@ -19,7 +19,7 @@ from weft.core.testing import FakeClock
 from weft.core.testing.script import Replies, Script
 from weft.engine.host.create import Create
 from weft.engine.host.frontend import FrontEnd
-from weft.engine.host.in_flight import InFlight, ModelEndpoint
+from weft.engine.host.in_flight import ModelEndpoint
 from weft.engine.host.weak import weakly
 from weft.engine.options import EngineOptions
 
@@ -30,13 +30,13 @@ _LIMITS: Final = ("max_completion_tokens", "max_tokens")  # of the output; the f
 class _Request:
     """A request, with the attributes that the front end reads and sets."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, Any], identity: CallIdentity | None) -> None:
         self.body = body
+        self.identity = identity
         self.request_id: str = body.get("request_id", "")
         self.stream: bool = body.get("stream", False)
         self.return_token_ids: bool = bool(body.get("return_token_ids"))
         self.vllm_xargs: dict[str, Any] | None = body.get("vllm_xargs")
-        self.identity: CallIdentity  # set before the call is sent
 
 
 class ScriptedEngine(FrontEnd):
@@ -82,8 +82,8 @@ class ScriptedEngine(FrontEnd):
         listen: str | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
-        policy = PolicyConfig("fcfs")
-        super().__init__(EngineOptions(policy=policy, max_calls=max_calls, clock=self.clock, listen=listen))
+        super().__init__(EngineOptions(max_calls=max_calls, clock=self.clock, listen=listen))
+        self.policy = PolicyConfig("fcfs")
         script = Script(replies)
         self.calls = script.calls
         self._start_loop()
@@ -96,31 +96,12 @@ class ScriptedEngine(FrontEnd):
             on_account=weakly(self._in_flight.account),
         )
         admission = Admission(lambda: max_calls)
-        self._only_endpoint = ModelEndpoint(cast("Any", self._chat), admission, self.engine_id, self.model)
+        self._connect(_NoSchedulers(ModelEndpoint(self._chat, admission, self.engine_id, self.model)))
         self._finalizer = weakref.finalize(self, self._loop.stop)
         self._has_started()
 
     create = Create(__init__)
     """Start an engine without blocking the caller's event loop. Cancelling the start ends its processes."""
-
-    def _endpoint(self, model: str | None) -> ModelEndpoint:
-        del model  # any name will do
-        return self._only_endpoint
-
-    def _open_call(
-        self, body: Mapping[str, Any], program: Program, identity: CallIdentity, *, stream: bool
-    ) -> tuple[InFlight, Any]:
-        call, request = super()._open_call(body, program, identity, stream=stream)
-        request.identity = identity
-        return call, request
-
-    async def _send_to_schedulers(self, message: Mapping[str, Any]) -> list[Any]:
-        del message  # there is no scheduler
-        return []
-
-    @property
-    def swap_stats(self) -> None:
-        return None
 
     async def until_waiting(self, calls: int) -> None:
         """Wait until so many calls wait for the clock, which the test then advances."""
@@ -129,6 +110,26 @@ class ScriptedEngine(FrontEnd):
 
     def __repr__(self) -> str:
         return f"<weft.testing.ScriptedEngine {self.engine_id} {len(self.calls)} calls>"
+
+
+class _NoSchedulers:
+    """A `Link` to an endpoint."""
+
+    hears_events = False
+
+    def __init__(self, endpoint: ModelEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def endpoint(self, model: str | None) -> ModelEndpoint:
+        del model  # any name will do
+        return self._endpoint
+
+    async def send(self, message: Mapping[str, Any]) -> list[Any]:
+        del message
+        return []
+
+    def swap_stats(self) -> None:
+        return
 
 
 class _ScriptedChat:
@@ -159,7 +160,10 @@ class _ScriptedChat:
         return [sum(word.encode()) for word in text.split()]
 
     @staticmethod
-    def make_request(body: dict[str, Any]) -> _Request:
+    def make_request(
+        body: dict[str, Any], program: Program | None = None, identity: CallIdentity | None = None
+    ) -> _Request:
+        del program
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise InvalidRequestError("the chat request is malformed: messages must be a list of one message or more.")
@@ -171,7 +175,7 @@ class _ScriptedChat:
                 raise InvalidRequestError(
                     f"the chat request is malformed: {name} must be a whole number from 1, not {limit!r:.40}."
                 )
-        return _Request(body)
+        return _Request(body, identity)
 
     async def count_prompt_tokens(self, request: _Request) -> int:
         return len(self._prompt(request))
@@ -214,6 +218,7 @@ class _ScriptedChat:
                 f"The call has {prompt} input tokens and asks for {limit or 1} output tokens, and the context length "
                 f"is {self.max_model_len} tokens."
             )
+        assert request.identity is not None  # noqa: S101  only a request that is counted has none
         reply = self._script.reply(request.body, request.identity)
         number = len(self._script.calls)
         words = reply.content.split(" ") if reply.content else []

@@ -20,7 +20,7 @@ from sim_programs import programs
 from weft.core.accounts import Account
 from weft.core.errors import TraceError
 from weft.core.ids import CallId, ProgramId, SessionId, ThreadId
-from weft.core.process_rows import ProgramInfo
+from weft.core.process_rows import CallIdentity, ProgramInfo
 from weft.core.program.graph import CallNode, CallState, Edge, ProgramGraph
 from weft.core.sim import SimSettings, TraceCall, TraceProgram, simulate
 from weft.core.trace import format as trace_format
@@ -37,6 +37,7 @@ def read(path: Path) -> list[TraceProgram]:
     ]
 
 
+ANY_CALL = CallIdentity(ProgramId("p"), ThreadId("t"), CallId("c"))  # the graph has the calls
 _fresh = itertools.count(1000)  # token ids that no other prompt has
 
 
@@ -51,8 +52,8 @@ class Played:
     def begin(self) -> None:
         name, tenant = self.spec.name or "", self.spec.tenant
         info = ProgramInfo(self.program_id, SessionId("sess"), name, tenant, deadline_s=self.spec.deadline_s)
-        self.recorder.begin(info)
-        self.recorder.call_arrived(self.graph, first_s(self.spec))
+        self.recorder.program_started(info, 0.0)
+        self.recorder.call_arrived(ANY_CALL, self.graph, first_s(self.spec))
 
     def run(self) -> None:
         """Run all calls. Each takes a second and reports its output in two parts."""
@@ -68,7 +69,7 @@ class Played:
             output = list(itertools.islice(_fresh, call.output_tokens))
             arrival_s = call.gap_s + max((ends[parent] for parent in call.parents), default=self.spec.arrival_s)
             self.graph.arrive(call_id, arrival_s)
-            self.recorder.call_arrived(self.graph, arrival_s)
+            self.recorder.call_arrived(ANY_CALL, self.graph, arrival_s)
             self.recorder.note_tokens(self.program_id, call_id, prompt=prompt, output=output[:2])
             self.recorder.note_tokens(self.program_id, call_id, output=output[2:])
             account = Account(prompt_tokens=len(prompt), output_tokens=len(output), cached_tokens=1)
@@ -170,11 +171,11 @@ def test_a_program_has_one_line(tmp_path: Path) -> None:
     played.run()
     failed.begin()
     failed.graph.open(CallNode(CallId("c"), ThreadId("t0")))
-    recorder.call_arrived(failed.graph, 0.5)
+    recorder.call_arrived(ANY_CALL, failed.graph, 0.5)
     failed.graph.leave(CallId("c"), 1.0, Account(), CallState.FAILED)
     recorder.end(played.program_id)
     recorder.end(failed.program_id)
-    recorder.call_arrived(played.graph, 9.0)
+    recorder.call_arrived(ANY_CALL, played.graph, 9.0)
     recorder.note_tokens(played.program_id, CallId("late"), prompt=[1])
     recorder.end(played.program_id)
     recorder.end_all()

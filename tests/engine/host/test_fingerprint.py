@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.core.ids import check_id
-from weft.engine.host.request_facts import fingerprint
+from weft.engine.host.call_path import fingerprint
 
 
 def body(system: Any = "You plan trips.", user: str = "To Rome", **others: Any) -> dict[str, Any]:

@@ -71,7 +71,7 @@ async def test_the_table_shows_the_classes_of_all_replicas(loop: LoopThread) -> 
     replicas, table = Replicas(), ProcessTable()
     reports = LearnedReports(loop, replicas.send, table, None)
     assert table.classes == ()
-    reports.touch()
+    reports._asks.add(None)
     await until(lambda: table.classes)
     assert table.classes == [ClassRow(None, "chat", 3, 2, 20.0, 20.0, Branch.INDEX)]
 
@@ -82,7 +82,7 @@ async def test_the_history_has_the_programs_of_all_replicas(loop: LoopThread, tm
     replicas = Replicas()
     reports = LearnedReports(loop, replicas.send, ProcessTable(), HistoryFile(path))
     replicas.ends = [[end(5)], [end(7), end(9)]]
-    reports.touch()
+    reports._asks.add(None)
     await until(lambda: saved(path) == [5, 7, 9])
     replicas.ends = [[], [end(11)]]
     reports.close()
@@ -98,7 +98,7 @@ async def test_a_replica_that_starts_gets_what_all_have_seen(loop: LoopThread, t
     reports.begin()
     await until(lambda: all(replicas.history))
     replicas.ends, replicas.history[0] = [[], [end(7)]], None
-    reports.touch()
+    reports._asks.add(None)
     await until(lambda: replicas.history[0])
     texts = [History.from_json(text or "")["m"].all.finished for text in replicas.history]
     assert list(map(list, texts)) == [[5, 7], [5]]
@@ -112,6 +112,6 @@ async def test_an_engine_that_has_died_leaves_what_is_known(loop: LoopThread, tm
     replicas.has_died = True
     reports = LearnedReports(loop, replicas.send, ProcessTable(), file)
     reports.begin()
-    reports.touch()
+    reports._asks.add(None)
     reports.close()
     assert saved(path) == [5]

@@ -46,7 +46,7 @@ async def ask(engine: weft.Engine, program: weft.Program, text: str, max_tokens:
 async def ask_among_others(engine: weft.Engine) -> tuple[str, weft.ProgramRow]:
     """Run a long call of a program that has attained much service, and then three short programs, which preempt it."""
     with weft.Program("long") as program:
-        program.reports.bind(engine)
+        program.reports.bind(engine.programs)
         row = engine.row(program.program_id)
         assert row is not None
         row.attained.service_s = 1000.0

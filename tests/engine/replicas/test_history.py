@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,7 +313,7 @@ def refused(prepare: Callable[[Any, weft.Program, Any], None], error: type[Excep
         program = weft.Program("refused")
         with program:
             identity = program.reports.start_call("c")
-            program.reports.bind(engine)
+            program.reports.bind(engine.programs)
             prepare(engine, program, identity)
             with pytest.raises(error):
                 await engine.chat({"max_tokens": 1}, program, identity)
@@ -353,13 +352,13 @@ def test_a_call_that_the_table_refuses_has_failed() -> None:
     assert refused(prepare, InvalidIdError) is CallState.FAILED
 
 
-def test_a_call_that_cannot_be_recorded_leaves_nothing() -> None:
+def test_a_call_that_cannot_be_noted_leaves_nothing() -> None:
     """Its row and its slot are given back although it was in the table already."""
 
     def fail(*_args: Any) -> None:
         raise OSError(28, "no space left")
 
     def prepare(engine: Any, _program: weft.Program, _identity: Any) -> None:
-        engine._recorder = SimpleNamespace(call_arrived=fail, end=lambda _: None)
+        engine._in_flight.add = fail
 
     assert refused(prepare, OSError) is CallState.FAILED

@@ -246,7 +246,7 @@ def test_tools_and_labels_are_in_the_timeline(browser: Any) -> None:
     with ScriptedEngine(["Hi", "Ho"], latency_s=1.5, listen="127.0.0.1:0") as engine, weft.Program("agent") as program:
         for label in ("plan", HOSTILE):
             engine.chat_sync({"messages": MESSAGES}, program, program.reports.start_call(object(), label=label))
-            engine.tool_started(program.program_id, label, f"tool of {label}")
+            engine.programs.tool_started(program.program_id, label, f"tool of {label}")
         context = browser.new_context()
         page = context.new_page()
         page.goto(f"{engine.url}/weft")

@@ -110,7 +110,7 @@ def test_tools_are_counted_by_name() -> None:
     engine = Watched(["answer"], clock=clock)
     registry, _ = scraped(engine)
     program = weft.Program("agent")
-    program.reports.bind(engine)
+    program.reports.bind(engine.programs)
     program.reports.start_run("run", None)
     program.reports.note_tool("run", "search")
     assert Scraped(registry)["weft:tools_running"] == 1

@@ -170,11 +170,11 @@ def test_reasons_are_in_the_order_of_the_choices(order: tuple[int, int], reasons
     traced = Traced([])
     program = weft.Program("agent")
     identity = program.reports.start_call("a")
-    call, _request = traced.engine._open_call(BODY, program, identity, stream=True)
+    call, _request = traced.engine.call_path.open(BODY, program, identity, stream=True)
     for index in order:
         choices = [{"index": index, "delta": {}, "finish_reason": reasons[index]}]
         call.note_answer({"id": "chatcmpl-1", "model": "scripted", "choices": choices})
-    traced.engine.leave(call)
+    traced.engine.call_path.leave(call)
     (span,) = traced.spans
     assert (span.attributes or {})["gen_ai.response.finish_reasons"] == reasons
     program.end()
@@ -340,7 +340,7 @@ def test_tools_that_never_return_are_bounded() -> None:
     """A program that runs for days keeps the spans of as many tools as its row does; the rest end with the program."""
     traced = Traced(["one"])
     program = weft.Program("agent")
-    program.reports.bind(traced.engine)
+    program.reports.bind(traced.engine.programs)
     for number in range(KEEP_TOOLS + 50):
         program.reports.start_run(number, None)
         program.reports.note_tool(number, "search")
