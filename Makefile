@@ -27,9 +27,9 @@ STEP   ?=
 GPU_PYTHON ?= 3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo demo-serve test test-core test-slow test-clients test-soak test-asan test-ubsan test-tsan gpu-check \
+.PHONY: help setup model demo demo-serve test test-core test-slow test-clients test-frameworks newest-vllm newest-agent-framework test-soak test-asan test-ubsan test-tsan gpu-check \
   gpu-check-wheels fuzz soak soak-serve \
-  package lint docs docs-serve results result-ages house lock clean
+  package lint lint-deploy docs docs-serve results result-ages house lock clean
 
 help:
 	@echo "make demo       set up, then run the ReAct example on a real engine with the embedded model"
@@ -39,6 +39,8 @@ help:
 	@echo "make test-slow  those that take most of a minute each: a Ray cluster, servers of their own, Ctrl-C in the demo (CI runs both)"
 	@echo "make test-core  only the tests that need no engine (seconds)"
 	@echo "make test-clients  real clients from PyPI and npm against the scripted server; skips what cannot be installed"
+	@echo "make test-frameworks  the integrations on the oldest and the newest frameworks that are allowed (needs uv)"
+	@echo "make newest-vllm  which members the newest vLLM has changed; make newest-agent-framework: what it breaks"
 	@echo "make test-soak  the long ones that make test leaves out (a quarter of an hour)"
 	@echo "make test-asan  the swap kernel's tests under AddressSanitizer (three minutes)"
 	@echo "make test-ubsan the same under UndefinedBehaviorSanitizer (a minute)"
@@ -51,6 +53,7 @@ help:
 	@echo "                test, test-core, test-slow, test-soak: only some paths with T=, such as T=tests/core/policies"
 	@echo "make package    build the sdist and the wheel in dist, and try both in clean environments (three minutes)"
 	@echo "make lint       ruff, mypy (strict), import-linter, make docs"
+	@echo "make lint-deploy  the images' files, compose.yaml, Kubernetes manifests and workflows (linters from PyPI)"
 	@echo "make docs       build the documentation into build/docs; broken links are errors (seconds)"
 	@echo "make docs-serve show the documentation while you write it"
 	@echo "make results    the default beside all rivals, simulated: 7 hours of one core, goes on where it was stopped; SMALL=1: minutes"
@@ -98,17 +101,21 @@ demo: model
 demo-serve: model
 	@$(BIN)/python examples/serve_clients.py
 
+# No real engine runs on vLLM's CUDA wheel: it gets the compiled part of the vLLM below, of $(VENV).
+OTHER_0.33 := --ignore tests/engine/scheduler/test_exactness.py --ignore tests/engine/kv_cache/test_swap_engine.py
+LAY_OVER = under=$$(cd $(BIN)/../lib/python*/site-packages && pwd); cd $(1)/lib/python*/site-packages; \
+  if test -d vllm-*.dist-info; then find vllm -name '*.so' -delete; cp $$under/vllm/*.so vllm/; fi; \
+  echo "import os, site; os.environ.setdefault('VLLM_TARGET_DEVICE', 'cpu'); site.addsitedir('$$under')" > under.pth
+
 ifeq ($(VLLM),)
 test: model
 	@echo "==> $(or $(T),all tests); those marked 'engine' start a real vLLM engine once and share it"
 	@$(BIN)/python -m pytest $(T)
 else
-# No real engine runs on 0.33, which has no CPU wheel.
 OTHER := $(VENV)-$(VLLM)
 OTHER_TESTS := tests/engine/vllm_compat tests/engine/scheduler tests/engine/kv_cache tests/test_imports.py
 OTHER_0.31 := tests/test_processes.py::test_the_demo_answers_and_compares_two_policies \
   tests/engine/serve/test_options.py tests/engine/serve/test_answers.py
-OTHER_0.33 := --ignore tests/engine/scheduler/test_exactness.py --ignore tests/engine/kv_cache/test_swap_engine.py
 
 # An environment over that of `make setup`. What is installed here comes first.
 $(OTHER)/.installed: requirements/vllm-$(VLLM).txt $(VENV)/.built
@@ -116,14 +123,30 @@ $(OTHER)/.installed: requirements/vllm-$(VLLM).txt $(VENV)/.built
 	@rm -rf $(OTHER) && $(BIN)/python -m venv --without-pip $(OTHER)
 	@$(BIN)/python -m pip --python $(OTHER) install --disable-pip-version-check --quiet --no-deps --require-hashes \
 	  --only-binary :all: -r $<
-	@under=$$(cd $(BIN)/../lib/python*/site-packages && pwd); cd $(OTHER)/lib/python*/site-packages; \
-	  if test -d vllm-*.dist-info; then find vllm -name '*.so' -delete; cp $$under/vllm/*.so vllm/; fi; \
-	  echo "import os, site; os.environ.setdefault('VLLM_TARGET_DEVICE', 'cpu'); site.addsitedir('$$under')" > under.pth
+	@$(call LAY_OVER,$(OTHER))
 	@touch $@
 
 test: model $(OTHER)/.installed
 	@$(OTHER)/bin/python -m pytest $(or $(T),$(OTHER_TESTS) $(OTHER_$(VLLM)))
 endif
+
+# What the newest vLLM and frameworks have changed. Nothing here is pinned, and nothing of it is in CI's run.
+newest-vllm: setup
+	@rm -rf build/newest-vllm && $(BIN)/python -m venv --without-pip build/newest-vllm
+	@$(BIN)/python -m pip --python build/newest-vllm install --disable-pip-version-check --quiet --no-deps \
+	  --only-binary :all: vllm
+	@$(call LAY_OVER,build/newest-vllm)
+	@build/newest-vllm/bin/python -c 'from weft.engine.vllm_compat.versions.members import changed_members; import vllm; \
+	  found = changed_members(); print("vLLM", vllm.__version__, "has changed", len(found), "members", *found, sep="\n")'
+	@WEFT_UNTESTED_VLLM=1 build/newest-vllm/bin/python -m pytest tests/engine/vllm_compat tests/engine/scheduler \
+	  tests/engine/kv_cache tests/test_imports.py $(OTHER_0.33)
+
+newest-agent-framework: setup
+	@WEFT_NEWEST_CLIENTS=1 $(BIN)/python -m pytest -m clients tests/clients -k agent-framework
+
+# The oldest and the newest frameworks that pyproject.toml allows. It needs uv.
+test-frameworks:
+	@$(PYTHON) tests/frameworks.py $(T)
 
 test-core: setup
 	@$(BIN)/python -m pytest -m "not engine and not slow and not soak and not package and not clients" $(T)
@@ -210,6 +233,20 @@ lint: setup docs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The linters are no part of the environment. PodMonitor is the Prometheus Operator's, so Kubernetes has no schema of it.
+build/linters/.installed: requirements/lint-deploy.txt
+	@$(PYTHON) -m venv --clear build/linters
+	@build/linters/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes \
+	  --only-binary :all: -r $<
+	@touch $@
+
+lint-deploy: build/linters/.installed
+	build/linters/bin/yamllint --strict docs/deploy .github
+	build/linters/bin/hadolint docs/deploy/cpu.Dockerfile docs/deploy/gpu.Dockerfile
+	build/linters/bin/check-jsonschema --builtin-schema vendor.compose-spec docs/deploy/compose.yaml
+	build/linters/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	build/linters/bin/kubernetes-validate --strict --quiet docs/deploy/kubernetes.yaml
 
 # The variable turns off a notice of the theme about other products.
 docs: setup
