@@ -16,21 +16,16 @@ from weft.core.trace.importers.agentic_mooncake import SCHEMA, VERSION
 _MS: Final = 1000
 
 
-class AgenticMooncakeExporter:
-    """Writes a program as a play. A play begins with one request; calls that begin beside it wait for its dispatch.
+def write(programs: Sequence[TraceProgram], path: Path) -> NotExported:
+    """Write a file with a header and a row for each call. A program is a play.
 
-    A request has an id for each begun block of its prompt. That of a block that is not full is shared with nothing.
+    A play begins with one request; calls that begin beside it wait for its dispatch. A request has an id for each begun
+    block of its prompt. That of a block that is not full is shared with nothing.
     """
-
-    name: str = "agentic-mooncake"
-    description: str = "Dynamo's agentic Mooncake rows with a header, a file"
-
-    def write(self, programs: Sequence[TraceProgram], path: Path) -> NotExported:
-        """Write a file with a header, and a row for each call."""
-        left = NotExported()
-        block_tokens = block_size(programs)
-        write_whole((json.dumps(row) + "\n" for row in _rows(programs, block_tokens, left)), path)
-        return left
+    left = NotExported()
+    block_tokens = block_size(programs)
+    write_whole((json.dumps(row) + "\n" for row in _rows(programs, block_tokens, left)), path)
+    return left
 
 
 def _rows(programs: Sequence[TraceProgram], block_tokens: int, left: NotExported) -> Iterator[dict[str, Any]]:

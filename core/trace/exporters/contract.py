@@ -1,4 +1,4 @@
-"""What an exporter of traces is, and what all of them do: block ids, sessions, and a list of what is lost."""
+"""What all exporters of traces do: block ids, sessions, and a list of what is lost."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from weft.core.errors import TraceError
 from weft.core.trace.block_hashes import block_hashes
@@ -47,20 +46,6 @@ class NotExported:
         )
         self._firsts |= firsts
         self.lost += Counter({what: int(number) for what, number in found.items()})
-
-
-class Exporter(Protocol):
-    """Writes one format."""
-
-    name: str  # of the format, as `--format` takes it
-    description: str  # one line for the help
-
-    def write(self, programs: Sequence[TraceProgram], path: Path) -> NotExported:
-        """Write programs, whole or not at all, and return what was lost.
-
-        Raises:
-            TraceError: it cannot be written, or the format can say none of the programs.
-        """
 
 
 def block_size(programs: Iterable[TraceProgram]) -> int:

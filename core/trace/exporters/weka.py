@@ -16,45 +16,41 @@ from weft.core.trace.format import TraceCall, TraceProgram, ordered
 from weft.core.trace.importers.weka import IN_BACKGROUND
 
 
-class WekaExporter:
-    """Writes a session for each program whose calls are a chain with sub-agents that the next call waits for.
+def write(programs: Sequence[TraceProgram], path: Path) -> NotExported:
+    """Write a folder, which must not be there or be empty, with a session for each program.
 
-    Sub-agents that nobody waits for are in the background. Times count from the first call. Where a trace has no times,
-    calls take none, and only their gaps pass.
+    The calls of a program must be a chain with sub-agents that the next call waits for. Sub-agents that nobody waits
+    for are in the background. Times count from the first call. Where a trace has no times, calls take none, and only
+    their gaps pass.
     """
+    left = NotExported()
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise TraceError(f"{path} is there already; choose a new folder.")
+        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}-") as folder:
+            made = Path(folder) / "made"
+            made.mkdir()
+            for number, program in enumerate(programs):
+                _write_one(program, made, number, left)
+            if len(left.programs) == len(programs):
+                raise TraceError(f"no program can be said in this format. {left.programs[0]}")
+            made.rename(path)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be written: {error.strerror or error}. Choose another folder.") from None
+    return left
 
-    name: str = "weka"
-    description: str = "sessions of Weka's kv-cache-tester, a new folder with a file for each"
 
-    def write(self, programs: Sequence[TraceProgram], path: Path) -> NotExported:
-        """Write a folder, which must not be there or be empty."""
-        left = NotExported()
-        try:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise TraceError(f"{path} is there already; choose a new folder.")
-            with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}-") as folder:
-                made = Path(folder) / "made"
-                made.mkdir()
-                for number, program in enumerate(programs):
-                    self._write(program, made, number, left)
-                if len(left.programs) == len(programs):
-                    raise TraceError(f"no program can be said in this format. {left.programs[0]}")
-                made.rename(path)
-        except OSError as error:
-            raise TraceError(f"{path} cannot be written: {error.strerror or error}. Choose another folder.") from None
-        return left
-
-    def _write(self, program: TraceProgram, folder: Path, number: int, left: NotExported) -> None:
-        try:
-            session = _session(program)
-        except TraceError as error:
-            left.programs.append(str(error))
-            return
-        left.note(program)
-        left.lost["arrivals"] += program.arrival_s > 0
-        left.lost["names of tools"] += sum(call.tool not in (None, "tool", "human") for call in program.calls)
-        name = re.sub(r"[^\w.-]", "_", program.program)[:80]
-        (folder / f"{number:05}-{name}.json").write_text(json.dumps(session), encoding="utf-8")
+def _write_one(program: TraceProgram, folder: Path, number: int, left: NotExported) -> None:
+    try:
+        session = _session(program)
+    except TraceError as error:
+        left.programs.append(str(error))
+        return
+    left.note(program)
+    left.lost["arrivals"] += program.arrival_s > 0
+    left.lost["names of tools"] += sum(call.tool not in (None, "tool", "human") for call in program.calls)
+    name = re.sub(r"[^\w.-]", "_", program.program)[:80]
+    (folder / f"{number:05}-{name}.json").write_text(json.dumps(session), encoding="utf-8")
 
 
 def _session(program: TraceProgram) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def export(
         typer.echo(f"{out}: {counted(write_perfetto(file, out), 'program')}; open it on https://ui.perfetto.dev")
         return
     programs = read(file)
-    left = EXPORTERS[format].write(programs, out)
+    left = EXPORTERS[format](programs, out)
     typer.echo(f"{out}: {counted(len(programs) - len(left.programs), 'program')}")
     if lost := [f"{what} ({number:,})" for what, number in left.lost.items() if number]:
         typer.echo(f"lost, because {format} cannot say it: {', '.join(lost)}")

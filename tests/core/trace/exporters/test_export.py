@@ -28,7 +28,7 @@ def exported(name: str, programs: Sequence[TraceProgram]) -> tuple[list[TracePro
     """The programs after an export and an import."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        left = EXPORTERS[name].write(programs, out)
+        left = EXPORTERS[name](programs, out)
         return list(import_traces([out])), left
 
 
@@ -276,7 +276,7 @@ def test_the_rows_are_what_dynamo_reads(tmp_path: Path) -> None:
     """One header, one request that begins a play, an id for each begun block, and ids of requests that are unique."""
     calls = (*CALLS, TraceCall("d", (), 2, 64, gap_s=3.0))
     out = tmp_path / "out.jsonl"
-    EXPORTERS["agentic-mooncake"].write([PROGRAM, replace(PROGRAM, program="q", calls=calls)], out)
+    EXPORTERS["agentic-mooncake"]([PROGRAM, replace(PROGRAM, program="q", calls=calls)], out)
     header, *rows = map(json.loads, out.read_text().splitlines())
     assert header | {"source": None} == {
         "schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 64, "hash_id_scope": "local", "source": None,
@@ -301,7 +301,7 @@ def test_blocks_of_several_sizes_are_refused(tmp_path: Path) -> None:
     """Rows have one header for all. A Weka session has its own size."""
     programs = [replace(PROGRAM, program=f"p{size}", calls=CALLS[:1], block_tokens=size) for size in (16, 64)]
     with pytest.raises(TraceError, match="the programs have blocks of 16 and 64 tokens"):
-        EXPORTERS["agentic-mooncake"].write(programs, tmp_path / "out.jsonl")
+        EXPORTERS["agentic-mooncake"](programs, tmp_path / "out.jsonl")
     assert {program.block_tokens for program in exported("weka", programs)[0]} == {16, 64}
 
 
