@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 from weft.core.identity.items import Digest, Item, text_of
@@ -16,7 +17,7 @@ CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{12,128}")  # of a tool call, long en
 _ID_IN_TEXT: Final = re.compile(r"(?:chatcmpl-tool-|call_|toolu_|fc_)[A-Za-z0-9_-]{4,100}")
 _ID_MARKS: Final = ("chatcmpl-tool-", "call_", "toolu_", "fc_")
 _MOST_IDS: Final = 1_000  # that are looked for in texts
-_MOST_CHARACTERS: Final = 256 << 10  # of texts that are searched for ids
+_MOST_CHARACTERS: Final = 1 << 20  # of texts that are searched for ids, the latest first
 _MOST_ARGUMENTS: Final = 16  # of a tool call
 
 
@@ -64,12 +65,17 @@ def is_answer(item: Item) -> bool:
 
 def arguments_of(item: Item) -> Iterator[str]:
     """The texts that a tool call passes on."""
+    yield from map(text_of, values_in(item[3]))
+
+
+def values_in(text: str) -> list[str]:
+    """The texts in a JSON object; none if it is no object."""
     try:
-        arguments = json.loads(item[3])
+        found = json.loads(text) if text.startswith("{") else None
     except (ValueError, RecursionError):
-        return
-    values = list(arguments.values())[:_MOST_ARGUMENTS] if isinstance(arguments, dict) else []
-    yield from (text_of(value) for value in values if isinstance(value, str))
+        return []
+    values = islice(found.values(), _MOST_ARGUMENTS) if isinstance(found, dict) else ()
+    return [value for value in values if isinstance(value, str)]
 
 
 def ids_in(items: list[Item]) -> Iterator[tuple[int, str]]:
@@ -85,7 +91,7 @@ def ids_in(items: list[Item]) -> Iterator[tuple[int, str]]:
                 yield place, item[1]
         elif item[0] == "message" and left > 0 and unread > 0:
             texts = [text for text in item[4::2] if any(mark in text for mark in _ID_MARKS)]
-            unread -= sum(map(len, texts))
+            unread -= sum(map(len, item[4::2]))
             found = [each for text in texts for each in _ID_IN_TEXT.findall(text)][-left:]
             left -= len(found)
             yield from ((place, each) for each in reversed(found))

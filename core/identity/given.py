@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from weft.core.identity.conversations import arguments_of
 from weft.core.identity.items import Digest, Item
-from weft.core.identity.pieces import PIECE, folded
+from weft.core.identity.pieces import PIECE, folded, has_all_pieces
 from weft.core.ids import ProgramId
 from weft.core.trace.prefixes import common_prefix
 
@@ -20,6 +23,11 @@ _KEPT_BYTES: Final = 2048  # folded, of a text
 PROMPT_BYTES: Final = 16 << 10  # folded, of a prompt that is kept
 _KEYS_A_SIZE: Final = 32
 _SEPARATOR: Final = b"\0"
+_MOST_TURNS: Final = 256  # of a scope
+_TURN_BYTES: Final = 4 << 10  # folded, of a text of a turn; longer ones are evidence by themselves
+_CHOICE_BYTES: Final = 64  # folded, of a text that chooses who speaks next
+_SHORTEST_BYTES: Final = 4  # folded, of an answer
+_WORD: Final = re.compile(r"[A-Z]?[a-z]{4,}|[A-Z]{5,}")
 
 
 class Sample(NamedTuple):
@@ -161,6 +169,18 @@ def answer_to(start: Digest, text: str) -> GivenAnswer:
     return GivenAnswer(start, folded(text)[:_KEPT_BYTES])
 
 
+class Parts(NamedTuple):
+    """What an answer consists of, folded.
+
+    Attributes:
+        texts: Its texts, the names of the tools that it calls, and their arguments.
+        lines: The lines of these texts, or of a JSON object the values.
+    """
+
+    texts: tuple[bytes, ...]
+    lines: tuple[bytes, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Prompt:
     """What a program told its model.
@@ -169,8 +189,9 @@ class Prompt:
         start: What digests of its conversations begin with.
         program_id: The program.
         text: What was new to the model, without the system prompt.
-        keys: Of its last pieces, if possible of some that nobody was told before.
-        answers: Each as the folded texts that it consists of.
+        keys: Of its first and its last pieces, if possible of some that nobody was told before.
+        is_new: Nobody was told these before.
+        answers: The answers to it.
         is_shared: Another program told its model the same.
         is_forgotten: There was no room for it.
     """
@@ -179,7 +200,8 @@ class Prompt:
     program_id: ProgramId
     text: Sample
     keys: list[int]
-    answers: list[tuple[bytes, ...]] = field(default_factory=list)
+    is_new: bool
+    answers: list[Parts] = field(default_factory=list)
     is_shared: bool = False
     is_forgotten: bool = False
 
@@ -199,7 +221,23 @@ class Prompt:
         before, after = self.text.common_with(text)
         before = min(before, self.text.length)
         inserted = text[before : len(text) - min(after, max(0, self.text.length - before))]
-        return any(_are_in(parts, inserted) for parts in self.answers)
+        return any(_are_in(each.texts, inserted) for each in self.answers)
+
+    def goes_on_in(self, text: bytes) -> bool:
+        """Whether a text begins as this prompt, with all that only its program was told, and has an answer behind it:
+        it is the same template with another end."""
+        before = min(common_prefix(self.text.head, text), self.text.length)
+        return (
+            self.is_new
+            and has_all_pieces(self.text.head[: before + PIECE], self.keys)
+            and any(self._is_mostly_in(each.lines, text[before:]) for each in self.answers)
+        )
+
+    def _is_mostly_in(self, lines: tuple[bytes, ...], text: bytes) -> bool:
+        """Whether most of an answer is in a text, without the lines that the prompt has as well."""
+        own = [line for line in lines if line not in self.text.head and line not in self.text.tail]
+        found = sum(len(line) for line in own if line in text)
+        return found >= SHORT_BYTES // 2 and 2 * found > sum(map(len, own))
 
 
 def _are_in(parts: tuple[bytes, ...], text: bytes) -> bool:
@@ -246,3 +284,110 @@ def _until(texts: list[str], most: int) -> list[str]:
         found.append(text[:most])
         most -= len(text)
     return found
+
+
+class _Turn(NamedTuple):
+    """A call of a program and its answer, folded and in lower case.
+
+    Attributes:
+        question: The first message that the program had, without the system's.
+        told: What it told its model last, without the system prompt.
+        answer: What its model said to that; b"": it has not answered, called a tool, or said too much.
+        words: Of the names and the arguments of the tools that it called.
+    """
+
+    question: bytes
+    told: bytes
+    answer: bytes = b""
+    words: tuple[bytes, ...] = ()
+
+
+class Turns:
+    """The latest turns of the programs of each scope. Those unused for longest are forgotten.
+
+    They find agents of a team that hand on too little to be found by it. A speaker is chosen by a word, and then gets
+    the user's task; a task is handed on by a tool that never returns; a next agent gets the task and a short answer to
+    it. The task alone is no evidence, because others may ask the same. Nor is the word. Together they are: the task
+    that a program had, and behind it what its model has just said.
+    """
+
+    def __init__(self) -> None:
+        self._of_scope: dict[str, OrderedDict[ProgramId, _Turn]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of_scope.values()))
+
+    def asked(self, scope: str, program_id: ProgramId, items: list[Item], told: bytes) -> None:
+        """Note what a program tells its model.
+
+        Args:
+            scope: Of the API key.
+            program_id: The program.
+            items: All that it tells.
+            told: What it had not told before, folded, without the system prompt.
+        """
+        turns = self._of_scope.setdefault(scope, OrderedDict())
+        known = turns.pop(program_id, None)
+        question = known.question if known is not None else _kept(_folded(_others(items)[:1]))
+        turns[program_id] = _Turn(question, _kept(told.lower()))
+        if len(turns) > _MOST_TURNS:
+            turns.popitem(last=False)
+
+    def answered(self, scope: str, program_id: ProgramId, answer: list[Item]) -> None:
+        """Note the answer to that."""
+        turns = self._of_scope.get(scope, OrderedDict())
+        turn = turns.get(program_id)
+        if turn is not None:
+            calls = [item for item in answer if item[0] == "call"]
+            text = b"" if calls else _kept(_folded(answer).strip(b".,:;!?"))
+            words = tuple({word for call in calls for word in _words_of(call)})
+            turns[program_id] = turn._replace(answer=text if len(text) >= _SHORTEST_BYTES else b"", words=words)
+
+    def find(
+        self, scope: str, items: list[Item], system: bytes, is_open: Callable[[ProgramId], bool]
+    ) -> ProgramId | None:
+        """The only open program whose task and latest answer a request has.
+
+        Args:
+            scope: Of the API key.
+            items: The request's, without an answer.
+            system: Its system prompt, folded.
+            is_open: Whether a program has not ended.
+        """
+        first, *others = _others(items) or [("",)]
+        task = _folded([first])
+        if len(task) < SHORT_BYTES:
+            return None
+        behind, around = _folded(others), system.lower()
+        found = {
+            program_id
+            for program_id, turn in self._of_scope.get(scope, OrderedDict()).items()
+            if _goes_on(turn, task, behind, around) and is_open(program_id)
+        }
+        return found.pop() if len(found) == 1 else None
+
+
+def _goes_on(turn: _Turn, task: bytes, behind: bytes, system: bytes) -> bool:
+    """Whether an agent gets the task of a turn, and behind it the turn's answer, or the name that it was called by."""
+    if behind and task == turn.question:
+        is_said = bool(turn.answer) and turn.answer in behind
+        return is_said or any(word in behind or word in system for word in turn.words if word not in task)
+    is_template = len(task) < len(turn.told) and task in turn.told
+    return is_template and 0 < len(turn.answer) <= _CHOICE_BYTES and (turn.answer in system or turn.answer in behind)
+
+
+def _kept(text: bytes) -> bytes:
+    return text if len(text) <= _TURN_BYTES else b""
+
+
+def _others(items: list[Item]) -> list[Item]:
+    return [item for item in items if item[:2] != ("message", "system")]
+
+
+def _folded(items: list[Item]) -> bytes:
+    return folded_texts(items).lower()
+
+
+def _words_of(call: Item) -> Iterator[bytes]:
+    for text in (call[2], *(each for each in arguments_of(call) if len(each) <= _CHOICE_BYTES)):
+        yield from (folded(word).lower() for word in _WORD.findall(text))

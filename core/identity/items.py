@@ -19,6 +19,7 @@ from typing import Any, Final
 Item = tuple[str, ...]
 Digest = bytes
 
+LONG_CHARACTERS: Final = 512 << 10  # of a text, of which more is not kept: twice what is searched of a request
 MOST_ITEMS: Final = 10_000  # of a conversation, and of a message's parts and calls
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
 _UNSAID: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
@@ -154,8 +155,8 @@ def _part(part: Mapping[str, Any]) -> list[str]:
         text = text_of(str(part.get("text", part.get("refusal", ""))))
         return ["text", text] if text and not text.startswith(_BILLING) else []
     if kind in ("image_url", "input_image", "image"):
-        return ["image", _image(part)]
-    return ["other", _json({name: value for name, value in part.items() if name not in _MARKS})]
+        return ["image", _shortened(_image(part))]
+    return ["other", _shortened(_json({name: value for name, value in part.items() if name not in _MARKS}))]
 
 
 def text_of(text: str) -> str:
@@ -164,7 +165,16 @@ def text_of(text: str) -> str:
         text = text.rpartition("</think>")[2]
     if _REMINDER[0] in text:
         text = _without_reminders(text)
-    return _composed(text.replace("\r\n", "\n")).strip()
+    return _shortened(_composed(text.replace("\r\n", "\n")).strip())
+
+
+def _shortened(text: str) -> str:
+    """A long text as its beginning, a digest and its end: no search reads more of it, and it is hashed once."""
+    if len(text) <= LONG_CHARACTERS:
+        return text
+    half = LONG_CHARACTERS // 2
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return f"{text[:half]}\n{digest}\n{text[-half:]}"
 
 
 def _composed(text: str) -> str:

@@ -45,16 +45,18 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer
+from weft.core.identity.conversations import CALL_ID, Said, arguments_of, ids_in, is_answer, values_in
 from weft.core.identity.given import (
     LONG_BYTES,
     NEW_BYTES,
     PROMPT_BYTES,
     SHORT_BYTES,
     GivenAnswer,
+    Parts,
     Prompt,
     Question,
     Sample,
+    Turns,
     answer_to,
     folded_texts,
     sample_of,
@@ -188,6 +190,7 @@ class Lineage:
         self._peers: Recent[ProgramId] = Recent(most_states)  # the latest program of a connection, if not in turns
         self._pooled: dict[str, int] = {}  # for how many requests the connections of a key tell nothing
         self._responses: Recent[ProgramId] = Recent(most_states)
+        self._turns = Turns()
         self._ids = IdSource()
 
     def __len__(self) -> int:
@@ -222,6 +225,7 @@ class Lineage:
         go_on(self._states, scope, said, program_id)
         self._returned(asked, said.items[-_MOST_RETURNED:], program_id)
         prompt = self._tell(asked, told, program_id)
+        self._turns.asked(scope, program_id, said.items, told.text)
         if evidence.correlation_id is not None:
             self._traces.put(scope, digest_of(b"correlation", scope, evidence.correlation_id), program_id)
         if evidence.trace_id is not None:
@@ -278,6 +282,7 @@ class Lineage:
                 continue  # the prompt is no state, or each request would continue itself
             reached(self._states, scope, prompt, items, program_id, peer=placed.peer)
             self._note_given(scope, prompt, items, program_id)
+            self._turns.answered(scope, program_id, items)
             for item in items:
                 self._note_answer(scope, placed, item)
             if placed.prompt is not None and len(placed.prompt.answers) < _MOST_GIVEN:
@@ -407,6 +412,8 @@ class Lineage:
         keys = set(told.keys)
         prompts = [each for each in self._asked.all(keys) if each.start == asked.start]
         found_by = {each.program_id for each in prompts if not each.is_shared and each.has_grown_to(told.text)}
+        if not found_by and not asked.said.answers:
+            found_by = self._with_another_end(prompts, told.text)
         if not found_by:
             keys.update(keys_of(asked.scope, asked.system.values))
             text = told.text + asked.system.text
@@ -419,7 +426,16 @@ class Lineage:
                 known.pop() if len(known) == 1 else None,
             )
         found_by = {program_id for program_id in found_by if self._is_open(program_id)}
-        return next(iter(found_by)) if len(found_by) == 1 else None
+        if found_by or asked.said.answers or not told.is_whole:
+            return next(iter(found_by)) if len(found_by) == 1 else None
+        return self._turns.find(asked.scope, asked.said.items, asked.system.text, self._is_open)
+
+    @staticmethod
+    def _with_another_end(prompts: list[Prompt], text: bytes) -> set[ProgramId]:
+        """The program whose template a text is, with an answer in it and another end; none if several may be."""
+        found = [each for each in prompts if each.goes_on_in(text)]
+        owners = {each.program_id for each in found}
+        return owners if len(owners) == 1 and not any(each.is_shared for each in found) else set()
 
     def _tell(self, asked: _Asked, told: _Told, program_id: ProgramId) -> Prompt | None:
         """Note what a program tells its model."""
@@ -432,13 +448,15 @@ class Lineage:
             self._unknown.put(scope, digest_of(b"unknown", program_id), program_id)
         self._told.add(scope, asked.system.values)
         was_told = self._told.add(scope, told.values)
-        new = [key for key, known in zip(told.keys, was_told.tolist(), strict=True) if not known] or told.keys
-        new = new[-_NEW_KEYS:]
+        new = [key for key, known in zip(told.keys, was_told.tolist(), strict=True) if not known]
+        keys = new or told.keys
+        # The last ones may be of a template's end, which changes.
+        keys = list(dict.fromkeys([*keys[: _NEW_KEYS // 2], *keys[-_NEW_KEYS:]]))
         digest = asked.key("prompt", asked.said.digests[-1].hex()) if asked.said.items else b""
-        if not new or self._prompts.get(scope, digest) is not None:
+        if not keys or self._prompts.get(scope, digest) is not None:
             return None
-        prompt = Prompt(asked.start, program_id, sample_of(told.text, PROMPT_BYTES), new)
-        self._asked.put(new, prompt)
+        prompt = Prompt(asked.start, program_id, sample_of(told.text, PROMPT_BYTES), keys, bool(new))
+        self._asked.put(keys, prompt)
         self._prompts.put(scope, digest, prompt)
         return prompt
 
@@ -599,13 +617,12 @@ def _question_before(items: list[Item], place: int) -> int:
     return -1
 
 
-def _parts_of(answer: list[Item]) -> tuple[bytes, ...]:
-    """The folded texts that an answer consists of."""
-    parts = []
-    for item in answer:
-        texts = (item[2], *arguments_of(item)) if item[0] == "call" else texts_of(item)
-        parts += [folded(text) for text in texts]
-    return tuple(part for part in parts if part)
+def _parts_of(answer: list[Item]) -> Parts:
+    texts = [
+        text for item in answer for text in ((item[2], *arguments_of(item)) if item[0] == "call" else texts_of(item))
+    ]
+    lines = (line for text in texts for line in (values_in(text) or text.splitlines()))
+    return Parts(*(tuple(filter(None, map(folded, each))) for each in (texts, lines)))
 
 
 def _note_owner(owners: Recent[ProgramId], scope: str, digest: Digest, program_id: ProgramId) -> None:

@@ -47,6 +47,11 @@ def places_of(text: bytes, values: Values) -> list[int]:
     return places
 
 
+def has_all_pieces(text: bytes, keys: list[int]) -> bool:
+    """Whether a folded text has the pieces with these keys."""
+    return bool(np.isin(np.array(keys, np.uint64).astype(np.uint32), _hashes(text)).all())
+
+
 def _hashes(text: bytes) -> Values:
     """The hashes of all runs of 24 bytes."""
     data = np.frombuffer(text, np.uint8)

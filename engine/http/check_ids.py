@@ -25,6 +25,7 @@ from weft.core.log import get_logger
 from weft.engine.http.arrivals import Arrivals, ArrivingBody
 from weft.engine.http.http_errors import error_headers, error_status
 from weft.engine.http.identity import (
+    CHANGED,
     fields_of_form,
     figures_of_request,
     scope_headers,
@@ -43,6 +44,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LIMIT_VARIABLE: Final = "WEFT_MAX_BODY_BYTES"
 _DEFAULT_LIMIT_BYTES: Final = 64 << 20  # several photographs in base64
+LARGE_BYTES: Final = 1 << 20  # of a body; larger ones are read on another thread, which takes milliseconds for each MiB
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # may be the escape of half of a surrogate pair
 _SEND_UTF_8: Final = "Send text in UTF-8."
 _PRIORITY: Final = b"x-vllm-priority"
@@ -148,13 +150,17 @@ class Exchange:
             self.scope = {**scope, "headers": without_session(self._headers)}
             self._refusal = Refusal(HTTPStatus.BAD_REQUEST, str(error))
 
-    def identify(self, request: dict[str, Any]) -> bool:
+    async def identify(self, request: dict[str, Any], *, is_large: bool) -> bool:
         """Write the request's ids into its body, from wherever it carries them. Returns whether the body has changed.
+
+        Args:
+            request: The body, of which only the members `CHANGED` are sent on as they are here.
+            is_large: Reading it takes so long that it should happen on another thread.
 
         Raises:
             InvalidIdError, InvalidRequestError: They are malformed.
         """
-        del request
+        del request, is_large
         return False
 
     def arriving(self) -> None:
@@ -278,18 +284,24 @@ class Exchange:
         try:
             if self._header(b"content-type").partition(b";")[0].strip().lower() in _FORMS:
                 await self._check_form(body)
-            request = json.loads(body)
-            _check_unicode(body, request)
+            is_large = len(body) > LARGE_BYTES
+            request = await asyncio.to_thread(_read, body) if is_large else _read(body)
             if isinstance(request, dict):
                 for priority in (request.get("priority"), self._header(_PRIORITY).decode("latin-1")):
                     refuse_priority(priority)
                 # vLLM reads what is written here, not what was sent. So both agree on keys that occur twice.
-                has_changed = self.identify(request)
+                is_spliced = not any(name in request for name in CHANGED)
+                has_changed = await self.identify(request, is_large=is_large)
                 if not self._takes_figures:
                     self._refuse_figures(request)
                 has_changed |= scope_request(request, self._id_scope)
                 refusal = self.take(request)
-                return refusal or (json.dumps(request).encode() if has_changed else body)
+                if refusal is not None or not has_changed:
+                    return refusal or body
+                if is_spliced:
+                    return _with_new(body, request)
+                dumped = await asyncio.to_thread(json.dumps, request) if is_large else json.dumps(request)
+                return dumped.encode()
         except (InvalidIdError, InvalidRequestError) as error:
             return Refusal(HTTPStatus.BAD_REQUEST, str(error))
         except RecursionError:
@@ -355,6 +367,25 @@ class Exchange:
 
     def _header(self, name: bytes) -> bytes:
         return next((value for key, value in self._headers if key == name), b"")
+
+
+def _read(body: bytes) -> Any:
+    """The JSON in a body.
+
+    Raises:
+        InvalidRequestError: See `_check_unicode`.
+        ValueError, RecursionError: It has none.
+    """
+    request = json.loads(body)
+    _check_unicode(body, request)
+    return request
+
+
+def _with_new(body: bytes, request: Mapping[str, Any]) -> bytes:
+    """A body with members behind its own that it did not have."""
+    new = json.dumps({name: request[name] for name in CHANGED if name in request})
+    separator = b"," if len(request) > sum(name in request for name in CHANGED) else b""
+    return body.rstrip()[:-1] + separator + new[1:].encode()
 
 
 def _check_unicode(body: bytes, request: Any) -> None:

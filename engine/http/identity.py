@@ -74,6 +74,9 @@ def figures_of_request(request: Mapping[str, Any]) -> list[str]:
     return [name for arguments in _arguments_of(request) for name in figures_of(arguments)]
 
 
+CHANGED: Final = ("session_id", "vllm_xargs", "sampling_params")  # the members of a request that hold ids
+
+
 def scope_request(request: dict[str, Any], scope: str) -> bool:
     """Check the ids and figures of a JSON request, and put its ids into their scope.
 

@@ -24,7 +24,7 @@ from weft.engine.http.identity import without_scope
 from weft.engine.multi import AsyncMultiLLMEngine
 from weft.engine.serve.keys import ApiKey
 from weft.engine.serve.programs import OpenPrograms, note_events
-from weft.engine.serve.requests import ServedRequest, ServedRequests
+from weft.engine.serve.requests import ServedRequest, ServedRequests, SharedLineage
 from weft.engine.serve.served_calls import REQUEST, ServedCalls
 from weft.engine.vllm.chat import call_failed, said
 from weft.engine.vllm_compat.names import (
@@ -57,7 +57,7 @@ class ServedEngine(EngineClient):
             )
         self.has_keys = has_keys
         self.programs = OpenPrograms(engine.now_s)
-        self.lineage = Lineage(is_open=self.programs.__contains__)
+        self.lineage = SharedLineage(Lineage(is_open=self.programs.__contains__))
         self.families = Families()
         self.live = LiveReader(engine)
         self.timelines = Timelines(engine.row, engine.now_s)

@@ -123,7 +123,7 @@ class _ServedExchange(Exchange):
         self._events = 0  # of a stream, until now
         self._asks = False  # the answer calls a tool
 
-    def identify(self, request: dict[str, Any]) -> bool:
+    async def identify(self, request: dict[str, Any], *, is_large: bool) -> bool:
         if self._path not in _ADMITTED:
             return False
         of_tokens = self._path == _TOKENS
@@ -138,7 +138,9 @@ class _ServedExchange(Exchange):
         if isinstance(found, Identity):
             self._placed = Placed(self._engine.families.joined(found, self._id_scope))
         else:
-            self._placed = self._engine.lineage.place(found, request, self._id_scope, self._peer)
+            self._placed = await self._engine.lineage.place(
+                found, request, self._id_scope, self._peer, is_large=is_large
+            )
             self._reads_answers = self._placed.has_messages
         self._choices = _choices_of(request)
         traceparent = self._header(b"traceparent").decode("latin-1")
@@ -234,7 +236,7 @@ class _ServedExchange(Exchange):
             if is_over and request is not None and request.call is not None and request.failure is None:
                 self._engine.programs.answered(request.call.identity)
             if self._answers is not None:
-                self._note(self._answers.take(body, is_last=not message.get("more_body", False)))
+                await self._note(self._answers.take(body, is_last=not message.get("more_body", False)))
             if self._held is not None:
                 await self._send_whole(self._held, message, request)
                 return
@@ -295,14 +297,15 @@ class _ServedExchange(Exchange):
         await super().send({"type": "http.response.body", "body": body})
         return True
 
-    def _note(self, answers: list[Mapping[str, Any]]) -> None:
+    async def _note(self, answers: list[Mapping[str, Any]]) -> None:
         """Note answers before the client gets them, because it may go on at once."""
         if self._placed is None:
             return
         for answer in answers:
             items = items_of_answer(answer) if self._reads_answers else []
             name = answer.get("id") if self._path == _RESPONSES else None
-            self._engine.lineage.answered(self._placed, items, self._id_scope, name if isinstance(name, str) else None)
+            response_id = name if isinstance(name, str) else None
+            await self._engine.lineage.answered(self._placed, items, self._id_scope, response_id)
 
     def error_body(self, status: HTTPStatus, message: str) -> dict[str, Any]:
         code = error_code(self._refused_by) if self._refused_by is not None else "invalid_request"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.core.errors import KeyLimitError, OverloadedError, WeftError
-from weft.core.identity import Identity
+from weft.core.identity import Evidence, Identity
+from weft.core.identity.items import Item
+from weft.core.identity.lineage import Lineage, Placed
 from weft.core.routing.admission import Admission
 from weft.engine.host.in_flight import InFlight
 from weft.engine.serve.keys import ApiKey
@@ -163,3 +167,45 @@ class ServedRequests:
     def uncount_call(self, key: ApiKey) -> None:
         """A call that was counted has ended, or was given up."""
         self._calls_of_keys.leave(key, self._clock())
+
+
+class SharedLineage:
+    """`Lineage` on the server's event loop: one request uses it at a time, and large ones are read on another thread,
+    while streams go on.
+
+    Args:
+        lineage: The lineage.
+    """
+
+    def __init__(self, lineage: Lineage) -> None:
+        self._lineage = lineage
+        self._lock = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._lineage)
+
+    async def place(
+        self, evidence: Evidence, body: Mapping[str, Any], scope: str, peer: str, *, is_large: bool
+    ) -> Placed:
+        """See `Lineage.place`.
+
+        Args:
+            evidence, body, scope, peer: As there.
+            is_large: Reading it takes so long that it happens on another thread.
+        """
+        await self._lock.acquire()
+        if not is_large:
+            try:
+                return self._lineage.place(evidence, body, scope, peer)
+            finally:
+                self._lock.release()
+        reading = asyncio.get_running_loop().run_in_executor(None, self._lineage.place, evidence, body, scope, peer)
+        reading.add_done_callback(lambda _reading: self._lock.release())
+        return await asyncio.shield(reading)  # a cancelled request lets nobody in before the thread ends
+
+    async def answered(
+        self, placed: Placed, answers: Iterable[Iterable[Item]], scope: str, response_id: str | None
+    ) -> None:
+        """See `Lineage.answered`."""
+        async with self._lock:
+            self._lineage.answered(placed, answers, scope, response_id)

@@ -25,7 +25,7 @@ from weft.testing import ScriptedServer
 APPS: Final = Path(__file__).parents[1] / "clients" / "apps"
 RESULTS: Final = Path("build/clients")  # a JSON file a case, from which the table of the documents is made
 RECORDINGS: Final = "WEFT_RECORD_CLIENTS"  # a folder for the requests and answers of each case, to replay them
-_RUN_S: Final = 120
+_RUN_S: Final = 300
 
 Answer = Callable[[Mapping[str, Any]], AnyReply]
 
@@ -113,6 +113,7 @@ def _run_all(case: Case, commands: Sequence[Sequence[str]], url: str, folder: Pa
     environment = {
         **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
         "HOME": str(folder),
+        "PWD": str(folder),  # where OpenCode works
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": "none",
         "PYTHONWARNINGS": "ignore",

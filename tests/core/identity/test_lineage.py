@@ -679,3 +679,78 @@ class LineageMachine(RuleBasedStateMachine):
 
 TestLineageMachine = LineageMachine.TestCase
 TestLineageMachine.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+TEAM_TASK = "Write about the ships of Rome."
+
+
+def test_a_speaker_that_is_chosen_by_a_word_is_in_the_program() -> None:
+    """It gets the user's task alone. The word is in its system prompt, or in its name."""
+    server = Server()
+    asked = f"These can speak: writer, editor.\n{TEAM_TASK}\nWho speaks next?"
+    first = server.call(prompted("You choose.", asked), "Writer.")
+    assert server.call(prompted("You are a writer of news.", TEAM_TASK), "b") == first
+    assert server.call(prompted("You are a writer of news.", f"{TEAM_TASK} Now!"), "b") != first
+
+
+def test_a_task_alone_is_no_evidence() -> None:
+    """Others ask the same: of another agent, with a word that was not said, or after the program has ended."""
+    ended: set[str] = set()
+    for system, is_ended in (("You read.", False), ("You are a writer.", True)):
+        server = Server(is_open=lambda program_id: program_id not in ended)
+        first = server.call(prompted("You choose.", f"Who is to {TEAM_TASK}?"), "writer")
+        ended.update({first} if is_ended else ())
+        assert server.call(prompted(system, TEAM_TASK), "b") != first
+
+
+def test_a_chosen_speaker_of_twins_is_in_neither_program() -> None:
+    """Each of the two may have chosen it. When one has gone on, the next one is the other's."""
+    server = Server()
+    asked = prompted("You choose.", f"Who is to {TEAM_TASK}?")
+    one, two = server.call(asked, "writer", peer="1"), server.call(asked, "writer", peer="2")
+    assert server.call(prompted("You are a writer.", TEAM_TASK), "b") not in (one, two)
+    assert server.call([*asked, *said("", "writer", "Again.")[1:]], "editor", peer="1") == one
+    assert server.call(prompted("You are a writer.", TEAM_TASK), "b") == two
+
+
+def test_a_task_that_a_tool_hands_on_without_a_text_is_in_the_program() -> None:
+    """The next agent gets the task and a sentence of the client's own, which names it."""
+    server = Server()
+    call = {"id": CALL_ID, "function": {"name": "transfer_to_reporter", "arguments": "{}"}}
+    first = ask(server, prompted("You receive.", TEAM_TASK), content=None, tool_calls=[call])
+    handed = [*prompted("You know the news.", TEAM_TASK), *said("The Reporter takes over.")]
+    assert server.call(prompted("You are the reporter.", TEAM_TASK), "b") != first
+    assert server.call(handed, "b") == first
+
+
+def test_a_short_answer_behind_its_question_is_in_the_program() -> None:
+    """The next one of a team gets both. Another short answer to the same question is another program's."""
+    server = Server()
+    first = server.call(prompted("You write.", TEAM_TASK), "Ships carry fish.")
+    others = [*prompted("You judge.", TEAM_TASK), *said("Ships carry wood.")]
+    assert server.call(others, "b") != first
+    behind = [*prompted("You judge.", TEAM_TASK), *said("writer: Ships carry fish.")]
+    assert server.call(behind, "c") == first
+
+
+def test_a_template_with_another_end_is_one_program() -> None:
+    """A last call asks for a report of the steps. Short thoughts of two agents at once are the same."""
+    server = Server()
+
+    def template(city: str, *steps: str, end: str = "[[ next_thought ]]") -> Messages:
+        question = f"[[ question ]]\nHow warm will it be in the city of {city} in the morning?"
+        return prompted(
+            f"Give {end}.", "\n".join([question, *steps, f"Answer with the field {end}, and nothing else."])
+        )
+
+    def step(city: str) -> tuple[str, ...]:
+        return ("thought_0: look it up", f"observation_0: in {city} it is going to be warm, says the paper of the day.")
+
+    server.call(template("Kyiv"), "x")  # so that the template is known
+    known = [server.call(template(city), "[[ next_thought ]]\nlook it up") for city in ("Rome", "Oslo")]
+    thought = "[[ next_thought ]]\nfinish now"
+    assert [server.call(template(city, *step(city)), thought) for city in ("Oslo", "Rome")] == known[::-1]
+    for city, program_id in zip(("Rome", "Oslo"), known, strict=True):
+        last = template(city, *step(city), "thought_1: finish now", end="a report")
+        assert server.call(last, f"warm in {city}") == program_id
+    assert server.call(template("Bonn", *step("Bonn"), "thought_1: finish now", end="a report"), "x") not in known

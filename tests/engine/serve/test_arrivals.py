@@ -17,7 +17,7 @@ from weft.core.routing.refusals import Refused
 from weft.engine.http.arrivals import Arrivals
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import ApiKey
-from weft.engine.serve.requests import ServedRequests
+from weft.engine.serve.requests import ServedRequests, SharedLineage
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -40,7 +40,7 @@ class Server:
             end_request=self.requests.end,
             refused=lambda reason, _key: self.refused.append(reason),
             call_timeout_s=None,
-            lineage=Lineage(),
+            lineage=SharedLineage(Lineage()),
         )
         self._app = ServeRequests(self._answer, engine)
         self._app._max_body_bytes, self._app._arrivals = 1000, self.arrivals

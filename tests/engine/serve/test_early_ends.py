@@ -15,6 +15,7 @@ from weft.core.identity.lineage import Lineage
 from weft.engine.http.check_ids import App, CheckIds
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import ApiKey
+from weft.engine.serve.requests import SharedLineage
 
 LATE = DeadlineError("call", 2.0, 7)
 BODY = json.dumps({"model": "tiny", "input": "hi", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -61,7 +62,7 @@ def served(app: App) -> tuple[ServeRequests, Callable[[WeftError], None]]:
         admit=admitted.__setitem__,
         end_request=lambda _key: None,
         call_timeout_s=None,
-        lineage=Lineage(),
+        lineage=SharedLineage(Lineage()),
     )
 
     def fail(error: WeftError) -> None:

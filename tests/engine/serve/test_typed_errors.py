@@ -13,6 +13,7 @@ from weft.core.identity.lineage import Lineage
 from weft.engine.http.http_errors import typed_error
 from weft.engine.serve.exchange import ServeRequests
 from weft.engine.serve.keys import Authenticate, make_key_ring
+from weft.engine.serve.requests import SharedLineage
 
 
 def answer(path: str, status: int, *pieces: bytes) -> tuple[dict[bytes, bytes], Any]:
@@ -32,7 +33,7 @@ def answer(path: str, status: int, *pieces: bytes) -> tuple[dict[bytes, bytes], 
         sent.append(message)
 
     engine: Any = SimpleNamespace(
-        request=lambda _key: None, end_request=lambda _key: None, call_timeout_s=None, lineage=Lineage()
+        request=lambda _key: None, end_request=lambda _key: None, call_timeout_s=None, lineage=SharedLineage(Lineage())
     )
     scope = {"type": "http", "method": "POST", "path": path, "headers": []}
     guarded = Authenticate(ServeRequests(app, engine), make_key_ring(), on_refused=lambda _reason: None)
