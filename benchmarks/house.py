@@ -137,8 +137,7 @@ def hops_of_a_call() -> tuple[Hops, Hops]:
         trail.is_on = True
         model.invoke("Is it so?", program.config())
         trail.is_on = False
-    stand_in, clock = "src/weft/testing/scripted.py", "core/testing/__init__.py"
-    called = [each for each in trail.called if each[0] != clock]  # the one of `weft.Engine` is Python's
+    stand_in, called = "src/weft/testing/scripted.py", without_clock(trail.called)
     first = next(at for at, each in enumerate(called) if each == (stand_in, "complete"))
     last = max(at for at, (file, _) in enumerate(called) if file == stand_in)
     own = [each for each in called[:first] if each[0] != stand_in]
@@ -168,7 +167,12 @@ def hops_of_an_end() -> Hops:
             harness.scheduler.update_from_output(output, executed)
             trail.is_on = False
         assert not harness.scheduler.requests, "the call has ended"  # noqa: S101  or it is not its end that is measured
-    return trail.hops()
+    return trail.hops(without_clock(trail.called))
+
+
+def without_clock(called: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What was called, less the tests' clock: that of `weft.Engine` is Python's."""
+    return [each for each in called if each[0] != "core/testing/__init__.py"]
 
 
 def main() -> None:

@@ -95,8 +95,8 @@ class TieredHold(SoftHold):
     def _grow(self, running: RunningCall, call: CallKv, now_s: float) -> list[Hashable]:
         chain = super()._grow(running, call, now_s)
         numbers = set(call.block_ids)
-        found = ((key, self._cached[key].block) for key in chain)
-        self._spills.watch((key, block) for key, block in found if block.block_id in numbers)
+        found = [(key, self._cached[key].block) for key in chain]
+        self._spills.watch([(key, block) for key, block in found if block.block_id in numbers])
         return chain
 
     def _memory(self) -> Memory:
